@@ -1,0 +1,48 @@
+# What a developer does, by name. `make` alone lists the targets.
+.DEFAULT_GOAL := help
+.PHONY: help venv run test check format bench soak clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+EXTRAS := kafka,spark,outbox,dev
+SEEDS ?= 10000
+KILLS ?= 500
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(INSTALLED) ## Create .venv with every extra (again only when pyproject.toml changes)
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or later; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+
+run: $(INSTALLED) ## Run the demo: send, receive, fail, retry, dead-letter
+	$(BIN)/python -m penstock demo
+
+test: $(INSTALLED) ## Run every test, the doctests included
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED) ## Lint, check the format, check the types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## Format the code, and repair what the linter can
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(INSTALLED) ## Run every benchmark and rewrite docs/benchmarks.md
+	$(BIN)/python -m bench.run
+
+soak: $(INSTALLED) ## Simulate SEEDS seeds, then kill -9 a loaded process KILLS times
+	$(BIN)/python -m tests.simulation.soak --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation.kills --kills $(KILLS)
+
+clean: ## Remove .venv, caches and build output
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
+	find src tests bench -type d -name __pycache__ -prune -exec rm -rf {} +
