@@ -1,0 +1,90 @@
+"""Run every benchmark, each in a process of its own, and write docs/benchmarks.md from what they print."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+SCRIPTS = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]_*.py"))
+
+HEADING = """# Benchmarks
+
+One script a question, in `bench/`. `make bench` runs them all and writes this page; nobody edits it by hand.
+
+Contenders take turns (A B A B ...) within one run, after a turn that does not count, and a ratio is the median of the
+ratios turn by turn, with the quartiles in brackets. So a ratio means more than the rates beside it, which move with
+the machine. Every Penstock figure has its `fdatasync` before the acknowledgement, except where the memory store is
+named.
+"""
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    facts = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "processor": f"{cpu_model()}, {os.cpu_count()} cores",
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "filesystem": filesystem(Path(tempfile.gettempdir())),
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}, SQLite {sqlite3.sqlite_version}",
+        "packages": ", ".join(
+            f"{name} {version(name)}"
+            for name in ["penstock", "numpy", "xxhash", "uvloop", "litequeue", "persist-queue"]
+        ),
+        "load before": f"{os.getloadavg()[0]:.1f} (1 minute)",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())])
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def filesystem(directory: Path) -> str:
+    """The type of the filesystem that holds a directory; a sync on some of them costs nothing, and says nothing."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    holding = [(Path(place), kind) for _, place, kind, *_ in mounts if directory.is_relative_to(place)]
+    kind = max(holding, key=lambda mount: len(mount[0].parts))[1]
+    return f"{kind} (in memory: a sync costs nothing here)" if kind in ("tmpfs", "ramfs") else kind
+
+
+def section(script: str, *, quick: bool) -> str:
+    """What one benchmark prints."""
+    command = [sys.executable, "-m", f"bench.{script}", *(["--quick"] if quick else [])]
+    return subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def main() -> None:
+    """Run the benchmarks, print their tables, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small versions, to see that they run; writes no page")
+    parser.add_argument("scripts", nargs="*", metavar="script", help=f"some of {', '.join(SCRIPTS)}; writes no page")
+    options = parser.parse_args()
+    unknown = set(options.scripts) - set(SCRIPTS)
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(SCRIPTS)}")
+
+    parts = [HEADING.strip(), machine()]
+    for script in options.scripts or SCRIPTS:
+        parts.append(section(script, quick=options.quick))
+        print(parts[-1] + "\n", flush=True)
+    if not options.quick and not options.scripts:
+        DOCUMENT.write_text("\n\n".join(parts) + "\n")
+
+
+if __name__ == "__main__":
+    main()

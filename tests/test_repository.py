@@ -1,0 +1,126 @@
+"""The repository's promises to a newcomer: what README, Makefile and layout say is so."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+# The design's rule: imports point inward. What each part of penstock may import of the others.
+MAY_IMPORT = {
+    "core": {"core"},
+    "store": {"core", "store"},
+    "server": {"core", "store", "server"},
+    "client": {"core", "store", "server", "client"},
+}
+
+# What the core must not have: a clock, randomness, files, sockets, threads.
+IMPURE = {"asyncio", "os", "pathlib", "random", "secrets", "socket", "sqlite3", "threading", "time", "uuid", "uvloop"}
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules_of(part: str) -> list[Path]:
+    modules = sorted((ROOT / "src" / "penstock" / part).rglob("*.py"))
+    assert modules, f"there is no penstock.{part}"
+    return modules
+
+
+@pytest.mark.parametrize("number", range(len(PYTHON_BLOCKS)))
+def test_every_example_of_the_readme_runs_as_printed(number: int, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", PYTHON_BLOCKS[number]], cwd=tmp_path, check=True, timeout=60)
+
+
+def test_the_readme_has_an_example_that_prints_what_was_sent(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PYTHON_BLOCKS[0]]
+    printed = subprocess.run(command, cwd=tmp_path, check=True, timeout=60, stdout=subprocess.PIPE, text=True).stdout
+    assert printed == "one coffee 7\n"
+
+
+def test_every_link_of_the_readme_leads_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
+    assert not missing
+
+
+def test_every_command_of_the_readme_is_a_target_that_make_lists() -> None:
+    listed = subprocess.run(["make"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    targets = set(re.findall(r"^  make (\w+) ", listed, re.MULTILINE))
+    assert targets >= {"venv", "run", "test", "check", "bench", "soak"}
+    assert targets >= set(re.findall(r"\bmake (\w+) ", README))
+
+
+def test_every_target_of_the_makefile_is_listed() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+    assert phony
+    assert set(phony[1].split()) == set(re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE))
+
+
+def test_ci_checks_and_tests() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert re.findall(r"^make (\w+)$", script.read_text(), re.MULTILINE) == ["check", "test"]
+
+
+def test_make_venv_installs_every_extra() -> None:
+    extras = re.search(r"^EXTRAS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert extras
+    assert set(extras[1].split(",")) == set(project()["optional-dependencies"])
+
+
+def test_the_changelog_starts_with_the_version_of_the_package() -> None:
+    newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest
+    assert newest[1] == project()["version"]
+
+
+def test_the_package_is_typed_for_its_users() -> None:
+    assert (ROOT / "src" / "penstock" / "py.typed").exists()
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_imports_point_inward(part: str) -> None:
+    parts = {path.name for path in (ROOT / "src" / "penstock").iterdir() if path.is_dir()}
+    outward = [
+        f"{path.name} imports {name}"
+        for path in modules_of(part)
+        for name in imports_of(path)
+        if name.startswith("penstock.") and name.split(".")[1] in parts - MAY_IMPORT[part]
+    ]
+    assert not outward
+
+
+def test_the_core_has_no_clock_no_randomness_and_no_io() -> None:
+    impure = [
+        f"{path.name} imports {name}"
+        for path in modules_of("core")
+        for name in imports_of(path)
+        if name.split(".")[0] in IMPURE or name.startswith("numpy.random")
+    ]
+    assert not impure
