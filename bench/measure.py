@@ -49,6 +49,8 @@ class Ratio(NamedTuple):
 
     def __str__(self) -> str:
         """As a table cell."""
+        if self.low == self.high:
+            return plain(self.median)
         return f"{plain(self.median)} ({plain(self.low)} to {plain(self.high)})"
 
 
