@@ -1,0 +1,94 @@
+"""The store's interface: what a shard needs of an engine, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from penstock.core.changes import Buffer, Changes
+
+
+class Store(Protocol):
+    """Durable chunks and state records. One owner commits; reads may come from several threads.
+
+    Every implementation passes `tests/store/conformance.py`.
+    """
+
+    def commit(self, changes: Changes) -> None:
+        """Make the changes durable, all or nothing.
+
+        When this returns, they survive a crash. When it raises `CommitFailed`, whether they were kept is not known, and
+        the store has to be opened again before the next commit. When it raises `DiskFull`, nothing was written and the
+        store goes on: smaller commits, such as deletes, may still succeed.
+        """
+        ...
+
+    def read_chunk(self, key: bytes) -> Buffer:
+        """The stored form of a chunk; `KeyError` if it is not there."""
+        ...
+
+    def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
+        """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
+        ...
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Every state record with this prefix, in key order."""
+        ...
+
+    def close(self) -> None:
+        """Finish background work and let go of files and locks. What was committed stays."""
+        ...
+
+
+class Table(Protocol):
+    """What outlives the journal. One thread applies; reads may come from several others at the same time."""
+
+    @property
+    def identity(self) -> int:
+        """A random number that the table and its journal share."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """The last commit that the table holds, durably."""
+        ...
+
+    def apply(
+        self,
+        position: int | None,
+        dropped: Iterable[bytes],
+        chunks: Iterable[tuple[bytes, Buffer | None]],
+        records: Iterable[tuple[bytes, bytes | None]],
+    ) -> None:
+        """Make changes durable in one transaction, prefixes first; with None for a value, delete.
+
+        With a position, the table has then reached it. Without one, the changes are an early part of what leads to the
+        next position. Raises `DiskFull` when there is no room: nothing was changed then, and trying again later is
+        right.
+        """
+        ...
+
+    def read_chunk(self, key: bytes) -> bytes:
+        """A chunk; `KeyError` if it is not there."""
+        ...
+
+    def list_chunks(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:
+        """Up to `limit` chunk keys from `start` (inclusive) to `end` (exclusive), in order."""
+        ...
+
+    def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """The records from `start` (inclusive) to `end` (exclusive), in order, as they are at the call."""
+        ...
+
+    def give_back(self) -> bool:
+        """Return some unused space to the disk; True if there is more to return."""
+        ...
+
+    @property
+    def used_bytes(self) -> int:
+        """How much space the content takes, without what is free for reuse."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files."""
+        ...

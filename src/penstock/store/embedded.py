@@ -1,0 +1,462 @@
+"""The embedded store: a journal for now, a table for later, in one directory.
+
+Theory of operation. A commit is durable when the journal has it. It then goes into the *newest layer*, in memory, where
+reads find it (see `layer`). A thread, the *applier*, now and then closes the newest layer and applies it to the table
+in one transaction together with the position it reaches; then the journal is trimmed up to there.
+
+    commit ──► journal ──► newest layer ──► older layer ──► table
+                           takes commits    being applied   SQLite
+
+The applier is lazy: it starts when the newest layer holds `apply_live_bytes` in memory, or its commits have taken
+`apply_written_bytes` in the journal, or when its first commit is `apply_after_seconds` old. What was put and deleted
+again before that is never written to the table, so a queue that is consumed promptly costs its journal writes only.
+Even while a layer is being applied, a chunk that the newest layer has deleted meanwhile is left out. That is safe: its
+deletion is durable in the journal behind the position that the table is about to reach, and whoever reads the table
+reads the journal from there.
+
+Memory is bounded: while the layers hold more than `unapplied_bytes_max`, commits wait for the applier.
+
+Disk full. A commit that adds chunks is refused with `DiskFull` when the disk would be left with less than
+`disk_reserve_bytes`, after what is not applied yet; when the content would grow past `content_bytes_max`; when the
+applier has just found no room; or when the journal finds none. A commit that only deletes and writes records is let
+through as long as the journal has room, of which it keeps some for this purpose. The applier tries again every second;
+if a whole layer does not fit, it applies the deletions alone, which makes room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.core.changes import Buffer, Changes
+from penstock.core.errors import StoreError
+from penstock.store.base import Store, Table
+from penstock.store.disk import Disk, RealDisk, is_full
+from penstock.store.errors import CommitFailed, DiskFull
+from penstock.store.journal.base import Journal
+from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
+from penstock.store.layer import Layer, Missing, joined, list_chunks, scan
+from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
+from penstock.store.lock import DirectoryLock
+from penstock.store.table import SqliteTable
+from penstock.store.view import StoreView
+
+SPACE_CHECK_BYTES = 1 << 20
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """How much the store keeps where."""
+
+    unapplied_bytes_max: int = 64 << 20
+    """Above this much in memory, commits wait for the applier."""
+    apply_live_bytes: int = 32 << 20
+    """The applier starts when this much is in memory."""
+    apply_written_bytes: int = 64 << 20
+    """The applier starts when this much was written to the journal."""
+    apply_after_seconds: float = 5.0
+    """The applier starts when the oldest commit that it has not seen is this old."""
+    segment_bytes: int = SEGMENT_BYTES
+    """How large the journal's files are."""
+    disk_reserve_bytes: int = 32 << 20
+    """Chunks are refused when less than this would stay free on the disk."""
+    content_bytes_max: int | None = None
+    """Chunks are refused when chunks and records would take more than this."""
+
+
+@dataclass
+class StoreStats:
+    """What the store has done since it was opened."""
+
+    commits: int = 0
+    commits_waited: int = 0
+    """Commits that had to wait for the applier."""
+    chunks_died_young: int = 0
+    """Chunks that were deleted before their turn, and never went to the table."""
+    chunks_applied: int = 0
+    transactions: int = 0
+    apply_failures: int = 0
+    unapplied_bytes: int = 0
+    """What is in memory now, waiting for the applier."""
+
+
+class EmbeddedStore:
+    """A journal, a table, and the layers between them.
+
+    `open_store` makes one for a directory. With `background=False` nothing happens behind the caller's back: the
+    applier runs within the commit that makes it due, or when `apply_now` is called, so that a simulation runs the same
+    way twice.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        table: Table,
+        options: StoreOptions | None = None,
+        *,
+        disk: Disk | None = None,
+        directory: Path | None = None,
+        lock: DirectoryLock | None = None,
+        background: bool = True,
+    ) -> None:
+        self._journal = journal
+        self._table = table
+        self._options = options or StoreOptions()
+        self._disk = disk
+        self._directory = directory
+        self._directory_lock = lock
+        self._stats = StoreStats()
+        self._failure: StoreError | None = None
+        self._no_room: DiskFull | None = None
+        self._no_room_at = 0.0
+        self._unchecked_bytes = SPACE_CHECK_BYTES
+        self._first_commit_at = 0.0
+        self._stopping = False
+        self._closed = False
+        self._apply_lock = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
+        self._newest = Layer(table.position)
+        self._layers: tuple[Layer, ...] = (self._newest,)
+        self._replay()
+        self._applier: threading.Thread | None = None
+        if background:
+            self._applier = threading.Thread(target=self._apply_when_due, name="penstock-applier", daemon=True)
+            self._applier.start()
+
+    def _replay(self) -> None:
+        for position, changes in self._journal.replay(self._table.position):
+            self._newest.absorb(changes, position)
+            if self._newest.live_bytes >= self._options.unapplied_bytes_max:
+                self._apply_replayed(position)
+        self._journal.trim(self._table.position)
+        if self._newest:
+            self._first_commit_at = time.monotonic()
+
+    def _apply_replayed(self, position: int) -> None:
+        """Keep memory bounded while replaying a long journal."""
+        with contextlib.suppress(DiskFull):
+            self._apply_layer(self._newest, Layer(position))
+            self._newest = Layer(position)
+            self._layers = (self._newest,)
+
+    # Committing.
+
+    def commit(self, changes: Changes) -> None:
+        """Make the changes durable, all or nothing."""
+        if not changes:
+            return
+        if self._failure is not None:
+            raise self._failure
+        layers = self._layers
+        if layers[0].live_bytes + (layers[1].live_bytes if len(layers) > 1 else 0) > self._options.unapplied_bytes_max:
+            self._wait_for_applier()
+        if changes.chunks:
+            self._check_space(changes)
+        position = self._append(changes)
+        with self._changed:
+            newest = self._newest
+            if not newest:
+                self._first_commit_at = time.monotonic()
+            newest.absorb(changes, position)
+            self._stats.commits += 1
+            due = self._is_due(newest)
+            if due and self._applier is not None:
+                self._changed.notify_all()
+        if due and self._applier is None:
+            self._apply_or_note()
+
+    def _append(self, changes: Changes) -> int:
+        try:
+            return self._journal.append(changes)
+        except CommitFailed as error:
+            self._failure = error
+            raise
+
+    def _is_due(self, newest: Layer) -> bool:
+        options = self._options
+        return newest.live_bytes >= options.apply_live_bytes or newest.written_bytes >= options.apply_written_bytes
+
+    def _unapplied_bytes(self) -> int:
+        return sum(layer.live_bytes for layer in self._layers)
+
+    def _wait_for_applier(self) -> None:
+        if self._applier is None:
+            self._apply_or_note()
+            return
+        with self._changed:
+            self._stats.commits_waited += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._no_room or self._failure or not self._is_over_bound())
+        if self._failure is not None:
+            raise self._failure
+
+    def _is_over_bound(self) -> bool:
+        return self._unapplied_bytes() > self._options.unapplied_bytes_max
+
+    # Space.
+
+    def _check_space(self, changes: Changes) -> None:
+        put_bytes = sum(chunk.nbytes for chunk in changes.chunks.values() if chunk is not None)
+        if put_bytes == 0:
+            return
+        if self._no_room is not None and self._applier is None:
+            self._apply_or_note()
+        if self._no_room is not None:
+            raise DiskFull(str(self._no_room)) from self._no_room
+        if self._options.content_bytes_max is not None:
+            self._check_content(put_bytes, self._options.content_bytes_max)
+        self._unchecked_bytes += put_bytes
+        if self._unchecked_bytes >= SPACE_CHECK_BYTES:
+            self._check_disk(put_bytes)
+            self._unchecked_bytes = 0
+
+    def _check_content(self, put_bytes: int, content_bytes_max: int) -> None:
+        content_bytes = self._table.used_bytes + self._unapplied_bytes()
+        if content_bytes + put_bytes > content_bytes_max:
+            raise DiskFull(
+                f"the content of {self._directory} takes {content_bytes} bytes; with {put_bytes} more it would pass "
+                f"the limit of {content_bytes_max}. The commit was not written. Consume or delete some, or raise it."
+            )
+
+    def _check_disk(self, put_bytes: int) -> None:
+        if self._disk is None or self._directory is None:
+            return
+        # What is not applied yet goes to the table's WAL first, and then to the table.
+        promised_bytes = 2 * (self._unapplied_bytes() + put_bytes)
+        free_bytes = self._disk.free_bytes(self._directory)
+        if free_bytes - promised_bytes < self._options.disk_reserve_bytes:
+            raise DiskFull(
+                f"{free_bytes} bytes are free for {self._directory}, {promised_bytes} of them are promised to messages "
+                f"and {self._options.disk_reserve_bytes} are kept in reserve. The commit was not written. Free some "
+                "space and try again: no restart is needed."
+            )
+
+    # Applying.
+
+    def apply_now(self) -> None:
+        """Bring the table up to the last commit. Raises `DiskFull` if there is no room."""
+        with self._apply_lock:
+            older, newest = self._close_layer()
+            if older is None:
+                return
+            self._apply_layer(older, newest)
+            with self._changed:
+                self._layers = (newest,)
+                self._no_room = None
+                self._changed.notify_all()
+        self._journal.trim(older.position)
+
+    def _close_layer(self) -> tuple[Layer | None, Layer]:
+        """The layer to apply, and the one that takes commits from now on."""
+        with self._changed:
+            if len(self._layers) == 1 and self._newest:
+                self._newest = Layer(self._newest.position)
+                self._layers = (self._newest, *self._layers)
+            return (self._layers[1] if len(self._layers) > 1 else None), self._newest
+
+    def _apply_layer(self, older: Layer, newest: Layer) -> None:
+        try:
+            self._table.apply(older.position, older.dropped, self._lasting_chunks(older, newest), older.records.items())
+        except DiskFull:
+            self._make_room(older)
+            self._table.apply(older.position, older.dropped, self._lasting_chunks(older, newest), older.records.items())
+        self._stats.transactions += 1
+        self._stats.chunks_died_young += older.chunks_died
+
+    def _lasting_chunks(self, older: Layer, newest: Layer) -> Iterator[tuple[bytes, Buffer | None]]:
+        for key, chunk in older.chunks.items():
+            if chunk is None:
+                yield key, None
+            elif newest.hides_chunk(key):
+                self._stats.chunks_died_young += 1
+            else:
+                self._stats.chunks_applied += 1
+                yield key, joined(chunk)
+
+    def _make_room(self, layer: Layer) -> None:
+        """Apply what a layer deletes, and nothing else: it is an early part of the same changes."""
+        chunks = [(key, None) for key, chunk in layer.chunks.items() if chunk is None]
+        records = [(key, None) for key, value in layer.records.items() if value is None]
+        self._table.apply(None, layer.dropped, chunks, records)
+        while self._table.give_back():
+            pass
+
+    def _apply_or_note(self) -> None:
+        try:
+            self.apply_now()
+        except DiskFull as error:
+            self._note_no_room(error)
+        except StoreError as error:
+            self._fail(error)
+
+    def _note_no_room(self, error: DiskFull) -> None:
+        with self._changed:
+            self._stats.apply_failures += 1
+            self._no_room = error
+            self._no_room_at = time.monotonic()
+            self._changed.notify_all()
+
+    def _fail(self, error: StoreError) -> None:
+        with self._changed:
+            self._stats.apply_failures += 1
+            self._failure = error
+            self._changed.notify_all()
+
+    def _apply_when_due(self) -> None:
+        while self._wait_until_due():
+            self._apply_or_note()
+            self._give_back_while_idle()
+
+    def _wait_until_due(self) -> bool:
+        with self._changed:
+            while not self._stopping and self._failure is None:
+                seconds = self._seconds_until_due()
+                if seconds is not None and seconds <= 0:
+                    return True
+                self._changed.wait(seconds)
+            return False
+
+    def _seconds_until_due(self) -> float | None:
+        """How long the applier may rest; None until somebody wakes it."""
+        if self._no_room is not None:
+            return self._no_room_at + RETRY_SECONDS - time.monotonic()
+        if len(self._layers) > 1 or self._is_due(self._newest):
+            return 0.0
+        if not self._newest:
+            return None
+        return self._first_commit_at + self._options.apply_after_seconds - time.monotonic()
+
+    def _give_back_while_idle(self) -> None:
+        more = True
+        while more and not self._stopping and self._failure is None and not self._is_due(self._newest):
+            try:
+                with self._apply_lock:
+                    more = self._table.give_back()
+            except DiskFull:
+                return
+            except StoreError as error:
+                self._fail(error)
+
+    # Reading.
+
+    def read_chunk(self, key: bytes) -> Buffer:
+        """The stored form of a chunk; `KeyError` if it is not there."""
+        for layer in self._layers:
+            chunk = layer.chunk(key)
+            if chunk is Missing.GONE:
+                raise KeyError(key)
+            if chunk is not Missing.ASK_BELOW:
+                return joined(chunk)
+        return self._table.read_chunk(key)
+
+    def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
+        """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
+        with self._changed:
+            return list_chunks(self._layers, self._table, prefix, start, limit)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Every state record with this prefix, in key order, as they are at the call."""
+        with self._changed:
+            return scan(self._layers, self._table, prefix)
+
+    # The rest.
+
+    @property
+    def stats(self) -> StoreStats:
+        """What the store has done since it was opened."""
+        return replace(self._stats, unapplied_bytes=self._unapplied_bytes())
+
+    def close(self, *, apply: bool = True) -> None:
+        """Bring the table up to date, and let go of files and locks. Without `apply`, the next opening replays the
+        journal.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._applier is not None:
+            self._applier.join()
+        if apply and self._failure is None:
+            with contextlib.suppress(StoreError):
+                self.apply_now()
+        self._failure = self._failure or CommitFailed(f"the store in {self._directory} is closed")
+        self._journal.close()
+        self._table.close()
+        if self._directory_lock is not None:
+            self._directory_lock.release()
+
+
+def open_store(
+    directory: str | Path,
+    *,
+    read_only: bool = False,
+    options: StoreOptions | None = None,
+    disk: Disk | None = None,
+    background: bool = True,
+) -> Store:
+    """Open a data directory, making it if it is not there.
+
+    With `read_only`, another process may go on writing: the store shows one consistent state, and a newer one after
+    `refresh()`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     store = open_store(directory)
+    ...     changes = Changes()
+    ...     changes.put_record(b"color/sky", b"blue")
+    ...     store.commit(changes)
+    ...     store.close()
+    ...     dict(open_store(directory, read_only=True).scan(b""))
+    {b'color/sky': b'blue'}
+    """
+    if read_only:
+        return StoreView(Path(directory), disk=disk)
+    return open_embedded(directory, options=options, disk=disk, background=background)
+
+
+def open_embedded(
+    directory: str | Path,
+    *,
+    options: StoreOptions | None = None,
+    disk: Disk | None = None,
+    background: bool = True,
+) -> EmbeddedStore:
+    """Open a data directory for writing, making it if it is not there."""
+    directory = Path(directory)
+    disk = disk or RealDisk()
+    options = options or StoreOptions()
+    with contextlib.ExitStack() as opened:
+        try:
+            disk.make_directory(directory)
+            lock = DirectoryLock(directory)
+            opened.callback(lock.release)
+            table = SqliteTable(directory / TABLE_NAME)
+            opened.callback(table.close)
+            journal = FileJournal(
+                disk,
+                directory / JOURNAL_NAME,
+                table.identity,
+                segment_bytes=options.segment_bytes,
+                background=background,
+            )
+            opened.callback(journal.close)
+            store = EmbeddedStore(
+                journal, table, options, disk=disk, directory=directory, lock=lock, background=background
+            )
+        except OSError as error:
+            raise _cannot_open(directory, error) from error
+        opened.pop_all()
+        return store
+
+
+def _cannot_open(directory: Path, error: OSError) -> StoreError:
+    if is_full(error):
+        return DiskFull(f"no room to open {directory} ({error}). Free some space and try again.")
+    return StoreError(f"cannot open {directory}: {error}")

@@ -1,0 +1,1 @@
+"""Journals: what makes a commit durable, until the table has it."""

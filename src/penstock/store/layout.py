@@ -1,0 +1,10 @@
+"""The names in a data directory."""
+
+from __future__ import annotations
+
+LOCK_NAME = "lock"
+"""Who has the directory open for writing."""
+JOURNAL_NAME = "journal"
+"""The directory of the journal's segments."""
+TABLE_NAME = "table.sqlite"
+"""The table."""

@@ -1,0 +1,153 @@
+"""A read-only look at a data directory, while another process may be writing to it.
+
+Theory of operation. A read transaction on the table fixes one position. The commits after it come from the journal's
+files, and form one layer over the table. Both change underneath: the writer applies, trims and recycles. But a file is
+recycled only after the table has reached its last commit. So when the commits that follow the table's position are not
+there, or look damaged because a frame was being written while it was read, the table has moved on, or a second look is
+enough: start again. Only a finding that stays the same is damage.
+
+A commit that is being written can be seen whole before it is durable. The view syncs the journal's last file before it
+shows what it found there, so that nothing is shown that a power failure could take back.
+
+Nothing is ever written into the directory. SQLite is told so, too: `mode=ro` for the table, `readonly_shm` for the
+WAL's index. That needs the `-wal` and `-shm` files to be there, and the writer leaves them when it closes. Where they
+are missing (a copied table), there is no writer, and the table is read as `immutable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.core.changes import Buffer, Changes
+from penstock.core.errors import StoreError
+from penstock.store.disk import Disk, RealDisk
+from penstock.store.errors import StoreDamaged, StoreReadOnly
+from penstock.store.journal.walk import Walk, segment_name, segment_sequences
+from penstock.store.layer import Layer, Missing, joined, list_chunks, scan
+from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
+from penstock.store.table import TableReads, connect, schema_version, translated
+
+ATTEMPTS_MAX = 100
+SAME_FINDINGS_MAX = 5
+PAUSE_SECONDS = 0.01
+
+
+class StoreView:
+    """One consistent state of a data directory; `refresh` moves on to the latest.
+
+    While a view is open, SQLite keeps what the view may still read, so the table's WAL grows: refresh a view that lives
+    long, and close it when it is not needed.
+    """
+
+    def __init__(self, directory: Path, *, disk: Disk | None = None) -> None:
+        self._directory = directory
+        self._path = directory / TABLE_NAME
+        self._disk = disk or RealDisk()
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._layer = Layer(0)
+        if not self._path.exists():
+            raise StoreError(f"{directory} holds no store: there is no {TABLE_NAME} in it.")
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Move on to the latest committed state."""
+        with self._lock:
+            self._look_until_consistent()
+
+    def _look_until_consistent(self) -> None:
+        findings: list[str] = []
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                self._look()
+                return
+            except (StoreDamaged, FileNotFoundError, sqlite3.OperationalError) as error:
+                self.close()
+                findings.append(str(error))
+                if isinstance(error, StoreDamaged) and findings.count(str(error)) >= SAME_FINDINGS_MAX:
+                    raise
+            time.sleep(PAUSE_SECONDS)
+        raise StoreError(
+            f"no consistent state of {self._directory} in {ATTEMPTS_MAX} attempts; the last said: {findings[-1]}"
+        )
+
+    def _look(self) -> None:
+        self.close()
+        connection = self._connection = connect(self._uri())
+        connection.execute("BEGIN")
+        version = schema_version(connection, self._path)
+        if version == 0:
+            raise FileNotFoundError(f"{self._path} is being created")
+        reads = TableReads(connection)
+        self._layer = self._read_journal(reads.meta("position"), reads.meta("identity"))
+
+    def _uri(self) -> str:
+        base = self._path.absolute().as_uri()
+        if all(self._path.with_name(TABLE_NAME + suffix).exists() for suffix in ("-wal", "-shm")):
+            return f"{base}?mode=ro&readonly_shm=1"
+        return f"{base}?mode=ro&immutable=1"
+
+    def _read_journal(self, position: int, identity: int) -> Layer:
+        journal = self._directory / JOURNAL_NAME
+        sequences = segment_sequences(self._disk.names(journal))
+        layer = Layer(position)
+        walk = Walk([journal / segment_name(sequence) for sequence in sequences], self._read_file, identity, position)
+        for frame in walk:
+            layer.absorb(frame.changes(), frame.number)
+        if layer.position > position:
+            self._sync(journal / segment_name(sequences[walk.tail]))
+        return layer
+
+    def _read_file(self, path: Path) -> bytes:
+        with contextlib.closing(self._disk.open(path, writable=False)) as file:
+            return file.read(file.size(), 0)
+
+    def _sync(self, path: Path) -> None:
+        with contextlib.closing(self._disk.open(path, writable=False)) as file:
+            file.sync()
+
+    @property
+    def position(self) -> int:
+        """The last commit that this view shows."""
+        return self._layer.position
+
+    def commit(self, changes: Changes) -> None:
+        """Refused: this is a view."""
+        raise StoreReadOnly(f"{self._directory} was opened for reading; open it without read_only=True to commit.")
+
+    def _reads(self) -> TableReads:
+        if self._connection is None:
+            raise StoreError(f"the view of {self._directory} is closed")
+        return TableReads(self._connection)
+
+    def read_chunk(self, key: bytes) -> Buffer:
+        """The stored form of a chunk; `KeyError` if it is not there."""
+        chunk = self._layer.chunk(key)
+        if chunk is Missing.GONE:
+            raise KeyError(key)
+        if chunk is not Missing.ASK_BELOW:
+            return joined(chunk)
+        with self._lock, translated(self._path):
+            return self._reads().read_chunk(key)
+
+    def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
+        """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
+        with self._lock, translated(self._path):
+            return list_chunks((self._layer,), self._reads(), prefix, start, limit)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Every state record with this prefix, in key order."""
+        with self._lock, translated(self._path):
+            return iter(list(scan((self._layer,), self._reads(), prefix)))
+
+    def close(self) -> None:
+        """Let go of the table."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
