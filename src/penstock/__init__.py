@@ -1,0 +1,1 @@
+"""Penstock: a message queue that lives in your process and in one directory."""

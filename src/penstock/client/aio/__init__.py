@@ -1,0 +1,1 @@
+"""The API for tasks. `penstock.client.sync`, the API for threads, is generated from this package."""

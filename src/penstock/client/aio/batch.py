@@ -1,0 +1,105 @@
+"""Many messages as one object: received, read and settled without touching each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from penstock.client.aio.caller import AsyncCaller
+from penstock.client.aio.message import AsyncMessage, error_text, messages_of
+from penstock.client.content import RunView
+from penstock.client.settling import check_settled
+from penstock.client.times import Seconds, length_ms
+from penstock.core.commands import Ack, Delivery, Extend, Release, Span
+from penstock.core.errors import PenstockError
+
+
+class AsyncBatch:
+    """A whole delivery. Falsy when it is empty. As a context manager it settles like a message does."""
+
+    __slots__ = ("_caller", "_delivery", "_settled", "_spans")
+
+    def __init__(self, caller: AsyncCaller, delivery: Delivery) -> None:
+        self._caller = caller
+        self._delivery = delivery
+        self._spans: list[Span] | None = None
+        self._settled = False
+
+    def __len__(self) -> int:
+        return self._delivery.count
+
+    @property
+    def spans(self) -> list[Span]:
+        """The messages as commands name them."""
+        if self._spans is None:
+            self._spans = [span for run in self._delivery.runs for span in run.spans()]
+        return self._spans
+
+    @property
+    def runs(self) -> list[RunView]:
+        """Runs of consecutive messages, as they lie in memory."""
+        return [RunView(run) for run in self._delivery.runs]
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Every body."""
+        return [body for run in self._delivery.runs for body in run.chunk.body_list(run.start, run.stop)]
+
+    def messages(self) -> list[AsyncMessage]:
+        """Every message by itself, to be read or settled one by one."""
+        return messages_of(self._caller, self._delivery)
+
+    def __iter__(self) -> Iterator[AsyncMessage]:
+        return iter(self.messages())
+
+    async def ack(self) -> int:
+        """The work is done. Returns how many messages went."""
+        if not self._delivery.runs:
+            return 0
+        delivery = self._delivery
+        command = Ack(queue=delivery.queue, channel=delivery.channel, spans=self.spans)
+        count = check_settled(await self._caller.call(command))
+        self._settled = True
+        return count
+
+    async def release(self, *, delay: Seconds | None = None, error: str = "") -> int:
+        """The work failed: all messages go back. Returns how many."""
+        if not self._delivery.runs:
+            return 0
+        delivery, delay_ms = self._delivery, length_ms(delay, "delay")
+        command = Release(
+            queue=delivery.queue, channel=delivery.channel, spans=self.spans, delay_ms=delay_ms, error=error
+        )
+        count = check_settled(await self._caller.call(command))
+        self._settled = True
+        return count
+
+    async def extend(self, lease: Seconds) -> int:
+        """The work goes on: every lease ends so many seconds from now. Returns how many."""
+        if not self._delivery.runs:
+            return 0
+        delivery, lease_ms = self._delivery, length_ms(lease, "lease") or 0
+        command = Extend(queue=delivery.queue, channel=delivery.channel, spans=self.spans, lease_ms=lease_ms)
+        count = check_settled(await self._caller.call(command))
+        self._settled = lease_ms == 0
+        return count
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._settled:
+            return
+        if error is None:
+            await self.ack()
+            return
+        try:
+            await self.release(error=error_text(error))
+        except PenstockError as refusal:
+            error.add_note(f"the batch could not be released: {refusal}")
+
+    def __repr__(self) -> str:
+        return f"<Batch: {len(self)} messages of {self._delivery.queue!r}>"

@@ -1,0 +1,122 @@
+"""A received message: read it, work on it, settle it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from penstock.client.aio.caller import AsyncCaller
+from penstock.client.content import Content, FailedAttempt
+from penstock.client.settling import check_settled
+from penstock.client.times import Seconds, length_ms, seconds
+from penstock.core.commands import Ack, Delivery, Extend, Release, Run, Span
+from penstock.core.errors import PenstockError
+
+
+class AsyncMessage(Content):
+    """A message under lease. As a context manager it acks on success, and releases with the error on failure."""
+
+    __slots__ = ("_caller", "_delivery", "_lease_ends_ms", "_run", "_settled")
+
+    def __init__(self, caller: AsyncCaller, delivery: Delivery, run: Run, index: int) -> None:
+        super().__init__(caller.identity, delivery.queue_id, run.chunk, index)
+        self._caller = caller
+        self._delivery = delivery
+        self._run = run
+        self._lease_ends_ms = delivery.deadline_ms
+        self._settled = False
+
+    @property
+    def queue(self) -> str:
+        """The queue it came from."""
+        return self._delivery.queue
+
+    @property
+    def channel(self) -> str:
+        """The channel it came through."""
+        return self._delivery.channel
+
+    @property
+    def attempts(self) -> int:
+        """How often it was handed out, this time included."""
+        return int(self._run.attempts[self._index - self._run.start])
+
+    @property
+    def first_received_at(self) -> float:
+        """When it was handed out for the first time, in seconds since 1970."""
+        return seconds(int(self._run.first_received_ms[self._index - self._run.start]))
+
+    @property
+    def lease_ends_at(self) -> float:
+        """Until when it is this receiver's, in seconds since 1970."""
+        return seconds(self._lease_ends_ms)
+
+    @property
+    def receipt(self) -> str:
+        """What settles this delivery from anywhere else: `queue.ack(receipt)`, also after a restart."""
+        delivery = self._delivery
+        return self._identity.receipt(delivery.queue_id, delivery.channel_id, self.sequence, self.attempts)
+
+    @property
+    def history(self) -> list[FailedAttempt]:
+        """Its failed deliveries so far, the oldest first."""
+        return self._history(self._run.failures)
+
+    @property
+    def span(self) -> Span:
+        """The message as commands name it."""
+        return Span(self.sequence, self.sequence, self.attempts)
+
+    async def ack(self) -> None:
+        """The work is done: the message goes."""
+        command = Ack(queue=self.queue, channel=self.channel, spans=[self.span])
+        check_settled(await self._caller.call(command))
+        self._settled = True
+
+    async def release(self, *, delay: Seconds | None = None, error: str = "") -> None:
+        """The work failed: the message goes back, at once or after a delay (None: as the queue's backoff says)."""
+        delay_ms = length_ms(delay, "delay")
+        command = Release(queue=self.queue, channel=self.channel, spans=[self.span], delay_ms=delay_ms, error=error)
+        check_settled(await self._caller.call(command))
+        self._settled = True
+
+    async def extend(self, lease: Seconds) -> None:
+        """The work goes on: the lease ends so many seconds from now. 0 gives the message back."""
+        lease_ms = length_ms(lease, "lease") or 0
+        command = Extend(queue=self.queue, channel=self.channel, spans=[self.span], lease_ms=lease_ms)
+        check_settled(await self._caller.call(command))
+        self._lease_ends_ms = self._caller.now_ms() + lease_ms
+        self._settled = lease_ms == 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._settled:
+            return
+        if error is None:
+            await self.ack()
+            return
+        try:
+            await self.release(error=error_text(error))
+        except PenstockError as refusal:
+            error.add_note(f"message {self.id} could not be released: {refusal}")
+
+
+def error_text(error: BaseException) -> str:
+    """How an exception is reported with a failed delivery.
+
+    >>> error_text(ValueError("no such order"))
+    'ValueError: no such order'
+    """
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def messages_of(caller: AsyncCaller, delivery: Delivery | None) -> list[AsyncMessage]:
+    """The messages of a delivery, one by one."""
+    if delivery is None:
+        return []
+    return [AsyncMessage(caller, delivery, run, index) for run in delivery.runs for index in range(run.start, run.stop)]

@@ -1,0 +1,272 @@
+"""What can be read of a message, however it was come by: received, peeked at, or read by a consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.client.identity import Identity
+from penstock.client.times import seconds
+from penstock.core.attributes import AttributeValue, decode_attributes
+from penstock.core.chunk import Chunk
+from penstock.core.commands import Failure, Records, Run, Seen, Sent
+from penstock.core.origin import Origin
+from penstock.core.states import State
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """One delivery that did not end well: when, by whom, why."""
+
+    attempt: int
+    received_at: float
+    failed_at: float
+    session: str
+    error: str
+
+
+def failed_attempts(failures: Iterable[Failure], sequence: int) -> list[FailedAttempt]:
+    """The failed deliveries of one message among those of its run."""
+    return [
+        FailedAttempt(
+            failure.attempt, seconds(failure.received_ms), seconds(failure.failed_ms), failure.session, failure.error
+        )
+        for failure in failures
+        if failure.first <= sequence <= failure.last
+    ]
+
+
+class Content:
+    """A message's lasting part. Everything is read from its chunk when somebody asks."""
+
+    __slots__ = ("_chunk", "_identity", "_index", "_queue_id")
+
+    def __init__(self, identity: Identity, queue_id: int, chunk: Chunk, index: int) -> None:
+        self._identity = identity
+        self._queue_id = queue_id
+        self._chunk = chunk
+        self._index = index
+
+    @property
+    def body(self) -> bytes:
+        """What was sent."""
+        return self._chunk.body(self._index)
+
+    @property
+    def text(self) -> str:
+        """The body as text (UTF-8)."""
+        return self.body.decode()
+
+    @property
+    def sequence(self) -> int:
+        """The message's number in its queue."""
+        return self._chunk.base + self._index
+
+    @property
+    def id(self) -> str:
+        """The message's id: the same for life, also in the dead-letter queue and back."""
+        origin = self.origin
+        return self._identity.message_id(self._queue_id, self.sequence) if origin is None else origin.id
+
+    @property
+    def attributes(self) -> dict[str, AttributeValue]:
+        """The attributes it was sent with."""
+        return decode_attributes(self._chunk.attributes(self._index))
+
+    @property
+    def group(self) -> str | None:
+        """The group it belongs to, if any."""
+        return self._chunk.group(self._index)
+
+    @property
+    def sent_at(self) -> float:
+        """When it was first sent, in seconds since 1970."""
+        origin = self.origin
+        return seconds(self._chunk.sent_ms if origin is None else origin.sent_ms)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where it came from, if it was moved here from another queue: its queue, attempts, and failures there."""
+        stored = self._chunk.origin(self._index)
+        return None if stored is None else Origin.decode(stored)
+
+    def _history(self, failures: Iterable[Failure]) -> list[FailedAttempt]:
+        origin = self.origin
+        before = [] if origin is None else failed_attempts(origin.failures, origin.sequence)
+        return before + failed_attempts(failures, self.sequence)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.sequence}: {_excerpt(self.body)}>"
+
+
+def _excerpt(body: bytes) -> str:
+    return repr(body) if len(body) <= 40 else f"{body[:40]!r}... ({len(body)} bytes)"
+
+
+class PeekedMessage(Content):
+    """A message as somebody sees it who does not take it."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self, identity: Identity, queue_id: int, seen: Seen) -> None:
+        super().__init__(identity, queue_id, seen.chunk, seen.index)
+        self._seen = seen
+
+    @property
+    def state(self) -> State:
+        """READY, LEASED or DELAYED (or DONE, for who asks for those)."""
+        return self._seen.state
+
+    @property
+    def attempts(self) -> int:
+        """How often it was handed out."""
+        return self._seen.attempts
+
+    @property
+    def until(self) -> float | None:
+        """When its lease ends or its delay is over; None when it is ready."""
+        return seconds(self._seen.deadline_ms) if self._seen.deadline_ms else None
+
+    @property
+    def history(self) -> list[FailedAttempt]:
+        """Its failed deliveries, the oldest first."""
+        return self._history(self._seen.failures)
+
+
+class Record(Content):
+    """A message as a named consumer reads it, by offset."""
+
+    __slots__ = ()
+
+    @property
+    def offset(self) -> int:
+        """Where it stands in its queue: its sequence number."""
+        return self.sequence
+
+
+class RecordList(list[Record]):
+    """Records in order of their offsets, and where to go on."""
+
+    def __init__(self, records: Iterable[Record], next_offset: int, end_offset: int) -> None:
+        super().__init__(records)
+        self.next_offset = next_offset
+        """The offset to read from next: what to acknowledge when all of these are done."""
+        self.end_offset = end_offset
+        """The offset that the next message sent will have."""
+
+
+def record_list(identity: Identity, records: Records) -> RecordList:
+    """The records in a reply."""
+    contents = (
+        Record(identity, records.queue_id, run.chunk, index)
+        for run in records.runs
+        for index in range(run.start, run.stop)
+    )
+    return RecordList(contents, records.next_offset, records.end_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class SentMessage:
+    """What became of a message that was sent."""
+
+    id: str
+    sequence: int
+    duplicate: bool = False
+    """It was known already (by its dedup id): id and sequence number are the original's, and nothing was added."""
+
+
+class SentMessages(Sequence[SentMessage]):
+    """What became of a run of messages, in the order they were given. Ids are made when somebody looks."""
+
+    __slots__ = ("_duplicates", "_identity", "_sent")
+
+    def __init__(self, identity: Identity, sent: Sent) -> None:
+        self._identity = identity
+        self._sent = sent
+        self._duplicates: frozenset[int] | None = None
+
+    def __len__(self) -> int:
+        return self._sent.count
+
+    @overload
+    def __getitem__(self, index: int) -> SentMessage: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SentMessage]: ...
+
+    def __getitem__(self, index: int | slice) -> SentMessage | list[SentMessage]:
+        positions = range(self._sent.count)[index]
+        if isinstance(positions, range):
+            return [self._message(position) for position in positions]
+        return self._message(positions)
+
+    def _message(self, position: int) -> SentMessage:
+        if self._duplicates is None:
+            self._duplicates = frozenset(self._sent.duplicates)
+        sequence = self._sent.sequence(position)
+        message_id = self._identity.message_id(self._sent.queue_id, sequence)
+        return SentMessage(message_id, sequence, position in self._duplicates)
+
+    @property
+    def first(self) -> int:
+        """The sequence number of the first message that was added."""
+        return self._sent.first
+
+    @property
+    def sequences(self) -> Sequence[int]:
+        """Every message's sequence number."""
+        sent = self._sent
+        return range(sent.first, sent.first + sent.count) if sent.sequences is None else sent.sequences
+
+    @property
+    def ids(self) -> list[str]:
+        """Every message's id."""
+        return [message.id for message in self]
+
+    def __repr__(self) -> str:
+        return f"<SentMessages: {len(self)} from {self.first}>"
+
+
+class RunView:
+    """Consecutive messages of a batch, as they lie in memory.
+
+    `buffer` and `offsets` are the two buffers of an Arrow binary array: body i is `buffer[offsets[i]:offsets[i + 1]]`.
+    """
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __len__(self) -> int:
+        return self._run.count
+
+    @property
+    def first(self) -> int:
+        """The first message's sequence number."""
+        return self._run.first
+
+    @property
+    def buffer(self) -> memoryview:
+        """The bodies of the whole chunk end to end, not copied; `offsets` says which part is whose."""
+        return memoryview(self._run.chunk.bodies)
+
+    @property
+    def offsets(self) -> NDArray[np.int32]:
+        """Where each body starts in `buffer`, and where the last one ends; not copied."""
+        return self._run.chunk.offsets[self._run.start : self._run.stop + 1]
+
+    @property
+    def attempts(self) -> list[int]:
+        """How often each message was handed out, this time included."""
+        attempts: list[int] = self._run.attempts.tolist()
+        return attempts
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies, one by one."""
+        return self._run.chunk.body_list(self._run.start, self._run.stop)

@@ -1,0 +1,123 @@
+"""Opening a store: from a path to a handle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from penstock.client.aio.penstock import AsyncPenstock
+from penstock.client.sync.penstock import Penstock
+from penstock.core.errors import InvalidRequest
+from penstock.server.clock import Clock, SystemClock
+from penstock.server.reading import AsyncReadingShard, ReadingShard
+from penstock.server.shard import Shard
+from penstock.server.tasks import AsyncShard
+from penstock.server.threads import ThreadedShard
+from penstock.store.base import Store
+from penstock.store.embedded import StoreOptions, open_store
+from penstock.store.memory import MemoryStore
+from penstock.store.view import StoreView
+
+MEMORY = ":memory:"
+"""The path of a store that lives and dies with its process."""
+_ENTROPY_BYTES = 64
+
+
+def open(
+    path: str | os.PathLike[str], *, read_only: bool = False, clock: Clock | None = None, **options: Any
+) -> Penstock:
+    """Open a directory of queues (created if it is not there), or `":memory:"`. Close it, or use it in a `with` block.
+
+    `read_only` looks at a directory that another process may have open, and changes nothing. `options` are those
+    of `penstock.store.embedded.StoreOptions`.
+
+    >>> with open(":memory:") as ps:
+    ...     orders = ps.queue("orders")
+    ...     sent = orders.send(b"hello", attributes={"kind": "greeting"})
+    ...     with orders.receive() as message:
+    ...         print(message.body, message.attempts)
+    b'hello' 1
+    """
+    if read_only:
+        return Penstock(ReadingShard(_view(path, options), clock or SystemClock()))
+    return Penstock(ThreadedShard(_shard(path, clock, options)))
+
+
+def open_async(
+    path: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    clock: Clock | None = None,
+    commit_in_thread: bool = False,
+    **options: Any,
+) -> AsyncOpening:
+    """As `open`, for the tasks of one event loop: `async with penstock.open_async(path) as ps`.
+
+    `commit_in_thread` keeps the loop free while a commit is on its way to the disk, and costs some throughput.
+    """
+
+    def opened() -> Callable[[], AsyncPenstock]:
+        if read_only:
+            store = _view(path, options)
+            return lambda: AsyncPenstock(AsyncReadingShard(store, clock or SystemClock()))
+        shard = _shard(path, clock, options)
+        return lambda: AsyncPenstock(AsyncShard(shard, commit_in_thread=commit_in_thread))
+
+    return AsyncOpening(opened)
+
+
+class AsyncOpening:
+    """A store about to be opened: `async with` it, or `await` it."""
+
+    def __init__(self, opened: Callable[[], Callable[[], AsyncPenstock]]) -> None:
+        self._opened = opened
+        self._penstock: AsyncPenstock | None = None
+
+    async def _open(self) -> AsyncPenstock:
+        attach = await asyncio.to_thread(self._opened)
+        return attach()
+
+    def __await__(self) -> Generator[Any, None, AsyncPenstock]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AsyncPenstock:
+        self._penstock = await self._open()
+        return self._penstock
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._penstock is not None
+        await self._penstock.close()
+
+
+def _shard(path: str | os.PathLike[str], clock: Clock | None, options: dict[str, Any]) -> Shard:
+    return Shard(_opener(path, options), clock or SystemClock(), lambda: os.urandom(_ENTROPY_BYTES))
+
+
+def _opener(path: str | os.PathLike[str], options: dict[str, Any]) -> Callable[[], Store]:
+    if os.fspath(path) == MEMORY:
+        _refuse(options, "a store in memory")
+        store = MemoryStore()
+        return lambda: store
+    try:
+        store_options = StoreOptions(**options)
+    except TypeError as error:
+        raise InvalidRequest(f"unknown option: {error}") from None
+    return lambda: open_store(Path(path), options=store_options)
+
+
+def _view(path: str | os.PathLike[str], options: dict[str, Any]) -> StoreView:
+    if os.fspath(path) == MEMORY:
+        raise InvalidRequest("a store in memory cannot be opened read-only: nobody else could have written it")
+    _refuse(options, "a store that is opened read-only")
+    return StoreView(Path(path))
+
+
+def _refuse(options: dict[str, Any], what: str) -> None:
+    if options:
+        raise InvalidRequest(f"{what} takes no options: {', '.join(options)}")

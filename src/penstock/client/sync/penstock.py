@@ -1,0 +1,125 @@
+"""An open store: where every handle comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self, Unpack
+
+from penstock.client.settings import QueueSettings, config_of
+from penstock.client.sync.caller import Caller
+from penstock.client.sync.queue import Queue
+from penstock.client.sync.redrive import Redrive
+from penstock.client.sync.session import Session
+from penstock.client.sync.unit_of_work import UnitOfWork
+from penstock.client.times import Seconds, length_ms
+from penstock.core.commands import (
+    CreateQueue,
+    Damage,
+    ListQueues,
+    ListRedrives,
+    OpenSession,
+    RedriveTask,
+    StartRedrive,
+)
+from penstock.core.errors import InvalidRequest
+
+_PAGE = 1_000
+
+
+class Penstock:
+    """A store of queues. Close it, or use it as a context manager."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def queue(self, name: str) -> Queue:
+        """A handle on a queue. Nothing is created until the first write."""
+        return Queue(self._caller, name)
+
+    def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> Queue:
+        """Create a queue with these settings. Once more with the same is fine; with others it is `QueueExists`."""
+        self._caller.call(CreateQueue(name=name, config=config_of(settings)))
+        return Queue(self._caller, name)
+
+    def queues(self, prefix: str = "") -> list[str]:
+        """The names of all queues that start so, in order."""
+        names: list[str] = []
+        while True:
+            after = names[-1] if names else ""
+            page: list[str] = self._caller.call(ListQueues(prefix=prefix, after=after, limit=_PAGE))
+            names += page
+            if len(page) < _PAGE:
+                return names
+
+    def session(self, name: str, *, ttl: Seconds | None = None) -> Session:
+        """Start a session. With `ttl` it ends by itself when no heartbeat comes for so long."""
+        number: int = self._caller.call(OpenSession(name=name, ttl_ms=length_ms(ttl, "ttl")))
+        return Session(self._caller, name, number)
+
+    def unit_of_work(self) -> UnitOfWork:
+        """Takes and puts that happen together or not at all."""
+        return UnitOfWork(self._caller)
+
+    def redrive(
+        self,
+        queue: str,
+        *,
+        to: str | None = None,
+        ids: Iterable[str | int] | None = None,
+        contains: bytes | str | None = None,
+        error: str | None = None,
+        rate: int | None = None,
+    ) -> Redrive:
+        """Move messages of a dead-letter queue to where they came from, or to the queue `to`.
+
+        All of them; or those with these `ids` (or sequence numbers), those whose body holds `contains`, those one of
+        whose errors holds `error`. `rate`: so many a second at most.
+        """
+        command = StartRedrive(
+            queue=queue,
+            target=to,
+            sequences=None if ids is None else self._sequences(queue, ids),
+            contains=contains.encode() if isinstance(contains, str) else contains,
+            error=error,
+            per_second=rate,
+        )
+        task: RedriveTask = self._caller.call(command)
+        return Redrive(self._caller, task)
+
+    def redrives(self, queue: str | None = None) -> list[RedriveTask]:
+        """Redrives of a queue, or all, the newest first."""
+        tasks: list[RedriveTask] = self._caller.call(ListRedrives(queue=queue))
+        return tasks
+
+    def _sequences(self, queue: str, ids: Iterable[str | int]) -> list[int]:
+        """The sequence numbers of messages that are named by id. A moved message keeps its id, so one has to look."""
+        given = list(ids)
+        found = {one for one in given if isinstance(one, int)}
+        missing = {one for one in given if isinstance(one, str)}
+        after, handle = -1, self.queue(queue)
+        while missing:
+            page = handle.browse(after=after, limit=_PAGE)
+            if not page:
+                raise InvalidRequest(f"queue {queue!r} holds no message with the id {min(missing)}")
+            found.update(message.sequence for message in page if message.id in missing)
+            missing.difference_update(message.id for message in page)
+            after = page[-1].sequence
+        return sorted(found)
+
+    @property
+    def damage(self) -> list[Damage]:
+        """The last reports of stored messages that no longer match their checksum. They are kept aside, not deleted."""
+        return self._caller.reports
+
+    def close(self) -> None:
+        """Write what is left and close. Once more does nothing."""
+        self._caller.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

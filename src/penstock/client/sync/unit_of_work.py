@@ -1,0 +1,172 @@
+"""A unit of work: what it takes and what it puts happen together, or not at all.
+
+Takes are leases, and puts are held here until the commit, which is a single command: acknowledge all takes and send
+all puts. A unit that is not committed rolls back: its puts are forgotten and its takes released. If the process dies,
+the leases run out, and that is the rollback.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from penstock.client.bodies import Body, encode_body
+from penstock.client.content import SentMessage, SentMessages
+from penstock.client.settling import merged_spans
+from penstock.client.sync.caller import Caller
+from penstock.client.sync.message import Message, error_text, messages_of
+from penstock.client.times import Moment, Seconds, length_ms, moment_ms
+from penstock.core.attributes import Attributes, encode_attributes
+from penstock.core.commands import (
+    MAIN,
+    Ack,
+    CommitWork,
+    Delivery,
+    Receive,
+    Release,
+    Send,
+    Sent,
+    Span,
+)
+from penstock.core.errors import InvalidRequest, PenstockError
+
+
+class UnitOfWork:
+    """Take from any queues, put to any queues, then `commit`. May be shared: it locks for itself."""
+
+    def __init__(self, caller: Caller, session: int = 0) -> None:
+        self._caller = caller
+        self._session = session
+        self._lock = threading.Lock()
+        self._state = "open"
+        self._taken: dict[tuple[str, str], list[Span]] = {}
+        self._puts: list[Send] = []
+
+    @property
+    def state(self) -> str:
+        """`open`, `committing`, `committed` or `rolled back`."""
+        return self._state
+
+    def take(
+        self, queue: str, *, channel: str = MAIN, wait: Seconds | None = None, lease: Seconds | None = None
+    ) -> Message | None:
+        """Lease one message for this unit; None if there is none. The commit acknowledges it."""
+        messages = self.take_many(queue, 1, channel=channel, wait=wait, lease=lease)
+        return messages[0] if messages else None
+
+    def take_many(
+        self,
+        queue: str,
+        max: int,
+        *,
+        channel: str = MAIN,
+        wait: Seconds | None = None,
+        lease: Seconds | None = None,
+    ) -> list[Message]:
+        """Lease up to `max` messages for this unit."""
+        self._check_open()
+        command = Receive(
+            queue=queue,
+            channel=channel,
+            limit=max,
+            wait_ms=length_ms(wait, "wait"),
+            lease_ms=length_ms(lease, "lease"),
+            session=self._session,
+        )
+        delivery: Delivery | None = self._caller.call(command)
+        if delivery is None or not delivery.runs:
+            return []
+        spans = [span for run in delivery.runs for span in run.spans()]
+        if not self._remember(queue, channel, spans):
+            self._release(queue, channel, spans, "the unit of work was over")
+            self._check_open()
+        return messages_of(self._caller, delivery)
+
+    def put(
+        self,
+        queue: str,
+        body: Body,
+        *,
+        attributes: Attributes | None = None,
+        group: str | None = None,
+        dedup_id: str | None = None,
+        priority: int = 0,
+        delay: Seconds | None = None,
+        due: Moment | None = None,
+    ) -> None:
+        """Hold a message until the commit. Nobody sees it before."""
+        encoded = encode_attributes(attributes)
+        send = Send(
+            queue=queue,
+            bodies=[encode_body(body)],
+            attributes=None if encoded is None else [encoded],
+            groups=None if group is None else [group],
+            dedup_ids=None if dedup_id is None else [dedup_id],
+            priority=priority,
+            delay_ms=length_ms(delay, "delay"),
+            due_ms=moment_ms(due, "due"),
+        )
+        with self._lock:
+            self._check_open()
+            self._puts.append(send)
+
+    def commit(self) -> list[SentMessage]:
+        """Acknowledge all takes and send all puts, in one commit. Returns what became of the puts, in order.
+
+        `WorkRefused` if something that was taken can no longer be settled: nothing is done then.
+        """
+        command = self._begin_commit()
+        try:
+            replies: list[Sent] = self._caller.call(command) if command.acks or command.sends else []
+        except BaseException:
+            self._state = "open"
+            raise
+        self._state = "committed"
+        return [SentMessages(self._caller.identity, sent)[0] for sent in replies]
+
+    def rollback(self, *, error: str = "rolled back") -> None:
+        """Forget the puts and release the takes. Never fails: a lease that cannot be released runs out."""
+        with self._lock:
+            if self._state != "open":
+                return
+            self._state = "rolled back"
+            taken, self._taken = self._taken, {}
+            self._puts.clear()
+        for (queue, channel), spans in taken.items():
+            self._release(queue, channel, spans, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.rollback(error="rolled back" if error is None else error_text(error))
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise InvalidRequest(f"the unit of work is {self._state}: start another one")
+
+    def _remember(self, queue: str, channel: str, spans: list[Span]) -> bool:
+        with self._lock:
+            if self._state != "open":
+                return False
+            self._taken.setdefault((queue, channel), []).extend(spans)
+            return True
+
+    def _begin_commit(self) -> CommitWork:
+        with self._lock:
+            self._check_open()
+            self._state = "committing"
+            acks = [
+                Ack(queue=queue, channel=channel, spans=merged_spans(spans))
+                for (queue, channel), spans in self._taken.items()
+            ]
+            return CommitWork(acks=acks, sends=list(self._puts))
+
+    def _release(self, queue: str, channel: str, spans: list[Span], error: str) -> None:
+        try:
+            self._caller.call(Release(queue=queue, channel=channel, spans=merged_spans(spans), error=error))
+        except PenstockError:
+            return

@@ -1,0 +1,1 @@
+"""The shard and its drivers: from commands to the core, to the store, and back."""

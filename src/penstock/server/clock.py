@@ -1,0 +1,71 @@
+"""Where a shard's time comes from.
+
+Leases, delays and waits are lengths of time, so they must not jump when somebody sets the wall clock. A `SystemClock`
+reads the wall clock once, when it is made, and counts from there with a clock that only goes forward (and goes on
+while the machine sleeps, where the system offers such a clock).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+_NANOSECONDS_PER_MS = 1_000_000
+
+
+class Clock(Protocol):
+    """Anything that knows the time, in milliseconds since 1970."""
+
+    def now_ms(self) -> int:
+        """The time now. It never goes back."""
+        ...
+
+
+def _steady_ns() -> Callable[[], int]:
+    boot_time = getattr(time, "CLOCK_BOOTTIME", None)
+    if boot_time is None:
+        return time.monotonic_ns
+    return lambda: time.clock_gettime_ns(boot_time)
+
+
+class SystemClock:
+    """The wall clock as it was at the start, plus the time that has passed since.
+
+    >>> clock = SystemClock()
+    >>> clock.now_ms() <= clock.now_ms()
+    True
+    """
+
+    __slots__ = ("_offset_ns", "_steady_ns")
+
+    def __init__(self) -> None:
+        self._steady_ns = _steady_ns()
+        self._offset_ns = time.time_ns() - self._steady_ns()
+
+    def now_ms(self) -> int:
+        """The time now."""
+        return (self._steady_ns() + self._offset_ns) // _NANOSECONDS_PER_MS
+
+
+class ManualClock:
+    """A clock that stands still until it is told to go on, for tests and simulations.
+
+    >>> clock = ManualClock(1_000)
+    >>> clock.advance_ms(500)
+    >>> clock.now_ms()
+    1500
+    """
+
+    __slots__ = ("_now_ms",)
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = now_ms
+
+    def now_ms(self) -> int:
+        """The time now."""
+        return self._now_ms
+
+    def advance_ms(self, passed_ms: int) -> None:
+        """Let time pass. A shard notices at its next step: `tick()` makes one."""
+        self._now_ms += passed_ms

@@ -1,0 +1,484 @@
+"""The shard: the only loop. It takes commands through the core and the store, and lets replies go.
+
+How it works. A driver (`ThreadedShard`, `AsyncShard`) gathers calls and runs one *step* with all of them:
+
+    begin    every call's command goes through the broker; then the broker does what is due and serves who waits
+    commit   if anything in the step must be durable first, its changes go to the store: one commit, however many calls
+    end      replies are filled in, and the driver settles the calls: wakes threads, resolves futures
+
+While a commit is being written, the driver gathers the calls of the next step: that is the group commit. The shard
+itself knows neither threads nor tasks; its driver makes sure that one step runs at a time.
+
+Leases and attempts are *lazy*: they are committed with the next durable step, or `LAZY_COMMIT_MS` later at the latest.
+
+A receive that finds nothing is *parked*: its call stays open until the broker wakes it, at the latest when its wait
+is over.
+
+When something fails:
+
+- `CommitFailed`, or an interrupt in the middle of a commit: whether the changes were kept is not known. Every call of
+  the step gets the error; the store is opened again, the broker from it, and the parked receives are put back. What
+  the broker had in mind but not in the store is gone, and nobody was told of it.
+- `DiskFull`: nothing was written, and the store goes on. The broker is opened again; sends get the error, everything
+  else is handled once more, since it gives space back. For `FULL_PAUSE_MS` sends are refused at once, so that
+  acknowledgements flow.
+- An exception that is not a `PenstockError` is a bug, in the core or in a command. The call that met it gets it; the
+  broker is opened again, and the others are handled once more without that call.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.core.broker import Broker
+from penstock.core.changes import Changes
+from penstock.core.commands import (
+    CancelWait,
+    Command,
+    CommitWork,
+    Damage,
+    Delivery,
+    DescribeQueue,
+    QueueInfo,
+    Receive,
+    Release,
+    Send,
+    Subscribe,
+)
+from penstock.core.errors import PenstockError, StoreError
+from penstock.server.clock import Clock
+from penstock.store.base import Store
+from penstock.store.errors import CommitFailed, DiskFull
+
+LAZY_COMMIT_MS = 20
+"""How long leases and attempts may wait for a durable step to go along with."""
+FULL_PAUSE_MS = 500
+"""How long sends are refused without trying after the disk was found full."""
+REOPEN_PAUSE_MS = 1_000
+"""How long a shard that could not be opened answers errors before it tries again."""
+REPORTS_KEPT = 100
+
+log = logging.getLogger("penstock.shard")
+
+
+class ShardClosed(StoreError):
+    """The store was closed; open it again."""
+
+
+class Tick(Command):
+    """Nothing but a step: the shard does what is due."""
+
+
+class Ticket(Protocol):
+    """Who waits for deliveries: a parked call, or a subscription."""
+
+    def take(self, delivery: Delivery) -> None:
+        """Keep a delivery; `settle` follows when it may leave."""
+        ...
+
+    def settle(self) -> None:
+        """Everything taken is committed as far as it has to be: pass it on."""
+        ...
+
+
+class Call:
+    """A command on its way through the shard, and what came of it. Drivers add how to wake its caller."""
+
+    __slots__ = ("command", "error", "parked_ms", "reply")
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.parked_ms = 0
+        """When it started to wait, if it does."""
+
+    def take(self, delivery: Delivery) -> None:
+        """The delivery that this call has waited for."""
+        self.error = delivery.error
+        self.reply = delivery
+
+    def settle(self) -> None:
+        """Wake whoever waits for this call."""
+
+    def result(self) -> Any:
+        """The reply, or the error raised."""
+        if self.error is not None:
+            raise self.error
+        return self.reply
+
+
+class Step:
+    """The calls that go through the shard together."""
+
+    __slots__ = ("answered", "calls", "changes", "now_ms", "parked", "woken")
+
+    def __init__(self, calls: list[Call]) -> None:
+        self.calls = calls
+        self.now_ms = 0
+        self.changes: Changes | None = None
+        """What has to be committed before the calls are settled."""
+        self.parked: list[Call] = []
+        self.woken: list[tuple[Ticket, Delivery]] = []
+        self.answered: list[Ticket] = []
+        """Filled when the step is over: whom the driver has to settle."""
+
+
+class _Met(Exception):
+    """A call met a bug."""
+
+    def __init__(self, call: Call, error: Exception) -> None:
+        super().__init__(call, error)
+        self.call = call
+        self.error = error
+
+
+class Shard:
+    """One broker over one store. Not thread-safe: a driver runs one step at a time."""
+
+    def __init__(self, open_store: Callable[[], Store], clock: Clock, entropy: Callable[[], bytes]) -> None:
+        self._open_store = open_store
+        self._clock = clock
+        self._entropy = entropy
+        self._store: Store = open_store()
+        self._store_is_good = True
+        self._broker_is_good = False
+        self._closed = False
+        self._down: Exception | None = None
+        self._down_until_ms = 0
+        self._full_until_ms = 0
+        self._lazy_since_ms: int | None = None
+        self._parked: set[Call] = set()
+        self._displaced: list[Call] = []
+        self._subscribers: set[Ticket] = set()
+        self._reports: deque[Damage] = deque(maxlen=REPORTS_KEPT)
+        self.broker: Broker
+        """The broker as it is now: another one after a failure. Anybody may ask it for ids and receipts."""
+        try:
+            self._open_broker(clock.now_ms())
+        except BaseException:
+            self._store.close()
+            raise
+
+    # -- a step --
+
+    def run(self, step: Step) -> None:
+        """A whole step, committed here. `step.answered` is filled even when this raises (an interrupt)."""
+        self.begin(step)
+        if step.changes is not None:
+            self.commit(step)
+
+    def begin(self, step: Step) -> None:
+        """Take the calls through the broker. If `step.changes` is set afterwards, `commit` has to follow."""
+        step.now_ms = now_ms = self._clock.now_ms()
+        if self._closed:
+            return self._answer_all(step, ShardClosed("the store is closed: open it again"))
+        if not (self._broker_is_good and self._store_is_good) and not self._recover(step):
+            return
+        try:
+            self._attempt_without_bugs(step)
+            if self.broker.must_commit or self._lazy_is_overdue(now_ms):
+                step.changes = self.broker.take_changes()
+            else:
+                self._end(step)
+        except Exception as error:
+            log.exception("the broker failed")
+            self._go_down(step, error)
+        except BaseException as interrupt:
+            self._interrupted(step, interrupt)
+            raise
+
+    def commit(self, step: Step) -> None:
+        """Make the step's changes durable, then end it; or deal with the failure."""
+        assert step.changes is not None
+        try:
+            self._commit(step.changes)
+            self._end(step)
+        except DiskFull as error:
+            self._survive_full_disk(step, error)
+        except Exception as error:
+            self._give_up_store(step, error)
+        except BaseException as interrupt:
+            self._interrupted(step, interrupt)
+            raise
+
+    def _attempt_without_bugs(self, step: Step) -> None:
+        while True:
+            try:
+                return self._attempt(step)
+            except _Met as bug:
+                log.error("a command failed with a bug: %r", bug.call.command, exc_info=bug.error)
+                bug.call.error = bug.error
+                step.calls = [call for call in step.calls if call is not bug.call]
+                self._displaced = [call for call in self._displaced if call is not bug.call]
+                step.answered.append(bug.call)
+                self._open_broker(step.now_ms)
+
+    def _attempt(self, step: Step) -> None:
+        """Handle every call, then what is due. Leaves the shard's own books alone until `_end`."""
+        broker, now_ms = self.broker, step.now_ms
+        step.parked.clear()
+        if self._displaced:
+            for call in self._displaced:
+                self._handle(call, step, _shortened(call, broker, now_ms))
+        for call in step.calls:
+            self._handle(call, step, call.command)
+        broker.finish(now_ms)
+        step.woken = broker.take_woken()
+
+    def _handle(self, call: Call, step: Step, command: Command) -> None:
+        kind = command.__class__
+        if kind is Receive:
+            command.ticket = call  # type: ignore[attr-defined]
+        elif kind is Tick:
+            return
+        call.error = None
+        try:
+            if step.now_ms < self._full_until_ms and _adds(command):
+                raise DiskFull("the disk is full: sends are refused until there is space again; acknowledgements work")
+            call.reply = reply = self.broker.handle(command, step.now_ms)
+        except PenstockError as error:
+            call.error = error
+        except Exception as error:
+            raise _Met(call, error) from None
+        else:
+            if reply is None and kind is Receive:
+                step.parked.append(call)
+
+    def _commit(self, changes: Changes) -> None:
+        self._store.commit(changes)
+        self.broker.committed(changes)
+        self._lazy_since_ms = None
+
+    def _end(self, step: Step) -> None:
+        """The step is as durable as it has to be: bring the books up to date and fill `answered`."""
+        waiting = set(step.parked) if step.parked else ()
+        for call in step.calls if not self._displaced else [*self._displaced, *step.calls]:
+            if call in waiting:
+                call.parked_ms = call.parked_ms or step.now_ms
+                self._parked.add(call)
+            else:
+                step.answered.append(call)
+                self._note(call)
+        self._displaced = []
+        for ticket, delivery in step.woken:
+            ticket.take(delivery)
+            step.answered.append(ticket)
+            if isinstance(ticket, Call):
+                self._parked.discard(ticket)
+                self._note(ticket)
+        if step.changes is None and self._lazy_since_ms is None and self.broker.has_changes:
+            self._lazy_since_ms = step.now_ms
+        self._collect_reports()
+
+    def _note(self, call: Call) -> None:
+        """What an answered call changes in the shard's own books."""
+        kind = call.command.__class__
+        if kind is Receive:
+            call.command.ticket = None  # type: ignore[attr-defined]
+        elif kind is Subscribe and call.error is None:
+            self._subscribers.add(call.command.ticket)  # type: ignore[attr-defined]
+        elif kind is CancelWait:
+            ticket = call.command.ticket  # type: ignore[attr-defined]
+            self._parked.discard(ticket)
+            self._subscribers.discard(ticket)
+
+    def _lazy_is_overdue(self, now_ms: int) -> bool:
+        return self._lazy_since_ms is not None and now_ms >= self._lazy_since_ms + LAZY_COMMIT_MS
+
+    def _collect_reports(self) -> None:
+        for damage in self.broker.take_reports():
+            log.error("queue %s: messages %d to %d: %s", damage.queue, damage.first, damage.last, damage.reason)
+            self._reports.append(damage)
+
+    # -- when things fail --
+
+    def _open_broker(self, now_ms: int) -> None:
+        """A broker as the store knows it; whoever was parked in the old one will be put back."""
+        self._broker_is_good = False
+        self._displaced += self._parked
+        self._parked.clear()
+        self._lazy_since_ms = None
+        self.broker = Broker.open(self._store, now_ms, self._entropy())
+        self._broker_is_good = True
+
+    def _recover(self, step: Step) -> bool:
+        """Open what a failure left closed. False, with every call answered, if that does not work out."""
+        if self._down is None or step.now_ms >= self._down_until_ms:
+            try:
+                if not self._store_is_good:
+                    self._close_store()
+                    self._store = self._open_store()
+                    self._store_is_good = True
+                self._open_broker(step.now_ms)
+                self._down = None
+                return True
+            except Exception as error:
+                log.exception("the store could not be opened again")
+                self._down = error
+                self._down_until_ms = step.now_ms + REOPEN_PAUSE_MS
+        assert self._down is not None
+        self._answer_all(step, self._down, displaced=True)
+        return False
+
+    def _close_store(self) -> None:
+        try:
+            self._store.close()
+        except Exception:
+            log.exception("the store could not be closed")
+
+    def _give_up_store(self, step: Step, error: Exception) -> None:
+        log.error("a commit failed, the store will be opened again: %s", error)
+        self._store_is_good = False
+        self._displace(step)
+        self._answer_all(step, error)
+
+    def _go_down(self, step: Step, error: Exception) -> None:
+        self._broker_is_good = False
+        self._down = error
+        self._down_until_ms = step.now_ms + REOPEN_PAUSE_MS
+        self._displace(step)
+        self._answer_all(step, error, displaced=True)
+
+    def _interrupted(self, step: Step, interrupt: BaseException) -> None:
+        self._store_is_good = False
+        self._displace(step)
+        name = type(interrupt).__name__
+        self._answer_all(step, CommitFailed(f"a commit was interrupted ({name}): its outcome is not known"))
+
+    def _displace(self, step: Step) -> None:
+        """Everybody who waits has to be put back: the broker that knew them is gone."""
+        displaced = dict.fromkeys(self._displaced)
+        displaced.update(dict.fromkeys(self._parked))
+        displaced.update(dict.fromkeys(step.parked))
+        self._displaced = list(displaced)
+        self._parked.clear()
+        for call in self._displaced:
+            call.parked_ms = call.parked_ms or step.now_ms
+
+    def _answer_all(self, step: Step, error: Exception, *, displaced: bool = False) -> None:
+        """Every call of the step gets the error; those who only wait get it if nobody can say how long it lasts."""
+        waiting = set() if displaced else set(self._displaced)
+        calls = [call for call in [*step.calls, *(self._displaced if displaced else ())] if call not in waiting]
+        for call in dict.fromkeys(calls):
+            call.reply, call.error = None, _copy(error)
+            step.answered.append(call)
+        if displaced:
+            self._displaced = []
+        for subscriber in self._subscribers:
+            subscriber.take(Delivery("", 0, "", 0, step.now_ms, 0, error=_failure(error)))
+            step.answered.append(subscriber)
+        self._subscribers.clear()
+        step.changes = None
+
+    def _survive_full_disk(self, step: Step, error: DiskFull) -> None:
+        """Handle again whatever gives space back; if even that does not fit, each call for itself."""
+        log.error("the disk is full: %s", error)
+        self._full_until_ms = step.now_ms + FULL_PAUSE_MS
+        try:
+            self._open_broker(step.now_ms)
+            self._attempt_without_bugs(step)
+            self._commit(self.broker.take_changes())
+            self._end(step)
+        except DiskFull:
+            self._squeeze(step)
+        except Exception as failure:
+            self._give_up_store(step, failure)
+
+    def _squeeze(self, step: Step) -> None:
+        """Call by call, each in a commit of its own and without what is due, so that none harms another."""
+        calls, fitting = step.calls, []
+        for call in calls:
+            self._open_broker(step.now_ms)
+            self._handle(call, step, call.command)
+            try:
+                if self.broker.has_changes:
+                    self._commit(self.broker.take_changes())
+                fitting.append(call)
+            except DiskFull as error:
+                call.reply, call.error = None, error
+        self._broker_is_good = False
+        self._displace(step)
+        waiting = set(self._displaced)
+        step.answered += [call for call in calls if call not in waiting]
+        step.woken = []
+
+    # -- for the driver --
+
+    def wake_at_ms(self) -> int | None:
+        """When a step has to run although no call came; None if there is no need."""
+        if not (self._broker_is_good and self._store_is_good):
+            return 0 if self._displaced else None
+        wake_ms = self.broker.next_deadline()
+        if self._lazy_since_ms is not None:
+            lazy_ms = self._lazy_since_ms + LAZY_COMMIT_MS
+            wake_ms = lazy_ms if wake_ms is None else min(wake_ms, lazy_ms)
+        return wake_ms
+
+    @property
+    def clock(self) -> Clock:
+        """The shard's clock."""
+        return self._clock
+
+    @property
+    def reports(self) -> list[Damage]:
+        """The last reports of damaged chunks."""
+        return list(self._reports)
+
+    def close(self) -> list[Ticket]:
+        """Commit what is left and close the store. Returns who still waited: their waits end with nothing."""
+        self._closed = True
+        waiting: list[Ticket] = [*self._parked, *self._displaced]
+        self._parked.clear()
+        self._displaced = []
+        try:
+            if self._broker_is_good and self._store_is_good and self.broker.has_changes:
+                self._commit(self.broker.take_changes())
+        finally:
+            self._broker_is_good = False
+            self._store.close()
+        return waiting
+
+
+def give_back(delivery: Delivery) -> Release:
+    """What to call with a delivery whose receiver has left: its messages are ready again at once."""
+    spans = [span for run in delivery.runs for span in run.spans()]
+    return Release(
+        queue=delivery.queue, channel=delivery.channel, spans=spans, delay_ms=0, error="the receiver went away"
+    )
+
+
+def _adds(command: Command) -> bool:
+    """Whether a command makes the store larger."""
+    return isinstance(command, Send) or (isinstance(command, CommitWork) and bool(command.sends))
+
+
+def _shortened(call: Call, broker: Broker, now_ms: int) -> Command:
+    """A parked receive with what is left of its wait."""
+    command = call.command
+    assert isinstance(command, Receive)
+    wait_ms = command.wait_ms
+    if wait_ms is None:
+        try:
+            info: QueueInfo = broker.handle(DescribeQueue(name=command.queue), now_ms)
+        except PenstockError:
+            return command
+        wait_ms = info.config.receive_wait_ms
+    return msgspec.structs.replace(command, wait_ms=max(0, wait_ms - (now_ms - call.parked_ms)))
+
+
+def _copy(error: Exception) -> Exception:
+    """Each caller raises an exception of its own: tracebacks grow where they are raised."""
+    twin = copy.copy(error)
+    twin.__cause__ = error
+    return twin
+
+
+def _failure(error: Exception) -> PenstockError:
+    return error if isinstance(error, PenstockError) else StoreError(str(error))

@@ -1,0 +1,174 @@
+"""A shard for the tasks of one event loop.
+
+How it works. Commands that tasks bring in one turn of the loop are gathered and go through one step in the next turn;
+their futures are resolved after its commit. The commit runs right there (the loop waits for the disk), or, with
+`commit_in_thread`, in a thread of its own while the loop goes on and gathers the next step.
+
+A cancelled receive is withdrawn: if a delivery is on its way to it already, the messages are given back.
+
+Everything here happens in the loop's thread, save the commits in their thread; there is nothing to lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from penstock.core.broker import Broker
+from penstock.core.commands import CancelWait, Command, Damage, Receive
+from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
+
+
+class _TaskCall(Call):
+    """A call whose task awaits a future."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, command: Command, future: asyncio.Future[None]) -> None:
+        super().__init__(command)
+        self.future = future
+
+    def settle(self) -> None:
+        """Wake the task, if it still waits."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class AsyncShard:
+    """`await call(...)` from any task of the loop: takes a command, returns its reply or raises its error."""
+
+    read_only = False
+
+    def __init__(self, shard: Shard, *, commit_in_thread: bool = False) -> None:
+        self.shard = shard
+        self._loop = asyncio.get_running_loop()
+        self._inbox: list[Call] = []
+        self._busy = False
+        """A step is running, or will run in the loop's next turn."""
+        self._idle = asyncio.Event()
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._committer = ThreadPoolExecutor(1, "penstock-commit") if commit_in_thread else None
+        self._arm()
+
+    async def call(self, command: Command) -> Any:
+        """Take a command through a step. Returns when its effect is as durable as it has to be."""
+        call = self._submit(command)
+        try:
+            await call.future
+        except asyncio.CancelledError:
+            if command.__class__ is Receive and not self._closed:
+                self._withdraw(call)
+            raise
+        return call.result()
+
+    async def sleep(self, seconds: float) -> None:
+        """Let some time pass."""
+        await asyncio.sleep(seconds)
+
+    def now_ms(self) -> int:
+        """The shard's time."""
+        return self.shard.clock.now_ms()
+
+    @property
+    def identity(self) -> Broker:
+        """Who names messages and reads receipts."""
+        return self.shard.broker
+
+    @property
+    def reports(self) -> list[Damage]:
+        """The last reports of damaged chunks."""
+        return self.shard.reports
+
+    async def tick(self) -> None:
+        """Make a step, so that the shard does what is due."""
+        await self.call(Tick())
+
+    async def close(self) -> None:
+        """Commit what is left, end every wait, close the store. Once more does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        while self._busy:
+            self._idle.clear()
+            await self._idle.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            for ticket in self.shard.close():
+                ticket.settle()
+        finally:
+            if self._committer is not None:
+                self._committer.shutdown()
+
+    def _submit(self, command: Command) -> _TaskCall:
+        if self._closed:
+            raise ShardClosed("the store is closed: open it again")
+        call = _TaskCall(command, self._loop.create_future())
+        self._inbox.append(call)
+        self._step_soon()
+        return call
+
+    def _withdraw(self, call: _TaskCall) -> None:
+        """The task leaves. Messages that it may have been handed go back."""
+        cancelled = self._submit(CancelWait(ticket=call))
+        cancelled.future.add_done_callback(lambda _: self._give_back(call))
+
+    def _give_back(self, call: _TaskCall) -> None:
+        if call.reply is not None and call.reply.runs and not self._closed:
+            self._submit(give_back(call.reply))
+
+    # -- steps --
+
+    def _step_soon(self) -> None:
+        if not self._busy:
+            self._busy = True
+            self._loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        calls, self._inbox = self._inbox, []
+        step = Step(calls)
+        if self._committer is None:
+            try:
+                self.shard.run(step)
+            finally:
+                self._end(step)
+            return
+        try:
+            self.shard.begin(step)
+        except BaseException:
+            self._end(step)
+            raise
+        if step.changes is None:
+            self._end(step)
+        else:
+            committed = self._loop.run_in_executor(self._committer, self.shard.commit, step)
+            committed.add_done_callback(lambda _: self._end(step))
+
+    def _end(self, step: Step) -> None:
+        for ticket in step.answered:
+            ticket.settle()
+        self._busy = False
+        if self._inbox:
+            self._step_soon()
+        else:
+            self._idle.set()
+        self._arm()
+
+    # -- the timer --
+
+    def _arm(self) -> None:
+        at_ms = self.shard.wake_at_ms()
+        if at_ms is None or self._closed or (self._timer is not None and self._timer_ms <= at_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        left_ms = max(0, at_ms - self.shard.clock.now_ms())
+        self._timer_ms = at_ms
+        self._timer = self._loop.call_later(left_ms / 1_000, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._step_soon()
