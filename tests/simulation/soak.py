@@ -1,0 +1,67 @@
+"""Run many seeds: `python -m tests.simulation.soak --seeds 10000 [--start N] [--jobs 2]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing import get_context
+
+from tests.simulation.model import Violation
+from tests.simulation.simulator import run_seed
+
+FAILURES_SHOWN_MAX = 5
+
+
+def _attempt(seed: int) -> tuple[int, Counter[str], str]:
+    try:
+        return seed, run_seed(seed), ""
+    except Violation as violation:
+        return seed, Counter(), str(violation)
+
+
+def _results(seeds: range, jobs: int) -> Iterator[tuple[int, Counter[str], str]]:
+    if jobs == 1:
+        yield from map(_attempt, seeds)
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(_attempt, seeds, chunksize=16)
+
+
+def soak(seeds: range, jobs: int) -> int:
+    """Run the seeds, print progress and a summary, and say how many failed."""
+    totals: Counter[str] = Counter()
+    failed: list[int] = []
+    began = time.monotonic()
+    for done, (seed, counts, failure) in enumerate(_results(seeds, jobs), start=1):
+        totals += counts
+        if failure:
+            failed.append(seed)
+            if len(failed) <= FAILURES_SHOWN_MAX:
+                print(f"\n{failure}\n", flush=True)
+        if done % max(1, len(seeds) // 20) == 0:
+            print(
+                f"{done:>7} of {len(seeds)} seeds, {time.monotonic() - began:.0f} s, failed: {len(failed)}", flush=True
+            )
+    print(f"\nseeds {seeds.start} to {seeds.stop - 1}, in {time.monotonic() - began:.0f} s:")
+    for name, count in sorted(totals.items()):
+        print(f"  {count:>10,}  {name}")
+    print(f"  {len(failed):>10,}  seeds failed" + (f": {sorted(failed)[:50]}" if failed else ""))
+    return len(failed)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1_000, help="how many seeds to run")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=2, help="how many processes")
+    arguments = parser.parse_args()
+    seeds = range(arguments.start, arguments.start + arguments.seeds)
+    return 1 if soak(seeds, arguments.jobs) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

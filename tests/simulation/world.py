@@ -1,0 +1,209 @@
+"""A broker, its store and the model beside it: one step at a time, everything checked.
+
+`World.step` does what the shard does (handle each command, finish, take the woken) and tells the model everything.
+`World.commit` hands the changes to the store, and demands that a broker opened from the store equals the live one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core import commands as c
+from penstock.core.broker import Broker
+from penstock.core.errors import PenstockError
+from penstock.store.base import Store
+from tests.simulation.model import Model, Outcome, Violation, demand
+
+ALL = 1_000_000
+"""A limit that nothing in a test reaches."""
+
+DURABLE = (
+    c.CreateQueue,
+    c.ChangeQueue,
+    c.DeleteQueue,
+    c.PurgeQueue,
+    c.Send,
+    c.Ack,
+    c.AckSequences,
+    c.CommitWork,
+    c.CreateChannel,
+    c.DeleteChannel,
+    c.PauseChannel,
+    c.PurgeChannel,
+    c.AckConsumer,
+    c.DeleteConsumer,
+    c.StartRedrive,
+)
+"""Commands whose effect must be committed before the reply leaves, if they had one."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What came of one step: replies that leave when the step is released."""
+
+    now_ms: int
+    outcomes: list[tuple[c.Command, Outcome]]
+    woken: list[tuple[Any, c.Delivery]]
+
+
+def describe(outcome: Outcome) -> str:
+    """One line about a reply, for the trace of a failing seed."""
+    if isinstance(outcome, c.Delivery):
+        held = [(run.first, run.first + run.count - 1, run.attempts.tolist()[:3]) for run in outcome.runs]
+        return f"Delivery({outcome.queue}/{outcome.channel} {held} until {outcome.deadline_ms} {outcome.error or ''})"
+    text = repr(outcome)
+    return text if len(text) < 300 else f"{text[:300]}…"
+
+
+class World:
+    """One broker over one store, judged by one model."""
+
+    def __init__(self, store: Store, now_ms: int, entropy: bytes) -> None:
+        self.store = store
+        self.entropy = entropy
+        self.model = Model(now_ms)
+        self.trace: deque[str] = deque(maxlen=60)
+        self.broker = Broker.open(store, now_ms, entropy)
+        self.model.identify = self.broker.message_id
+        if self.broker.has_changes:
+            self.commit()
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def step(self, commands: Sequence[c.Command], now_ms: int) -> Step:
+        outcomes = [(command, self._handle(command, now_ms)) for command in commands]
+        self.broker.finish(now_ms)
+        self.model.finish(now_ms)
+        self._read_arrivals(now_ms)
+        woken = self.broker.take_woken()
+        for ticket, delivery in woken:
+            self.trace.append(f"{now_ms} woken {ticket!r}: {describe(delivery)}")
+            self.model.woken(ticket, delivery)
+        self.model.check_demand()
+        self._look_at_redrives(now_ms)
+        self._check_deadline()
+        self._check_durability(outcomes, woken)
+        return Step(now_ms, outcomes, woken)
+
+    def _handle(self, command: c.Command, now_ms: int) -> Outcome:
+        may_create = isinstance(command, c.CreateChannel | c.Receive | c.Subscribe) and self._is_new_channel(command)
+        outcome = self._ask(command, now_ms)
+        self.trace.append(f"{now_ms} {command!r:.400} -> {describe(outcome)}")
+        if may_create and isinstance(command, c.CreateChannel | c.Receive | c.Subscribe):
+            self._look_at_new_channel(command, now_ms)
+        self.model.accept(command, outcome, now_ms)
+        if isinstance(command, c.StartRedrive):
+            self._read_arrivals(now_ms)
+        return outcome
+
+    def _is_new_channel(self, command: c.CreateChannel | c.Receive | c.Subscribe) -> bool:
+        queue = self.model.queues.get(command.queue)
+        return queue is not None and command.channel not in queue.channels
+
+    def _look_at_new_channel(self, command: c.CreateChannel | c.Receive | c.Subscribe, now_ms: int) -> None:
+        """If the command made a channel, tell the model what it starts with."""
+        seen = self._ask(c.Browse(queue=command.queue, channel=command.channel, limit=ALL), now_ms)
+        if not isinstance(seen, PenstockError):
+            start = command.start if isinstance(command, c.CreateChannel) else "head"
+            self.model.channel_made(command.queue, command.channel, start, seen, now_ms)
+
+    def _ask(self, command: c.Command, now_ms: int) -> Outcome:
+        try:
+            return self.broker.handle(command, now_ms)
+        except PenstockError as error:
+            return error
+
+    def _read_arrivals(self, now_ms: int) -> None:
+        """Read the log of queues where messages may have arrived that no reply named: dead letters, redriven ones."""
+        for name in self.model.expecting():
+            offset = self.model.queues[name].next_sequence or 0
+            records = self.broker.handle(c.ReadRecords(queue=name, offset=offset, limit=ALL), now_ms)
+            self.model.arrived(name, records)
+
+    def _look_at_redrives(self, now_ms: int) -> None:
+        if self.model.redrives:
+            command = c.ListRedrives()
+            self.model.accept(command, self.broker.handle(command, now_ms), now_ms)
+
+    def _check_deadline(self) -> None:
+        due_ms, told_ms = self.model.next_due_ms(), self.broker.next_deadline()
+        oversleeps = due_ms is not None and (told_ms is None or told_ms > due_ms)
+        demand(not oversleeps, f"something is due at {due_ms}, but next_deadline() is {told_ms}")
+
+    def _check_durability(self, outcomes: list[tuple[c.Command, Outcome]], woken: list[tuple[Any, c.Delivery]]) -> None:
+        if self.broker.must_commit:
+            return
+        for command, outcome in outcomes:
+            if isinstance(outcome, PenstockError) or not isinstance(command, DURABLE):
+                continue
+            demand(not self._had_effect(command, outcome), f"{command!r:.300} was answered without a commit")
+        deliveries = [outcome for _, outcome in outcomes if isinstance(outcome, c.Delivery)]
+        for delivery in deliveries + [delivery for _, delivery in woken]:
+            queue = self.model.queues.get(delivery.queue)
+            at_most = queue is not None and queue.config.leases_are_durable and delivery.count > 0
+            demand(not at_most, f"an at-most delivery left without a commit: {describe(delivery)}")
+
+    def _had_effect(self, command: c.Command, outcome: Outcome) -> bool:
+        if isinstance(command, c.Ack | c.AckSequences):
+            return bool(outcome.count)
+        if isinstance(command, c.Send):
+            return bool(len(outcome.duplicates) < outcome.count)
+        if isinstance(command, c.CommitWork):
+            acks = any(ack.spans for ack in command.acks)
+            return acks or any(len(sent.duplicates) < sent.count for sent in outcome)
+        return isinstance(command, c.StartRedrive)
+
+    # -- commits -------------------------------------------------------------------------------------------------------
+
+    def commit(self, check: bool = True) -> None:
+        changes = self.broker.take_changes()
+        self.store.commit(changes)
+        self.broker.committed(changes)
+        if check:
+            self.check_reopened()
+
+    def check_reopened(self) -> None:
+        opened = Broker.open(self.store, self.model.now_ms, self.entropy)
+        demand_same(opened.snapshot(), self.broker.snapshot(), "reopened", "live")
+
+    def reopen(self, store: Store, model: Model, now_ms: int) -> None:
+        """The process starts again, on what the store holds."""
+        self.trace.append(f"{now_ms} reopened")
+        self.store = store
+        self.broker = Broker.open(store, now_ms, self.entropy)
+        self.model = model
+        self.model.identify = self.broker.message_id
+        self.model.reopened(now_ms)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def deadlines(self, until_ms: int, most: int = 2_000) -> Iterator[int]:
+        """The times at which the shard's timer would call, up to a time: it does not leap over what is due."""
+        for _ in range(most):
+            due_ms = self.broker.next_deadline()
+            if due_ms is None or due_ms > until_ms:
+                return
+            yield max(due_ms, self.model.now_ms)
+        raise Violation(f"next_deadline() asks for {most} steps until {until_ms}, and now for {due_ms}")
+
+
+def demand_same(left: Any, right: Any, left_name: str, right_name: str) -> None:
+    """Two snapshots are equal; if not, say where."""
+    if left != right:
+        differences = list(_differences(left, right, ""))[:12]
+        lines = [f"  {path}: {left_name} {a!r:.200}, {right_name} {b!r:.200}" for path, a, b in differences]
+        raise Violation(f"the {left_name} state is not the {right_name} one:\n" + "\n".join(lines))
+
+
+def _differences(left: Any, right: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(left, dict) and isinstance(right, dict):
+        for key in sorted(left.keys() | right.keys(), key=repr):
+            yield from _differences(left.get(key, "<absent>"), right.get(key, "<absent>"), f"{path}/{key}")
+    elif isinstance(left, list | tuple) and isinstance(right, list | tuple) and len(left) == len(right):
+        for index, (a, b) in enumerate(zip(left, right, strict=True)):
+            yield from _differences(a, b, f"{path}[{index}]")
+    elif left != right:
+        yield path, left, right
