@@ -41,7 +41,7 @@ bench: $(INSTALLED) ## Run every benchmark and rewrite docs/benchmarks.md
 
 soak: $(INSTALLED) ## Simulate SEEDS seeds, then kill -9 a loaded process KILLS times
 	$(BIN)/python -m tests.simulation.soak --seeds $(SEEDS)
-	$(BIN)/python -m tests.simulation.kills --kills $(KILLS)
+	$(BIN)/python -m tests.kill.soak --kills $(KILLS)
 
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
