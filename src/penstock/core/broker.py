@@ -1,0 +1,1197 @@
+"""The broker: every queue of one shard, and the one way in.
+
+`handle` takes a command and the time; what it changes is gathered on the shelf, for one commit of many commands. A step of
+whoever drives it is: `handle` each command, `finish`, `take_woken`; then, if `must_commit`, `take_changes`, commit them,
+`committed`, and only then let the replies go. If not, the replies may go at once, and the changes (leases, attempts,
+failures) with a later commit. If a commit fails, this broker is thrown away and another one opened from the store.
+
+Time never goes back here: a step with an earlier `now` happens at the latest time seen so far.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from typing import Any
+
+import msgspec
+
+from penstock.core import keys, redrive
+from penstock.core.changes import Changes, Reader
+from penstock.core.channel import Channel
+from penstock.core.chunk import Chunk
+from penstock.core.commands import (
+    MAIN,
+    Ack,
+    AckConsumer,
+    AckSequences,
+    AddCredit,
+    Browse,
+    CancelRedrive,
+    CancelWait,
+    ChangeQueue,
+    Command,
+    CommitWork,
+    CreateChannel,
+    CreateQueue,
+    Damage,
+    DeleteChannel,
+    DeleteConsumer,
+    DeleteQueue,
+    Delivery,
+    DescribeQueue,
+    EndSession,
+    Extend,
+    Heartbeat,
+    ListQueues,
+    ListRedrives,
+    OpenSession,
+    PauseChannel,
+    PurgeChannel,
+    PurgeQueue,
+    QueueInfo,
+    QueueStats,
+    ReadRecords,
+    Receive,
+    Records,
+    RedriveTask,
+    Refused,
+    Release,
+    Run,
+    Seen,
+    Send,
+    Sent,
+    SetCredit,
+    Settled,
+    Span,
+    StartRedrive,
+    Stats,
+    Subscribe,
+    Subscribed,
+)
+from penstock.core.config import (
+    DAY_MS,
+    DELAY_MS_MAX,
+    LEASE_MS_MAX,
+    PRIORITY_MAX,
+    SECOND_MS,
+    UNCHANGEABLE,
+    QueueConfig,
+    check_name,
+    dead_letter_name,
+)
+from penstock.core.demand import Waiter
+from penstock.core.draft import Messages
+from penstock.core.errors import (
+    BatchTooLarge,
+    ChannelNotFound,
+    ChunkDamaged,
+    ConsumerNotFound,
+    InvalidConfig,
+    InvalidName,
+    InvalidRequest,
+    MessageTooLarge,
+    OverLimit,
+    PenstockError,
+    QueueExists,
+    QueueNotFound,
+    RewindRefused,
+    SessionNotFound,
+    StaleReceipt,
+    TaskNotFound,
+    Throttled,
+    WorkRefused,
+)
+from penstock.core.keys import Kind
+from penstock.core.origin import Origin
+from penstock.core.queue import Queue
+from penstock.core.receipt import Receipt
+from penstock.core.shelf import Shelf
+from penstock.core.window import Entry
+
+FORMAT_VERSION = 1
+BATCH_BYTES_MAX = 256 * 1024 * 1024
+RECEIVE_LIMIT_MAX = 1_000_000
+WAIT_MS_MAX = 20 * SECOND_MS
+_GROUP_LENGTH_MAX = 128
+_SECRET_BYTES = 32
+_REALM_BYTES = 8
+
+
+class _Meta(msgspec.Struct, array_like=True):
+    version: int
+    secret: bytes
+    realm: int
+    next_queue: int = 1
+    next_session: int = 1
+    next_task: int = 1
+
+
+class Session(msgspec.Struct, array_like=True):
+    """Who holds leases."""
+
+    name: str
+    ttl_ms: int | None
+    seen_ms: int
+
+
+class Broker:
+    """Every queue of one shard. See the top of this file for how it is driven."""
+
+    def __init__(self, reader: Reader, meta: _Meta) -> None:
+        self.shelf = Shelf(reader)
+        self.meta = meta
+        self.now_ms = 0
+        self.queues: dict[str, Queue] = {}
+        self.sessions: dict[int, Session] = {}
+        self.tasks: dict[int, RedriveTask] = {}
+        self.must_commit = False
+        self.drafts: dict[Queue, None] = {}
+        self.dirty_queues: dict[Queue, None] = {}
+        self.dirty_channels: dict[Channel, None] = {}
+        self.reports: list[Damage] = []
+        self._by_id: dict[int, Queue] = {}
+        self._held: dict[int, dict[Channel, None]] = {}
+        """Session -> the channels in which it may hold leases."""
+        self._timers: list[tuple[int, int, str, Any, Any]] = []
+        self._timer_count = 0
+        self._once: dict[tuple[str, int], int] = {}
+        self._awake: dict[Channel, None] = {}
+        self._woken: list[tuple[Any, Delivery]] = []
+        self._waiters: dict[Any, tuple[Channel, Waiter]] = {}
+        self._subscriptions: dict[int, tuple[Channel, Waiter]] = {}
+        self._next_subscription = 1
+
+    # -- opening --
+
+    @classmethod
+    def open(cls, reader: Reader, now_ms: int, entropy: bytes) -> Broker:
+        """The broker as the store has it. `entropy` makes the secret and the realm of a store that is new."""
+        found = next(reader.scan(keys.record(Kind.META)), None)
+        if found is not None:
+            broker = cls(reader, msgspec.msgpack.decode(found[1], type=_Meta))
+            if broker.meta.version != FORMAT_VERSION:
+                raise InvalidConfig(
+                    f"the store has format {broker.meta.version}, and this version of Penstock knows {FORMAT_VERSION}: "
+                    "use the version that wrote it, or a newer one"
+                )
+            broker.now_ms = now_ms
+            broker._restore()
+            return broker
+        if len(entropy) < _SECRET_BYTES + _REALM_BYTES:
+            raise InvalidRequest(f"a new store needs at least {_SECRET_BYTES + _REALM_BYTES} bytes of entropy")
+        realm = int.from_bytes(entropy[_SECRET_BYTES : _SECRET_BYTES + _REALM_BYTES], "big")
+        broker = cls(reader, _Meta(FORMAT_VERSION, entropy[:_SECRET_BYTES], realm))
+        broker.now_ms = now_ms
+        broker._save_meta()
+        return broker
+
+    def _restore(self) -> None:
+        for record_key, data in self._records(Kind.SESSION):
+            self._restore_session(keys.number_of(record_key), data)
+        for record_key, data in self._records(Kind.QUEUE):
+            queue = Queue.restore(self, keys.number_of(record_key), data)
+            self.queues[queue.name] = self._by_id[queue.id] = queue
+        for record_key, data in self._records(Kind.COUNTERS):
+            self._by_id[keys.number_of(record_key)].restore_counters(data)
+        channels: dict[tuple[int, int], Channel] = {}
+        for record_key, data in self._records(Kind.CHANNEL):
+            queue = self._by_id[keys.number_of(record_key)]
+            channel = Channel.restore(queue, int.from_bytes(record_key[9:13], "big"), data)
+            queue.channels[channel.name] = channels[queue.id, channel.id] = channel
+        for record_key, data in self._records(Kind.ENTRY):
+            queue_id, channel_id, lane, base = keys.unpack_entry(record_key)
+            channels[queue_id, channel_id].restore_entry(lane, base, data)
+        for record_key, data in self._records(Kind.BUCKET):
+            queue_id, lane, order = keys.unpack_bucket(record_key)
+            self._by_id[queue_id].restore_bucket(lane, order, msgspec.msgpack.decode(data, type=int))
+        for record_key, data in self._records(Kind.CONSUMER):
+            self._by_id[keys.number_of(record_key)].restore_consumer(record_key[9:].decode(), data)
+        for record_key, data in self._records(Kind.DEDUP):
+            self._by_id[keys.number_of(record_key)].dedup.restore(data)
+        for record_key, data in self._records(Kind.ATTEMPT):
+            channel = channels[keys.number_of(record_key), int.from_bytes(record_key[9:13], "big")]
+            channel.restore_attempt(record_key[13:].decode(), data)
+        for record_key, data in self._records(Kind.QUARANTINE):
+            self._by_id[keys.number_of(record_key)].restore_quarantine(record_key[9:], data)
+        for record_key, data in self._records(Kind.TASK):
+            task = msgspec.msgpack.decode(data, type=RedriveTask)
+            self.tasks[keys.number_of(record_key)] = task
+            if task.status == "running":
+                self.schedule(self.now_ms, "redrive", task)
+        self._restored(channels.values())
+
+    def _restored(self, channels: Any) -> None:
+        for channel in channels:
+            channel.restored()
+            for holder in channel.holders():
+                self._held.setdefault(holder, {})[channel] = None
+        for queue in self.queues.values():
+            queue.restart_retention()
+            queue.watch_dedup()
+            queue.watch_consumers(self.now_ms)
+
+    def _records(self, kind: Kind) -> Iterator[tuple[bytes, bytes]]:
+        return self.shelf.reader.scan(bytes([kind]))
+
+    def _restore_session(self, number: int, data: bytes) -> None:
+        session = self.sessions[number] = msgspec.msgpack.decode(data, type=Session)
+        if session.ttl_ms is not None:
+            self.schedule(session.seen_ms + session.ttl_ms, "session", number)
+
+    def _save_meta(self) -> None:
+        self.shelf.changes.put_record(keys.record(Kind.META), msgspec.msgpack.encode(self.meta))
+
+    # -- being driven --
+
+    def handle(self, command: Command, now_ms: int) -> Any:
+        """Do what a command says. Its reply, or None for a receive that waits; `PenstockError` when it cannot be done."""
+        if now_ms > self.now_ms:
+            self.now_ms = now_ms
+        if self._timers and self._timers[0][0] <= self.now_ms:
+            self._run_timers()
+            self._seal()
+        return _HANDLERS[type(command)](self, command)
+
+    def finish(self, now_ms: int) -> None:
+        """End a step: do what is due, and serve those who wait."""
+        if now_ms > self.now_ms:
+            self.now_ms = now_ms
+        self._seal()
+        if self._timers and self._timers[0][0] <= self.now_ms:
+            self._run_timers()
+            self._seal()
+        if self._awake:
+            self._serve()
+
+    def next_deadline(self) -> int | None:
+        """When `finish` should be called although no command has come."""
+        return self._timers[0][0] if self._timers else None
+
+    def take_woken(self) -> list[tuple[Any, Delivery]]:
+        """Deliveries to those who waited, with their tickets."""
+        woken, self._woken = self._woken, []
+        return woken
+
+    def take_reports(self) -> list[Damage]:
+        """Damage that was found since the last time."""
+        reports, self.reports = self.reports, []
+        return reports
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether anything waits for a commit."""
+        return bool(self.dirty_queues or self.dirty_channels or self.shelf.has_changes)
+
+    def take_changes(self) -> Changes:
+        """Everything that changed since the last time, for one commit."""
+        self._seal()
+        for queue in self.dirty_queues:
+            queue.save()
+        for channel in self.dirty_channels:
+            channel.save()
+        self.dirty_queues = {}
+        self.dirty_channels = {}
+        self.must_commit = False
+        return self.shelf.take_changes()
+
+    def committed(self, changes: Changes) -> None:
+        """These changes are in the store."""
+        self.shelf.committed(changes)
+
+    def _seal(self) -> None:
+        for queue in list(self.drafts):
+            queue.seal()
+
+    # -- timers --
+
+    def schedule(self, time_ms: int, kind: str, subject: Any, detail: Any = None) -> None:
+        """Call back at a time, through `_run_timers`."""
+        self._timer_count += 1
+        heappush(self._timers, (time_ms, self._timer_count, kind, subject, detail))
+
+    def schedule_once(self, time_ms: int, kind: str, queue: Queue) -> None:
+        """As `schedule`, unless the same is scheduled earlier already."""
+        planned = self._once.get((kind, queue.id))
+        if planned is None or time_ms < planned:
+            self._once[kind, queue.id] = time_ms
+            self.schedule(time_ms, kind, queue)
+
+    def _run_timers(self) -> None:
+        now_ms = self.now_ms
+        due = []
+        while self._timers and self._timers[0][0] <= now_ms:
+            due.append(heappop(self._timers))
+        for time_ms, _, kind, subject, detail in due:
+            _TIMERS[kind](self, subject, detail, time_ms)
+
+    def _channel_timer(self, channel: Channel, _detail: Any, time_ms: int) -> None:
+        if channel.scheduled_ms == time_ms and self._is_alive(channel):
+            channel.scheduled_ms = None
+            channel.pass_time(self.now_ms)
+
+    def _is_alive(self, channel: Channel) -> bool:
+        queue = self._by_id.get(channel.queue.id)
+        return queue is not None and queue.channels.get(channel.name) is channel
+
+    def _waiter_timer(self, channel: Channel, waiter: Waiter, _time_ms: int) -> None:
+        if self._waiters.get(waiter.ticket, (None, None))[1] is waiter:
+            del self._waiters[waiter.ticket]
+            channel.line.leave(waiter)
+            self._woken.append((waiter.ticket, self._delivery(channel, [], 0)))
+
+    def _bucket_timer(self, queue: Queue, place: tuple[int, int], _time_ms: int) -> None:
+        if queue.id in self._by_id:
+            queue.bring_near(*place, self.now_ms)
+
+    def _retention_timer(self, queue: Queue, _detail: Any, _time_ms: int) -> None:
+        if queue.id in self._by_id:
+            queue.look_at_retention(self.now_ms)
+
+    def _dedup_timer(self, queue: Queue, _detail: Any, _time_ms: int) -> None:
+        if queue.id in self._by_id:
+            queue.forget_duplicates(self.now_ms)
+
+    def _consumers_timer(self, queue: Queue, _detail: Any, _time_ms: int) -> None:
+        self._once.pop(("consumers", queue.id), None)
+        if queue.id in self._by_id:
+            queue.forget_consumers(self.now_ms)
+
+    def _attempt_timer(self, channel: Channel, attempt_id: str, _time_ms: int) -> None:
+        if self._is_alive(channel):
+            channel.expire_attempt(attempt_id, self.now_ms)
+
+    def _session_timer(self, number: int, _detail: Any, _time_ms: int) -> None:
+        session = self.sessions.get(number)
+        if session is None or session.ttl_ms is None:
+            return
+        expires_ms = session.seen_ms + session.ttl_ms
+        if expires_ms <= self.now_ms:
+            self._end_session(number, "session expired")
+        else:
+            self.schedule(expires_ms, "session", number)
+
+    def _redrive_timer(self, task: RedriveTask, _detail: Any, _time_ms: int) -> None:
+        redrive.step(self, task, self.now_ms)
+
+    # -- demand --
+
+    def woke(self, channel: Channel) -> None:
+        """A channel may have something for those who wait."""
+        if channel.line:
+            self._awake[channel] = None
+
+    def _serve(self) -> None:
+        awake, self._awake = self._awake, {}
+        for channel in awake:
+            while channel.line and not channel.paused and (ready := channel.ready):
+                room = channel.queue.config.in_flight_max - channel.leased
+                if room <= 0 or not self._serve_next(channel, min(ready, room)):
+                    break
+
+    def _serve_next(self, channel: Channel, ready: int) -> bool:
+        waiter, share = channel.line.next(ready)
+        try:
+            runs = self._take(channel, share, waiter.lease_ms, waiter.session, waiter.attempt_id)
+        except ChunkDamaged:  # reported; what comes after it can be served
+            channel.line.join_first(waiter)
+            return True
+        if not runs:
+            channel.line.join_first(waiter)
+            return False
+        delivery = self._delivery(channel, runs, waiter.lease_ms)
+        self._woken.append((waiter.ticket, delivery))
+        if not waiter.standing:
+            self._waiters.pop(waiter.ticket, None)
+            return True
+        waiter.credit -= delivery.count
+        if waiter.credit > 0:
+            channel.line.join(waiter)
+        return True
+
+    def _take(
+        self, channel: Channel, limit: int, lease_ms: int | None, session: int, attempt_id: str | None
+    ) -> list[Run]:
+        if lease_ms is None:
+            lease_ms = channel.queue.config.lease_ms
+        runs = channel.take(limit, self.now_ms, lease_ms, session)
+        if attempt_id is not None and runs:
+            channel.remember_attempt(attempt_id, runs, self.now_ms + lease_ms)
+        return runs
+
+    def leased(self, channel: Channel, session: int) -> None:
+        """Messages were leased: remember by whom, and whether that has to be durable first."""
+        if session:
+            self._held.setdefault(session, {})[channel] = None
+        if channel.queue.config.leases_are_durable:
+            self.must_commit = True
+
+    def _delivery(self, channel: Channel, runs: list[Run], lease_ms: int | None) -> Delivery:
+        queue = channel.queue
+        deadline_ms = self.now_ms + (queue.config.lease_ms if lease_ms is None else lease_ms)
+        return Delivery(queue.name, queue.id, channel.name, channel.id, self.now_ms, deadline_ms, runs)
+
+    # -- names and identities --
+
+    def queue_name(self, queue_id: int) -> str | None:
+        """The name of the queue with this id."""
+        queue = self._by_id.get(queue_id)
+        return None if queue is None else queue.name
+
+    def channel_name(self, queue_id: int, channel_id: int) -> str | None:
+        """The name of a channel by the ids in a receipt."""
+        queue = self._by_id.get(queue_id)
+        if queue is None:
+            return None
+        return next((channel.name for channel in queue.channels.values() if channel.id == channel_id), None)
+
+    def message_id(self, queue_id: int, sequence: int) -> str:
+        """The identity of a message, in the shape of a UUID: derived, never stored."""
+        high = (self.meta.realm ^ (queue_id * 0x9E3779B97F4A7C15)) & 0xFFFFFFFFFFFFFFFF
+        text = f"{high:016x}{sequence:016x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+    def receipt(self, queue_id: int, channel_id: int, sequence: int, attempt: int) -> str:
+        """What a receiver holds to settle a message later."""
+        return Receipt(queue_id, channel_id, sequence, attempt).seal(self.meta.secret)
+
+    def open_receipt(self, text: str) -> Receipt:
+        """Read a receipt; `ForgedReceipt` if this store has not made it."""
+        return Receipt.open(text, self.meta.secret)
+
+    def session_name(self, number: int) -> str:
+        """A session's name, for the records of what failed."""
+        session = self.sessions.get(number)
+        return session.name if session is not None else ""
+
+    def _queue(self, name: str) -> Queue:
+        queue = self.queues.get(name)
+        if queue is None:
+            raise QueueNotFound(f"there is no queue {name!r}: create it, or send to it, first")
+        return queue
+
+    def _channel(self, queue: Queue, name: str) -> Channel:
+        channel = queue.channels.get(name)
+        if channel is None:
+            known = ", ".join(queue.channels) or "none"
+            raise ChannelNotFound(f"queue {queue.name!r} has no channel {name!r} (it has: {known}): create it first")
+        return channel
+
+    # -- queues --
+
+    def _create_queue(self, command: CreateQueue) -> QueueInfo:
+        check_name(command.name, "queue")
+        config = command.config
+        config.check()
+        existing = self.queues.get(command.name)
+        if existing is not None:
+            if existing.config != config:
+                different = [
+                    name for name in config.__struct_fields__ if getattr(config, name) != getattr(existing.config, name)
+                ]
+                raise QueueExists(
+                    f"queue {command.name!r} exists with another configuration; different: {', '.join(different)}"
+                )
+            return existing.info()
+        self._check_dead_letter(command.name, config)
+        return self._add_queue(command.name, config, command.channels).info()
+
+    def _add_queue(self, name: str, config: QueueConfig, channels: tuple[str, ...]) -> Queue:
+        queue = Queue(self, self.meta.next_queue, name, config, self.now_ms)
+        self.meta.next_queue += 1
+        self._save_meta()
+        self.queues[name] = self._by_id[queue.id] = queue
+        queue.save_config()
+        for channel in channels:
+            queue.add_channel(check_name(channel, "channel"), "head", self.now_ms)
+        self.must_commit = True
+        return queue
+
+    def _check_dead_letter(self, name: str, config: QueueConfig) -> None:
+        target = config.dead_letter
+        if target is None:
+            return
+        if target == name:
+            raise InvalidConfig(f"queue {name!r} cannot be its own dead-letter queue: name another one")
+        existing = self.queues.get(target)
+        if existing is not None and existing.config.kind != config.kind:
+            raise InvalidConfig(
+                f"the dead-letter queue {target!r} of the {config.kind} queue {name!r} is a {existing.config.kind} queue: "
+                "both must be of the same kind"
+            )
+
+    def queue_for(self, name: str, like: QueueConfig, now_ms: int) -> Queue:
+        """The queue of this name, created when it is not there: of the same kind, and nothing goes from it by itself."""
+        queue = self.queues.get(name)
+        if queue is None:
+            config = QueueConfig(
+                kind=like.kind, max_receives=0, retention_ms=14 * DAY_MS, message_bytes_max=like.message_bytes_max
+            )
+            queue = self._add_queue(name, config, (MAIN,))
+        return queue
+
+    def _change_queue(self, command: ChangeQueue) -> QueueInfo:
+        queue = self._queue(command.name)
+        for name in UNCHANGEABLE & set(command.changes):
+            if command.changes[name] != getattr(queue.config, name):
+                raise InvalidConfig(f"{name} of queue {queue.name!r} cannot be changed: create another queue")
+        config = queue.config.changed(command.changes)
+        self._check_dead_letter(queue.name, config)
+        queue.seal()
+        queue.config = config
+        queue.changed_ms = self.now_ms
+        queue.save_config()
+        queue.restart_retention()
+        self.must_commit = True
+        return queue.info()
+
+    def _delete_queue(self, command: DeleteQueue) -> None:
+        queue = self._queue(command.name)
+        queue.seal()
+        for channel in list(queue.channels.values()):
+            self._dismiss(channel, QueueNotFound(f"queue {queue.name!r} was deleted"))
+            channel.purge(queue.next_sequence)
+            self.dirty_channels.pop(channel, None)
+        self.shelf.drop_chunks(queue.id)
+        for kind in keys.OF_A_QUEUE:
+            self.shelf.changes.drop(keys.record(kind, queue.id))
+        self.dirty_queues.pop(queue, None)
+        self.drafts.pop(queue, None)
+        del self.queues[queue.name], self._by_id[queue.id]
+        self.must_commit = True
+
+    def _purge_queue(self, command: PurgeQueue) -> int:
+        self.must_commit = True
+        return self._queue(command.name).purge()
+
+    def _describe_queue(self, command: DescribeQueue) -> QueueInfo:
+        return self._queue(command.name).info()
+
+    def _list_queues(self, command: ListQueues) -> list[str]:
+        names = sorted(name for name in self.queues if name.startswith(command.prefix) and name > command.after)
+        return names[: command.limit]
+
+    def _queue_stats(self, command: QueueStats) -> Stats:
+        return self._queue(command.name).stats()
+
+    # -- sending --
+
+    def _send(self, command: Send) -> Sent:
+        queue = self.queues.get(command.queue)
+        config = QueueConfig() if queue is None else queue.config
+        size = self._check_send(command, config)
+        if queue is None:
+            if not command.create:
+                raise QueueNotFound(f"there is no queue {command.queue!r}: create it first")
+            queue = self._add_queue(command.queue, config, command.channels)
+        return self._append(queue, command, size)
+
+    def _check_send(self, command: Send, config: QueueConfig) -> tuple[int, bytes | None]:
+        """Raise what is wrong with a send, before anything has happened. Returns its size, and the bodies joined."""
+        if command.queue not in self.queues:
+            check_name(command.queue, "queue")
+        bodies = command.bodies
+        count = len(bodies)
+        for name in ("attributes", "groups", "dedup_ids", "origins"):
+            values = getattr(command, name)
+            if values is not None and len(values) != count:
+                raise InvalidRequest(f"{len(values)} {name} were given for {count} messages: give one for each")
+        if not count:
+            raise InvalidRequest("nothing to send: give at least one message")
+        if not 0 <= command.priority <= PRIORITY_MAX:
+            raise InvalidRequest(f"priority is {command.priority}: it must be from 0 to {PRIORITY_MAX}")
+        if command.delay_ms is not None and not 0 <= command.delay_ms <= DELAY_MS_MAX:
+            raise InvalidRequest(f"delay_ms is {command.delay_ms}: it must be from 0 to {DELAY_MS_MAX}")
+        if command.due_ms is not None and command.due_ms > self.now_ms + DELAY_MS_MAX:
+            raise InvalidRequest(f"due_ms is {command.due_ms}: it must be within a hundred years")
+        if config.is_fifo:
+            self._check_fifo(command, config)
+        if command.groups is not None:
+            for group in command.groups:
+                if group is not None and not 1 <= len(group) <= _GROUP_LENGTH_MAX:
+                    raise InvalidName(
+                        f"a group's name has 1 to {_GROUP_LENGTH_MAX} characters; {group[:200]!r} has not"
+                    )
+        return self._check_sizes(command, config)
+
+    @staticmethod
+    def _check_fifo(command: Send, config: QueueConfig) -> None:
+        if command.priority:
+            raise InvalidRequest(f"queue {command.queue!r} is FIFO: its messages have no priority")
+        if command.groups is None or not all(command.groups):
+            raise InvalidRequest(f"queue {command.queue!r} is FIFO: every message needs a group")
+        if not config.content_dedup and (command.dedup_ids is None or not all(command.dedup_ids)):
+            raise InvalidRequest(
+                f"queue {command.queue!r} is FIFO: every message needs a dedup id (or the queue content_dedup)"
+            )
+
+    @staticmethod
+    def _check_sizes(command: Send, config: QueueConfig) -> tuple[int, bytes | None]:
+        bodies, attributes = command.bodies, command.attributes
+        if len(bodies) == 1:
+            joined, size = bodies[0], len(bodies[0])
+        else:
+            joined = b"".join(bodies)
+            size = len(joined)
+        if attributes is not None:
+            size += sum(len(value) for value in attributes if value is not None)
+        limit = config.message_bytes_max
+        if size > limit:
+            if size > BATCH_BYTES_MAX and len(bodies) > 1:
+                raise BatchTooLarge(f"{size} bytes are too many for one call: send at most {BATCH_BYTES_MAX} at a time")
+            for index, body in enumerate(bodies):
+                length = len(body) + len((attributes[index] if attributes else None) or b"")
+                if length > limit:
+                    raise MessageTooLarge(
+                        f"message {index} has {length} bytes with its attributes, and queue {command.queue!r} takes "
+                        f"{limit}: send a reference to it instead, or raise message_bytes_max"
+                    )
+        return size, joined
+
+    def _append(self, queue: Queue, command: Send, checked: tuple[int, bytes | None]) -> Sent:
+        size, joined = checked
+        config, now_ms = queue.config, self.now_ms
+        if config.throughput_per_second is not None:
+            over = queue.throttled(command.groups or [], now_ms)
+            if over is not None:
+                raise Throttled(f"{over} takes {config.throughput_per_second} messages a second: try again later")
+        delay_ms = config.delay_ms if command.delay_ms is None else command.delay_ms
+        due_ms = command.due_ms if command.due_ms is not None else now_ms + delay_ms
+        messages = Messages(
+            command.bodies,
+            attributes=command.attributes,
+            groups=None
+            if command.groups is None
+            else [None if each is None else each.encode() for each in command.groups],
+            dedup_ids=None
+            if command.dedup_ids is None
+            else [None if each is None else each.encode() for each in command.dedup_ids],
+            origins=command.origins,
+            due_ms=[due_ms] * len(command.bodies) if due_ms > now_ms else None,
+            joined=joined,
+        )
+        place = queue.place(command.priority, due_ms, now_ms)
+        self.must_commit = True
+        if config.is_fifo or command.dedup_ids is not None:
+            return self._append_once(queue, command, messages, place)
+        first = queue.append(messages, place, size, now_ms)
+        return Sent(queue.id, first, len(messages))
+
+    def _append_once(self, queue: Queue, command: Send, messages: Messages, place: Any) -> Sent:
+        """Append what is not a duplicate."""
+        dedup_keys = self._dedup_keys(queue, command, messages)
+        if queue.config.is_fifo:
+            messages.dedup_ids = [None if key is None else key[1].encode() for key in dedup_keys]
+        sequences: list[int] = []
+        duplicates: list[int] = []
+        fresh: list[int] = []
+        next_sequence = queue.next_sequence
+        for index, key in enumerate(dedup_keys):
+            known = None if key is None else queue.dedup.find(key, self.now_ms)
+            if known is not None:
+                sequences.append(known)
+                duplicates.append(index)
+                continue
+            if key is not None:
+                queue.dedup.remember(key, next_sequence, self.now_ms)
+            sequences.append(next_sequence)
+            fresh.append(index)
+            next_sequence += 1
+        queue.watch_dedup()
+        queue.touch()
+        if fresh:
+            kept = messages if len(fresh) == len(messages) else messages.only(fresh)
+            size = sum(map(len, kept.bodies)) + sum(len(value or b"") for value in kept.attributes or ())
+            first = queue.append(kept, place, size, self.now_ms)
+            assert first + len(fresh) == next_sequence
+        return Sent(queue.id, sequences[0], len(messages), sequences, duplicates)
+
+    @staticmethod
+    def _dedup_keys(queue: Queue, command: Send, messages: Messages) -> list[tuple[str | None, str] | None]:
+        by_group = queue.config.dedup_scope == "group"
+        groups = command.groups or [None] * len(messages)
+        found: list[tuple[str | None, str] | None] = []
+        for index, group in enumerate(groups):
+            name = None if command.dedup_ids is None else command.dedup_ids[index]
+            if name is None and queue.config.content_dedup:
+                name = hashlib.sha256(messages.bodies[index]).hexdigest()
+            found.append(None if name is None else (group if by_group else None, name))
+        return found
+
+    def bury(
+        self, channel: Channel, chunk: Chunk, first: int, stop: int, attempts: int, entry: Entry, priority: int
+    ) -> None:
+        """Send messages to the dead-letter queue, with the reasons."""
+        queue = channel.queue
+        name = queue.config.dead_letter or dead_letter_name(queue.name)
+        target = self.queue_for(name, like=queue.config, now_ms=self.now_ms)
+        low, high = first - chunk.base, stop - chunk.base
+        origins: list[bytes | None] = []
+        for index in range(low, high):
+            sequence = chunk.base + index
+            origins.append(
+                self._origin(channel, chunk, index, attempts, priority, entry.failures_of(sequence, sequence))
+            )
+        bodies = chunk.body_list(low, high)
+        attributes = [chunk.attributes(index) for index in range(low, high)]
+        groups = [chunk.group(index) for index in range(low, high)]
+        messages = Messages(
+            bodies,
+            attributes=attributes,
+            groups=[None if group is None else group.encode() for group in groups],
+            dedup_ids=[(chunk.dedup_id(index) or "").encode() or None for index in range(low, high)],
+            origins=origins,
+        )
+        size = sum(map(len, bodies)) + sum(len(value or b"") for value in attributes)
+        target.append(messages, target.place(0, 0, self.now_ms), size, self.now_ms)
+
+    def _origin(
+        self, channel: Channel, chunk: Chunk, index: int, attempts: int, priority: int, failures: list[Any]
+    ) -> bytes:
+        queue, sequence = channel.queue, chunk.base + index
+        data = chunk.origin(index)
+        earlier = None if data is None else Origin.decode(data)
+        return Origin(
+            id=self.message_id(queue.id, sequence) if earlier is None else earlier.id,
+            queue=queue.name,
+            channel=channel.name,
+            sequence=sequence,
+            sent_ms=chunk.sent_ms if earlier is None else earlier.sent_ms,
+            attempts=attempts,
+            priority=priority,
+            failures=failures if earlier is None else earlier.failures + failures,
+        ).encode()
+
+    # -- receiving --
+
+    def _receive(self, command: Receive) -> Delivery | None:
+        channel = self._channel_to_receive(command.queue, command.channel)
+        queue = channel.queue
+        if not 1 <= command.limit <= RECEIVE_LIMIT_MAX:
+            raise InvalidRequest(f"limit is {command.limit}: it must be from 1 to {RECEIVE_LIMIT_MAX}")
+        self._check_lease(command.lease_ms)
+        if command.wait_ms is not None and command.wait_ms < 0:
+            raise InvalidRequest(f"wait_ms is {command.wait_ms}: it must not be negative")
+        self._check_session(command.session)
+        again = self._receive_again(channel, command)
+        if again is not None:
+            return again
+        room = queue.config.in_flight_max - channel.leased
+        if room <= 0 and not queue.config.is_fifo:
+            raise OverLimit(
+                f"channel {channel.name!r} of queue {queue.name!r} has {queue.config.in_flight_max} messages in flight, "
+                "which is its limit: settle some first"
+            )
+        runs = self._take(channel, min(command.limit, room), command.lease_ms, command.session, command.attempt_id)
+        if runs:
+            return self._delivery(channel, runs, command.lease_ms)
+        wait_ms = queue.config.receive_wait_ms if command.wait_ms is None else command.wait_ms
+        if not wait_ms or command.ticket is None:
+            return self._delivery(channel, [], command.lease_ms)
+        self._wait(channel, command, wait_ms)
+        return None
+
+    def _receive_again(self, channel: Channel, command: Receive) -> Delivery | None:
+        if command.attempt_id is None:
+            return None
+        if not channel.queue.config.is_fifo:
+            raise InvalidRequest(f"queue {channel.queue.name!r} is a standard queue: receive attempt ids are for FIFO")
+        lease_ms = channel.queue.config.lease_ms if command.lease_ms is None else command.lease_ms
+        runs = channel.take_again(command.attempt_id, self.now_ms, lease_ms, command.session)
+        if runs is None:
+            return None
+        channel.remember_attempt(command.attempt_id, runs, self.now_ms + lease_ms)
+        return self._delivery(channel, runs, lease_ms)
+
+    def _channel_to_receive(self, queue_name: str, channel_name: str) -> Channel:
+        queue = self._queue(queue_name)
+        if queue.draft is not None:
+            queue.seal()
+        channel = queue.channels.get(channel_name)
+        if channel is None:
+            if channel_name != MAIN:
+                return self._channel(queue, channel_name)
+            channel = queue.add_channel(MAIN, "head", self.now_ms)
+        return channel
+
+    @staticmethod
+    def _check_lease(lease_ms: int | None) -> None:
+        if lease_ms is not None and not 0 <= lease_ms <= LEASE_MS_MAX:
+            raise InvalidRequest(f"lease_ms is {lease_ms}: it must be from 0 to {LEASE_MS_MAX}")
+
+    def _check_session(self, session: int) -> None:
+        if session and session not in self.sessions:
+            raise SessionNotFound(f"session {session} has ended, or never was: open another one")
+
+    def _wait(self, channel: Channel, command: Receive, wait_ms: int) -> None:
+        deadline_ms = self.now_ms + wait_ms
+        waiter = Waiter(
+            command.ticket,
+            command.limit,
+            command.lease_ms,
+            command.session,
+            deadline_ms=deadline_ms,
+            attempt_id=command.attempt_id,
+        )
+        channel.line.join(waiter)
+        self._waiters[command.ticket] = (channel, waiter)
+        self.schedule(deadline_ms, "waiter", channel, waiter)
+
+    def _subscribe(self, command: Subscribe) -> Subscribed:
+        channel = self._channel_to_receive(command.queue, command.channel)
+        self._check_lease(command.lease_ms)
+        self._check_session(command.session)
+        if command.credit < 0:
+            raise InvalidRequest(f"credit is {command.credit}: it must not be negative")
+        number = self._next_subscription
+        self._next_subscription += 1
+        waiter = Waiter(command.ticket, command.credit, command.lease_ms, command.session, subscription=number)
+        self._subscriptions[number] = (channel, waiter)
+        self._waiters[command.ticket] = (channel, waiter)
+        self._credit(channel, waiter, command.credit)
+        return Subscribed(number)
+
+    def _set_credit(self, command: SetCredit) -> None:
+        channel, waiter = self._subscription(command.subscription)
+        self._credit(channel, waiter, command.credit)
+
+    def _add_credit(self, command: AddCredit) -> None:
+        channel, waiter = self._subscription(command.subscription)
+        self._credit(channel, waiter, waiter.credit + command.credit)
+
+    def _subscription(self, number: int) -> tuple[Channel, Waiter]:
+        found = self._subscriptions.get(number)
+        if found is None:
+            raise SessionNotFound(f"subscription {number} has ended, or never was: subscribe again")
+        return found
+
+    def _credit(self, channel: Channel, waiter: Waiter, credit: int) -> None:
+        if credit < 0:
+            raise InvalidRequest(f"credit is {credit}: it must not be negative")
+        waiter.credit = credit
+        if not credit:
+            channel.line.leave(waiter)
+        else:
+            channel.line.join_once(waiter)
+            self.woke(channel)
+
+    def _cancel_wait(self, command: CancelWait) -> None:
+        channel, waiter = self._waiters.pop(command.ticket, (None, None))
+        if channel is not None and waiter is not None:
+            channel.line.leave(waiter)
+            if waiter.subscription is not None:
+                del self._subscriptions[waiter.subscription]
+
+    def _dismiss(self, channel: Channel, error: PenstockError) -> None:
+        """A channel goes: so do those who wait for it."""
+        gone = [waiter for other, waiter in self._waiters.values() if other is channel]
+        for waiter in gone:
+            del self._waiters[waiter.ticket]
+            if waiter.subscription is not None:
+                del self._subscriptions[waiter.subscription]
+            channel.line.leave(waiter)
+            delivery = self._delivery(channel, [], 0)
+            delivery.error = error
+            self._woken.append((waiter.ticket, delivery))
+
+    # -- settling --
+
+    def _ack(self, command: Ack) -> Settled:
+        channel = self._channel(self._queue(command.queue), command.channel)
+        self.must_commit = True
+        if len(command.spans) == 1:
+            return Settled(*channel.ack(command.spans[0]))
+        return self._each(command.spans, channel.ack)
+
+    def _ack_sequences(self, command: AckSequences) -> Settled:
+        channel = self._channel(self._queue(command.queue), command.channel)
+        self.must_commit = True
+        return Settled(*channel.ack_sequences(command.sequences, command.session))
+
+    def _release(self, command: Release) -> Settled:
+        channel = self._channel(self._queue(command.queue), command.channel)
+        if command.delay_ms is not None and not 0 <= command.delay_ms <= DELAY_MS_MAX:
+            raise InvalidRequest(f"delay_ms is {command.delay_ms}: it must be from 0 to {DELAY_MS_MAX}")
+        return self._each(
+            command.spans, lambda span: channel.release(span, self.now_ms, command.delay_ms, command.error)
+        )
+
+    def _extend(self, command: Extend) -> Settled:
+        channel = self._channel(self._queue(command.queue), command.channel)
+        self._check_lease(command.lease_ms)
+        if command.lease_ms == 0:
+            return self._each(command.spans, lambda span: channel.release(span, self.now_ms, 0, "released"))
+        return self._each(command.spans, lambda span: channel.extend(span, self.now_ms, command.lease_ms))
+
+    @staticmethod
+    def _each(spans: list[Span], settle: Callable[[Span], tuple[int, list[Refused]]]) -> Settled:
+        settled = Settled(0)
+        for span in spans:
+            count, refused = settle(span)
+            settled.count += count
+            settled.refused = settled.refused + refused
+        return settled
+
+    def _commit_work(self, command: CommitWork) -> list[Sent]:
+        spans_of: dict[tuple[str, str], list[Span]] = {}
+        for ack in command.acks:
+            channel = self._channel(self._queue(ack.queue), ack.channel)
+            spans_of.setdefault((ack.queue, ack.channel), []).extend(ack.spans)
+            for span in ack.spans:
+                if not channel.can_ack(span):
+                    raise WorkRefused(
+                        f"messages {span.first} to {span.last} of queue {ack.queue!r} are not this unit of work's any more "
+                        "(their lease ran out, or they were settled): nothing was done; take them again"
+                    )
+        for (queue_name, _), spans in spans_of.items():
+            ordered = sorted(spans)
+            if any(one.last >= other.first for one, other in zip(ordered, ordered[1:], strict=False)):
+                raise WorkRefused(f"a message of queue {queue_name!r} is taken twice in one unit of work")
+        for send in command.sends:
+            queue = self.queues.get(send.queue)
+            if queue is None and not send.create:
+                raise QueueNotFound(f"there is no queue {send.queue!r}: create it first")
+            self._check_send(send, QueueConfig() if queue is None else queue.config)
+        for ack in command.acks:
+            settled = self._ack(ack)
+            assert not settled.refused
+        return [self._send(send) for send in command.sends]
+
+    # -- channels --
+
+    def _create_channel(self, command: CreateChannel) -> int:
+        queue = self._queue(command.queue)
+        existing = queue.channels.get(command.channel)
+        if existing is not None:
+            return existing.id
+        check_name(command.channel, "channel")
+        if command.start not in ("head", "tail") and not isinstance(command.start, int):
+            raise InvalidRequest(f"start is {command.start!r}: it must be 'head', 'tail', or a time in milliseconds")
+        self.must_commit = True
+        return queue.add_channel(command.channel, command.start, self.now_ms).id
+
+    def _delete_channel(self, command: DeleteChannel) -> None:
+        queue = self._queue(command.queue)
+        channel = self._channel(queue, command.channel)
+        self._dismiss(channel, ChannelNotFound(f"channel {channel.name!r} of queue {queue.name!r} was deleted"))
+        queue.seal()
+        queue.delete_channel(channel)
+        self.must_commit = True
+
+    def _pause_channel(self, command: PauseChannel) -> None:
+        channel = self._channel(self._queue(command.queue), command.channel)
+        channel.paused = command.paused
+        channel.touch()
+        self.must_commit = True
+        self.woke(channel)
+
+    def _purge_channel(self, command: PurgeChannel) -> int:
+        queue = self._queue(command.queue)
+        channel = self._channel(queue, command.channel)
+        queue.seal()
+        count = channel.purge(queue.next_sequence)
+        queue.sweep()
+        self.must_commit = True
+        return count
+
+    # -- sessions --
+
+    def _open_session(self, command: OpenSession) -> int:
+        if command.ttl_ms is not None and command.ttl_ms <= 0:
+            raise InvalidRequest(f"ttl_ms is {command.ttl_ms}: it must be more than 0")
+        number = self.meta.next_session
+        self.meta.next_session += 1
+        self._save_meta()
+        self.sessions[number] = Session(command.name, command.ttl_ms, self.now_ms)
+        self._save_session(number)
+        if command.ttl_ms is not None:
+            self.schedule(self.now_ms + command.ttl_ms, "session", number)
+        return number
+
+    def _save_session(self, number: int) -> None:
+        data = msgspec.msgpack.encode(self.sessions[number])
+        self.shelf.changes.put_record(keys.record(Kind.SESSION, number), data)
+
+    def _heartbeat(self, command: Heartbeat) -> None:
+        self._check_session(command.session)
+        session = self.sessions.get(command.session)
+        if session is not None:
+            session.seen_ms = self.now_ms
+            self._save_session(command.session)
+
+    def _end_session_now(self, command: EndSession) -> int:
+        self._check_session(command.session)
+        self.must_commit = True
+        return self._end_session(command.session, command.error)
+
+    def _end_session(self, number: int, error: str) -> int:
+        count = 0
+        for channel in self._held.pop(number, {}):
+            if self._is_alive(channel):
+                count += channel.end_session(number, self.now_ms, error)
+        for channel, waiter in list(self._waiters.values()):
+            if waiter.session == number:
+                self._cancel_wait(CancelWait(ticket=waiter.ticket))
+        self.sessions.pop(number, None)
+        self.shelf.changes.delete_record(keys.record(Kind.SESSION, number))
+        return count
+
+    # -- consumers, looking --
+
+    def _read_records(self, command: ReadRecords) -> Records:
+        queue = self._queue(command.queue)
+        offset = command.offset
+        if command.consumer is not None:
+            check_name(command.consumer, "consumer")
+            consumer = queue.consumers.get(command.consumer)
+            if consumer is not None:
+                queue.consumer_seen(command.consumer, self.now_ms)
+            if offset is None:
+                offset = 0 if consumer is None else consumer.offset
+        if offset is not None and offset < 0:
+            raise InvalidRequest(f"offset is {offset}: it must not be negative")
+        if not 1 <= command.limit <= RECEIVE_LIMIT_MAX:
+            raise InvalidRequest(f"limit is {command.limit}: it must be from 1 to {RECEIVE_LIMIT_MAX}")
+        runs, next_offset = queue.read(offset or 0, command.limit)
+        return Records(queue.name, queue.id, runs, next_offset, queue.next_sequence)
+
+    def _ack_consumer(self, command: AckConsumer) -> int:
+        queue = self._queue(command.queue)
+        check_name(command.consumer, "consumer")
+        if not 0 <= command.offset <= queue.next_sequence:
+            raise InvalidRequest(
+                f"offset is {command.offset}: it must be from 0 to {queue.next_sequence}, the end of queue {queue.name!r}"
+            )
+        consumer = queue.consumers.get(command.consumer)
+        if consumer is not None and command.offset < consumer.offset and not command.allow_rewind:
+            raise RewindRefused(
+                f"consumer {command.consumer!r} of queue {queue.name!r} is at offset {consumer.offset}, and "
+                f"{command.offset} is before it: allow rewinding if that is meant"
+            )
+        queue.consumer_moved(command.consumer, command.offset, self.now_ms)
+        self.must_commit = True
+        return command.offset
+
+    def _delete_consumer(self, command: DeleteConsumer) -> None:
+        queue = self._queue(command.queue)
+        if command.consumer not in queue.consumers:
+            raise ConsumerNotFound(f"queue {queue.name!r} has no consumer {command.consumer!r}")
+        queue.delete_consumer(command.consumer)
+        self.must_commit = True
+
+    def _browse(self, command: Browse) -> list[Seen]:
+        channel = self._channel_to_receive(command.queue, command.channel)
+        if command.limit < 1:
+            raise InvalidRequest(f"limit is {command.limit}: it must be at least 1")
+        return channel.queue.browse(channel, command.after, command.limit, command.states, command.contains)
+
+    # -- redrive --
+
+    def _start_redrive(self, command: StartRedrive) -> RedriveTask:
+        queue = self._queue(command.queue)
+        if command.target is not None:
+            check_name(command.target, "queue")
+            if command.target == command.queue:
+                raise InvalidRequest(f"queue {command.queue!r} cannot be redriven to itself: name another target")
+        if command.per_second is not None and command.per_second < 1:
+            raise InvalidRequest(f"per_second is {command.per_second}: it must be at least 1")
+        if any(task.queue == queue.name and task.status == "running" for task in self.tasks.values()):
+            raise InvalidRequest(f"a redrive of queue {queue.name!r} is running: cancel it, or wait for it, first")
+        channel = self._channel_to_receive(command.queue, MAIN)
+        task = RedriveTask(
+            task=self.meta.next_task,
+            queue=queue.name,
+            target=command.target,
+            status="running",
+            moved=0,
+            skipped=0,
+            to_move=channel.ready,
+            started_ms=self.now_ms,
+            sequences=command.sequences,
+            contains=command.contains,
+            match_error=command.error,
+            per_second=command.per_second,
+            end=queue.next_sequence,
+        )
+        self.meta.next_task += 1
+        self._save_meta()
+        self.tasks[task.task] = task
+        redrive.save(self, task)
+        self.schedule(self.now_ms, "redrive", task)
+        self.must_commit = True
+        return msgspec.structs.replace(task)
+
+    def _cancel_redrive(self, command: CancelRedrive) -> RedriveTask:
+        task = self.tasks.get(command.task)
+        if task is None:
+            raise TaskNotFound(f"there is no redrive {command.task}")
+        if task.status == "running":
+            task.status = "cancelled"
+            redrive.save(self, task)
+            self.must_commit = True
+        return msgspec.structs.replace(task)
+
+    def _list_redrives(self, command: ListRedrives) -> list[RedriveTask]:
+        found = [task for task in self.tasks.values() if command.queue in (None, task.queue)]
+        return [msgspec.structs.replace(task) for task in sorted(found, key=lambda task: -task.task)]
+
+    # -- for tests --
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that is stored, comparable: the state of a broker opened from the store is the same."""
+        self._seal()
+        return {
+            "meta": msgspec.to_builtins(self.meta),
+            "queues": {name: queue.snapshot() for name, queue in sorted(self.queues.items())},
+            "sessions": {number: msgspec.to_builtins(session) for number, session in self.sessions.items()},
+            "tasks": {number: msgspec.to_builtins(task) for number, task in self.tasks.items()},
+        }
+
+
+_HANDLERS: dict[type[Command], Callable[[Broker, Any], Any]] = {
+    CreateQueue: Broker._create_queue,
+    ChangeQueue: Broker._change_queue,
+    DeleteQueue: Broker._delete_queue,
+    PurgeQueue: Broker._purge_queue,
+    DescribeQueue: Broker._describe_queue,
+    ListQueues: Broker._list_queues,
+    QueueStats: Broker._queue_stats,
+    Send: Broker._send,
+    Receive: Broker._receive,
+    Subscribe: Broker._subscribe,
+    SetCredit: Broker._set_credit,
+    AddCredit: Broker._add_credit,
+    CancelWait: Broker._cancel_wait,
+    Ack: Broker._ack,
+    AckSequences: Broker._ack_sequences,
+    Release: Broker._release,
+    Extend: Broker._extend,
+    CommitWork: Broker._commit_work,
+    CreateChannel: Broker._create_channel,
+    DeleteChannel: Broker._delete_channel,
+    PauseChannel: Broker._pause_channel,
+    PurgeChannel: Broker._purge_channel,
+    OpenSession: Broker._open_session,
+    Heartbeat: Broker._heartbeat,
+    EndSession: Broker._end_session_now,
+    ReadRecords: Broker._read_records,
+    AckConsumer: Broker._ack_consumer,
+    DeleteConsumer: Broker._delete_consumer,
+    Browse: Broker._browse,
+    StartRedrive: Broker._start_redrive,
+    CancelRedrive: Broker._cancel_redrive,
+    ListRedrives: Broker._list_redrives,
+}
+
+_TIMERS: dict[str, Callable[[Broker, Any, Any, int], None]] = {
+    "channel": Broker._channel_timer,
+    "waiter": Broker._waiter_timer,
+    "bucket": Broker._bucket_timer,
+    "retention": Broker._retention_timer,
+    "dedup": Broker._dedup_timer,
+    "consumers": Broker._consumers_timer,
+    "attempt": Broker._attempt_timer,
+    "session": Broker._session_timer,
+    "redrive": Broker._redrive_timer,
+}

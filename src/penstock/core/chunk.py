@@ -1,0 +1,342 @@
+"""A chunk: a run of consecutive messages, stored, cached and shipped as one piece.
+
+Stored form, little-endian; `head` and `bodies` follow each other, and are kept apart in memory so that the bodies are
+copied once, when they are joined:
+
+    0   magic "PSCK"          16  base (i64)           32  count (u32)       40  length of the head (u32)
+    4   version (u32)         24  sent ms (i64)        36  sections (u32)    44  length of the bodies (u32)
+    8   xxh3-64 of all from byte 16 on
+    48  offsets: int32[count + 1]     the bodies' offsets; with the bodies, exactly an Arrow binary array
+    ..  the sections that are there, each padded to 8 bytes, in the order of `Section`:
+          binary sections: int32[count + 1] offsets and the bytes; an empty value is no value
+          DUE: int64[count]
+    ..  padding to 8, then the bodies end to end
+
+The offsets are computed when somebody needs them (a commit to disk, a reader): a run that is sent, leased and
+acknowledged in memory never needs them. Identity is derived, not stored: sequence number = base + index.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntFlag
+from typing import Any, cast
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from penstock.core.changes import Buffer
+from penstock.core.errors import ChunkDamaged
+
+_HEAD = struct.Struct("<4sIQqqIIII")
+_MAGIC = b"PSCK"
+_VERSION = 1
+_CHECKED_FROM = 16
+_OFFSETS_AT = _HEAD.size
+CHUNK_BYTES_MAX = (1 << 31) - 1
+
+
+class Section(IntFlag):
+    """The optional parts of a chunk."""
+
+    ATTRIBUTES = 1
+    GROUPS = 2
+    DEDUP_IDS = 4
+    ORIGINS = 8
+    DUE = 16
+
+
+_BINARY = (Section.ATTRIBUTES, Section.GROUPS, Section.DEDUP_IDS, Section.ORIGINS)
+
+Values = Sequence[bytes | None]
+
+
+def _offsets_of(values: Sequence[Buffer]) -> NDArray[np.int32]:
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    np.cumsum(np.fromiter(map(len, values), dtype=np.int32, count=len(values)), out=offsets[1:])
+    return offsets
+
+
+def _pad(length: int) -> bytes:
+    return bytes(-length % 8)
+
+
+class BinaryColumn:
+    """Optional bytes for each message: an offsets table and the bytes end to end.
+
+    >>> column = BinaryColumn.of([b"a", None, b"bc"])
+    >>> column[0], column[1], column[2]
+    (b'a', None, b'bc')
+    """
+
+    __slots__ = ("data", "offsets")
+
+    def __init__(self, offsets: NDArray[np.int32], data: Buffer) -> None:
+        self.offsets = offsets
+        self.data = data
+
+    @classmethod
+    def of(cls, values: Values) -> BinaryColumn:
+        """Make a column of values; None and empty bytes are the same."""
+        filled = [value or b"" for value in values]
+        return cls(_offsets_of(filled), b"".join(filled))
+
+    def __getitem__(self, index: int) -> bytes | None:
+        return bytes(self.data[self.offsets[index] : self.offsets[index + 1]]) or None
+
+    def values(self) -> list[bytes | None]:
+        """Every message's value."""
+        bounds = self.offsets.tolist()
+        data = bytes(self.data)
+        return [data[low:high] or None for low, high in zip(bounds, bounds[1:], strict=False)]
+
+    def slice(self, start: int, stop: int) -> BinaryColumn:
+        """The values of some of the messages."""
+        offsets = self.offsets[start : stop + 1]
+        return BinaryColumn(offsets - offsets[0], memoryview(self.data)[offsets[0] : offsets[-1]])
+
+    def parts(self) -> list[Buffer]:
+        """The stored form."""
+        length = self.offsets.nbytes + len(self.data)
+        return [self.offsets.tobytes(), self.data, _pad(length)]
+
+
+class Chunk:
+    """Consecutive messages: sequence numbers `base` to `base + count - 1`.
+
+    >>> chunk = Chunk.of(100, 5, [b"one", b"two"])
+    >>> chunk.count, bytes(chunk.body(1)), chunk.sequence(1)
+    (2, b'two', 101)
+    >>> Chunk.decode(b"".join(chunk.parts())).body(0)
+    b'one'
+    """
+
+    __slots__ = ("_columns", "_head", "_offsets", "_values", "base", "bodies", "count", "due_ms", "sent_ms", "size")
+
+    def __init__(
+        self,
+        base: int,
+        sent_ms: int,
+        count: int,
+        bodies: Buffer,
+        offsets: NDArray[np.int32] | None,
+        values: list[bytes] | None,
+        columns: dict[Section, BinaryColumn],
+        due_ms: NDArray[np.int64] | None,
+    ) -> None:
+        assert offsets is not None or values is not None
+        self.base = base
+        self.sent_ms = sent_ms
+        self.count = count
+        self.bodies = bodies
+        """The bodies end to end."""
+        self.due_ms = due_ms
+        self._offsets = offsets
+        self._values = values
+        self._columns = columns
+        self._head: bytes | None = None
+        attributes = columns.get(Section.ATTRIBUTES)
+        self.size = len(bodies) + (0 if attributes is None else len(attributes.data))
+        """Bytes of bodies and attributes: what limits and retention count."""
+
+    @classmethod
+    def of(
+        cls,
+        base: int,
+        sent_ms: int,
+        bodies: list[bytes],
+        *,
+        attributes: Values | None = None,
+        groups: Values | None = None,
+        dedup_ids: Values | None = None,
+        origins: Values | None = None,
+        due_ms: Sequence[int] | NDArray[np.int64] | None = None,
+        joined: bytes | None = None,
+    ) -> Chunk:
+        """Make a chunk of messages; `joined` is `b"".join(bodies)` for who has it already."""
+        optional = zip(_BINARY, (attributes, groups, dedup_ids, origins), strict=True)
+        columns = {
+            section: BinaryColumn.of(values) for section, values in optional if values is not None and any(values)
+        }
+        due = None if due_ms is None else np.asarray(due_ms, dtype=np.int64)
+        data = b"".join(bodies) if joined is None else joined
+        return cls(base, sent_ms, len(bodies), data, None, bodies, columns, due)
+
+    # -- what is in it --
+
+    @property
+    def offsets(self) -> NDArray[np.int32]:
+        """Where each body starts in `bodies`, and where the last one ends."""
+        if self._offsets is None:
+            self._offsets = _offsets_of(cast("list[bytes]", self._values))
+        return self._offsets
+
+    @property
+    def last(self) -> int:
+        """The last message's sequence number."""
+        return self.base + self.count - 1
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether any message has a group."""
+        return Section.GROUPS in self._columns
+
+    def sequence(self, index: int) -> int:
+        """The sequence number of the message at this index."""
+        return self.base + index
+
+    def body(self, index: int) -> bytes:
+        """One message's body."""
+        if self._values is not None:
+            return bytes(self._values[index])
+        offsets = self.offsets
+        return bytes(self.bodies[offsets[index] : offsets[index + 1]])
+
+    def body_list(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        """The bodies of some of the messages."""
+        stop = self.count if stop is None else stop
+        if self._values is not None:
+            return self._values[start:stop]
+        bounds = self.offsets[start : stop + 1].tolist()
+        data = bytes(self.bodies) if len(bounds) > 2 else self.bodies
+        return [bytes(data[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
+
+    def attributes(self, index: int) -> bytes | None:
+        """One message's encoded attributes."""
+        return self._value(Section.ATTRIBUTES, index)
+
+    def group(self, index: int) -> str | None:
+        """One message's group."""
+        value = self._value(Section.GROUPS, index)
+        return None if value is None else value.decode()
+
+    def group_list(self) -> list[str | None]:
+        """Every message's group."""
+        column = self._columns.get(Section.GROUPS)
+        if column is None:
+            return [None] * self.count
+        return [None if value is None else value.decode() for value in column.values()]
+
+    def dedup_id(self, index: int) -> str | None:
+        """One message's dedup id."""
+        value = self._value(Section.DEDUP_IDS, index)
+        return None if value is None else value.decode()
+
+    def origin(self, index: int) -> bytes | None:
+        """Where a message came from, encoded, if it was moved from another queue."""
+        return self._value(Section.ORIGINS, index)
+
+    def due(self, index: int) -> int:
+        """When a message is due; 0 if it always was."""
+        return 0 if self.due_ms is None else int(self.due_ms[index])
+
+    def _value(self, section: Section, index: int) -> bytes | None:
+        column = self._columns.get(section)
+        return None if column is None else column[index]
+
+    def slice(self, start: int, stop: int) -> Chunk:
+        """Some of the messages as a chunk of their own, with the sequence numbers they have."""
+        offsets = self.offsets[start : stop + 1]
+        return Chunk(
+            self.base + start,
+            self.sent_ms,
+            stop - start,
+            memoryview(self.bodies)[offsets[0] : offsets[-1]],
+            offsets - offsets[0],
+            None if self._values is None else self._values[start:stop],
+            {section: column.slice(start, stop) for section, column in self._columns.items()},
+            None if self.due_ms is None else self.due_ms[start:stop],
+        )
+
+    def with_due(self, due_ms: NDArray[np.int64] | None) -> Chunk:
+        """The same messages with other due times."""
+        return Chunk(
+            self.base, self.sent_ms, self.count, self.bodies, self._offsets, self._values, self._columns, due_ms
+        )
+
+    # -- stored form --
+
+    def parts(self) -> list[Buffer]:
+        """Head and bodies; see the top of this file."""
+        if self._head is None:
+            self._head = self._encode_head()
+        return [self._head, self.bodies]
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the stored form."""
+        return len(self.parts()[0]) + len(self.bodies)
+
+    def _encode_head(self) -> bytes:
+        offsets = self.offsets.tobytes()
+        middle: list[Buffer] = [offsets, _pad(_OFFSETS_AT + len(offsets))]
+        sections = Section(0)
+        for section in _BINARY:
+            if section in self._columns:
+                sections |= section
+                middle += self._columns[section].parts()
+        if self.due_ms is not None:
+            sections |= Section.DUE
+            middle.append(self.due_ms.tobytes())
+        body_of_head = b"".join(middle)
+        lengths = (_OFFSETS_AT + len(body_of_head), len(self.bodies))
+        fixed = (self.base, self.sent_ms, self.count, int(sections), *lengths)
+        unchecked = _HEAD.pack(_MAGIC, _VERSION, 0, *fixed)[_CHECKED_FROM:] + body_of_head
+        return _HEAD.pack(_MAGIC, _VERSION, _checksum(unchecked, self.bodies), *fixed) + body_of_head
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Chunk:
+        """Read the stored form without copying; `ChunkDamaged` if it is not what was written."""
+        view = memoryview(data)
+        if len(view) < _OFFSETS_AT:
+            raise ChunkDamaged(f"{len(view)} bytes are too few for a chunk")
+        magic, version, checksum, base, sent_ms, count, sections, head_length, bodies_length = _HEAD.unpack_from(view)
+        if magic != _MAGIC or version != _VERSION:
+            raise ChunkDamaged(f"not a chunk of version {_VERSION}: it starts with {bytes(view[:8]).hex()}")
+        if head_length + bodies_length != len(view):
+            raise ChunkDamaged(f"it should be {head_length + bodies_length} bytes long, and is {len(view)}")
+        if _checksum(view[_CHECKED_FROM:]) != checksum:
+            raise ChunkDamaged("its checksum does not match")
+        cursor = _Cursor(view, _OFFSETS_AT, count)
+        offsets = cursor.offsets()
+        cursor.align()
+        columns = {section: cursor.binary() for section in _BINARY if sections & section}
+        due_ms = cursor.numbers() if sections & Section.DUE else None
+        return cls(base, sent_ms, count, view[head_length:], offsets, None, columns, due_ms)
+
+
+class _Cursor:
+    """Walks over the sections of a checked head."""
+
+    def __init__(self, view: memoryview, at: int, count: int) -> None:
+        self.view, self.at, self.count = view, at, count
+
+    def _array(self, dtype: Any, count: int) -> NDArray[Any]:
+        array: NDArray[Any] = np.frombuffer(self.view, dtype=dtype, count=count, offset=self.at)
+        self.at += array.nbytes
+        return array
+
+    def offsets(self) -> NDArray[np.int32]:
+        return self._array(np.int32, self.count + 1)
+
+    def numbers(self) -> NDArray[np.int64]:
+        return self._array(np.int64, self.count)
+
+    def align(self) -> None:
+        self.at += -self.at % 8
+
+    def binary(self) -> BinaryColumn:
+        offsets = self.offsets()
+        data = self.view[self.at : self.at + int(offsets[-1])]
+        self.at += len(data)
+        self.align()
+        return BinaryColumn(offsets, data)
+
+
+def _checksum(*parts: Buffer) -> int:
+    state = xxhash.xxh3_64()
+    for part in parts:
+        state.update(part)
+    return state.intdigest()

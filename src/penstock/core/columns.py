@@ -1,0 +1,237 @@
+"""Delivery state as arrays: one row a message, one column a property, whole-array operations.
+
+A `Columns` holds the rows of the chunks that one channel has in work, chunk after chunk in the order in which they came.
+`at` is a slice, or an array of row numbers; every operation costs a few array operations whatever its length. Nothing
+here checks whether an event may happen: `rows_allowing` says so for a whole run beforehand, from the one table in
+`states.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.states import Event, State, allowed
+
+Rows = slice | NDArray[np.intp]
+_CAPACITY_MIN = 256
+
+_COLUMNS: tuple[tuple[str, Any], ...] = (
+    ("state", np.uint8),
+    ("attempts", np.uint32),
+    ("deadline_ms", np.int64),
+    ("received_ms", np.int64),
+    ("first_ms", np.int64),
+    ("holder", np.uint32),
+)
+"""What is kept of a message: its state, how often it was handed out, when its lease ends (or it comes due), when it was
+received last and first, and by which session."""
+
+_PERSISTED: Any = np.dtype([("length", np.uint32), *_COLUMNS])
+_NO_LATER = np.iinfo(np.int64).max
+
+
+class Columns:
+    """The rows of a window.
+
+    >>> columns = Columns()
+    >>> rows = columns.append(100, 3)
+    >>> columns.lease(slice(0, 2), now_ms=5, deadline_ms=35, holder=1)
+    >>> columns.state[rows].tolist(), columns.attempts[rows].tolist()
+    ([2, 2, 1], [1, 1, 0])
+    >>> columns.expired(35).tolist()
+    [0, 1]
+    """
+
+    __slots__ = ("attempts", "deadline_ms", "first_ms", "holder", "received_ms", "sequence", "size", "state")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.state: NDArray[np.uint8]
+        self.attempts: NDArray[np.uint32]
+        self.deadline_ms: NDArray[np.int64]
+        self.received_ms: NDArray[np.int64]
+        self.first_ms: NDArray[np.int64]
+        self.holder: NDArray[np.uint32]
+        self.sequence: NDArray[np.int64]
+        for name, dtype in (*_COLUMNS, ("sequence", np.int64)):
+            setattr(self, name, np.zeros(_CAPACITY_MIN, dtype=dtype))
+
+    # -- rows come and go --
+
+    def append(self, base: int, count: int) -> slice:
+        """Add rows for never delivered messages, ready; returns where they are."""
+        start, stop = self.size, self.size + count
+        if stop > len(self.state):
+            self._grow(stop)
+        self.size = stop
+        rows = slice(start, stop)
+        self.state[rows] = State.READY
+        for name in ("attempts", "deadline_ms", "received_ms", "first_ms", "holder"):
+            getattr(self, name)[rows] = 0
+        self.sequence[rows] = np.arange(base, base + count)
+        return rows
+
+    def _grow(self, capacity: int) -> None:
+        capacity = max(capacity, 2 * len(self.state))
+        for name, dtype in (*_COLUMNS, ("sequence", np.int64)):
+            grown = np.zeros(capacity, dtype=dtype)
+            grown[: self.size] = getattr(self, name)[: self.size]
+            setattr(self, name, grown)
+
+    def keep(self, rows: NDArray[np.intp]) -> None:
+        """Forget every row but these, which move together in this order."""
+        capacity = max(_CAPACITY_MIN, 2 * len(rows))
+        for name, dtype in (*_COLUMNS, ("sequence", np.int64)):
+            kept = np.zeros(capacity, dtype=dtype)
+            kept[: len(rows)] = getattr(self, name)[rows]
+            setattr(self, name, kept)
+        self.size = len(rows)
+
+    # -- what happens to messages --
+
+    def lease(self, at: Rows, now_ms: int, deadline_ms: int, holder: int) -> None:
+        """LEASE: hand out, one attempt more."""
+        self.state[at] = State.LEASED
+        self.attempts[at] += 1
+        self.deadline_ms[at] = deadline_ms
+        self.received_ms[at] = now_ms
+        self.holder[at] = holder
+        first = self.first_ms[at]
+        if isinstance(at, slice):
+            if not first[0] and not first[-1] and not first.any():
+                first[:] = now_ms
+            else:
+                first[first == 0] = now_ms
+        else:
+            self.first_ms[at] = np.where(first == 0, now_ms, first)
+
+    def settle(self, at: Rows) -> None:
+        """ACK, MOVE or DROP: over and done with."""
+        self.state[at] = State.DONE
+
+    def retry(self, at: Rows) -> None:
+        """RETRY or COME_DUE: ready again."""
+        self.state[at] = State.READY
+        self.deadline_ms[at] = 0
+        self.holder[at] = 0
+
+    def postpone(self, at: Rows, due_ms: int | NDArray[np.int64]) -> None:
+        """POSTPONE: not before its due time."""
+        self.state[at] = State.DELAYED
+        self.deadline_ms[at] = due_ms
+        self.holder[at] = 0
+
+    def extend(self, at: Rows, deadline_ms: int) -> None:
+        """EXTEND: a later (or earlier) deadline."""
+        self.deadline_ms[at] = deadline_ms
+
+    # -- questions about whole runs --
+
+    def rows_allowing(self, event: Event, at: slice, attempt: int) -> NDArray[np.bool_]:
+        """For each row: may the event happen, and is the message on that attempt?"""
+        mask: NDArray[np.bool_] = allowed[event][self.state[at]]
+        mask &= self.attempts[at] == attempt
+        return mask
+
+    def all_leased(self, at: slice, attempt: int) -> bool:
+        """Whether every row is leased on that attempt: the question of the happy path."""
+        state, attempts = self.state[at], self.attempts[at]
+        if len(state) == 1:
+            return bool(state[0] == State.LEASED and attempts[0] == attempt)
+        return bool((state == State.LEASED).all() and (attempts == attempt).all())
+
+    def expired(self, now_ms: int) -> NDArray[np.intp]:
+        """Rows whose lease has run out."""
+        return self._past(State.LEASED, now_ms)
+
+    def come_due(self, now_ms: int) -> NDArray[np.intp]:
+        """Delayed rows whose time has come."""
+        return self._past(State.DELAYED, now_ms)
+
+    def _past(self, state: State, now_ms: int) -> NDArray[np.intp]:
+        size = self.size
+        return np.flatnonzero((self.deadline_ms[:size] <= now_ms) & (self.state[:size] == state))
+
+    def held_by(self, holder: int) -> NDArray[np.intp]:
+        """Rows that a session has leased."""
+        size = self.size
+        return np.flatnonzero((self.holder[:size] == holder) & (self.state[:size] == State.LEASED))
+
+    def next_deadline(self) -> int | None:
+        """The earliest end of a lease, or due time; None when nothing is leased or delayed."""
+        size = self.size
+        waiting = self.state[:size] >= State.LEASED
+        if not waiting.any():
+            return None
+        return int(np.min(self.deadline_ms[:size], where=waiting, initial=_NO_LATER))
+
+    def counts(self, at: slice) -> tuple[int, int, int]:
+        """(ready, leased, delayed) among some rows."""
+        found = np.bincount(self.state[at], minlength=4)
+        return int(found[State.READY]), int(found[State.LEASED]), int(found[State.DELAYED])
+
+    # -- stored form --
+
+    def encode(self, at: slice) -> bytes:
+        """Rows as runs of equal ones: what a state record holds. Rows that are done are all the same."""
+        live = self.state[at] != State.DONE
+        count = len(live)
+        values = [getattr(self, name)[at] for name, _ in _COLUMNS]
+        if count > 1 and not live.all():
+            values = [np.where(live, column, 0) for column in values]
+        elif count == 1 and not live[0]:
+            values = [np.zeros_like(column) for column in values]
+        if count == 1:
+            starts = np.zeros(1, dtype=np.intp)
+        else:
+            differs = np.zeros(count, dtype=np.bool_)
+            differs[0] = True
+            for column in values:
+                differs[1:] |= column[1:] != column[:-1]
+            starts = np.flatnonzero(differs)
+        runs = np.zeros(len(starts), dtype=_PERSISTED)
+        runs["length"] = np.diff(np.append(starts, count))
+        for (name, _), column in zip(_COLUMNS, values, strict=True):
+            runs[name] = column[starts]
+        return _COUNT.pack(len(starts)) + runs.tobytes()
+
+    def append_encoded(self, base: int, data: bytes) -> slice:
+        """Add rows in the stored form; returns where they are."""
+        (run_count,) = _COUNT.unpack_from(data)
+        runs = np.frombuffer(data, dtype=_PERSISTED, count=run_count, offset=_COUNT.size)
+        lengths = runs["length"]
+        rows = self.append(base, int(lengths.sum()))
+        for name, _ in _COLUMNS:
+            getattr(self, name)[rows] = np.repeat(runs[name], lengths)
+        return rows
+
+
+_COUNT = struct.Struct("<I")
+
+
+def encoded_length(data: bytes) -> int:
+    """How many bytes of `data` the stored form of some rows takes."""
+    (run_count,) = _COUNT.unpack_from(data)
+    return int(_COUNT.size + run_count * _PERSISTED.itemsize)
+
+
+def runs_of(rows: NDArray[np.intp], *columns: NDArray[Any]) -> list[tuple[int, int]]:
+    """Cut sorted row numbers into runs (start, stop) of neighbours that are equal in every column.
+
+    >>> runs_of(np.array([0, 1, 2, 7, 8]))
+    [(0, 3), (7, 9)]
+    """
+    if len(rows) == 0:
+        return []
+    cuts = np.diff(rows) != 1
+    for column in columns:
+        values = column[rows]
+        cuts |= values[1:] != values[:-1]
+    at = (np.flatnonzero(cuts) + 1).tolist()
+    starts = rows[[0, *at]].tolist()
+    stops = (rows[[*(index - 1 for index in at), len(rows) - 1]] + 1).tolist()
+    return list(zip(starts, stops, strict=True))

@@ -1,0 +1,535 @@
+"""What can be asked of a broker, and what it answers. Times are milliseconds; names of queues are strings.
+
+A command is plain data. `Broker.handle(command, now_ms)` returns its reply, raises a `PenstockError`, or returns None
+for a receive that waits: its reply then comes out of `Broker.take_woken`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.chunk import Chunk
+from penstock.core.config import QueueConfig
+from penstock.core.errors import PenstockError
+from penstock.core.states import State
+
+MAIN = "main"
+"""The channel of those who know of no channels."""
+
+
+class Span(NamedTuple):
+    """A run of messages as its receiver holds it: sequence numbers `first` to `last` (inclusive), all on one attempt.
+
+    >>> Span(10, 19, attempt=1).messages
+    10
+    """
+
+    first: int
+    last: int
+    attempt: int
+
+    @property
+    def messages(self) -> int:
+        """How many messages the span holds."""
+        return self.last - self.first + 1
+
+
+class Command(msgspec.Struct, kw_only=True):
+    """Base of every command."""
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+class CreateQueue(Command):
+    """Create a queue. Once more with the same configuration is fine; with another one it is `QueueExists`."""
+
+    name: str
+    config: QueueConfig = QueueConfig()
+    channels: tuple[str, ...] = (MAIN,)
+
+
+class ChangeQueue(Command):
+    """Change some settings of a queue. Replies with `QueueInfo`."""
+
+    name: str
+    changes: dict[str, Any]
+
+
+class DeleteQueue(Command):
+    """Delete a queue with its messages, channels and consumers."""
+
+    name: str
+
+
+class PurgeQueue(Command):
+    """Delete a queue's messages, in flight ones included. Replies with the number of messages that went."""
+
+    name: str
+
+
+class DescribeQueue(Command):
+    """Replies with `QueueInfo`."""
+
+    name: str
+
+
+class ListQueues(Command):
+    """Names in order, `limit` at most, after the name `after`. Replies with a list of names."""
+
+    prefix: str = ""
+    after: str = ""
+    limit: int = 1_000
+
+
+class QueueStats(Command):
+    """Replies with `Stats`."""
+
+    name: str
+
+
+# -- sending -----------------------------------------------------------------------------------------------------------
+
+
+class Send(Command):
+    """Send a run of messages. Lists run beside `bodies`, or are None when nobody set any. Replies with `Sent`."""
+
+    queue: str
+    bodies: list[bytes]
+    attributes: list[bytes | None] | None = None
+    groups: list[str | None] | None = None
+    dedup_ids: list[str | None] | None = None
+    origins: list[bytes | None] | None = None
+    priority: int = 0
+    delay_ms: int | None = None
+    """None: the queue's delay."""
+    due_ms: int | None = None
+    """An absolute time, instead of a delay."""
+    create: bool = True
+    """Create the queue when it is not there."""
+    channels: tuple[str, ...] = (MAIN,)
+    """The channels that a queue created by this command gets."""
+
+
+class Sent(msgspec.Struct):
+    """Where the messages went: `first` + index; or, when some were duplicates, `sequences` one by one."""
+
+    queue_id: int
+    first: int
+    count: int
+    sequences: list[int] | None = None
+    duplicates: list[int] = []
+    """Indexes of the messages that were known already; they have the sequence number of the original."""
+
+    def sequence(self, index: int) -> int:
+        """The sequence number of the message at this index of the command."""
+        return self.first + index if self.sequences is None else self.sequences[index]
+
+
+# -- receiving ---------------------------------------------------------------------------------------------------------
+
+
+class Receive(Command):
+    """Lease up to `limit` messages. Replies with `Delivery`, later (None for now) if there are none and it may wait."""
+
+    queue: str
+    channel: str = MAIN
+    limit: int = 1
+    wait_ms: int | None = None
+    """None: the queue's receive wait."""
+    lease_ms: int | None = None
+    """None: the queue's lease."""
+    session: int = 0
+    attempt_id: str | None = None
+    """FIFO: the same id again within the lease gets the same messages again."""
+    ticket: Any = None
+    """Comes back with the reply out of `take_woken`; must be unique among those who wait. Needed for waiting."""
+
+
+class Subscribe(Command):
+    """Standing demand: messages are pushed as they become ready while there is credit. Replies with `Subscribed`."""
+
+    queue: str
+    channel: str = MAIN
+    credit: int = 0
+    lease_ms: int | None = None
+    session: int = 0
+    ticket: Any = None
+
+
+class Subscribed(msgspec.Struct):
+    """A subscription's number."""
+
+    subscription: int
+
+
+class SetCredit(Command):
+    """Set how many more messages a subscription may be pushed (NSQ's RDY). 0 pauses it."""
+
+    subscription: int
+    credit: int
+
+
+class AddCredit(Command):
+    """Give a subscription more credit."""
+
+    subscription: int
+    credit: int
+
+
+class CancelWait(Command):
+    """Forget a waiting receive or a subscription, by ticket. Nothing is lost: it held nothing."""
+
+    ticket: Any
+
+
+class Run(msgspec.Struct):
+    """Consecutive messages of one chunk, handed out together."""
+
+    chunk: Chunk
+    start: int
+    stop: int
+    attempts: NDArray[np.uint32]
+    first_received_ms: NDArray[np.int64]
+    failures: list[Failure] = []
+    """Failed deliveries of messages in this run so far."""
+
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        return self.stop - self.start
+
+    @property
+    def first(self) -> int:
+        """The first message's sequence number."""
+        return self.chunk.base + self.start
+
+    def spans(self) -> list[Span]:
+        """The run cut where the attempt changes: what settling it needs."""
+        attempts, first = self.attempts, self.chunk.base + self.start
+        if self.count == 1 or (attempts[0] == attempts[-1] and bool((attempts == attempts[0]).all())):
+            return [Span(first, first + self.count - 1, int(attempts[0]))]
+        cuts = [0, *(np.flatnonzero(np.diff(attempts)) + 1).tolist(), self.count]
+        return [
+            Span(first + low, first + high - 1, int(attempts[low])) for low, high in zip(cuts, cuts[1:], strict=False)
+        ]
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """One failed delivery of the messages `first` to `last`: when, by whom, why."""
+
+    first: int
+    last: int
+    attempt: int
+    received_ms: int
+    failed_ms: int
+    session: str
+    error: str
+
+
+class Delivery(msgspec.Struct):
+    """Leased messages. Empty when a wait ran out."""
+
+    queue: str
+    queue_id: int
+    channel: str
+    channel_id: int
+    received_ms: int
+    deadline_ms: int
+    runs: list[Run] = []
+    error: PenstockError | None = None
+    """For one who waited: what went wrong meanwhile (the queue was deleted)."""
+
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        return sum(run.stop - run.start for run in self.runs)
+
+
+# -- settling ----------------------------------------------------------------------------------------------------------
+
+
+class Ack(Command):
+    """The work is done. Replies with `Settled`."""
+
+    queue: str
+    spans: list[Span]
+    channel: str = MAIN
+
+
+class AckSequences(Command):
+    """As `Ack`, for messages that this session holds, by sequence number (NSQ's FIN). Replies with `Settled`."""
+
+    queue: str
+    channel: str
+    sequences: NDArray[np.int64]
+    session: int
+
+
+class Release(Command):
+    """A failed delivery. `delay_ms` None: in place the first time, by the queue's backoff after. Replies with `Settled`."""
+
+    queue: str
+    spans: list[Span]
+    channel: str = MAIN
+    delay_ms: int | None = None
+    error: str = ""
+
+
+class Extend(Command):
+    """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
+
+    queue: str
+    spans: list[Span]
+    lease_ms: int
+    channel: str = MAIN
+
+
+class Refused(NamedTuple):
+    """Messages that could not be settled, and why."""
+
+    first: int
+    last: int
+    error: PenstockError
+
+
+class Settled(msgspec.Struct):
+    """How many messages were settled, and which were not."""
+
+    count: int
+    refused: list[Refused] = []
+
+
+class CommitWork(Command):
+    """A unit of work: all of it or, with `WorkRefused`, nothing. Replies with the list of `Sent`."""
+
+    acks: list[Ack]
+    sends: list[Send]
+
+
+# -- channels, sessions, consumers -------------------------------------------------------------------------------------
+
+
+class CreateChannel(Command):
+    """Create a channel; once more is fine. `start`: 'head', 'tail', or a time in milliseconds. Replies with its id."""
+
+    queue: str
+    channel: str
+    start: str | int = "head"
+
+
+class DeleteChannel(Command):
+    """Delete a channel, and what was kept for it alone."""
+
+    queue: str
+    channel: str
+
+
+class PauseChannel(Command):
+    """Stop handing out a channel's messages, or go on."""
+
+    queue: str
+    channel: str
+    paused: bool = True
+
+
+class PurgeChannel(Command):
+    """Drop all that waits for a channel or is in flight there. Replies with the number of messages."""
+
+    queue: str
+    channel: str
+
+
+class OpenSession(Command):
+    """Start a session. With `ttl_ms` it ends by itself when no heartbeat comes. Replies with its number."""
+
+    name: str
+    ttl_ms: int | None = None
+
+
+class Heartbeat(Command):
+    """A session is alive."""
+
+    session: int
+
+
+class EndSession(Command):
+    """End a session: all its leases are released in one commit. Replies with the number of messages."""
+
+    session: int
+    error: str = "session ended"
+
+
+class ReadRecords(Command):
+    """Messages by offset, leasing nothing. Without `offset`: from where the consumer is. Replies with `Records`."""
+
+    queue: str
+    consumer: str | None = None
+    offset: int | None = None
+    limit: int = 100
+
+
+class Records(msgspec.Struct):
+    """Runs in sequence order, and the offset to go on from."""
+
+    queue: str
+    queue_id: int
+    runs: list[Run]
+    next_offset: int
+    end_offset: int
+    """The offset of the next message that will be sent."""
+
+
+class AckConsumer(Command):
+    """Remember that a consumer has read everything before `offset`. Creates the consumer. Replies with the offset."""
+
+    queue: str
+    consumer: str
+    offset: int
+    allow_rewind: bool = False
+
+
+class DeleteConsumer(Command):
+    """Forget a consumer."""
+
+    queue: str
+    consumer: str
+
+
+# -- looking, moving ---------------------------------------------------------------------------------------------------
+
+
+class Browse(Command):
+    """Messages with their state in a channel, in sequence order, without consuming. Replies with `list[Seen]`."""
+
+    queue: str
+    channel: str = MAIN
+    after: int = -1
+    limit: int = 100
+    states: tuple[State, ...] = (State.READY, State.LEASED, State.DELAYED)
+    contains: bytes | None = None
+    """Only messages whose body holds these bytes."""
+
+
+class Seen(msgspec.Struct):
+    """One message as browsed."""
+
+    chunk: Chunk
+    index: int
+    state: State
+    attempts: int
+    deadline_ms: int
+    """When the lease ends, or the message comes due; 0 when it is ready."""
+    failures: list[Failure]
+
+    @property
+    def sequence(self) -> int:
+        """The message's sequence number."""
+        return self.chunk.base + self.index
+
+
+class StartRedrive(Command):
+    """Move messages of a (dead-letter) queue to where they came from, or elsewhere. Replies with `RedriveTask`."""
+
+    queue: str
+    target: str | None = None
+    sequences: list[int] | None = None
+    contains: bytes | None = None
+    error: str | None = None
+    """Only dead letters one of whose reported errors holds this text."""
+    per_second: int | None = None
+
+
+class CancelRedrive(Command):
+    """Stop a redrive; what was moved stays moved. Replies with `RedriveTask`."""
+
+    task: int
+
+
+class ListRedrives(Command):
+    """Redrives of a queue, newest first. Replies with `list[RedriveTask]`."""
+
+    queue: str | None = None
+
+
+class RedriveTask(msgspec.Struct):
+    """A redrive and how far it is."""
+
+    task: int
+    queue: str
+    target: str | None
+    status: str
+    """`running`, `done`, `cancelled` or `failed`."""
+    moved: int
+    skipped: int
+    to_move: int
+    started_ms: int
+    error: str = ""
+    sequences: list[int] | None = None
+    contains: bytes | None = None
+    match_error: str | None = None
+    per_second: int | None = None
+    cursor: int = -1
+    end: int = 0
+
+
+# -- descriptions ------------------------------------------------------------------------------------------------------
+
+
+class ChannelStats(msgspec.Struct):
+    """Exact counts of one channel."""
+
+    name: str
+    ready: int
+    leased: int
+    delayed: int
+    acked: int
+    failed: int
+    dead: int
+    """Messages that this channel sent to the dead-letter queue, ever."""
+    paused: bool
+    oldest_ms: int | None
+    """When the oldest message that is not done was sent."""
+    waiting_receivers: int
+
+
+class Stats(msgspec.Struct):
+    """Exact counts of one queue."""
+
+    name: str
+    messages: int
+    """Messages in the store, whatever their state."""
+    bytes: int
+    delayed: int
+    """Messages sent with a delay that no channel can see yet."""
+    sent: int
+    quarantined: int
+    """Messages in chunks that are damaged."""
+    oldest_ms: int | None
+    next_sequence: int
+    channels: dict[str, ChannelStats]
+    consumers: dict[str, int]
+
+
+class QueueInfo(msgspec.Struct):
+    """A queue, described."""
+
+    name: str
+    queue_id: int
+    config: QueueConfig
+    created_ms: int
+    changed_ms: int
+    channels: list[str]
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """A report of a damaged chunk, out of `Broker.take_reports`."""
+
+    queue: str
+    first: int
+    last: int
+    reason: str

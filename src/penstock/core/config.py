@@ -1,0 +1,207 @@
+"""A queue's configuration: every setting, its range and its default, in one table of fields.
+
+Times are milliseconds. The ranges are checked in one place, `check`, for creation and for changes alike.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.core.errors import InvalidConfig, InvalidName
+
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+LEASE_MS_MAX = 12 * HOUR_MS
+DELAY_MS_MAX = 100 * 366 * DAY_MS
+PRIORITY_MAX = 9
+DEDUP_WINDOW_MS = 5 * MINUTE_MS
+MESSAGE_BYTES_CEILING = 256 * 1024 * 1024
+
+Kind = Literal["standard", "fifo"]
+Scope = Literal["queue", "group"]
+BackoffShape = Literal["none", "fixed", "linear", "exponential"]
+PolicyName = Literal["at_least_once", "consume_times", "consume_once"]
+
+
+class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a message waits in the retry lane before its next delivery.
+
+    >>> Backoff("linear", base_ms=100).delay_ms(3, sequence=7)
+    300
+    >>> Backoff("exponential", base_ms=100, ceiling_ms=1000, seed=1).delay_ms(9, sequence=7) <= 1000
+    True
+    """
+
+    shape: BackoffShape = "none"
+    base_ms: int = 1_000
+    ceiling_ms: int = HOUR_MS
+    seed: int = 0
+
+    def delay_ms(self, failures: int, sequence: int) -> int:
+        """The wait after the `failures`-th time in the retry lane; jitter is a function of seed, sequence and failures."""
+        if self.shape == "none":
+            return 0
+        if self.shape == "fixed":
+            return min(self.base_ms, self.ceiling_ms)
+        if self.shape == "linear":
+            return min(self.base_ms * failures, self.ceiling_ms)
+        span = min(self.base_ms << min(failures - 1, 40), self.ceiling_ms)
+        return _jitter(self.seed, sequence, failures) % (span + 1)
+
+
+def _jitter(seed: int, sequence: int, failures: int) -> int:
+    """A well mixed 64-bit number from three (splitmix64), so that the wait is random to clients and replayable to us."""
+    mask = (1 << 64) - 1
+    x = (seed * 0x9E3779B97F4A7C15 + sequence * 0xBF58476D1CE4E5B9 + failures * 0x94D049BB133111EB) & mask
+    for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+        x = ((x ^ (x >> 30)) * multiplier) & mask
+    return x ^ (x >> 31)
+
+
+class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a queue is told to do. Immutable: a change makes another one, through `changed`.
+
+    >>> QueueConfig(lease_ms=5_000).changed({"max_receives": 3}).max_receives
+    3
+    >>> QueueConfig().changed({"lease_ms": -1})
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidConfig: lease_ms is -1: it must be from 0 to 43200000
+    """
+
+    kind: Kind = "standard"
+    lease_ms: int = 30 * SECOND_MS
+    """How long a receiver has before its messages go to somebody else (SQS: visibility timeout)."""
+    retention_ms: int | None = 4 * DAY_MS
+    """Messages older than this go, whoever still wants them. None keeps them for ever."""
+    retention_bytes: int | None = None
+    """The oldest messages go when the queue is larger than this. None: no limit by size."""
+    delay_ms: int = 0
+    """How long every message waits before it can be received."""
+    message_bytes_max: int = 1024 * 1024
+    """Body and attributes of one message together."""
+    receive_wait_ms: int = 0
+    """How long a receive waits for messages when it does not say so itself."""
+    max_receives: int = 10
+    """After this many failed deliveries a message goes to the dead-letter queue. 0: never."""
+    dead_letter: str | None = None
+    """The dead-letter queue. None: one of its own, named after the queue (`orders.dead`)."""
+    backoff: Backoff = Backoff()
+    policy: PolicyName = "at_least_once"
+    consume_times: int = 1
+    """With policy `consume_times`: how often a message may leave the process at most."""
+    partitions: int = 1
+    content_dedup: bool = False
+    """FIFO: a message without a dedup id is deduplicated by the SHA-256 of its body."""
+    dedup_scope: Scope = "queue"
+    throughput_scope: Scope = "queue"
+    throughput_per_second: int | None = None
+    """FIFO: messages that each queue or group may take a second. None: no limit."""
+    in_flight_max: int = 120_000
+    """How many messages a channel may have leased at once."""
+    consumer_retention_ms: int | None = 14 * DAY_MS
+    """A named consumer that was silent for this long is forgotten. None: never."""
+    tags: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    """What front ends keep with a queue and the core does not look at."""
+
+    @property
+    def is_fifo(self) -> bool:
+        """Whether order holds within groups."""
+        return self.kind == "fifo"
+
+    @property
+    def receives_max(self) -> int:
+        """The number of deliveries after which a failure is final; 0 for no such number."""
+        at_most = {"at_least_once": 0, "consume_times": self.consume_times, "consume_once": 1}[self.policy]
+        limits = [limit for limit in (at_most, self.max_receives) if limit]
+        return min(limits, default=0)
+
+    @property
+    def leases_are_durable(self) -> bool:
+        """Whether a lease is committed before the message leaves the process (the at-most policies)."""
+        return self.policy != "at_least_once"
+
+    def changed(self, changes: dict[str, Any]) -> QueueConfig:
+        """This configuration with some settings changed, checked."""
+        unknown = sorted(set(changes) - set(self.__struct_fields__))
+        if unknown:
+            raise InvalidConfig(
+                f"there is no setting {unknown[0]!r}; the settings are: {', '.join(self.__struct_fields__)}"
+            )
+        try:
+            config = msgspec.convert(msgspec.to_builtins(self) | msgspec.to_builtins(changes), QueueConfig)
+        except msgspec.ValidationError as error:
+            raise InvalidConfig(str(error)) from None
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Raise `InvalidConfig` for the first setting that is out of its range."""
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise InvalidConfig(f"{name} is {value}: it must be from {low} to {high}")
+        backoff = self.backoff
+        if backoff.base_ms < 0 or backoff.ceiling_ms < 0:
+            raise InvalidConfig("backoff: base_ms and ceiling_ms must not be negative")
+        if self.dead_letter is not None:
+            check_name(self.dead_letter, "dead-letter queue")
+        if not self.is_fifo:
+            for name in ("content_dedup", "throughput_per_second"):
+                if getattr(self, name):
+                    raise InvalidConfig(f"{name} is a setting of FIFO queues: create the queue with kind='fifo'")
+        if self.throughput_scope == "group" and self.dedup_scope != "group":
+            raise InvalidConfig("throughput_scope='group' needs dedup_scope='group' as well")
+
+
+_RANGES: tuple[tuple[str, int, int], ...] = (
+    ("lease_ms", 0, LEASE_MS_MAX),
+    ("retention_ms", MINUTE_MS, 14 * DAY_MS),
+    ("retention_bytes", 1, 1 << 62),
+    ("delay_ms", 0, DELAY_MS_MAX),
+    ("message_bytes_max", 1, MESSAGE_BYTES_CEILING),
+    ("receive_wait_ms", 0, 20 * SECOND_MS),
+    ("max_receives", 0, 1_000),
+    ("consume_times", 1, 1_000),
+    ("partitions", 1, 1_024),
+    ("throughput_per_second", 1, 1 << 40),
+    ("in_flight_max", 1, 10_000_000),
+    ("consumer_retention_ms", MINUTE_MS, DELAY_MS_MAX),
+)
+
+UNCHANGEABLE = frozenset({"kind", "partitions"})
+"""Settings that a queue keeps for life."""
+
+_NAME = re.compile(r"[A-Za-z0-9._#-]{1,128}\Z")
+
+
+def check_name(name: str, what: str) -> str:
+    """The name itself, or `InvalidName` saying what is wrong with it.
+
+    >>> check_name("orders.fifo", "queue")
+    'orders.fifo'
+    """
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise InvalidName(
+            f"{name!r} cannot name a {what}: use 1 to 128 letters, digits, dots, dashes, underscores or '#'"
+        )
+    return name
+
+
+def dead_letter_name(queue: str) -> str:
+    """The name of a queue's own dead-letter queue.
+
+    >>> dead_letter_name("orders"), dead_letter_name("orders.fifo")
+    ('orders.dead', 'orders.dead.fifo')
+    """
+    stem, dot, suffix = queue.rpartition(".")
+    if dot and suffix == "fifo":
+        return f"{stem[:118]}.dead.fifo"
+    return f"{queue[:123]}.dead"

@@ -1,0 +1,131 @@
+"""What can go wrong in a way that a caller has to know about.
+
+    PenstockError
+    ├── InvalidRequest            the caller's fault: a value out of range, a wrong combination
+    │   ├── InvalidName
+    │   ├── InvalidConfig
+    │   ├── MessageTooLarge
+    │   └── BatchTooLarge
+    ├── NotFound
+    │   ├── QueueNotFound
+    │   ├── ChannelNotFound
+    │   ├── ConsumerNotFound
+    │   ├── SessionNotFound
+    │   └── TaskNotFound
+    ├── QueueExists               the name is taken, with another configuration
+    ├── ReceiptRefused
+    │   ├── StaleReceipt          the lease is over: the message was settled, or handed out again
+    │   ├── ForeignReceipt        a receipt of another queue or channel
+    │   └── ForgedReceipt         not made by this store
+    ├── LeaseTooLong              a heartbeat past twelve hours from the receive
+    ├── OverLimit                 too many messages in flight
+    ├── Throttled                 above the queue's configured rate
+    ├── RewindRefused             a consumer's acknowledgement would go back
+    ├── WorkRefused               a unit of work holds something that can no longer be settled
+    ├── ChunkDamaged              stored bytes do not match their checksum
+    └── StoreError                the store's side: see `penstock.store.errors`
+
+Bugs are assertions and are not in this tree. Every message says what was wrong, where, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of every error that Penstock raises on purpose.
+
+    >>> issubclass(QueueNotFound, PenstockError)
+    True
+    """
+
+
+class InvalidRequest(PenstockError, ValueError):
+    """A value is out of range, or two values do not go together."""
+
+
+class InvalidName(InvalidRequest):
+    """A queue, channel, consumer or group name that is not allowed."""
+
+
+class InvalidConfig(InvalidRequest):
+    """A queue setting that is unknown, out of range, or contradicts another."""
+
+
+class MessageTooLarge(InvalidRequest):
+    """A message is larger than its queue accepts."""
+
+
+class BatchTooLarge(InvalidRequest):
+    """A batch or a unit of work is larger than one commit may be."""
+
+
+class NotFound(PenstockError, LookupError):
+    """The thing that the command names is not there."""
+
+
+class QueueNotFound(NotFound):
+    """No queue of that name."""
+
+
+class ChannelNotFound(NotFound):
+    """The queue has no channel of that name."""
+
+
+class ConsumerNotFound(NotFound):
+    """The queue has no consumer of that name."""
+
+
+class SessionNotFound(NotFound):
+    """The session has ended, or never was."""
+
+
+class TaskNotFound(NotFound):
+    """No redrive task with that number."""
+
+
+class QueueExists(PenstockError):
+    """The queue exists with another configuration."""
+
+
+class ReceiptRefused(PenstockError):
+    """A message cannot be settled with what the caller holds."""
+
+
+class StaleReceipt(ReceiptRefused):
+    """The lease is over: the message was settled before, or handed out again."""
+
+
+class ForeignReceipt(ReceiptRefused):
+    """The receipt belongs to another queue, channel or session."""
+
+
+class ForgedReceipt(ReceiptRefused):
+    """The receipt was not made by this store, or was changed on its way."""
+
+
+class LeaseTooLong(InvalidRequest):
+    """A lease would end later than twelve hours after the receive."""
+
+
+class OverLimit(PenstockError):
+    """The channel has as many messages in flight as it may have."""
+
+
+class Throttled(PenstockError):
+    """The queue or the group is above its configured rate; try again later."""
+
+
+class RewindRefused(PenstockError):
+    """A consumer's acknowledgement would go back, and rewinding was not allowed."""
+
+
+class WorkRefused(PenstockError):
+    """A unit of work cannot be committed; nothing of it was done."""
+
+
+class ChunkDamaged(PenstockError):
+    """Stored messages do not match their checksum. They are quarantined, not deleted."""
+
+
+class StoreError(PenstockError):
+    """The store could not do its part. Subclasses say whether the outcome is certain."""

@@ -1,0 +1,208 @@
+"""The names under which a broker's chunks and state records lie in the store.
+
+A chunk's key says all that can be asked of a chunk without reading it, so that retention, deletion, counting and
+finding the next chunk never touch bodies:
+
+    queue id  lane   order   base     count  bytes  aged ms
+    8         4      8       8        4      4      8         big-endian, so that keys sort as numbers do
+
+`lane` is channel (24 bits, 0 for lanes that all channels share), kind (4 bits) and priority (4 bits). `order` is 0, or
+the due bucket in the lanes of kind FAR. `aged ms` is the time from which retention counts: when the messages were sent,
+or the last due time among them.
+
+A state record's key is its kind (1 byte), the queue's id (8), and what the kind needs to be unique.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+_CHUNK = struct.Struct(">QIQQIIQ")
+_LANE_PREFIX = struct.Struct(">QIQ")
+_LANE_START = struct.Struct(">QIQQ")
+_QUEUE = struct.Struct(">BQ")
+_ENTRY = struct.Struct(">BQIIQ")
+_LANE_OF_CHANNEL = struct.Struct(">BQII")
+_BUCKET = struct.Struct(">BQIQ")
+_FAR_ENTRY = struct.Struct(">BQIQQ")
+_DEDUP = struct.Struct(">BQQQ")
+
+
+class LaneKind(IntEnum):
+    """What a lane is for."""
+
+    NORMAL = 0
+    """Messages in the order they were sent; a channel walks it with a cursor."""
+    WAITING = 1
+    """Sent with a delay (shared), or failed and waiting for the next try (of one channel). Always wholly in the window."""
+    FAR = 2
+    """Due further ahead than the horizon; in no window until its bucket's time comes."""
+
+
+def lane_code(kind: LaneKind, priority: int, channel_id: int = 0) -> int:
+    """Channel, kind and priority in one number.
+
+    >>> hex(lane_code(LaneKind.WAITING, 3, channel_id=2))
+    '0x213'
+    """
+    return channel_id << 8 | kind << 4 | priority
+
+
+def lane_kind(lane: int) -> int:
+    """The kind in a lane's code."""
+    return lane >> 4 & 0xF
+
+
+def lane_priority(lane: int) -> int:
+    """The priority in a lane's code."""
+    return lane & 0xF
+
+
+def lane_channel(lane: int) -> int:
+    """The channel that a lane belongs to; 0 when it is shared."""
+    return lane >> 8
+
+
+class ChunkKey(NamedTuple):
+    """A chunk's key, taken apart.
+
+    >>> key = ChunkKey(1, 0, 0, 100, 10, 2000, 5)
+    >>> ChunkKey.unpack(key.pack()) == key
+    True
+    """
+
+    queue_id: int
+    lane: int
+    order: int
+    base: int
+    messages: int
+    size: int
+    aged_ms: int
+
+    def pack(self) -> bytes:
+        """The key as the store sees it."""
+        return _CHUNK.pack(*self)
+
+    @classmethod
+    def unpack(cls, key: bytes) -> ChunkKey:
+        """Take a stored key apart."""
+        return cls(*_CHUNK.unpack(key))
+
+
+def queue_chunks(queue_id: int) -> bytes:
+    """Prefix of all chunks of a queue."""
+    return queue_id.to_bytes(8, "big")
+
+
+def lane_chunks(queue_id: int, lane: int, order: int = 0) -> bytes:
+    """Prefix of a lane's chunks (of one due bucket, in a FAR lane)."""
+    return _LANE_PREFIX.pack(queue_id, lane, order)
+
+
+def lane_start(queue_id: int, lane: int, base: int, order: int = 0) -> bytes:
+    """Where to start listing, to find the first chunk with at least this base."""
+    return _LANE_START.pack(queue_id, lane, order, base)
+
+
+class Kind(IntEnum):
+    """Kinds of state records."""
+
+    META = 1
+    QUEUE = 2
+    COUNTERS = 3
+    CHANNEL = 4
+    ENTRY = 5
+    BUCKET = 6
+    FAR_ENTRY = 7
+    CONSUMER = 8
+    DEDUP = 9
+    ATTEMPT = 10
+    QUARANTINE = 11
+    SESSION = 12
+    TASK = 13
+
+
+OF_A_QUEUE = (
+    Kind.QUEUE,
+    Kind.COUNTERS,
+    Kind.CHANNEL,
+    Kind.ENTRY,
+    Kind.BUCKET,
+    Kind.FAR_ENTRY,
+    Kind.CONSUMER,
+    Kind.DEDUP,
+    Kind.ATTEMPT,
+    Kind.QUARANTINE,
+)
+"""What goes when a queue goes."""
+
+
+def record(kind: Kind, number: int = 0, rest: bytes = b"") -> bytes:
+    """Key of a record of a queue (or of a session, a task: whatever the number counts)."""
+    return _QUEUE.pack(kind, number) + rest
+
+
+def number_of(key: bytes) -> int:
+    """The number in a record's key."""
+    return int.from_bytes(key[1:9], "big")
+
+
+def channel_record(queue_id: int, channel_id: int) -> bytes:
+    """Key of a channel."""
+    return record(Kind.CHANNEL, queue_id, channel_id.to_bytes(4, "big"))
+
+
+def entry_record(queue_id: int, channel_id: int, lane: int, base: int) -> bytes:
+    """Key of a chunk's delivery state in a channel."""
+    return _ENTRY.pack(Kind.ENTRY, queue_id, channel_id, lane, base)
+
+
+def unpack_entry(key: bytes) -> tuple[int, int, int, int]:
+    """(queue id, channel id, lane, base) of an entry's key."""
+    _, queue_id, channel_id, lane, base = _ENTRY.unpack(key)
+    return queue_id, channel_id, lane, base
+
+
+def channel_entries(queue_id: int, channel_id: int) -> bytes:
+    """Prefix of a channel's entries."""
+    return record(Kind.ENTRY, queue_id, channel_id.to_bytes(4, "big"))
+
+
+def lane_entries(queue_id: int, channel_id: int, lane: int) -> bytes:
+    """Prefix of a channel's entries of one lane."""
+    return _LANE_OF_CHANNEL.pack(Kind.ENTRY, queue_id, channel_id, lane)
+
+
+def bucket_record(queue_id: int, lane: int, order: int) -> bytes:
+    """Key of a due bucket."""
+    return _BUCKET.pack(Kind.BUCKET, queue_id, lane, order)
+
+
+def unpack_bucket(key: bytes) -> tuple[int, int, int]:
+    """(queue id, lane, order) of a bucket's key."""
+    _, queue_id, lane, order = _BUCKET.unpack(key)
+    return queue_id, lane, order
+
+
+def far_entry(queue_id: int, lane: int, order: int, base: int) -> bytes:
+    """Key of the delivery state of a retried message that is due far ahead."""
+    return _FAR_ENTRY.pack(Kind.FAR_ENTRY, queue_id, lane, order, base)
+
+
+def far_entries(queue_id: int, lane: int, order: int | None = None) -> bytes:
+    """Prefix of such states, of one bucket or of a whole lane."""
+    if order is None:
+        return record(Kind.FAR_ENTRY, queue_id, lane.to_bytes(4, "big"))
+    return record(Kind.FAR_ENTRY, queue_id, lane.to_bytes(4, "big") + order.to_bytes(8, "big"))
+
+
+def dedup_record(queue_id: int, bucket: int, first: int) -> bytes:
+    """Key of the dedup ids that one commit added, in the bucket of the minute in which they are forgotten."""
+    return _DEDUP.pack(Kind.DEDUP, queue_id, bucket, first)
+
+
+def dedup_bucket(queue_id: int, bucket: int) -> bytes:
+    """Prefix of a bucket of dedup ids."""
+    return record(Kind.DEDUP, queue_id, bucket.to_bytes(8, "big"))

@@ -1,0 +1,717 @@
+"""A queue: one sequence of messages in lanes, and the channels and consumers that read it.
+
+Every message gets its sequence number from one counter, whatever lane it goes to, and keeps it for life; so a sequence
+number names a message of the queue, and lanes only say when it may be handed out.
+
+    lane         holds                                                    read by a channel
+    NORMAL p     messages of priority p that are due                      in order, with a cursor
+    WAITING p    messages due within `HORIZON_MS` (shared), or failed     all at once: wholly in the window
+                 ones of one channel (its retry lane)
+    FAR p        messages due later, in buckets by time                   when the bucket's time comes, its chunks go
+                                                                          to WAITING, under the same sequence numbers
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core import keys
+from penstock.core.channel import HORIZON_MS, Channel
+from penstock.core.chunk import Chunk
+from penstock.core.commands import Damage, QueueInfo, Run, Seen, Stats
+from penstock.core.config import DAY_MS, HOUR_MS, QueueConfig
+from penstock.core.dedup import Dedup
+from penstock.core.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX, Draft, Messages, Place
+from penstock.core.errors import ChunkDamaged
+from penstock.core.keys import ChunkKey, Kind, LaneKind, lane_code
+from penstock.core.states import State
+from penstock.core.window import Window
+
+if TYPE_CHECKING:
+    from penstock.core.broker import Broker
+
+_BUCKETS: tuple[tuple[int, int], ...] = ((2 * DAY_MS, HOUR_MS), (60 * DAY_MS, DAY_MS), (1 << 62, 30 * DAY_MS))
+"""(due within, width of the bucket)."""
+_PAGE = 256
+
+
+class Consumer(msgspec.Struct, array_like=True):
+    """A named cursor."""
+
+    offset: int
+    seen_ms: int
+
+
+class _QueueRecord(msgspec.Struct, array_like=True):
+    name: str
+    config: QueueConfig
+    created_ms: int
+    changed_ms: int
+
+
+class _CountersRecord(msgspec.Struct, array_like=True):
+    next_sequence: int
+    messages: int
+    size: int
+    sent: int
+    is_fair: bool
+    next_channel: int
+    lanes: list[int]
+
+
+class _QuarantineRecord(msgspec.Struct, array_like=True):
+    reason: str
+
+
+class Queue:
+    """One queue."""
+
+    def __init__(self, broker: Broker, queue_id: int, name: str, config: QueueConfig, created_ms: int) -> None:
+        self.broker = broker
+        self.shelf = broker.shelf
+        self.id = queue_id
+        self.name = name
+        self.config = config
+        self.created_ms = created_ms
+        self.changed_ms = created_ms
+        self.next_sequence = 0
+        self.messages = 0
+        self.size = 0
+        self.sent = 0
+        self.is_fair = False
+        """Whether any message of a standard queue ever had a group."""
+        self.next_channel = 1
+        self.lanes: list[int] = []
+        """The shared lanes in use."""
+        self.channels: dict[str, Channel] = {}
+        self.consumers: dict[str, Consumer] = {}
+        self.dedup = Dedup(queue_id)
+        self.far: dict[tuple[int, int], int] = {}
+        """(lane, order) -> how many messages a far bucket holds."""
+        self.quarantined: dict[ChunkKey, str] = {}
+        self.draft: Draft | None = None
+        self._retention_ms: int | None = None
+        """When retention is looked at next."""
+        self._dedup_ms: int | None = None
+        self._rate: dict[str | None, tuple[int, int]] = {}
+        self._counters_key = keys.record(Kind.COUNTERS, queue_id)
+
+    # -- messages come in --
+
+    def place(self, priority: int, due_ms: int, now_ms: int) -> Place:
+        """Where a message goes."""
+        if due_ms <= now_ms or self.config.is_fifo:
+            return Place(lane_code(LaneKind.NORMAL, priority))
+        if due_ms <= now_ms + HORIZON_MS:
+            return Place(lane_code(LaneKind.WAITING, priority))
+        return Place(lane_code(LaneKind.FAR, priority), _bucket(due_ms, now_ms))
+
+    def append(self, messages: Messages, place: Place, size: int, now_ms: int) -> int:
+        """Add messages; returns the first one's sequence number. They are in no chunk before `seal`."""
+        count = len(messages)
+        if count > CHUNK_MESSAGES_MAX or (size > CHUNK_SIZE_MAX and count > 1):
+            return self._append_in_parts(messages, place, now_ms)
+        draft = self.draft
+        if draft is None or not draft.takes(place, now_ms, count, size):
+            self.seal()
+            draft = self.draft = Draft(place, self.next_sequence, now_ms)
+            self.broker.drafts[self] = None
+        first = draft.add(messages, size)
+        self.next_sequence += count
+        self.sent += count
+        return first
+
+    def _append_in_parts(self, messages: Messages, place: Place, now_ms: int) -> int:
+        first = self.next_sequence
+        start, size = 0, 0
+        for at, body in enumerate(messages.bodies):
+            attributes = None if messages.attributes is None else messages.attributes[at]
+            length = len(body) + len(attributes or b"")
+            if at > start and (at - start == CHUNK_MESSAGES_MAX or size + length > CHUNK_SIZE_MAX):
+                self.append(messages.only(list(range(start, at))), place, size, now_ms)
+                start, size = at, 0
+            size += length
+        self.append(messages.only(list(range(start, len(messages)))), place, size, now_ms)
+        return first
+
+    def seal(self) -> None:
+        """Make a chunk of what has arrived, and show it to the channels."""
+        draft, self.draft = self.draft, None
+        if draft is None:
+            return
+        self.broker.drafts.pop(self, None)
+        chunk = draft.seal()
+        aged_ms = draft.sent_ms if chunk.due_ms is None else max(draft.sent_ms, int(chunk.due_ms.max()))
+        key = ChunkKey(self.id, draft.place.lane, draft.place.order, chunk.base, chunk.count, chunk.size, aged_ms)
+        self.shelf.put(key, chunk)
+        self.messages += chunk.count
+        self.size += chunk.size
+        self.touch()
+        if keys.lane_kind(key.lane) == LaneKind.FAR:
+            self.add_to_bucket(key.lane, key.order, chunk.count, draft.sent_ms)
+        else:
+            if chunk.has_groups and not self.config.is_fifo:
+                self.is_fair = True
+            self._announce(key, chunk, draft.sent_ms)
+        self._watch_retention(aged_ms)
+        if self.config.retention_bytes is not None:
+            self._shrink(self.config.retention_bytes)
+
+    def _announce(self, key: ChunkKey, chunk: Chunk, now_ms: int) -> None:
+        if key.lane not in self.lanes:
+            self.lanes.append(key.lane)
+            for channel in self.channels.values():
+                channel.open_lane(key.lane, key.base)
+        for channel in self.channels.values():
+            if key.base >= channel.start:
+                channel.announce(key, chunk, now_ms)
+                if channel.line:
+                    self.broker.woke(channel)
+
+    def throttled(self, groups: list[str | None], now_ms: int) -> str | None:
+        """What is over its rate, if these messages came now; otherwise they are counted."""
+        limit = self.config.throughput_per_second
+        if limit is None:
+            return None
+        second = now_ms // 1_000
+        by_scope: dict[str | None, int] = {}
+        for group in groups:
+            scope = group if self.config.throughput_scope == "group" else None
+            by_scope[scope] = by_scope.get(scope, 0) + 1
+        for scope, count in by_scope.items():
+            since, used = self._rate.get(scope, (second, 0))
+            if (used if since == second else 0) + count > limit:
+                return f"queue {self.name!r}" if scope is None else f"group {scope!r} of queue {self.name!r}"
+        if self._rate and next(iter(self._rate.values()))[0] != second:
+            self._rate = {scope: state for scope, state in self._rate.items() if state[0] == second}
+        for scope, count in by_scope.items():
+            self._rate[scope] = (second, self._rate.get(scope, (second, 0))[1] + count)
+        return None
+
+    def watch_dedup(self) -> None:
+        """Make sure that dedup ids are forgotten in time."""
+        deadline_ms = self.dedup.next_deadline()
+        if deadline_ms is not None and (self._dedup_ms is None or deadline_ms < self._dedup_ms):
+            self._dedup_ms = deadline_ms
+            self.broker.schedule(deadline_ms, "dedup", self)
+
+    def forget_duplicates(self, now_ms: int) -> None:
+        """Forget dedup ids whose time is over."""
+        self._dedup_ms = None
+        self.dedup.forget(now_ms, self.shelf.changes)
+        self.watch_dedup()
+
+    # -- messages go --
+
+    def let_go(self, key: ChunkKey) -> None:
+        """A channel is done with a chunk: delete it if nobody else wants it."""
+        if keys.lane_channel(key.lane):
+            self.shelf.delete(key)
+        elif self._is_over(key):
+            self._delete(key)
+
+    def _is_over(self, key: ChunkKey) -> bool:
+        if not self.channels or key in self.quarantined:
+            return False
+        for channel in self.channels.values():
+            if not channel.is_done_with(key.lane, key.base):
+                return False
+        stop = key.base + key.messages
+        return all(consumer.offset >= stop for consumer in self.consumers.values())
+
+    def _delete(self, key: ChunkKey) -> None:
+        self.shelf.delete(key)
+        self.messages -= key.messages
+        self.size -= key.size
+        self.touch()
+
+    def drop_chunk(self, key: ChunkKey) -> None:
+        """Delete a chunk of a shared lane, whoever wants it."""
+        for channel in self.channels.values():
+            if key.base >= channel.start:
+                channel.drop_chunk(key)
+        self._delete(key)
+
+    def sweep(self) -> None:
+        """Delete the chunks that nobody wants any more, after a channel or a consumer has gone or moved on."""
+        if not self.channels:
+            return
+        for lane in self.lanes:
+            ends = [channel.cursors[lane].sequence for channel in self.channels.values() if lane in channel.cursors]
+            for key in list(self._keys_of(lane)):
+                if ends and key.base >= min(ends):
+                    break
+                if self._is_over(key):
+                    self._delete(key)
+        for lane, order in [place for place in self.far if not keys.lane_channel(place[0])]:
+            for key in list(self._keys_of(lane, order)):
+                if all(key.base < channel.start for channel in self.channels.values()) and self._is_over(key):
+                    self._delete(key)
+                    self._take_from_bucket(lane, order, key.messages)
+
+    def _keys_of(self, lane: int, order: int = 0, base: int = 0) -> Iterator[ChunkKey]:
+        while True:
+            page = self.shelf.keys(self.id, lane, base, _PAGE, order)
+            yield from page
+            if len(page) < _PAGE:
+                return
+            base = page[-1].base + 1
+
+    def quarantine(self, key: ChunkKey, damage: ChunkDamaged) -> ChunkDamaged:
+        """Put a damaged chunk aside: nobody is given it, nobody deletes it, everybody can see that it is there."""
+        first, last = key.base, key.base + key.messages - 1
+        error = ChunkDamaged(
+            f"messages {first} to {last} of queue {self.name!r} cannot be read: {damage}; they are kept aside "
+            "(see the queue's statistics), and delivery goes on with the next ones"
+        )
+        if key in self.quarantined:
+            return error
+        self.quarantined[key] = str(damage)
+        self.shelf.changes.put_record(
+            keys.record(Kind.QUARANTINE, self.id, key.pack()), msgspec.msgpack.encode(_QuarantineRecord(str(damage)))
+        )
+        for channel in self.channels.values():
+            if keys.lane_channel(key.lane) in (0, channel.id) and key.base >= channel.start:
+                channel.drop_chunk(key)
+        if not keys.lane_channel(key.lane):
+            self.messages -= key.messages
+            self.size -= key.size
+        self.touch()
+        self.broker.reports.append(Damage(self.name, first, last, str(damage)))
+        return error
+
+    def purge(self) -> int:
+        """Everything that was sent so far goes."""
+        self.seal()
+        count = self.messages
+        self.shelf.drop_chunks(self.id)
+        for channel in self.channels.values():
+            channel.purge(self.next_sequence)
+        for lane, order in list(self.far):
+            self._forget_bucket(lane, order)
+        for key in self.quarantined:
+            self.shelf.changes.delete_record(keys.record(Kind.QUARANTINE, self.id, key.pack()))
+        self.quarantined.clear()
+        self.messages = self.size = 0
+        self.touch()
+        return count
+
+    # -- retention --
+
+    def _watch_retention(self, aged_ms: int) -> None:
+        if self.config.retention_ms is None:
+            return
+        expires_ms = aged_ms + self.config.retention_ms
+        if self._retention_ms is None or expires_ms < self._retention_ms:
+            self._retention_ms = expires_ms
+            self.broker.schedule(expires_ms, "retention", self)
+
+    def look_at_retention(self, now_ms: int) -> None:
+        """Delete what is too old, and note when to look again."""
+        if self._retention_ms is None or self._retention_ms > now_ms:
+            return
+        self._retention_ms = None
+        if self.config.retention_ms is None:
+            return
+        oldest_kept_ms = now_ms - self.config.retention_ms
+        for lane in self.lanes:
+            in_order = keys.lane_kind(lane) == LaneKind.NORMAL
+            for key in self._expiring(lane):
+                if key.aged_ms <= oldest_kept_ms:
+                    self.drop_chunk(key)
+                else:
+                    self._watch_retention(key.aged_ms)
+                    if in_order:
+                        break
+        for channel in self.channels.values():
+            self._expire_retries(channel, oldest_kept_ms)
+
+    def _expiring(self, lane: int) -> Iterator[ChunkKey]:
+        return (key for key in self._keys_of(lane) if key not in self.quarantined)
+
+    def _expire_retries(self, channel: Channel, oldest_kept_ms: int) -> None:
+        for window in channel.windows.values():
+            if not keys.lane_channel(window.lane):
+                continue
+            for entry in list(window.entries.values()):
+                if entry.key.aged_ms <= oldest_kept_ms:
+                    channel.drop_entry(window, entry)
+                    self.shelf.delete(entry.key)
+                else:
+                    self._watch_retention(entry.key.aged_ms)
+
+    def restart_retention(self) -> None:
+        """The configuration has changed, or the queue was opened: look again from the start."""
+        if self.messages or any(channel.windows for channel in self.channels.values()):
+            self._retention_ms = None
+            self._watch_retention(-(1 << 40))
+
+    def _shrink(self, bytes_max: int) -> None:
+        while self.size > bytes_max:
+            oldest = min((key for lane in self.lanes for key in self._first_expiring(lane)), key=_by_base, default=None)
+            if oldest is None or self.size - oldest.size < 0 or self._is_newest(oldest):
+                return
+            self.drop_chunk(oldest)
+
+    def _first_expiring(self, lane: int) -> list[ChunkKey]:
+        return [key for key, _ in zip(self._expiring(lane), range(1), strict=False)]
+
+    def _is_newest(self, key: ChunkKey) -> bool:
+        return key.base + key.messages >= self.next_sequence
+
+    # -- far buckets --
+
+    def buckets(self, first: int, due_ms: NDArray[np.int64], now_ms: int) -> Iterator[tuple[int, int, int]]:
+        """Cut messages with far due times by bucket: (order, first, stop)."""
+        orders = [_bucket(due, now_ms) for due in due_ms.tolist()]
+        start = 0
+        for at in range(1, len(orders) + 1):
+            if at == len(orders) or orders[at] != orders[start]:
+                yield orders[start], first + start, first + at
+                start = at
+
+    def add_to_bucket(self, lane: int, order: int, count: int, now_ms: int) -> None:
+        """A far bucket gets messages."""
+        if (lane, order) not in self.far:
+            self.broker.schedule(max(order - HORIZON_MS, now_ms), "bucket", self, (lane, order))
+        self._count_bucket(lane, order, self.far.get((lane, order), 0) + count)
+
+    def _take_from_bucket(self, lane: int, order: int, count: int) -> None:
+        left = self.far[lane, order] - count
+        if left:
+            self._count_bucket(lane, order, left)
+        else:
+            self._forget_bucket(lane, order)
+        for channel in self.channels.values():
+            if (lane, order) in channel.far_behind:
+                channel.far_behind[lane, order] -= count
+                channel.touch()
+
+    def _count_bucket(self, lane: int, order: int, count: int) -> None:
+        self.far[lane, order] = count
+        self.shelf.changes.put_record(keys.bucket_record(self.id, lane, order), msgspec.msgpack.encode(count))
+
+    def _forget_bucket(self, lane: int, order: int) -> None:
+        del self.far[lane, order]
+        self.shelf.changes.delete_record(keys.bucket_record(self.id, lane, order))
+        for channel in self.channels.values():
+            if channel.far_behind.pop((lane, order), None) is not None:
+                channel.touch()
+
+    def restore_bucket(self, lane: int, order: int, count: int) -> None:
+        """Take a far bucket back from its record."""
+        self.far[lane, order] = count
+        self.broker.schedule(order - HORIZON_MS, "bucket", self, (lane, order))
+
+    def bring_near(self, lane: int, order: int, now_ms: int) -> None:
+        """A far bucket's time has come: its chunks go to the waiting lane, where the windows see them."""
+        if (lane, order) not in self.far:
+            return
+        self._forget_bucket(lane, order)
+        near_lane = lane_code(LaneKind.WAITING, keys.lane_priority(lane), keys.lane_channel(lane))
+        owner = next((channel for channel in self.channels.values() if channel.id == keys.lane_channel(lane)), None)
+        for key in list(self._keys_of(lane, order)):
+            if key in self.quarantined:
+                continue
+            try:
+                chunk = self.shelf.load(key)
+            except ChunkDamaged as damage:
+                self.quarantine(key, damage)
+                continue
+            near = key._replace(lane=near_lane, order=0)
+            self.shelf.delete(key)
+            self.shelf.put(near, chunk)
+            if owner is None:
+                self._announce(near, chunk, now_ms)
+            else:
+                owner.bring_near(key, self._take_far_entry(key), near)
+
+    def _take_far_entry(self, key: ChunkKey) -> bytes:
+        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
+        data = self.shelf.read_record(record_key)
+        self.shelf.changes.delete_record(record_key)
+        return data
+
+    def far_count(self, channel: Channel) -> int:
+        """Messages in far buckets that a channel will get one day."""
+        mine = (0, channel.id)
+        total = sum(count for (lane, _), count in self.far.items() if keys.lane_channel(lane) in mine)
+        return total - sum(channel.far_behind.values())
+
+    def drop_far_of(self, channel: Channel) -> None:
+        """A channel forgets what is far ahead: its own retries go, shared messages are not its business any more."""
+        channel.far_behind = {}
+        for (lane, order), count in list(self.far.items()):
+            if keys.lane_channel(lane) == channel.id:
+                for key in list(self._keys_of(lane, order)):
+                    self.shelf.delete(key)
+                self.shelf.changes.drop(keys.far_entries(self.id, lane, order))
+                self._forget_bucket(lane, order)
+            elif not keys.lane_channel(lane):
+                channel.far_behind[lane, order] = count
+
+    # -- channels --
+
+    def add_channel(self, name: str, start: str | int, now_ms: int) -> Channel:
+        """A new reader, from the head, the tail, or a time."""
+        self.seal()
+        first = self._first_from(start)
+        channel = Channel(self, self.next_channel, name, first)
+        self.next_channel += 1
+        self.channels[name] = channel
+        for lane in self.lanes:
+            wanted = [key for key in self._keys_of(lane) if key.base >= first and key not in self.quarantined]
+            if keys.lane_kind(lane) == LaneKind.NORMAL:
+                channel.open_lane(lane, first, sum(key.messages for key in wanted))
+                continue
+            channel.open_lane(lane, first)
+            for key in wanted:
+                try:
+                    channel.announce(key, self.shelf.load(key), now_ms)
+                except ChunkDamaged as damage:
+                    self.quarantine(key, damage)
+        for lane, order in self.far:
+            if first and not keys.lane_channel(lane):
+                behind = sum(key.messages for key in self._keys_of(lane, order) if key.base < first)
+                channel.far_behind[lane, order] = behind
+        channel.touch()
+        self.touch()
+        return channel
+
+    def _first_from(self, start: str | int) -> int:
+        if start == "head":
+            return 0
+        if start == "tail":
+            return self.next_sequence
+        assert isinstance(start, int)
+        found = [
+            key.base
+            for lane in self.lanes
+            if keys.lane_kind(lane) == LaneKind.NORMAL
+            for key, _ in zip((k for k in self._keys_of(lane) if k.aged_ms >= start), range(1), strict=False)
+        ]
+        return min(found, default=self.next_sequence)
+
+    def delete_channel(self, channel: Channel) -> None:
+        """A reader goes, with all that was kept for it alone."""
+        channel.purge(self.next_sequence)
+        del self.channels[channel.name]
+        changes = self.shelf.changes
+        changes.drop(keys.channel_entries(self.id, channel.id))
+        changes.delete_record(keys.channel_record(self.id, channel.id))
+        self.broker.dirty_channels.pop(channel, None)
+        self.touch()
+        self.sweep()
+
+    # -- consumers and looking --
+
+    def consumer_moved(self, name: str, offset: int, now_ms: int) -> None:
+        """A consumer has read everything before an offset."""
+        self.consumers[name] = Consumer(offset, now_ms)
+        self._save_consumer(name)
+        self.watch_consumers(now_ms)
+        self.sweep()
+
+    def consumer_seen(self, name: str, now_ms: int) -> None:
+        """A consumer has shown a sign of life."""
+        consumer = self.consumers[name]
+        if now_ms - consumer.seen_ms >= 60_000:
+            consumer.seen_ms = now_ms
+            self._save_consumer(name)
+
+    def _save_consumer(self, name: str) -> None:
+        record_key = keys.record(Kind.CONSUMER, self.id, name.encode())
+        self.shelf.changes.put_record(record_key, msgspec.msgpack.encode(self.consumers[name]))
+
+    def delete_consumer(self, name: str) -> None:
+        """A consumer goes."""
+        del self.consumers[name]
+        self.shelf.changes.delete_record(keys.record(Kind.CONSUMER, self.id, name.encode()))
+        self.sweep()
+
+    def watch_consumers(self, now_ms: int) -> None:
+        """Make sure that silent consumers are forgotten in time."""
+        retention_ms = self.config.consumer_retention_ms
+        if retention_ms is not None and self.consumers:
+            oldest_ms = min(consumer.seen_ms for consumer in self.consumers.values())
+            self.broker.schedule_once(oldest_ms + retention_ms, "consumers", self)
+
+    def forget_consumers(self, now_ms: int) -> None:
+        """Forget the consumers that were silent for too long."""
+        retention_ms = self.config.consumer_retention_ms
+        if retention_ms is not None:
+            for name in [name for name, each in self.consumers.items() if each.seen_ms + retention_ms <= now_ms]:
+                self.delete_consumer(name)
+            self.watch_consumers(now_ms)
+
+    def read(self, offset: int, limit: int) -> tuple[list[Run], int]:
+        """Messages from an offset on, in sequence order, and the offset after the last of them."""
+        runs: list[Run] = []
+        for key in self._log(offset, None):
+            stop = key.base + key.messages
+            if limit <= 0:
+                break
+            if stop <= offset or key in self.quarantined:
+                continue
+            chunk = self._load(key)
+            start = max(offset, key.base) - key.base
+            end = min(key.messages, start + limit)
+            runs.append(Run(chunk, start, end, np.zeros(end - start, np.uint32), np.zeros(end - start, np.int64)))
+            limit -= end - start
+            offset = key.base + end
+        return runs, offset
+
+    def _load(self, key: ChunkKey) -> Chunk:
+        try:
+            return self.shelf.load(key)
+        except ChunkDamaged as damage:
+            raise self.quarantine(key, damage) from None
+
+    def _log(self, offset: int, channel: Channel | None) -> Iterator[ChunkKey]:
+        """Chunks that may hold messages from an offset on, by base: the shared lanes, and a channel's own."""
+        self.seal()
+        base = max(0, offset - CHUNK_MESSAGES_MAX)
+        sources = [self._keys_of(lane, 0, base) for lane in self.lanes]
+        owners = (0,) if channel is None else (0, channel.id)
+        sources += [self._keys_of(lane, order, base) for lane, order in self.far if keys.lane_channel(lane) in owners]
+        if channel is not None:
+            private = [lane for lane in channel.windows if keys.lane_channel(lane)]
+            sources += [self._keys_of(lane, 0, base) for lane in private]
+        return heapq.merge(*sources, key=_by_base)
+
+    def browse(
+        self, channel: Channel, after: int, limit: int, states: tuple[State, ...], contains: bytes | None
+    ) -> list[Seen]:
+        """Messages with their state in a channel."""
+        seen: list[Seen] = []
+        for key in self._log(after + 1, channel):
+            if len(seen) >= limit:
+                break
+            if key.base + key.messages - 1 <= after or key in self.quarantined:
+                continue
+            if not keys.lane_channel(key.lane) and key.base < channel.start:
+                continue
+            chunk = self._load(key)
+            if contains is not None and contains not in bytes(chunk.bodies):
+                continue
+            for index in range(max(0, after + 1 - key.base), key.messages):
+                found = self._seen(channel, key, chunk, index)
+                if found.state in states and (contains is None or contains in chunk.body(index)):
+                    seen.append(found)
+        seen.sort(key=lambda found: found.sequence)
+        return seen[:limit]
+
+    def _seen(self, channel: Channel, key: ChunkKey, chunk: Chunk, index: int) -> Seen:
+        if keys.lane_kind(key.lane) == LaneKind.FAR:
+            if not keys.lane_channel(key.lane):
+                return Seen(chunk, index, State.DELAYED, 0, chunk.due(index), [])
+            return self._seen_far(key, chunk, index)
+        state, attempts, deadline_ms, failures = channel.state_of(key.base + index, key.lane)
+        return Seen(chunk, index, state, attempts, deadline_ms, failures)
+
+    def _seen_far(self, key: ChunkKey, chunk: Chunk, index: int) -> Seen:
+        window = Window(key.lane)
+        data = self.shelf.read_record(keys.far_entry(self.id, key.lane, key.order, key.base))
+        entry = window.add_encoded(self.id, key.base, data)
+        columns, sequence = window.columns, key.base + index
+        attempts, deadline_ms = int(columns.attempts[index]), int(columns.deadline_ms[index])
+        return Seen(chunk, index, State.DELAYED, attempts, deadline_ms, entry.failures_of(sequence, sequence))
+
+    def stats(self) -> Stats:
+        """Exact counts."""
+        self.seal()
+        firsts = [key.aged_ms for lane in self.lanes for key in self._first_expiring(lane)]
+        return Stats(
+            name=self.name,
+            messages=self.messages,
+            bytes=self.size,
+            delayed=sum(count for (lane, _), count in self.far.items() if not keys.lane_channel(lane)),
+            sent=self.sent,
+            quarantined=sum(key.messages for key in self.quarantined),
+            oldest_ms=min(firsts, default=None),
+            next_sequence=self.next_sequence,
+            channels={name: channel.stats() for name, channel in self.channels.items()},
+            consumers={name: consumer.offset for name, consumer in self.consumers.items()},
+        )
+
+    def info(self) -> QueueInfo:
+        """The queue, described."""
+        return QueueInfo(self.name, self.id, self.config, self.created_ms, self.changed_ms, list(self.channels))
+
+    # -- stored form --
+
+    def touch(self) -> None:
+        """The queue's counters are out of date."""
+        self.broker.dirty_queues[self] = None
+
+    def save(self) -> None:
+        """Write the queue's counters."""
+        record = _CountersRecord(
+            self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel, self.lanes
+        )
+        self.shelf.changes.records[self._counters_key] = _encode(record)
+        self.dedup.save(self.shelf.changes)
+
+    def save_config(self) -> None:
+        """Write the queue's name and configuration."""
+        record = _QueueRecord(self.name, self.config, self.created_ms, self.changed_ms)
+        self.shelf.changes.put_record(keys.record(Kind.QUEUE, self.id), _encode(record))
+        self.touch()
+
+    @classmethod
+    def restore(cls, broker: Broker, queue_id: int, data: bytes) -> Queue:
+        """Take a queue back from its record; counters, channels and the rest follow."""
+        record = msgspec.msgpack.decode(data, type=_QueueRecord)
+        queue = cls(broker, queue_id, record.name, record.config, record.created_ms)
+        queue.changed_ms = record.changed_ms
+        return queue
+
+    def restore_counters(self, data: bytes) -> None:
+        """Take the counters back from their record."""
+        record = msgspec.msgpack.decode(data, type=_CountersRecord)
+        self.next_sequence, self.messages, self.size = record.next_sequence, record.messages, record.size
+        self.sent, self.is_fair, self.next_channel = record.sent, record.is_fair, record.next_channel
+        self.lanes = record.lanes
+
+    def restore_consumer(self, name: str, data: bytes) -> None:
+        """Take a consumer back from its record."""
+        self.consumers[name] = msgspec.msgpack.decode(data, type=Consumer)
+
+    def restore_quarantine(self, key: bytes, data: bytes) -> None:
+        """Take a quarantined chunk back from its record."""
+        self.quarantined[ChunkKey.unpack(key)] = msgspec.msgpack.decode(data, type=_QuarantineRecord).reason
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that is stored of the queue, comparable."""
+        return {
+            "id": self.id,
+            "config": msgspec.to_builtins(self.config),
+            "created": self.created_ms,
+            "changed": self.changed_ms,
+            "counters": (self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel),
+            "lanes": list(self.lanes),
+            "channels": {channel.id: channel.snapshot() for channel in self.channels.values()},
+            "consumers": {name: msgspec.to_builtins(consumer) for name, consumer in self.consumers.items()},
+            "dedup": self.dedup.snapshot(),
+            "far": dict(self.far),
+            "quarantined": dict(self.quarantined),
+        }
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def _bucket(due_ms: int, now_ms: int) -> int:
+    """The bucket of a far due time, named by its start: wider the further ahead it is."""
+    width = next(width for within, width in _BUCKETS if due_ms - now_ms < within)
+    return due_ms - due_ms % width
+
+
+def _by_base(key: ChunkKey) -> int:
+    return key.base

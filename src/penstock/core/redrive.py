@@ -1,0 +1,127 @@
+"""Redrive: moving messages of a (dead-letter) queue back to where they came from, or elsewhere.
+
+A redrive is a task that works in small steps, each in one commit with what it moves and how far it is; so it keeps to its
+rate, can be watched and cancelled, and goes on after a restart without losing or doubling anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.core import keys
+from penstock.core.channel import Channel
+from penstock.core.commands import MAIN, RedriveTask, Seen
+from penstock.core.draft import Messages
+from penstock.core.errors import PenstockError
+from penstock.core.keys import Kind
+from penstock.core.origin import Origin
+from penstock.core.states import State
+
+if TYPE_CHECKING:
+    from penstock.core.broker import Broker
+    from penstock.core.queue import Queue
+
+STEP_MS = 50
+_STEP_MESSAGES = 1_000
+
+
+def step(broker: Broker, task: RedriveTask, now_ms: int) -> None:
+    """Move the next few messages of a task."""
+    if task.status != "running":
+        return
+    queue = broker.queues.get(task.queue)
+    if queue is None or MAIN not in queue.channels:
+        _end(task, "failed", f"queue {task.queue!r} is gone")
+    else:
+        try:
+            _move_some(broker, task, queue, queue.channels[MAIN], now_ms)
+        except PenstockError as error:
+            _end(task, "failed", str(error))
+    save(broker, task)
+    if task.status == "running":
+        broker.schedule(now_ms + (STEP_MS if task.per_second else 1), "redrive", task)
+
+
+def save(broker: Broker, task: RedriveTask) -> None:
+    """Write a task's record."""
+    broker.shelf.changes.put_record(keys.record(Kind.TASK, task.task), msgspec.msgpack.encode(task))
+
+
+def _end(task: RedriveTask, status: str, error: str = "") -> None:
+    task.status, task.error = status, error
+
+
+def _move_some(broker: Broker, task: RedriveTask, queue: Queue, channel: Channel, now_ms: int) -> None:
+    limit = _allowance(task, now_ms)
+    if limit <= 0:
+        return
+    found = queue.browse(channel, task.cursor, limit, (State.READY,), task.contains)
+    for seen in found:
+        if seen.sequence >= task.end:
+            _end(task, "done")
+            return
+        task.cursor = seen.sequence
+        if _wanted(task, seen) and _move(broker, task, queue, channel, seen, now_ms):
+            task.moved += 1
+        else:
+            task.skipped += 1
+    if len(found) < limit:
+        _end(task, "done")
+
+
+def _allowance(task: RedriveTask, now_ms: int) -> int:
+    if task.per_second is None:
+        return _STEP_MESSAGES
+    allowed = (now_ms - task.started_ms + STEP_MS) * task.per_second // 1_000
+    return min(_STEP_MESSAGES, allowed - task.moved)
+
+
+def _wanted(task: RedriveTask, seen: Seen) -> bool:
+    if task.sequences is not None and seen.sequence not in set(task.sequences):
+        return False
+    if task.match_error is None:
+        return True
+    data = seen.chunk.origin(seen.index)
+    failures = [] if data is None else Origin.decode(data).failures
+    return any(task.match_error in failure.error for failure in failures)
+
+
+def _move(broker: Broker, task: RedriveTask, queue: Queue, channel: Channel, seen: Seen, now_ms: int) -> bool:
+    chunk, index = seen.chunk, seen.index
+    data = chunk.origin(index)
+    origin = None if data is None else Origin.decode(data)
+    target = task.target or (None if origin is None else origin.queue)
+    if target is None or target == queue.name:
+        return False
+    for lane in list(channel.windows):
+        if channel.state_of(seen.sequence, lane)[0] == State.READY and channel.settle_moved(
+            seen.sequence, lane, now_ms
+        ):
+            break
+    else:
+        return False
+    if origin is None:
+        origin = Origin(
+            broker.message_id(queue.id, seen.sequence),
+            queue.name,
+            MAIN,
+            seen.sequence,
+            chunk.sent_ms,
+            seen.attempts,
+            0,
+            [],
+        )
+    body, attributes, group = chunk.body(index), chunk.attributes(index), chunk.group(index)
+    destination = broker.queue_for(target, like=queue.config, now_ms=now_ms)
+    messages = Messages(
+        [body],
+        attributes=[attributes],
+        groups=[(group or "").encode() or None],
+        dedup_ids=[(chunk.dedup_id(index) or "").encode() or None],
+        origins=[origin.encode()],
+    )
+    priority = 0 if destination.config.is_fifo else origin.priority
+    destination.append(messages, destination.place(priority, 0, now_ms), len(body) + len(attributes or b""), now_ms)
+    return True

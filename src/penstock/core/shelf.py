@@ -1,0 +1,154 @@
+"""What the core reads and writes: chunks and records, as they will be once everything on its way is committed.
+
+The shelf gathers the changes of the next commit, and lays them (and those that are being committed) over the store's
+answers, so that the core can run ahead of the disk. Chunks in use are kept decoded, the newest `CACHE_BYTES` of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from penstock.core import keys
+from penstock.core.changes import Changes, Reader
+from penstock.core.chunk import Chunk
+from penstock.core.errors import ChunkDamaged
+from penstock.core.keys import ChunkKey
+
+if TYPE_CHECKING:
+    from penstock.core.window import Entry, Window
+
+CACHE_BYTES = 16 * 1024 * 1024
+
+
+class Shelf:
+    """Chunks and records, committed or not yet."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.changes = Changes()
+        self._committing: list[Changes] = []
+        self._cache: OrderedDict[ChunkKey, Chunk] = OrderedDict()
+        self._cached_bytes = 0
+        self._entries: dict[bytes, tuple[Window, Entry]] = {}
+        """Entries whose state records are out of date, by record key."""
+
+    # -- chunks --
+
+    def put(self, key: ChunkKey, chunk: Chunk) -> None:
+        """Write a chunk with the next commit."""
+        self.changes.put_chunk(key.pack(), chunk)
+        self._remember(key, chunk)
+
+    def delete(self, key: ChunkKey) -> None:
+        """Delete a chunk with the next commit; one that was to be written by the same commit is simply not written."""
+        packed = key.pack()
+        chunks = self.changes.chunks
+        if chunks.get(packed) is not None and not any(packed in layer.chunks for layer in self._committing):
+            del chunks[packed]
+        else:
+            chunks[packed] = None
+        chunk = self._cache.pop(key, None)
+        if chunk is not None:
+            self._cached_bytes -= chunk.size
+
+    def load(self, key: ChunkKey) -> Chunk:
+        """A chunk by its key; `ChunkDamaged` if what is stored is not what was written."""
+        chunk = self._cache.get(key)
+        if chunk is not None:
+            return chunk
+        chunk = self._read(key)
+        self._remember(key, chunk)
+        return chunk
+
+    def _read(self, key: ChunkKey) -> Chunk:
+        packed = key.pack()
+        for layer in (self.changes, *reversed(self._committing)):
+            chunk = layer.chunks.get(packed)
+            if chunk is not None:
+                assert isinstance(chunk, Chunk)
+                return chunk
+        try:
+            chunk = Chunk.decode(self.reader.read_chunk(packed))
+        except KeyError:
+            raise ChunkDamaged("the store does not have it any more") from None
+        if chunk.base != key.base or chunk.count != key.messages:
+            raise ChunkDamaged(f"it says of itself that it holds {chunk.count} messages from {chunk.base} on")
+        return chunk
+
+    def _remember(self, key: ChunkKey, chunk: Chunk) -> None:
+        if key in self._cache:
+            self._cached_bytes -= self._cache[key].size
+        self._cache[key] = chunk
+        self._cached_bytes += chunk.size
+        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
+            _, dropped = self._cache.popitem(last=False)
+            self._cached_bytes -= dropped.size
+
+    def keys(self, queue_id: int, lane: int, base: int = 0, limit: int = 256, order: int = 0) -> list[ChunkKey]:
+        """The next chunks of a lane with at least this base, in order. Fewer than `limit` means there are no more."""
+        prefix = keys.lane_chunks(queue_id, lane, order)
+        start = keys.lane_start(queue_id, lane, base, order)
+        layers = [*self._committing, self.changes]
+        wanted = limit + sum(sum(1 for value in layer.chunks.values() if value is None) for layer in layers)
+        found = set(self.reader.list_chunks(prefix, start, wanted))
+        complete_up_to = max(found) if len(found) == wanted else None
+        for layer in layers:
+            if any(prefix.startswith(dropped) for dropped in layer.dropped):
+                found, complete_up_to = set(), None
+            for key, chunk in layer.chunks.items():
+                if chunk is None:
+                    found.discard(key)
+                elif key.startswith(prefix) and key >= start and (complete_up_to is None or key <= complete_up_to):
+                    found.add(key)
+        return [ChunkKey.unpack(key) for key in sorted(found)[:limit]]
+
+    def drop_chunks(self, queue_id: int) -> None:
+        """Delete every chunk of a queue with the next commit."""
+        self.changes.drop(keys.queue_chunks(queue_id))
+        for key in [key for key in self._cache if key.queue_id == queue_id]:
+            self._cached_bytes -= self._cache.pop(key).size
+
+    # -- records --
+
+    def read_record(self, record_key: bytes) -> bytes:
+        """A record by its key; the rare ones that are not kept in memory."""
+        for layer in (self.changes, *reversed(self._committing)):
+            value = layer.records.get(record_key)
+            if value is not None:
+                return value
+        return next(value for key, value in self.reader.scan(record_key) if key == record_key)
+
+    def touch(self, record_key: bytes, window: Window, entry: Entry) -> None:
+        """An entry has changed: its record goes with the next commit."""
+        if not entry.dirty:
+            entry.dirty = True
+            self._entries[record_key] = (window, entry)
+
+    def forget(self, record_key: bytes, entry: Entry) -> None:
+        """An entry is over: so is its record, if it ever had one."""
+        self._entries.pop(record_key, None)
+        if entry.stored:
+            self.changes.records[record_key] = None
+
+    # -- commits --
+
+    def take_changes(self) -> Changes:
+        """The changes so far. They are still seen here until `committed`."""
+        for record_key, (window, entry) in self._entries.items():
+            entry.dirty = False
+            entry.stored = True
+            self.changes.records[record_key] = window.encode(entry)
+        self._entries = {}
+        changes, self.changes = self.changes, Changes()
+        self._committing.append(changes)
+        return changes
+
+    def committed(self, changes: Changes) -> None:
+        """The store has these now."""
+        self._committing.remove(changes)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is anything to commit."""
+        return bool(self._entries) or bool(self.changes)
