@@ -56,7 +56,7 @@ def send(directory: Path, *, runs: int) -> float:
     """Penstock: durable sends, nobody receives."""
     messages = bodies(RUN)
     with penstock.open(directory) as ps:
-        queue = ps.queue("runs")
+        queue = ps.create_queue("runs")
         started_at = time.perf_counter()
         for _ in range(runs):
             queue.send_many(messages)
@@ -67,7 +67,7 @@ def send_and_close(directory: Path, *, runs: int) -> float:
     """Penstock: durable sends, and the clock stops when the backlog has reached the table too."""
     messages = bodies(RUN)
     with penstock.open(directory) as ps:
-        queue = ps.queue("runs")
+        queue = ps.create_queue("runs")
         started_at = time.perf_counter()
         for _ in range(runs):
             queue.send_many(messages)
@@ -78,7 +78,7 @@ def cycle(directory: Path, *, runs: int) -> float:
     """Penstock: send, lease and ack, one after the other."""
     messages = bodies(RUN)
     with penstock.open(directory) as ps:
-        queue = ps.queue("runs")
+        queue = ps.create_queue("runs")
         started_at = time.perf_counter()
         for _ in range(runs):
             queue.send_many(messages)
@@ -92,7 +92,7 @@ def cycle_concurrent(directory: Path, *, runs: int) -> float:
     """Penstock: a producer and a consumer at the same time."""
     messages = bodies(RUN)
     with penstock.open(directory) as ps:
-        queue = ps.queue("runs")
+        queue = ps.create_queue("runs")
 
         def produce() -> None:
             for _ in range(runs):

@@ -47,14 +47,14 @@ def threads(directory: Path, *, senders: int, count_each: int) -> float:
     """Penstock: every thread sends its messages one by one."""
     messages = bodies(count_each)
     with penstock.open(directory) as ps:
-        queue = ps.queue("singles")
+        queue = ps.create_queue("singles")
 
         def send_each() -> None:
             for body in messages:
                 queue.send(body)
 
         seconds = in_threads(senders, send_each)
-        assert queue.stats().ready == senders * count_each
+        assert queue.stats().messages == senders * count_each
         return senders * count_each / seconds
 
 
@@ -66,7 +66,7 @@ def tasks(directory: Path, *, senders: int, count_each: int) -> float:
 async def _tasks(directory: Path, senders: int, count_each: int) -> float:
     messages = bodies(count_each)
     async with penstock.open_async(directory) as ps:
-        queue = ps.queue("singles")
+        queue = await ps.create_queue("singles")
 
         async def send_each() -> None:
             for body in messages:

@@ -44,7 +44,7 @@ def memory_store(directory: Path, *, run: int, rounds: int) -> float:
     """Penstock on the memory store."""
     messages = bodies(run)
     with penstock.open(":memory:") as ps:
-        queue = ps.queue("memory")
+        queue = ps.create_queue("memory")
         started_at = time.perf_counter()
         for _ in range(rounds):
             queue.send_many(messages)

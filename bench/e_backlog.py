@@ -73,7 +73,7 @@ def fill(directory: Path, count: int) -> float:
         queue = ps.queue("backlog")
         for _ in range(count // RUN):
             queue.send_many(messages)
-        assert queue.stats().ready == count
+        assert queue.stats().messages == count
         return memory_mb()
 
 

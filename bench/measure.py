@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -195,7 +196,8 @@ def report(title: str, text: str, *tables: str) -> None:
     print("\n\n".join([f"## {title}", text.strip(), *tables]), flush=True)
 
 
-class Scale(NamedTuple):
+@dataclass(frozen=True)
+class Scale:
     """How much to do: the real thing, or just enough to see that it runs."""
 
     quick: bool

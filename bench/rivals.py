@@ -51,7 +51,7 @@ class Penstock:
 
     def __init__(self, directory: Path) -> None:
         self._penstock = penstock.open(directory)
-        self._queue = self._penstock.queue("rivals")
+        self._queue = self._penstock.create_queue("rivals")
 
     def send(self, body: bytes) -> None:
         """Send one message."""
@@ -174,7 +174,8 @@ class Persist:
     """persist-queue: its SQLite queue with acknowledgements."""
 
     def __init__(self, directory: Path) -> None:
-        self._queue = persistqueue.SQLiteAckQueue(str(directory / "persist-queue"), multithreading=True)
+        queue: Any = persistqueue.SQLiteAckQueue(str(directory / "persist-queue"), multithreading=True)
+        self._queue = queue
         self._queue._getter.close()
         connection = PatientConnection(self._queue._putter)
         connection.execute("PRAGMA synchronous = FULL")
