@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -12,7 +13,7 @@ AttributeValue = str | bytes | int | float
 Attributes = Mapping[str, AttributeValue]
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(dict[str, AttributeValue])
+_decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def encode_attributes(attributes: Attributes | None) -> bytes | None:

@@ -258,7 +258,8 @@ class Broker:
         """End a step: do what is due, and serve those who wait."""
         if now_ms > self.now_ms:
             self.now_ms = now_ms
-        self._seal()
+        if self.drafts:
+            self._seal()
         if self._timers and self._timers[0][0] <= self.now_ms:
             self._run_timers()
             self._seal()
@@ -286,7 +287,8 @@ class Broker:
 
     def take_changes(self) -> Changes:
         """Everything that changed since the last time, for one commit."""
-        self._seal()
+        if self.drafts:
+            self._seal()
         for queue in self.dirty_queues:
             queue.save()
         for channel in self.dirty_channels:
@@ -591,14 +593,14 @@ class Broker:
         """Raise what is wrong with a send, before anything has happened. Returns its size, and the bodies joined."""
         if command.queue not in self.queues:
             check_name(command.queue, "queue")
-        bodies = command.bodies
-        count = len(bodies)
-        for name in ("attributes", "groups", "dedup_ids", "origins"):
-            values = getattr(command, name)
-            if values is not None and len(values) != count:
-                raise InvalidRequest(f"{len(values)} {name} were given for {count} messages: give one for each")
+        count = len(command.bodies)
         if not count:
             raise InvalidRequest("nothing to send: give at least one message")
+        if command.attributes or command.groups or command.dedup_ids or command.origins:
+            for name in ("attributes", "groups", "dedup_ids", "origins"):
+                values = getattr(command, name)
+                if values is not None and len(values) != count:
+                    raise InvalidRequest(f"{len(values)} {name} were given for {count} messages: give one for each")
         if not 0 <= command.priority <= PRIORITY_MAX:
             raise InvalidRequest(f"priority is {command.priority}: it must be from 0 to {PRIORITY_MAX}")
         if command.delay_ms is not None and not 0 <= command.delay_ms <= DELAY_MS_MAX:
@@ -658,6 +660,11 @@ class Broker:
                 raise Throttled(f"{over} takes {config.throughput_per_second} messages a second: try again later")
         delay_ms = config.delay_ms if command.delay_ms is None else command.delay_ms
         due_ms = command.due_ms if command.due_ms is not None else now_ms + delay_ms
+        place = queue.place(command.priority, due_ms, now_ms)
+        self.must_commit = True
+        if command.groups is None and command.dedup_ids is None and due_ms <= now_ms and not config.is_fifo:
+            plain = Messages(command.bodies, attributes=command.attributes, origins=command.origins, joined=joined)
+            return Sent(queue.id, queue.append(plain, place, size, now_ms), len(plain.bodies))
         messages = Messages(
             command.bodies,
             attributes=command.attributes,
@@ -671,8 +678,6 @@ class Broker:
             due_ms=[due_ms] * len(command.bodies) if due_ms > now_ms else None,
             joined=joined,
         )
-        place = queue.place(command.priority, due_ms, now_ms)
-        self.must_commit = True
         if config.is_fifo or command.dedup_ids is not None:
             return self._append_once(queue, command, messages, place)
         first = queue.append(messages, place, size, now_ms)

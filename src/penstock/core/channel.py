@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from penstock.core import keys
 from penstock.core.chunk import Chunk
-from penstock.core.columns import runs_of
+from penstock.core.columns import DELAYED, LEASED, READY, runs_of
 from penstock.core.commands import ChannelStats, Failure, Refused, Run, Span
 from penstock.core.config import LEASE_MS_MAX, PRIORITY_MAX
 from penstock.core.demand import Line
@@ -30,7 +30,7 @@ from penstock.core.errors import ChunkDamaged, LeaseTooLong, PenstockError, Stal
 from penstock.core.groups import FairIndex, FifoIndex
 from penstock.core.keys import ChunkKey, LaneKind, lane_code
 from penstock.core.states import Event, State
-from penstock.core.window import Entry, Window
+from penstock.core.window import Entry, Heap, Window
 
 if TYPE_CHECKING:
     from penstock.core.queue import Queue
@@ -108,7 +108,7 @@ class Channel:
         self.line = Line()
         self.attempt_ids: dict[str, _AttemptRecord] = {}
         self.scheduled_ms: int | None = None
-        self._sources: list[tuple[Window, str, Cursor | None]] = []
+        self._sources: list[tuple[Window, Heap, Cursor | None]] = []
         self._fifo: FifoIndex | None = None
         self._fair: dict[int, FairIndex] = {}
         self._record_key = keys.channel_record(queue.id, channel_id)
@@ -118,7 +118,10 @@ class Channel:
     @property
     def leased(self) -> int:
         """Messages in flight."""
-        return sum(window.leased for window in self.windows.values())
+        total = 0
+        for window in self.windows.values():
+            total += window.leased
+        return total
 
     @property
     def ready(self) -> int:
@@ -176,7 +179,7 @@ class Channel:
         """The window on a lane, made when needed."""
         window = self.windows.get(lane)
         if window is None:
-            window = self.windows[lane] = Window(lane)
+            window = self.windows[lane] = Window(self.queue.id, self.id, lane)
             self._plan()
         return window
 
@@ -186,13 +189,13 @@ class Channel:
             normal = self.windows.get(lane_code(LaneKind.NORMAL, priority))
             cursor = self.cursors.get(lane_code(LaneKind.NORMAL, priority))
             if normal is not None:
-                self._sources.append((normal, "again", None))
+                self._sources.append((normal, normal.again, None))
             for channel_id in (self.id, 0):
                 waiting = self.windows.get(lane_code(LaneKind.WAITING, priority, channel_id))
                 if waiting is not None:
-                    self._sources += [(waiting, "again", None), (waiting, "fresh", None)]
+                    self._sources += [(waiting, waiting.again, None), (waiting, waiting.fresh, None)]
             if normal is not None:
-                self._sources.append((normal, "fresh", cursor))
+                self._sources.append((normal, normal.fresh, cursor))
 
     def is_done_with(self, lane: int, base: int) -> bool:
         """Whether this channel needs a chunk of a shared lane no more."""
@@ -208,7 +211,10 @@ class Channel:
         """The queue has a new chunk in a shared lane."""
         cursor = self.cursors.get(key.lane)
         if cursor is None:
-            self._enter(self.window(key.lane), key, chunk, now_ms)
+            window = self.window(key.lane)
+            entry = window.add(key, chunk.sent_ms)
+            self.shelf.touch(window, entry)
+            self._offer(window, entry, chunk, now_ms)
             return
         cursor.announce(key)
         self.touch()
@@ -225,47 +231,62 @@ class Channel:
         return [key for key, _ in zip(cursor.upcoming, range(limit), strict=False)]
 
     def _enter_next(self, window: Window, cursor: Cursor, now_ms: int) -> Entry | None:
-        """Bring the next chunk of a lane into its window; None when there is none."""
+        """Bring the next chunk of a lane into its window, and offer its messages; None when there is none."""
+        found = self._bring_in(window, cursor)
+        if found is None:
+            return None
+        entry, chunk = found
+        self._offer(window, entry, chunk, now_ms)
+        return entry
+
+    def _bring_in(self, window: Window, cursor: Cursor) -> tuple[Entry, Chunk] | None:
+        upcoming = cursor.upcoming
         while cursor.ahead:
-            found = self._upcoming(window.lane, cursor, 1)
-            assert found, "the cursor counts messages that are not there"
-            key = cursor.upcoming.popleft()
+            if not upcoming:
+                assert self._upcoming(window.lane, cursor, 1), "the cursor counts messages that are not there"
+            key = upcoming.popleft()
             if key in self.queue.quarantined:
                 continue
             try:
                 chunk = self.shelf.load(key)
             except ChunkDamaged as damage:
-                cursor.upcoming.appendleft(key)
+                upcoming.appendleft(key)
                 raise self.queue.quarantine(key, damage) from None
             cursor.sequence = key.base + key.messages
             cursor.ahead -= key.messages
             self.touch()
-            return self._enter(window, key, chunk, now_ms)
+            entry = window.add(key, chunk.sent_ms)
+            self.shelf.touch(window, entry)
+            return entry, chunk
         return None
 
-    def _enter(self, window: Window, key: ChunkKey, chunk: Chunk, now_ms: int) -> Entry:
-        is_fair = self.queue.is_fair and keys.lane_kind(window.lane) == LaneKind.NORMAL
-        fair = self._fair_index(window) if is_fair else None
-        entry = window.add(key, chunk.sent_ms)
-        self.touch_entry(window, entry)
+    def _offer(self, window: Window, entry: Entry, chunk: Chunk, now_ms: int) -> None:
+        """Make the messages of an entry that has just come in known to whatever hands them out."""
         if chunk.due_ms is not None:
             self._hold_back(window, entry, chunk.due_ms, now_ms)
         if self.queue.config.is_fifo:
             if self._fifo is not None:
                 self._index(self._fifo, window, entry, chunk.group_list())
-        elif fair is not None:
-            fair.add(key.base, chunk.group_list())
+        elif self.queue.is_fair and keys.lane_kind(window.lane) == LaneKind.NORMAL:
+            index = self._fair.get(window.lane)
+            if index is None:
+                self._fair_index(window)
+            else:
+                index.add(entry.base, chunk.group_list())
         elif chunk.due_ms is None:
-            window.offer_fresh(key.base, key.base + key.messages)
+            window.offer_fresh(entry.base, entry.stop)
         else:
             window.offer_ready(entry, fresh=True)
-        return entry
 
     def _hold_back(self, window: Window, entry: Entry, due_ms: NDArray[np.int64], now_ms: int) -> None:
         late = np.flatnonzero(due_ms > now_ms)
         if len(late) == 0:
             return
-        window.columns.postpone(late + entry.start, due_ms[late])
+        if len(late) == entry.count and due_ms[0] == due_ms[-1] and bool((due_ms == due_ms[0]).all()):
+            entry.state, entry.deadline_ms = DELAYED, int(due_ms[0])
+            window.watch_whole(entry)
+        else:
+            window.columns.postpone(late + window.all_rows(entry).start, due_ms[late])
         window.ready -= len(late)
         window.delayed += len(late)
         self._watch(window, int(due_ms[late].min()))
@@ -284,13 +305,13 @@ class Channel:
 
     @staticmethod
     def _index(index: FifoIndex, window: Window, entry: Entry, groups: list[str | None]) -> None:
-        states = window.columns.state[entry.rows].tolist()
+        states = window.columns.state[window.all_rows(entry)].tolist()
         for sequence, (state, group) in enumerate(zip(states, groups, strict=True), entry.base):
-            if state == State.READY:
+            if state == READY:
                 index.add(sequence, group)
-            elif state == State.LEASED:
+            elif state == LEASED:
                 index.add_leased(sequence, group)
-            elif state == State.DELAYED:
+            elif state == DELAYED:
                 index.add_postponed(sequence, group)
 
     def _look_ahead_fifo(self, now_ms: int, *, announced_only: bool = False) -> None:
@@ -312,8 +333,8 @@ class Channel:
         return index
 
     def _index_fair(self, index: FairIndex, window: Window, entry: Entry) -> None:
-        rows = entry.rows
-        fresh = (window.columns.state[rows] == State.READY) & (window.columns.attempts[rows] == 0)
+        rows = window.all_rows(entry)
+        fresh = (window.columns.state[rows] == READY) & (window.columns.attempts[rows] == 0)
         wanted = np.flatnonzero(fresh).tolist()
         if wanted:
             groups = self._load(entry).group_list()
@@ -350,10 +371,11 @@ class Channel:
             )
         else:
             runs = []
-            for window, heap_name, cursor in self._sources:
-                if limit <= 0:
-                    break
-                limit -= self._take_from(window, heap_name, cursor, limit, runs, now_ms, deadline_ms, session)
+            for window, heap, cursor in self._sources:
+                if heap or (cursor is not None and cursor.ahead) or (cursor is not None and self.queue.is_fair):
+                    limit -= self._take_from(window, heap, cursor, limit, runs, now_ms, deadline_ms, session)
+                    if limit <= 0:
+                        break
         if runs:
             self.queue.broker.leased(self, session)
         return runs
@@ -361,7 +383,7 @@ class Channel:
     def _take_from(
         self,
         window: Window,
-        heap_name: str,
+        heap: Heap,
         cursor: Cursor | None,
         limit: int,
         runs: list[Run],
@@ -369,18 +391,27 @@ class Channel:
         deadline_ms: int,
         session: int,
     ) -> int:
-        taken = 0
-        if heap_name == "fresh" and self.queue.is_fair and cursor is not None:
+        if cursor is not None and self.queue.is_fair:
             return self._take_fair(window, cursor, limit, runs, now_ms, deadline_ms, session)
-        heap = window.again if heap_name == "again" else window.fresh
+        taken = 0
         while taken < limit:
-            if not heap and (cursor is None or self._enter_next(window, cursor, now_ms) is None):
-                break
-            found = window.take_run(heap, limit - taken)
-            if found is None:
+            if heap:
+                found = window.take_run(heap, limit - taken)
+                if found is None:
+                    continue
+                entry, first, stop = found
+                runs.append(self._lease(window, entry, first, stop, now_ms, deadline_ms, session))
+                taken += stop - first
                 continue
-            runs.append(self._lease(window, *found, now_ms, deadline_ms, session))
-            taken += found[2] - found[1]
+            brought = None if cursor is None else self._bring_in(window, cursor)
+            if brought is None:
+                break
+            entry, chunk = brought
+            if entry.count <= limit - taken and chunk.due_ms is None:
+                runs.append(self._lease(window, entry, entry.base, entry.stop, now_ms, deadline_ms, session))
+                taken += entry.count
+            else:
+                self._offer(window, entry, chunk, now_ms)
         return taken
 
     def _take_fair(
@@ -414,21 +445,38 @@ class Channel:
         self, window: Window, entry: Entry, first: int, stop: int, now_ms: int, deadline_ms: int, session: int
     ) -> Run:
         chunk = self._load(entry)
-        rows = entry.rows_of(first, stop)
-        columns = window.columns
-        columns.lease(rows, now_ms, deadline_ms, session)
         count = stop - first
         window.ready -= count
         window.leased += count
-        self.touch_entry(window, entry)
+        self.shelf.touch(window, entry)
         self._watch(window, deadline_ms)
+        failures = entry.failures_of(first, stop - 1) if entry.failures else []
+        if entry.is_whole and count == entry.count:
+            entry.state = LEASED
+            entry.attempts += 1
+            entry.deadline_ms = deadline_ms
+            entry.received_ms = now_ms
+            entry.first_ms = entry.first_ms or now_ms
+            entry.holder = session
+            window.watch_whole(entry)
+            return Run(chunk, 0, count, entry.attempts, entry.first_ms, failures)
+        rows = window.rows(entry, first, stop)
+        window.columns.lease(rows, now_ms, deadline_ms, session)
+        return self._run_of_rows(window, entry, rows, chunk, failures)
+
+    @staticmethod
+    def _run_of_rows(window: Window, entry: Entry, rows: slice, chunk: Chunk, failures: list[Failure]) -> Run:
+        columns = window.columns
+        attempts, first_ms = columns.attempts[rows].copy(), columns.first_ms[rows].copy()
+        one_attempt = bool((attempts == attempts[0]).all())
+        one_time = bool((first_ms == first_ms[0]).all())
         return Run(
             chunk,
-            first - entry.base,
-            stop - entry.base,
-            columns.attempts[rows].copy(),
-            columns.first_ms[rows].copy(),
-            entry.failures_of(first, stop - 1) if entry.failures else [],
+            rows.start - entry.start,
+            rows.stop - entry.start,
+            int(attempts[0]) if one_attempt else attempts,
+            int(first_ms[0]) if one_time else first_ms,
+            failures,
         )
 
     # -- receive attempt ids --
@@ -446,7 +494,7 @@ class Channel:
         for found in held:
             assert found is not None
             window, entry, first, stop = found
-            window.columns.extend(entry.rows_of(first, stop), now_ms + lease_ms)
+            window.columns.extend(window.rows(entry, first, stop), now_ms + lease_ms)
             self.touch_entry(window, entry)
             self._watch(window, now_ms + lease_ms)
             runs.append(self._run(window, entry, first, stop))
@@ -482,54 +530,36 @@ class Channel:
         for window in self.windows.values():
             for entry, first, stop in window.overlaps(span.first, span.last + 1):
                 if stop - first == span.messages and window.columns.all_leased(
-                    entry.rows_of(first, stop), span.attempt
+                    window.rows(entry, first, stop), span.attempt
                 ):
                     return window, entry, first, stop
         return None
 
     def _run(self, window: Window, entry: Entry, first: int, stop: int) -> Run:
-        rows = entry.rows_of(first, stop)
-        columns = window.columns
-        return Run(
-            self._load(entry),
-            first - entry.base,
-            stop - entry.base,
-            columns.attempts[rows].copy(),
-            columns.first_ms[rows].copy(),
-            entry.failures_of(first, stop - 1),
-        )
+        rows = window.rows(entry, first, stop)
+        return self._run_of_rows(window, entry, rows, self._load(entry), entry.failures_of(first, stop - 1))
 
     # -- settling --
 
     def ack(self, span: Span) -> tuple[int, list[Refused]]:
         """The work on some messages is done."""
+        first, last, attempt = span
         for window in self.windows.values():
-            entry = window.find(span.first)
-            if entry is None or span.last >= entry.base + entry.count:
+            entry = window.entries.get(first)
+            if entry is None or last != entry.stop - 1 or not entry.is_whole:
                 continue
-            rows = entry.rows_of(span.first, span.last + 1)
-            if window.columns.all_leased(rows, span.attempt):
-                self._ack_leased(window, entry, rows, span)
-                return span.messages, []
+            if entry.state == LEASED and entry.attempts == attempt:
+                self._ack_run(window, entry, first, entry.stop)
+                return entry.count, []
         return self._settle(span, Event.ACK, self._ack_run)
 
-    def _ack_leased(self, window: Window, entry: Entry, rows: slice, span: Span) -> None:
-        count = rows.stop - rows.start
-        window.leased -= count
-        self.acked += count
-        if self._fifo is not None:
-            for sequence in range(span.first, span.last + 1):
-                self._fifo.settle(sequence)
-        self._finish(window, entry, rows, count)
-
     def _ack_run(self, window: Window, entry: Entry, first: int, stop: int) -> PenstockError | None:
-        rows = entry.rows_of(first, stop)
-        self._uncount(window, rows)
+        window.uncount(entry, first, stop)
         self.acked += stop - first
         if self._fifo is not None:
             for sequence in range(first, stop):
                 self._fifo.settle(sequence)
-        self._finish(window, entry, rows, stop - first)
+        self._finish(window, entry, first, stop)
         return None
 
     def ack_sequences(self, sequences: NDArray[np.int64], session: int) -> tuple[int, list[Refused]]:
@@ -549,9 +579,9 @@ class Channel:
             for low, high in pending:
                 left += _gaps(low, high, window.overlaps(low, high))
                 for entry, start, end in window.overlaps(low, high):
-                    rows = entry.rows_of(start, end)
+                    rows = window.rows(entry, start, end)
                     columns = window.columns
-                    held = (columns.state[rows] == State.LEASED) & (columns.holder[rows] == session)
+                    held = (columns.state[rows] == LEASED) & (columns.holder[rows] == session)
                     for good, run_first, run_stop in _cut(held, start):
                         if good:
                             self._ack_run(window, entry, run_first, run_stop)
@@ -568,7 +598,7 @@ class Channel:
             for low, high in pending:
                 left += _gaps(low, high, window.overlaps(low, high))
                 for entry, start, end in window.overlaps(low, high):
-                    good = window.columns.rows_allowing(Event.ACK, entry.rows_of(start, end), span.attempt)
+                    good = window.columns.rows_allowing(Event.ACK, window.rows(entry, start, end), span.attempt)
                     left += [(run_first, run_stop) for ok, run_first, run_stop in _cut(good, start) if not ok]
         return not left and span.attempt > 0
 
@@ -576,7 +606,7 @@ class Channel:
         """A delivery failed, says the receiver."""
 
         def fail(window: Window, entry: Entry, first: int, stop: int) -> None:
-            rows = np.arange(stop - first, dtype=np.intp) + entry.rows_of(first, stop).start
+            rows = np.arange(stop - first, dtype=np.intp) + window.rows(entry, first, stop).start
             self._fail_rows(window, rows, now_ms, delay_ms, error)
 
         return self._settle(span, Event.RETRY, fail)
@@ -586,7 +616,7 @@ class Channel:
         deadline_ms = now_ms + lease_ms
 
         def prolong(window: Window, entry: Entry, first: int, stop: int) -> PenstockError | None:
-            rows = entry.rows_of(first, stop)
+            rows = window.rows(entry, first, stop)
             received_ms = int(window.columns.received_ms[rows].min())
             if deadline_ms > received_ms + LEASE_MS_MAX:
                 return LeaseTooLong(
@@ -614,7 +644,7 @@ class Channel:
                 found = window.overlaps(low, high)
                 left += _gaps(low, high, found)
                 for entry, start, end in found:
-                    good = window.columns.rows_allowing(event, entry.rows_of(start, end), span.attempt)
+                    good = window.columns.rows_allowing(event, window.rows(entry, start, end), span.attempt)
                     for ok, first, stop in _cut(good, start):
                         error = apply(window, entry, first, stop) if ok and span.attempt else None
                         if not ok or not span.attempt:
@@ -638,18 +668,12 @@ class Channel:
             ),
         )
 
-    def _uncount(self, window: Window, rows: slice) -> None:
-        ready, leased, delayed = window.columns.counts(rows)
-        window.ready -= ready
-        window.leased -= leased
-        window.delayed -= delayed
-
-    def _finish(self, window: Window, entry: Entry, rows: slice, count: int) -> None:
-        """Rows are done, and uncounted: mark them, and let the chunk go when it was the last of it."""
-        entry.left -= count
+    def _finish(self, window: Window, entry: Entry, first: int, stop: int) -> None:
+        """Messages are done, and uncounted: mark them, and let the chunk go when they were the last of it."""
+        entry.left -= stop - first
         self.touch()
         if entry.left:
-            window.columns.settle(rows)
+            window.columns.settle(window.rows(entry, first, stop))
             self.touch_entry(window, entry)
             return
         self._remove(window, entry)
@@ -657,7 +681,7 @@ class Channel:
 
     def _remove(self, window: Window, entry: Entry) -> None:
         window.remove(entry)
-        self.shelf.forget(self._entry_key(window, entry), entry)
+        self.shelf.forget(entry)
 
     # -- time --
 
@@ -666,13 +690,14 @@ class Channel:
         for window in list(self.windows.values()):
             if window.earliest_ms is None or window.earliest_ms > now_ms:
                 continue
+            window.spread_past(now_ms)
             due = window.columns.come_due(now_ms)
             if len(due):
                 self._come_due(window, due)
             expired = window.columns.expired(now_ms)
             if len(expired):
                 self._fail_rows(window, expired, now_ms, None, "lease expired")
-            window.earliest_ms = window.columns.next_deadline()
+            window.earliest_ms = window.next_deadline()
             if window.earliest_ms is not None:
                 self._watch(window, window.earliest_ms)
 
@@ -696,6 +721,7 @@ class Channel:
         """Everything that a session holds here fails."""
         count = 0
         for window in list(self.windows.values()):
+            window.spread_held(session)
             held = window.columns.held_by(session)
             if len(held):
                 count += len(held)
@@ -792,9 +818,8 @@ class Channel:
                 self._move_far(window, entry, low, high, due, priority, now_ms)
             else:
                 self._move_near(window, entry, low, high, due, priority)
-        rows = entry.rows_of(first, stop)
         window.leased -= stop - first
-        self._finish(window, entry, rows, stop - first)
+        self._finish(window, entry, first, stop)
 
     def _moved(
         self, entry: Entry, first: int, stop: int, lane: int, order: int, aged_ms: int
@@ -836,7 +861,7 @@ class Channel:
         """An entry for moved messages: the same attempts and history, ready or waiting for their due time."""
         moved = target.add(key, entry.sent_ms)
         moved.failures = entry.failures_of(first, stop - 1)
-        source, rows = entry.rows_of(first, stop), moved.rows
+        source, rows = entry.rows_of(first, stop), target.all_rows(moved)
         for name in ("attempts", "received_ms", "first_ms"):
             getattr(target.columns, name)[rows] = getattr(window.columns, name)[source]
         if due_ms is not None:
@@ -859,7 +884,7 @@ class Channel:
         for order, low, high in self.queue.buckets(first, due_ms, now_ms):
             due = due_ms[low - first : high - first]
             key, _ = self._moved(entry, low, high, lane, order, int(due.max()))
-            aside = Window(lane)
+            aside = Window(self.queue.id, self.id, lane)
             moved = self._copy_rows(window, entry, low, high, aside, key, due)
             self.shelf.changes.put_record(keys.far_entry(self.queue.id, lane, order, low), aside.encode(moved))
             self.queue.add_to_bucket(lane, order, high - low, now_ms)
@@ -867,10 +892,10 @@ class Channel:
     def bring_near(self, key: ChunkKey, data: bytes, near: ChunkKey) -> None:
         """A far bucket's time has come: one of its chunks is now in this channel's retry lane."""
         window = self.window(near.lane)
-        entry = window.add_encoded(self.queue.id, near.base, data)
+        entry = window.add_encoded(near.base, data)
         entry.key, entry.stored = near, False
         self.touch_entry(window, entry)
-        earliest = window.columns.next_deadline()
+        earliest = window.next_deadline()
         assert earliest is not None
         self._watch(window, earliest)
 
@@ -883,7 +908,7 @@ class Channel:
         if self._fifo is not None:
             for sequence in range(first, stop):
                 self._fifo.settle(sequence)
-        self._finish(window, entry, entry.rows_of(first, stop), stop - first)
+        self._finish(window, entry, first, stop)
 
     # -- looking, dropping --
 
@@ -892,6 +917,8 @@ class Channel:
         window = self.windows.get(lane)
         entry = None if window is None else window.find(sequence)
         if entry is not None and window is not None:
+            if entry.is_whole:
+                return State(entry.state), entry.attempts, entry.deadline_ms, entry.failures_of(sequence, sequence)
             row = entry.start + sequence - entry.base
             columns = window.columns
             state = State(int(columns.state[row]))
@@ -917,8 +944,7 @@ class Channel:
 
     def drop_entry(self, window: Window, entry: Entry) -> None:
         """A chunk in the window goes, whatever the state of its messages. The chunk itself is the caller's business."""
-        self._uncount(window, entry.rows)
-        window.columns.settle(entry.rows)
+        window.uncount(entry, entry.base, entry.stop)
         entry.left = 0
         self._remove(window, entry)
         self._reset_indexes()
@@ -934,15 +960,15 @@ class Channel:
         entry = window.find(sequence)
         if entry is None:
             return False
-        rows = entry.rows_of(sequence, sequence + 1)
-        if window.columns.state[rows.start] != State.READY:
+        rows = window.rows(entry, sequence, sequence + 1)
+        if window.columns.state[rows.start] != READY:
             return False
         window.ready -= 1
         if self._fifo is not None:
             self._fifo.settle(sequence)
         elif self._fair:
             self._reset_indexes()
-        self._finish(window, entry, rows, 1)
+        self._finish(window, entry, sequence, sequence + 1)
         return True
 
     def purge(self, next_sequence: int) -> int:
@@ -977,24 +1003,19 @@ class Channel:
 
     def touch_entry(self, window: Window, entry: Entry) -> None:
         """An entry's record is out of date."""
-        if not entry.dirty:
-            self.shelf.touch(self._entry_key(window, entry), window, entry)
-
-    def _entry_key(self, window: Window, entry: Entry) -> bytes:
-        return keys.entry_record(self.queue.id, self.id, window.lane, entry.base)
+        self.shelf.touch(window, entry)
 
     def save(self) -> None:
         """Write the channel's record."""
-        cursors = {lane: (cursor.sequence, cursor.ahead) for lane, cursor in self.cursors.items()}
-        record = _ChannelRecord(
+        record = (  # the fields of _ChannelRecord
             self.name,
             self.paused,
             self.start,
             self.acked,
             self.failed,
             self.dead,
-            cursors,
-            [(lane, order, count) for (lane, order), count in self.far_behind.items()],
+            {lane: (cursor.sequence, cursor.ahead) for lane, cursor in self.cursors.items()},
+            [(*place, count) for place, count in self.far_behind.items()] if self.far_behind else (),
         )
         self.shelf.changes.records[self._record_key] = _encode(record)
 
@@ -1014,7 +1035,7 @@ class Channel:
     def restore_entry(self, lane: int, base: int, data: bytes) -> None:
         """Take an entry back from its record."""
         window = self.window(lane)
-        entry = window.add_encoded(self.queue.id, base, data)
+        entry = window.add_encoded(base, data)
         if not self.queue.config.is_fifo:
             is_fair = self.queue.is_fair and keys.lane_kind(lane) == LaneKind.NORMAL
             window.offer_ready(entry, fresh=not is_fair)
@@ -1022,7 +1043,7 @@ class Channel:
     def restored(self) -> None:
         """All entries are back: look at the clock."""
         for window in self.windows.values():
-            window.earliest_ms = window.columns.next_deadline()
+            window.earliest_ms = window.next_deadline()
             if window.earliest_ms is not None:
                 self._watch(window, window.earliest_ms)
 
@@ -1030,7 +1051,7 @@ class Channel:
         """Sessions that hold leases here."""
         for window in self.windows.values():
             size = window.columns.size
-            held = window.columns.state[:size] == State.LEASED
+            held = window.columns.state[:size] == LEASED
             yield from np.unique(window.columns.holder[:size][held]).tolist()
 
     def snapshot(self) -> dict[str, Any]:

@@ -137,8 +137,9 @@ class Chunk:
         self._values = values
         self._columns = columns
         self._head: bytes | None = None
-        attributes = columns.get(Section.ATTRIBUTES)
-        self.size = len(bodies) + (0 if attributes is None else len(attributes.data))
+        self.size = len(bodies)
+        if columns and Section.ATTRIBUTES in columns:
+            self.size += len(columns[Section.ATTRIBUTES].data)
         """Bytes of bodies and attributes: what limits and retention count."""
 
     @classmethod
@@ -156,10 +157,10 @@ class Chunk:
         joined: bytes | None = None,
     ) -> Chunk:
         """Make a chunk of messages; `joined` is `b"".join(bodies)` for who has it already."""
-        optional = zip(_BINARY, (attributes, groups, dedup_ids, origins), strict=True)
-        columns = {
-            section: BinaryColumn.of(values) for section, values in optional if values is not None and any(values)
-        }
+        columns: dict[Section, BinaryColumn] = {}
+        if attributes or groups or dedup_ids or origins:
+            optional = zip(_BINARY, (attributes, groups, dedup_ids, origins), strict=True)
+            columns = {section: BinaryColumn.of(each) for section, each in optional if each is not None and any(each)}
         due = None if due_ms is None else np.asarray(due_ms, dtype=np.int64)
         data = b"".join(bodies) if joined is None else joined
         return cls(base, sent_ms, len(bodies), data, None, bodies, columns, due)
@@ -181,7 +182,7 @@ class Chunk:
     @property
     def has_groups(self) -> bool:
         """Whether any message has a group."""
-        return Section.GROUPS in self._columns
+        return bool(self._columns) and Section.GROUPS in self._columns
 
     def sequence(self, index: int) -> int:
         """The sequence number of the message at this index."""

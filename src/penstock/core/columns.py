@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from penstock.core.states import Event, State, allowed
 
 Rows = slice | NDArray[np.intp]
+DONE, READY, LEASED, DELAYED = (int(state) for state in (State.DONE, State.READY, State.LEASED, State.DELAYED))
+"""The states as plain numbers: looking up a member of an enum costs more than comparing it."""
 _CAPACITY_MIN = 256
 
 _COLUMNS: tuple[tuple[str, Any], ...] = (
@@ -69,7 +71,7 @@ class Columns:
             self._grow(stop)
         self.size = stop
         rows = slice(start, stop)
-        self.state[rows] = State.READY
+        self.state[rows] = READY
         for name in ("attempts", "deadline_ms", "received_ms", "first_ms", "holder"):
             getattr(self, name)[rows] = 0
         self.sequence[rows] = np.arange(base, base + count)
@@ -95,7 +97,7 @@ class Columns:
 
     def lease(self, at: Rows, now_ms: int, deadline_ms: int, holder: int) -> None:
         """LEASE: hand out, one attempt more."""
-        self.state[at] = State.LEASED
+        self.state[at] = LEASED
         self.attempts[at] += 1
         self.deadline_ms[at] = deadline_ms
         self.received_ms[at] = now_ms
@@ -111,17 +113,17 @@ class Columns:
 
     def settle(self, at: Rows) -> None:
         """ACK, MOVE or DROP: over and done with."""
-        self.state[at] = State.DONE
+        self.state[at] = DONE
 
     def retry(self, at: Rows) -> None:
         """RETRY or COME_DUE: ready again."""
-        self.state[at] = State.READY
+        self.state[at] = READY
         self.deadline_ms[at] = 0
         self.holder[at] = 0
 
     def postpone(self, at: Rows, due_ms: int | NDArray[np.int64]) -> None:
         """POSTPONE: not before its due time."""
-        self.state[at] = State.DELAYED
+        self.state[at] = DELAYED
         self.deadline_ms[at] = due_ms
         self.holder[at] = 0
 
@@ -141,30 +143,30 @@ class Columns:
         """Whether every row is leased on that attempt: the question of the happy path."""
         state, attempts = self.state[at], self.attempts[at]
         if len(state) == 1:
-            return bool(state[0] == State.LEASED and attempts[0] == attempt)
-        return bool((state == State.LEASED).all() and (attempts == attempt).all())
+            return bool(state[0] == LEASED and attempts[0] == attempt)
+        return bool((state == LEASED).all() and (attempts == attempt).all())
 
     def expired(self, now_ms: int) -> NDArray[np.intp]:
         """Rows whose lease has run out."""
-        return self._past(State.LEASED, now_ms)
+        return self._past(LEASED, now_ms)
 
     def come_due(self, now_ms: int) -> NDArray[np.intp]:
         """Delayed rows whose time has come."""
-        return self._past(State.DELAYED, now_ms)
+        return self._past(DELAYED, now_ms)
 
-    def _past(self, state: State, now_ms: int) -> NDArray[np.intp]:
+    def _past(self, state: int, now_ms: int) -> NDArray[np.intp]:
         size = self.size
         return np.flatnonzero((self.deadline_ms[:size] <= now_ms) & (self.state[:size] == state))
 
     def held_by(self, holder: int) -> NDArray[np.intp]:
         """Rows that a session has leased."""
         size = self.size
-        return np.flatnonzero((self.holder[:size] == holder) & (self.state[:size] == State.LEASED))
+        return np.flatnonzero((self.holder[:size] == holder) & (self.state[:size] == LEASED))
 
     def next_deadline(self) -> int | None:
         """The earliest end of a lease, or due time; None when nothing is leased or delayed."""
         size = self.size
-        waiting = self.state[:size] >= State.LEASED
+        waiting = self.state[:size] >= LEASED
         if not waiting.any():
             return None
         return int(np.min(self.deadline_ms[:size], where=waiting, initial=_NO_LATER))
@@ -172,13 +174,13 @@ class Columns:
     def counts(self, at: slice) -> tuple[int, int, int]:
         """(ready, leased, delayed) among some rows."""
         found = np.bincount(self.state[at], minlength=4)
-        return int(found[State.READY]), int(found[State.LEASED]), int(found[State.DELAYED])
+        return int(found[READY]), int(found[LEASED]), int(found[DELAYED])
 
     # -- stored form --
 
     def encode(self, at: slice) -> bytes:
         """Rows as runs of equal ones: what a state record holds. Rows that are done are all the same."""
-        live = self.state[at] != State.DONE
+        live = self.state[at] != DONE
         count = len(live)
         values = [getattr(self, name)[at] for name, _ in _COLUMNS]
         if count > 1 and not live.all():
@@ -211,6 +213,17 @@ class Columns:
 
 
 _COUNT = struct.Struct("<I")
+
+
+_ONE = struct.Struct("<IIBIqqqI")
+assert _ONE.size == _COUNT.size + _PERSISTED.itemsize
+
+
+def encode_one(
+    count: int, state: int, attempts: int, deadline_ms: int, received_ms: int, first_ms: int, holder: int
+) -> bytes:
+    """The stored form of `count` equal rows that are not done."""
+    return _ONE.pack(1, count, state, attempts, deadline_ms, received_ms, first_ms, holder)
 
 
 def encoded_length(data: bytes) -> int:

@@ -6,6 +6,7 @@ for a receive that waits: its reply then comes out of `Broker.take_woken`.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -193,8 +194,10 @@ class Run(msgspec.Struct):
     chunk: Chunk
     start: int
     stop: int
-    attempts: NDArray[np.uint32]
-    first_received_ms: NDArray[np.int64]
+    attempt: int | NDArray[np.uint32]
+    """How often each was handed out: one number for all, or one for each."""
+    first_ms: int | NDArray[np.int64]
+    """When each was handed out first: one time for all, or one for each."""
     failures: list[Failure] = []
     """Failed deliveries of messages in this run so far."""
 
@@ -208,15 +211,23 @@ class Run(msgspec.Struct):
         """The first message's sequence number."""
         return self.chunk.base + self.start
 
+    @property
+    def attempts(self) -> NDArray[np.uint32]:
+        """How often each was handed out, this time included."""
+        return np.broadcast_to(np.asarray(self.attempt, dtype=np.uint32), (self.count,))
+
+    @property
+    def first_received_ms(self) -> NDArray[np.int64]:
+        """When each was handed out first."""
+        return np.broadcast_to(np.asarray(self.first_ms, dtype=np.int64), (self.count,))
+
     def spans(self) -> list[Span]:
         """The run cut where the attempt changes: what settling it needs."""
-        attempts, first = self.attempts, self.chunk.base + self.start
-        if self.count == 1 or (attempts[0] == attempts[-1] and bool((attempts == attempts[0]).all())):
-            return [Span(first, first + self.count - 1, int(attempts[0]))]
+        attempts, first = self.attempt, self.chunk.base + self.start
+        if isinstance(attempts, int):
+            return [Span(first, first + self.stop - self.start - 1, attempts)]
         cuts = [0, *(np.flatnonzero(np.diff(attempts)) + 1).tolist(), self.count]
-        return [
-            Span(first + low, first + high - 1, int(attempts[low])) for low, high in zip(cuts, cuts[1:], strict=False)
-        ]
+        return [Span(first + low, first + high - 1, int(attempts[low])) for low, high in pairwise(cuts)]
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

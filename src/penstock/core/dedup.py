@@ -69,6 +69,11 @@ class Dedup:
         self._buckets.clear()
         self._unsaved.clear()
 
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is anything to save."""
+        return bool(self._unsaved)
+
     def save(self, changes: Changes) -> None:
         """Write what is new since the last commit."""
         for bucket, rows in self._unsaved.items():

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple
 
 _CHUNK = struct.Struct(">QIQQIIQ")
 _LANE_PREFIX = struct.Struct(">QIQ")
@@ -65,30 +64,45 @@ def lane_channel(lane: int) -> int:
     return lane >> 8
 
 
-class ChunkKey(NamedTuple):
-    """A chunk's key, taken apart.
+class ChunkKey:
+    """A chunk's key, taken apart, and as the store sees it (`packed`).
 
     >>> key = ChunkKey(1, 0, 0, 100, 10, 2000, 5)
-    >>> ChunkKey.unpack(key.pack()) == key
+    >>> ChunkKey.unpack(key.packed) == key
     True
     """
 
-    queue_id: int
-    lane: int
-    order: int
-    base: int
-    messages: int
-    size: int
-    aged_ms: int
+    __slots__ = ("aged_ms", "base", "lane", "messages", "order", "packed", "queue_id", "size")
 
-    def pack(self) -> bytes:
-        """The key as the store sees it."""
-        return _CHUNK.pack(*self)
+    def __init__(
+        self, queue_id: int, lane: int, order: int, base: int, messages: int, size: int, aged_ms: int
+    ) -> None:
+        self.queue_id = queue_id
+        self.lane = lane
+        self.order = order
+        self.base = base
+        self.messages = messages
+        self.size = size
+        self.aged_ms = aged_ms
+        self.packed = _CHUNK.pack(queue_id, lane, order, base, messages, size, aged_ms)
 
     @classmethod
-    def unpack(cls, key: bytes) -> ChunkKey:
+    def unpack(cls, packed: bytes) -> ChunkKey:
         """Take a stored key apart."""
-        return cls(*_CHUNK.unpack(key))
+        return cls(*_CHUNK.unpack(packed))
+
+    def moved(self, lane: int) -> ChunkKey:
+        """The key of the same messages in another lane."""
+        return ChunkKey(self.queue_id, lane, 0, self.base, self.messages, self.size, self.aged_ms)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChunkKey) and self.packed == other.packed
+
+    def __hash__(self) -> int:
+        return hash(self.packed)
+
+    def __repr__(self) -> str:
+        return f"ChunkKey(queue {self.queue_id}, lane {self.lane:#x}/{self.order}, {self.messages} from {self.base})"
 
 
 def queue_chunks(queue_id: int) -> bytes:

@@ -25,7 +25,7 @@ from penstock.core import keys
 from penstock.core.channel import HORIZON_MS, Channel
 from penstock.core.chunk import Chunk
 from penstock.core.commands import Damage, QueueInfo, Run, Seen, Stats
-from penstock.core.config import DAY_MS, HOUR_MS, QueueConfig
+from penstock.core.config import DAY_MS, HOUR_MS, PRIORITY_MAX, QueueConfig
 from penstock.core.dedup import Dedup
 from penstock.core.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX, Draft, Messages, Place
 from penstock.core.errors import ChunkDamaged
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _BUCKETS: tuple[tuple[int, int], ...] = ((2 * DAY_MS, HOUR_MS), (60 * DAY_MS, DAY_MS), (1 << 62, 30 * DAY_MS))
 """(due within, width of the bucket)."""
 _PAGE = 256
+_NORMAL_PLACES = [Place(lane_code(LaneKind.NORMAL, priority)) for priority in range(PRIORITY_MAX + 1)]
 
 
 class Consumer(msgspec.Struct, array_like=True):
@@ -107,7 +108,7 @@ class Queue:
     def place(self, priority: int, due_ms: int, now_ms: int) -> Place:
         """Where a message goes."""
         if due_ms <= now_ms or self.config.is_fifo:
-            return Place(lane_code(LaneKind.NORMAL, priority))
+            return _NORMAL_PLACES[priority]
         if due_ms <= now_ms + HORIZON_MS:
             return Place(lane_code(LaneKind.WAITING, priority))
         return Place(lane_code(LaneKind.FAR, priority), _bucket(due_ms, now_ms))
@@ -153,7 +154,7 @@ class Queue:
         self.messages += chunk.count
         self.size += chunk.size
         self.touch()
-        if keys.lane_kind(key.lane) == LaneKind.FAR:
+        if key.order:
             self.add_to_bucket(key.lane, key.order, chunk.count, draft.sent_ms)
         else:
             if chunk.has_groups and not self.config.is_fifo:
@@ -211,7 +212,7 @@ class Queue:
 
     def let_go(self, key: ChunkKey) -> None:
         """A channel is done with a chunk: delete it if nobody else wants it."""
-        if keys.lane_channel(key.lane):
+        if key.lane >> 8:  # private to a channel
             self.shelf.delete(key)
         elif self._is_over(key):
             self._delete(key)
@@ -222,6 +223,8 @@ class Queue:
         for channel in self.channels.values():
             if not channel.is_done_with(key.lane, key.base):
                 return False
+        if not self.consumers:
+            return True
         stop = key.base + key.messages
         return all(consumer.offset >= stop for consumer in self.consumers.values())
 
@@ -274,7 +277,7 @@ class Queue:
             return error
         self.quarantined[key] = str(damage)
         self.shelf.changes.put_record(
-            keys.record(Kind.QUARANTINE, self.id, key.pack()), msgspec.msgpack.encode(_QuarantineRecord(str(damage)))
+            keys.record(Kind.QUARANTINE, self.id, key.packed), msgspec.msgpack.encode(_QuarantineRecord(str(damage)))
         )
         for channel in self.channels.values():
             if keys.lane_channel(key.lane) in (0, channel.id) and key.base >= channel.start:
@@ -296,7 +299,7 @@ class Queue:
         for lane, order in list(self.far):
             self._forget_bucket(lane, order)
         for key in self.quarantined:
-            self.shelf.changes.delete_record(keys.record(Kind.QUARANTINE, self.id, key.pack()))
+            self.shelf.changes.delete_record(keys.record(Kind.QUARANTINE, self.id, key.packed))
         self.quarantined.clear()
         self.messages = self.size = 0
         self.touch()
@@ -424,7 +427,7 @@ class Queue:
             except ChunkDamaged as damage:
                 self.quarantine(key, damage)
                 continue
-            near = key._replace(lane=near_lane, order=0)
+            near = key.moved(near_lane)
             self.shelf.delete(key)
             self.shelf.put(near, chunk)
             if owner is None:
@@ -562,7 +565,7 @@ class Queue:
             chunk = self._load(key)
             start = max(offset, key.base) - key.base
             end = min(key.messages, start + limit)
-            runs.append(Run(chunk, start, end, np.zeros(end - start, np.uint32), np.zeros(end - start, np.int64)))
+            runs.append(Run(chunk, start, end, 0, 0))
             limit -= end - start
             offset = key.base + end
         return runs, offset
@@ -616,9 +619,9 @@ class Queue:
         return Seen(chunk, index, state, attempts, deadline_ms, failures)
 
     def _seen_far(self, key: ChunkKey, chunk: Chunk, index: int) -> Seen:
-        window = Window(key.lane)
+        window = Window(self.id, keys.lane_channel(key.lane), key.lane)
         data = self.shelf.read_record(keys.far_entry(self.id, key.lane, key.order, key.base))
-        entry = window.add_encoded(self.id, key.base, data)
+        entry = window.add_encoded(key.base, data)
         columns, sequence = window.columns, key.base + index
         attempts, deadline_ms = int(columns.attempts[index]), int(columns.deadline_ms[index])
         return Seen(chunk, index, State.DELAYED, attempts, deadline_ms, entry.failures_of(sequence, sequence))
@@ -652,11 +655,18 @@ class Queue:
 
     def save(self) -> None:
         """Write the queue's counters."""
-        record = _CountersRecord(
-            self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel, self.lanes
+        record = (  # the fields of _CountersRecord
+            self.next_sequence,
+            self.messages,
+            self.size,
+            self.sent,
+            self.is_fair,
+            self.next_channel,
+            self.lanes,
         )
         self.shelf.changes.records[self._counters_key] = _encode(record)
-        self.dedup.save(self.shelf.changes)
+        if self.dedup.is_dirty:
+            self.dedup.save(self.shelf.changes)
 
     def save_config(self) -> None:
         """Write the queue's name and configuration."""

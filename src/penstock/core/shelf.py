@@ -6,7 +6,6 @@ answers, so that the core can run ahead of the disk. Chunks in use are kept deco
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from penstock.core import keys
@@ -28,7 +27,7 @@ class Shelf:
         self.reader = reader
         self.changes = Changes()
         self._committing: list[Changes] = []
-        self._cache: OrderedDict[ChunkKey, Chunk] = OrderedDict()
+        self._cache: dict[bytes, Chunk] = {}
         self._cached_bytes = 0
         self._entries: dict[bytes, tuple[Window, Entry]] = {}
         """Entries whose state records are out of date, by record key."""
@@ -37,37 +36,36 @@ class Shelf:
 
     def put(self, key: ChunkKey, chunk: Chunk) -> None:
         """Write a chunk with the next commit."""
-        self.changes.put_chunk(key.pack(), chunk)
-        self._remember(key, chunk)
+        self.changes.chunks[key.packed] = chunk
+        self._remember(key.packed, chunk)
 
     def delete(self, key: ChunkKey) -> None:
         """Delete a chunk with the next commit; one that was to be written by the same commit is simply not written."""
-        packed = key.pack()
+        packed = key.packed
         chunks = self.changes.chunks
         if chunks.get(packed) is not None and not any(packed in layer.chunks for layer in self._committing):
             del chunks[packed]
         else:
             chunks[packed] = None
-        chunk = self._cache.pop(key, None)
+        chunk = self._cache.pop(packed, None)
         if chunk is not None:
             self._cached_bytes -= chunk.size
 
     def load(self, key: ChunkKey) -> Chunk:
         """A chunk by its key; `ChunkDamaged` if what is stored is not what was written."""
-        chunk = self._cache.get(key)
-        if chunk is not None:
-            return chunk
-        chunk = self._read(key)
-        self._remember(key, chunk)
+        chunk = self._cache.get(key.packed)
+        if chunk is None:
+            chunk = self._read(key)
+            self._remember(key.packed, chunk)
         return chunk
 
     def _read(self, key: ChunkKey) -> Chunk:
-        packed = key.pack()
+        packed = key.packed
         for layer in (self.changes, *reversed(self._committing)):
-            chunk = layer.chunks.get(packed)
-            if chunk is not None:
-                assert isinstance(chunk, Chunk)
-                return chunk
+            pending = layer.chunks.get(packed)
+            if pending is not None:
+                assert isinstance(pending, Chunk)
+                return pending
         try:
             chunk = Chunk.decode(self.reader.read_chunk(packed))
         except KeyError:
@@ -76,14 +74,14 @@ class Shelf:
             raise ChunkDamaged(f"it says of itself that it holds {chunk.count} messages from {chunk.base} on")
         return chunk
 
-    def _remember(self, key: ChunkKey, chunk: Chunk) -> None:
-        if key in self._cache:
-            self._cached_bytes -= self._cache[key].size
-        self._cache[key] = chunk
+    def _remember(self, packed: bytes, chunk: Chunk) -> None:
+        cache = self._cache
+        if packed in cache:
+            self._cached_bytes -= cache[packed].size
+        cache[packed] = chunk
         self._cached_bytes += chunk.size
-        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
-            _, dropped = self._cache.popitem(last=False)
-            self._cached_bytes -= dropped.size
+        while self._cached_bytes > CACHE_BYTES and len(cache) > 1:
+            self._cached_bytes -= cache.pop(next(iter(cache))).size
 
     def keys(self, queue_id: int, lane: int, base: int = 0, limit: int = 256, order: int = 0) -> list[ChunkKey]:
         """The next chunks of a lane with at least this base, in order. Fewer than `limit` means there are no more."""
@@ -106,8 +104,9 @@ class Shelf:
     def drop_chunks(self, queue_id: int) -> None:
         """Delete every chunk of a queue with the next commit."""
         self.changes.drop(keys.queue_chunks(queue_id))
-        for key in [key for key in self._cache if key.queue_id == queue_id]:
-            self._cached_bytes -= self._cache.pop(key).size
+        prefix = keys.queue_chunks(queue_id)
+        for packed in [packed for packed in self._cache if packed.startswith(prefix)]:
+            self._cached_bytes -= self._cache.pop(packed).size
 
     # -- records --
 
@@ -119,17 +118,19 @@ class Shelf:
                 return value
         return next(value for key, value in self.reader.scan(record_key) if key == record_key)
 
-    def touch(self, record_key: bytes, window: Window, entry: Entry) -> None:
+    def touch(self, window: Window, entry: Entry) -> None:
         """An entry has changed: its record goes with the next commit."""
         if not entry.dirty:
             entry.dirty = True
-            self._entries[record_key] = (window, entry)
+            self._entries[entry.record_key] = (window, entry)
 
-    def forget(self, record_key: bytes, entry: Entry) -> None:
+    def forget(self, entry: Entry) -> None:
         """An entry is over: so is its record, if it ever had one."""
-        self._entries.pop(record_key, None)
+        if entry.dirty:
+            del self._entries[entry.record_key]
+            entry.dirty = False
         if entry.stored:
-            self.changes.records[record_key] = None
+            self.changes.records[entry.record_key] = None
 
     # -- commits --
 

@@ -1,12 +1,17 @@
 """A channel's window on one lane: the chunks that are handed out at least in part and not all done.
 
 A chunk of the lane is, for one channel, ahead of the cursor (never looked at), in the window (it has an `Entry` here), or
-done (behind the cursor and not in the window). So a channel that is done with a chunk keeps nothing of it, and a backlog
-costs nothing.
+done (behind the cursor and not in the window). So a channel that is done with a chunk keeps nothing of it, and a
+backlog costs nothing.
+
+As long as all messages of a chunk are in the same state, its entry is *whole*: one row for all of them, in the entry
+itself. To lease a whole chunk, or to acknowledge one, is a handful of assignments however many messages it has; and a
+chunk of a single message is always whole. When only some of its messages are touched, the entry is spread: a row for
+each message in `columns`, where whole-array operations take over.
 
 Messages that can be handed out lie as runs of sequence numbers in two heaps: `again` (failed once, ready in place) and
-`fresh` (never delivered). A run in a heap may be out of date; what is in the columns counts, and is looked at when the
-run is taken.
+`fresh` (never delivered). A run in a heap may be out of date; what the rows say counts, and is looked at when the run
+is taken.
 """
 
 from __future__ import annotations
@@ -14,50 +19,76 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right, insort
 from collections.abc import Iterator
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.columns import Columns, encoded_length, runs_of
+from penstock.core.columns import DELAYED, DONE, LEASED, READY, Columns, encode_one, encoded_length, runs_of
 from penstock.core.commands import Failure
-from penstock.core.keys import ChunkKey
-from penstock.core.states import State
+from penstock.core.keys import ChunkKey, entry_record
 
 _ENTRY_HEAD = struct.Struct("<QIIQQ")
 _FAILURES_KEPT = 16
 """How many failed deliveries of one message are remembered; the newest ones."""
 _COMPACT_MIN = 4_096
+_NO_FAILURES = msgspec.msgpack.encode([])
+
+Heap = list[tuple[int, int]]
 
 
 class Entry:
-    """A chunk in a window: where its rows are, and what has to be remembered beside them."""
+    """A chunk in a window: the one row of all its messages or where their rows are, and what goes with them."""
 
-    __slots__ = ("base", "count", "dirty", "failures", "key", "left", "sent_ms", "start", "stored")
+    __slots__ = (
+        "attempts",
+        "base",
+        "count",
+        "deadline_ms",
+        "dirty",
+        "failures",
+        "first_ms",
+        "holder",
+        "is_whole",
+        "key",
+        "left",
+        "received_ms",
+        "record_key",
+        "sent_ms",
+        "start",
+        "state",
+        "stop",
+        "stored",
+    )
 
-    def __init__(self, key: ChunkKey, sent_ms: int, start: int, failures: list[Failure]) -> None:
+    def __init__(self, key: ChunkKey, sent_ms: int, record_key: bytes) -> None:
         self.key = key
+        self.record_key = record_key
         self.base = key.base
         self.count = key.messages
+        self.stop = key.base + key.messages
+        """The sequence number after the last one."""
         self.sent_ms = sent_ms
-        self.start = start
-        """The first row's number."""
         self.left = key.messages
         """How many messages are not done."""
-        self.failures = failures
+        self.failures: list[Failure] = []
         self.dirty = False
         """Whether its record is out of date."""
         self.stored = False
         """Whether it has a record."""
-
-    @property
-    def rows(self) -> slice:
-        """All rows of the chunk."""
-        return slice(self.start, self.start + self.count)
+        self.is_whole = True
+        self.state = READY
+        self.attempts = 0
+        self.deadline_ms = 0
+        self.received_ms = 0
+        self.first_ms = 0
+        self.holder = 0
+        self.start = -1
+        """The first row's number, once it is spread."""
 
     def rows_of(self, first: int, stop: int) -> slice:
-        """The rows of the messages with sequence numbers from `first` up to, not including, `stop`."""
+        """The rows of the messages from `first` up to, not including, `stop`."""
         shift = self.start - self.base
         return slice(first + shift, stop + shift)
 
@@ -86,16 +117,19 @@ class Window:
         "in_use",
         "lane",
         "leased",
+        "owner",
         "ready",
+        "whole_deadlines",
     )
 
-    def __init__(self, lane: int) -> None:
+    def __init__(self, queue_id: int, channel_id: int, lane: int) -> None:
+        self.owner = (queue_id, channel_id)
         self.lane = lane
         self.columns = Columns()
         self.entries: dict[int, Entry] = {}
         self.bases: list[int] = []
-        self.again: list[tuple[int, int]] = []
-        self.fresh: list[tuple[int, int]] = []
+        self.again: Heap = []
+        self.fresh: Heap = []
         self.in_use = 0
         """Rows that belong to an entry."""
         self.ready = 0
@@ -103,20 +137,20 @@ class Window:
         self.delayed = 0
         self.earliest_ms: int | None = None
         """No lease ends and nothing comes due before this; None when nothing will."""
+        self.whole_deadlines: Heap = []
+        """(deadline, base) of whole entries; some are out of date."""
 
     # -- entries come and go --
 
     def add(self, key: ChunkKey, sent_ms: int) -> Entry:
         """Take a chunk in, its messages ready and never delivered."""
-        rows = self.columns.append(key.base, key.messages)
-        entry = Entry(key, sent_ms, rows.start, [])
+        entry = Entry(key, sent_ms, entry_record(*self.owner, self.lane, key.base))
         self._enter(entry)
         self.ready += entry.count
         return entry
 
     def _enter(self, entry: Entry) -> None:
         self.entries[entry.base] = entry
-        self.in_use += entry.count
         bases = self.bases
         if not bases or entry.base > bases[-1]:
             bases.append(entry.base)
@@ -127,30 +161,34 @@ class Window:
         """Forget a chunk whose messages are all done."""
         assert entry.left == 0
         del self.entries[entry.base]
-        self.in_use -= entry.count
         if self.bases[0] == entry.base:
             del self.bases[0]
         else:
             del self.bases[bisect_right(self.bases, entry.base) - 1]
         if not self.entries:
-            self.columns.size = 0
-            self.again.clear()
-            self.fresh.clear()
-            if len(self.columns.state) > _COMPACT_MIN:
-                self.columns = Columns()
-            return
-        self.columns.settle(entry.rows)
-        if self.columns.size > _COMPACT_MIN and self.in_use * 2 < self.columns.size:
-            self._compact()
+            self._clear()
+        elif not entry.is_whole:
+            self.in_use -= entry.count
+            self.columns.settle(slice(entry.start, entry.start + entry.count))
+            if self.columns.size > _COMPACT_MIN and self.in_use * 2 < self.columns.size:
+                self._compact()
+
+    def _clear(self) -> None:
+        self.again.clear()
+        self.fresh.clear()
+        self.whole_deadlines.clear()
+        self.in_use = self.columns.size = 0
+        if len(self.columns.state) > _COMPACT_MIN:
+            self.columns = Columns()
 
     def _compact(self) -> None:
-        entries = sorted(self.entries.values(), key=lambda entry: entry.start)
-        rows = np.concatenate([np.arange(entry.start, entry.start + entry.count) for entry in entries])
+        entries = sorted((each for each in self.entries.values() if not each.is_whole), key=lambda each: each.start)
+        parts = [np.arange(entry.start, entry.start + entry.count) for entry in entries]
         start = 0
         for entry in entries:
             entry.start = start
             start += entry.count
-        self.columns.keep(rows)
+        self.columns.keep(np.concatenate([np.zeros(0, dtype=np.intp), *parts]))
 
     def find(self, sequence: int) -> Entry | None:
         """The entry that holds a sequence number."""
@@ -158,7 +196,7 @@ class Window:
         if at < 0:
             return None
         entry = self.entries[self.bases[at]]
-        return entry if sequence < entry.base + entry.count else None
+        return entry if sequence < entry.stop else None
 
     def overlaps(self, first: int, stop: int) -> list[tuple[Entry, int, int]]:
         """Entries that hold any of the sequence numbers from `first` up to `stop`, each with the part it holds."""
@@ -166,25 +204,87 @@ class Window:
         at = max(bisect_right(self.bases, first) - 1, 0)
         while at < len(self.bases) and self.bases[at] < stop:
             entry = self.entries[self.bases[at]]
-            low, high = max(first, entry.base), min(stop, entry.base + entry.count)
+            low, high = max(first, entry.base), min(stop, entry.stop)
             if low < high:
                 found.append((entry, low, high))
             at += 1
         return found
 
-    def entry_runs(self, rows: NDArray[np.intp], *columns: NDArray[np.generic]) -> Iterator[tuple[Entry, int, int]]:
+    # -- whole and spread --
+
+    def rows(self, entry: Entry, first: int, stop: int) -> slice:
+        """The rows of some messages of an entry, which is spread for that."""
+        if entry.is_whole:
+            self.spread(entry)
+        return entry.rows_of(first, stop)
+
+    def all_rows(self, entry: Entry) -> slice:
+        """The rows of all messages of an entry, which is spread for that."""
+        return self.rows(entry, entry.base, entry.stop)
+
+    def spread(self, entry: Entry) -> None:
+        """Give every message of a whole entry a row of its own."""
+        columns = self.columns
+        rows = columns.append(entry.base, entry.count)
+        entry.start = rows.start
+        entry.is_whole = False
+        self.in_use += entry.count
+        columns.state[rows] = entry.state
+        columns.attempts[rows] = entry.attempts
+        columns.deadline_ms[rows] = entry.deadline_ms
+        columns.received_ms[rows] = entry.received_ms
+        columns.first_ms[rows] = entry.first_ms
+        columns.holder[rows] = entry.holder
+
+    def watch_whole(self, entry: Entry) -> None:
+        """A whole entry's lease ends, or it comes due, at its deadline."""
+        heap = self.whole_deadlines
+        if len(heap) > 2 * len(self.entries) + 1_024:
+            heap[:] = [(each.deadline_ms, base) for base, each in self.entries.items() if _is_pending(each)]
+            heapify(heap)
+        heappush(heap, (entry.deadline_ms, entry.base))
+
+    def spread_past(self, now_ms: int) -> None:
+        """Spread the whole entries whose deadline has passed, so that the columns show all that is to be done."""
+        heap = self.whole_deadlines
+        while heap and heap[0][0] <= now_ms:
+            _, base = heappop(heap)
+            entry = self.entries.get(base)
+            if entry is not None and _is_pending(entry) and entry.deadline_ms <= now_ms:
+                self.spread(entry)
+
+    def spread_held(self, holder: int) -> None:
+        """Spread the whole entries that a session has leased."""
+        for entry in list(self.entries.values()):
+            if entry.is_whole and entry.state == LEASED and entry.holder == holder:
+                self.spread(entry)
+
+    def next_deadline(self) -> int | None:
+        """The earliest end of a lease, or due time; None when nothing is leased or delayed."""
+        heap = self.whole_deadlines
+        while heap:
+            deadline_ms, base = heap[0]
+            entry = self.entries.get(base)
+            if entry is not None and _is_pending(entry) and entry.deadline_ms == deadline_ms:
+                break
+            heappop(heap)
+        found = [heap[0][0]] if heap else []
+        spread = self.columns.next_deadline()
+        return min(found if spread is None else [*found, spread], default=None)
+
+    def entry_runs(
+        self, rows: NDArray[np.intp], *columns: NDArray[np.generic]
+    ) -> Iterator[tuple[Entry, int, int]]:
         """Cut rows into runs of one entry, equal in the given columns: (entry, first sequence, stop sequence)."""
         sequence = self.columns.sequence
         for start, stop in runs_of(rows, *columns):
-            first = int(sequence[start])
             while start < stop:
+                first = int(sequence[start])
                 entry = self.find(first)
-                assert entry is not None
+                assert entry is not None and not entry.is_whole
                 length = min(stop - start, entry.start + entry.count - start)
                 yield entry, first, first + length
                 start += length
-                if start < stop:
-                    first = int(sequence[start])
 
     # -- counting --
 
@@ -193,9 +293,15 @@ class Window:
         if self.earliest_ms is None or deadline_ms < self.earliest_ms:
             self.earliest_ms = deadline_ms
 
-    def settled(self, entry: Entry, count: int) -> None:
-        """Some messages of an entry are done (their counts are taken off already)."""
-        entry.left -= count
+    def uncount(self, entry: Entry, first: int, stop: int) -> None:
+        """Some messages are no longer what they were."""
+        if entry.is_whole and stop - first == entry.count:
+            counts = [entry.count if entry.state == state else 0 for state in (READY, LEASED, DELAYED)]
+        else:
+            counts = list(self.columns.counts(self.rows(entry, first, stop)))
+        self.ready -= counts[0]
+        self.leased -= counts[1]
+        self.delayed -= counts[2]
 
     # -- what can be handed out --
 
@@ -207,37 +313,36 @@ class Window:
         """A run is ready for the first time."""
         heappush(self.fresh, (first, stop))
 
-    def take_run(self, heap: list[tuple[int, int]], limit: int) -> tuple[Entry, int, int] | None:
+    def take_run(self, heap: Heap, limit: int) -> tuple[Entry, int, int] | None:
         """The first run of ready messages in a heap, `limit` at most: (entry, first, stop). It leaves the heap."""
         while heap:
             first, stop = heap[0]
-            entry = self.find(first)
+            entry = self.entries.get(first) or self.find(first)
             if entry is None:
                 self._skip_gap(heap)
                 continue
-            entry_stop = entry.base + entry.count
-            end = min(stop, entry_stop, first + limit)
-            states = self.columns.state[entry.rows_of(first, end)]
-            ready = states == State.READY
-            if ready.all():
+            end = min(stop, entry.stop, first + limit)
+            if entry.is_whole:
                 self._rest(heap, end, stop)
-                return entry, first, end
-            skip = int(ready.argmax()) if ready.any() else len(ready)
-            if skip:
-                self._rest(heap, first + skip, stop)
+                if entry.state == READY:
+                    return entry, first, end
                 continue
-            length = int((~ready).argmax())
-            self._rest(heap, first + length, stop)
-            return entry, first, first + length
+            ready = self.columns.state[entry.rows_of(first, end)] == READY
+            length = len(ready) if ready.all() else int(ready.argmin())
+            if length:
+                self._rest(heap, first + length, stop)
+                return entry, first, first + length
+            skip = int(ready.argmax()) if ready.any() else len(ready)
+            self._rest(heap, first + skip, stop)
         return None
 
-    def _skip_gap(self, heap: list[tuple[int, int]]) -> None:
+    def _skip_gap(self, heap: Heap) -> None:
         first, stop = heap[0]
         at = bisect_right(self.bases, first)
         self._rest(heap, self.bases[at] if at < len(self.bases) else stop, stop)
 
     @staticmethod
-    def _rest(heap: list[tuple[int, int]], first: int, stop: int) -> None:
+    def _rest(heap: Heap, first: int, stop: int) -> None:
         if first < stop:
             heapreplace(heap, (first, stop))
         else:
@@ -249,34 +354,47 @@ class Window:
         """An entry with its rows, as its state record holds it."""
         key = entry.key
         head = _ENTRY_HEAD.pack(key.order, key.messages, key.size, key.aged_ms, entry.sent_ms)
-        rows = self.columns.encode(entry.rows)
-        return head + rows + msgspec.msgpack.encode(entry.failures)
+        if entry.is_whole:
+            values = (entry.attempts, entry.deadline_ms, entry.received_ms, entry.first_ms, entry.holder)
+            rows = encode_one(entry.count, entry.state, *values)
+        else:
+            rows = self.columns.encode(slice(entry.start, entry.start + entry.count))
+        return head + rows + (msgspec.msgpack.encode(entry.failures) if entry.failures else _NO_FAILURES)
 
-    def add_encoded(self, queue_id: int, base: int, data: bytes) -> Entry:
-        """Take in an entry from its state record; counts and heaps follow its rows."""
+    def add_encoded(self, base: int, data: bytes) -> Entry:
+        """Take in an entry from its state record; the counts follow its rows."""
         order, messages, size, aged_ms, sent_ms = _ENTRY_HEAD.unpack_from(data)
         rows_data = data[_ENTRY_HEAD.size :]
+        key = ChunkKey(self.owner[0], self.lane, order, base, messages, size, aged_ms)
+        entry = Entry(key, sent_ms, entry_record(*self.owner, self.lane, base))
         rows = self.columns.append_encoded(base, rows_data)
-        failures = msgspec.msgpack.decode(rows_data[encoded_length(rows_data) :], type=list[Failure])
-        entry = Entry(
-            ChunkKey(queue_id, self.lane, order, base, messages, size, aged_ms), sent_ms, rows.start, failures
-        )
+        entry.failures = msgspec.msgpack.decode(rows_data[encoded_length(rows_data) :], type=list[Failure])
+        entry.is_whole = False
+        entry.start = rows.start
+        entry.stored = True
+        self.in_use += entry.count
         self._enter(entry)
         ready, leased, delayed = self.columns.counts(rows)
         entry.left = ready + leased + delayed
-        entry.stored = True
         self.ready += ready
         self.leased += leased
         self.delayed += delayed
         return entry
 
     def offer_ready(self, entry: Entry, *, fresh: bool) -> None:
-        """Put an entry's ready rows into the heaps; never delivered ones only if `fresh`."""
-        rows = entry.rows
-        ready = self.columns.state[rows] == State.READY
+        """Put an entry's ready messages into the heaps; never delivered ones only if `fresh`."""
+        rows = self.all_rows(entry)
+        ready = self.columns.state[rows] == READY
         delivered = self.columns.attempts[rows] > 0
         for heap, wanted in ((self.again, ready & delivered), (self.fresh, ready & ~delivered)):
             if heap is self.fresh and not fresh:
                 continue
             for start, stop in runs_of(np.flatnonzero(wanted)):
                 heappush(heap, (entry.base + start, entry.base + stop))
+
+
+def _is_pending(entry: Entry) -> bool:
+    return entry.is_whole and (entry.state == LEASED or entry.state == DELAYED)
+
+
+assert DONE == 0, "rows that are done are encoded as zeros"
