@@ -264,7 +264,9 @@ class StoreConformance:
             store.close()
 
     def test_readers_see_every_commit_whole(self, store: Store) -> None:
-        """Each commit moves all records to the next number and replaces one chunk: a reader must never see two numbers."""
+        """Each commit moves all records to the next number and replaces one chunk: a reader must never see two
+        numbers.
+        """
         stop = threading.Event()
         failures: list[object] = []
 

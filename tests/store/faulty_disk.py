@@ -1,8 +1,8 @@
 """A disk in memory that can lose power, run full, fail and be slow.
 
-It knows what was synced and what was not. `crash(seed)` gives the disk as it would be found after a power failure: every
-write that was not synced is kept, lost or torn (some of its 512-byte sectors kept, some lost), and of the renames,
-creations and removals that were not synced a first part is kept. The same seed gives the same disk.
+It knows what was synced and what was not. `crash(seed)` gives the disk as it would be found after a power failure:
+every write that was not synced is kept, lost or torn (some of its 512-byte sectors kept, some lost), and of the
+renames, creations and removals that were not synced a first part is kept. The same seed gives the same disk.
 
     disk = FaultyDisk()
     disk.power_fails_at = 17            # the 17th operation from the start does not return
@@ -93,7 +93,7 @@ class _FaultyFile:
     def size(self) -> int:
         return len(self._inode.current)
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, size: int, *, zeros: bool = True) -> None:
         before = len(self._inode.current)
         if size > before:
             self._disk.take(size - before)

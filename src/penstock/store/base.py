@@ -89,6 +89,11 @@ class Table(Protocol):
         """How much space the content takes, without what is free for reuse."""
         ...
 
+    @property
+    def reusable_bytes(self) -> int:
+        """How much more content fits before the table takes more of the disk."""
+        ...
+
     def close(self) -> None:
         """Let go of files."""
         ...

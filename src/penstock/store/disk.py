@@ -51,7 +51,7 @@ class File(Protocol):
         """How long the file is, in bytes."""
         ...
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, size: int, *, zeros: bool = True) -> None:
         """Make the file `size` bytes long, with real blocks behind them; raise and leave it as it was if they are not
         there.
         """
@@ -126,14 +126,15 @@ class RealFile:
         """`fstat`."""
         return os.fstat(self._descriptor).st_size
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, size: int, *, zeros: bool = True) -> None:
         """`posix_fallocate`, then zeros: writing into them later changes no metadata, so that `fdatasync` is cheap."""
         before = self.size()
         if size <= before:
             return
         try:
             os.posix_fallocate(self._descriptor, before, size - before)
-            self._write_zeros(before, size)
+            if zeros:
+                self._write_zeros(before, size)
         except OSError:
             os.ftruncate(self._descriptor, before)
             raise

@@ -20,7 +20,7 @@ Disk full. A commit that adds chunks is refused with `DiskFull` when the disk wo
 `disk_reserve_bytes`, after what is not applied yet; when the content would grow past `content_bytes_max`; when the
 applier has just found no room; or when the journal finds none. A commit that only deletes and writes records is let
 through as long as the journal has room, of which it keeps some for this purpose. The applier tries again every second;
-if a whole layer does not fit, it applies the deletions alone, which makes room.
+if a whole layer does not fit, it throws the `ballast` out and applies the deletions alone, which makes room.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ from pathlib import Path
 
 from penstock.core.changes import Buffer, Changes
 from penstock.core.errors import StoreError
+from penstock.store.ballast import Ballast
 from penstock.store.base import Store, Table
 from penstock.store.disk import Disk, RealDisk, is_full
 from penstock.store.errors import CommitFailed, DiskFull
 from penstock.store.journal.base import Journal
 from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
 from penstock.store.layer import Layer, Missing, joined, list_chunks, scan
-from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
+from penstock.store.layout import BALLAST_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
 from penstock.store.table import SqliteTable
 from penstock.store.view import StoreView
 
 SPACE_CHECK_BYTES = 1 << 20
 RETRY_SECONDS = 1.0
+DELETIONS_PER_TRANSACTION = 256
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class EmbeddedStore:
         self._disk = disk
         self._directory = directory
         self._directory_lock = lock
+        self._ballast = Ballast(disk, directory / BALLAST_NAME) if disk is not None and directory is not None else None
         self._stats = StoreStats()
         self._failure: StoreError | None = None
         self._no_room: DiskFull | None = None
@@ -160,12 +163,13 @@ class EmbeddedStore:
         position = self._append(changes)
         with self._changed:
             newest = self._newest
-            if not newest:
+            first = not newest
+            if first:
                 self._first_commit_at = time.monotonic()
             newest.absorb(changes, position)
             self._stats.commits += 1
             due = self._is_due(newest)
-            if due and self._applier is not None:
+            if first or due:
                 self._changed.notify_all()
         if due and self._applier is None:
             self._apply_or_note()
@@ -227,7 +231,8 @@ class EmbeddedStore:
         if self._disk is None or self._directory is None:
             return
         # What is not applied yet goes to the table's WAL first, and then to the table.
-        promised_bytes = 2 * (self._unapplied_bytes() + put_bytes)
+        coming_bytes = self._unapplied_bytes() + put_bytes
+        promised_bytes = coming_bytes + max(0, coming_bytes - self._table.reusable_bytes)
         free_bytes = self._disk.free_bytes(self._directory)
         if free_bytes - promised_bytes < self._options.disk_reserve_bytes:
             raise DiskFull(
@@ -265,6 +270,8 @@ class EmbeddedStore:
         except DiskFull:
             self._make_room(older)
             self._table.apply(older.position, older.dropped, self._lasting_chunks(older, newest), older.records.items())
+        if self._ballast is not None:
+            self._ballast.take_on(self._options.disk_reserve_bytes)
         self._stats.transactions += 1
         self._stats.chunks_died_young += older.chunks_died
 
@@ -280,9 +287,15 @@ class EmbeddedStore:
 
     def _make_room(self, layer: Layer) -> None:
         """Apply what a layer deletes, and nothing else: it is an early part of the same changes."""
-        chunks = [(key, None) for key, chunk in layer.chunks.items() if chunk is None]
-        records = [(key, None) for key, value in layer.records.items() if value is None]
-        self._table.apply(None, layer.dropped, chunks, records)
+        if self._ballast is not None:
+            self._ballast.throw_out()
+        deleted = [key for key, chunk in layer.chunks.items() if chunk is None]
+        self._table.apply(
+            None, layer.dropped, [], [(key, None) for key, value in layer.records.items() if value is None]
+        )
+        for start in range(0, len(deleted), DELETIONS_PER_TRANSACTION):
+            some = deleted[start : start + DELETIONS_PER_TRANSACTION]
+            self._table.apply(None, [], [(key, None) for key in some], [])
         while self._table.give_back():
             pass
 

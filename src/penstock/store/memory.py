@@ -156,6 +156,11 @@ class MemoryTable:
         """How much space the content takes."""
         return self._store.nbytes
 
+    @property
+    def reusable_bytes(self) -> int:
+        """Memory needs no space to be reused."""
+        return 0
+
     def copy(self) -> MemoryTable:
         """The table as it is now, as if it were opened again."""
         twin = MemoryTable(self._identity)

@@ -37,6 +37,7 @@ SCAN_PAGE_ROWS = 1000
 GIVE_BACK_PAGES = 256
 KEPT_FREE_BYTES = 16 << 20
 WAL_KEPT_BYTES = 32 << 20
+CHECKPOINT_PAGES = 256
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -185,6 +186,7 @@ class SqliteTable:
         execute("PRAGMA synchronous = FULL")
         execute("PRAGMA secure_delete = OFF")
         execute("PRAGMA cache_size = -8192")
+        execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
         execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         for number, statements in enumerate(MIGRATIONS[version:], version + 1):
@@ -283,6 +285,11 @@ class SqliteTable:
     def used_bytes(self) -> int:
         """How much space the content takes, without what is free for reuse."""
         return (self._pages - self._free_pages) * self._page_bytes
+
+    @property
+    def reusable_bytes(self) -> int:
+        """How much more content fits before the table takes more of the disk."""
+        return self._free_pages * self._page_bytes
 
     def _has_too_much(self) -> bool:
         kept_pages = max(self._kept_free_bytes // self._page_bytes, self._pages // 4)
