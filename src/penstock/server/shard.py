@@ -147,12 +147,18 @@ class Shard:
         self._clock = clock
         self._entropy = entropy
         self._store: Store = open_store()
+        self._is_well = True
+        """Whether a step may go straight on. Everything that goes wrong clears it; `_get_well` sees to the rest."""
         self._store_is_good = True
         self._broker_is_good = False
         self._closed = False
         self._down: Exception | None = None
         self._down_until_ms = 0
         self._full_until_ms = 0
+        self._frozen_ms: int | None = None
+        """While the disk is full and what is due does not fit: the time at which the shard stands still."""
+        self._settled_ms = clock.now_ms()
+        """The time of the last step that went well."""
         self._lazy_since_ms: int | None = None
         self._parked: set[Call] = set()
         self._displaced: list[Call] = []
@@ -176,14 +182,12 @@ class Shard:
 
     def begin(self, step: Step) -> None:
         """Take the calls through the broker. If `step.changes` is set afterwards, `commit` has to follow."""
-        step.now_ms = now_ms = self._clock.now_ms()
-        if self._closed:
-            return self._answer_all(step, ShardClosed("the store is closed: open it again"))
-        if not (self._broker_is_good and self._store_is_good) and not self._recover(step):
+        step.now_ms = self._clock.now_ms()
+        if not self._is_well and not self._get_well(step):
             return
         try:
             self._attempt_without_bugs(step)
-            if self.broker.must_commit or self._lazy_is_overdue(now_ms):
+            if self.broker.must_commit or self._lazy_is_overdue(step.now_ms):
                 step.changes = self.broker.take_changes()
             else:
                 self._end(step)
@@ -191,6 +195,7 @@ class Shard:
             log.exception("the broker failed")
             self._go_down(step, error)
         except BaseException as interrupt:
+            self._is_well = self._broker_is_good = False
             self._interrupted(step, interrupt)
             raise
 
@@ -205,6 +210,7 @@ class Shard:
         except Exception as error:
             self._give_up_store(step, error)
         except BaseException as interrupt:
+            self._is_well = self._store_is_good = False
             self._interrupted(step, interrupt)
             raise
 
@@ -224,9 +230,8 @@ class Shard:
         """Handle every call, then what is due. Leaves the shard's own books alone until `_end`."""
         broker, now_ms = self.broker, step.now_ms
         step.parked.clear()
-        if self._displaced:
-            for call in self._displaced:
-                self._handle(call, step, _shortened(call, broker, now_ms))
+        for call in self._displaced:
+            self._handle(call, step, _shortened(call, broker, now_ms))
         for call in step.calls:
             self._handle(call, step, call.command)
         broker.finish(now_ms)
@@ -238,17 +243,17 @@ class Shard:
             command.ticket = call  # type: ignore[attr-defined]
         elif kind is Tick:
             return
-        call.error = None
         try:
-            if step.now_ms < self._full_until_ms and _adds(command):
+            if self._full_until_ms and _adds(command):
                 raise DiskFull("the disk is full: sends are refused until there is space again; acknowledgements work")
-            call.reply = reply = self.broker.handle(command, step.now_ms)
+            call.reply = self.broker.handle(command, step.now_ms)
+            call.error = None
         except PenstockError as error:
             call.error = error
         except Exception as error:
             raise _Met(call, error) from None
         else:
-            if reply is None and kind is Receive:
+            if call.reply is None and kind is Receive:
                 step.parked.append(call)
 
     def _commit(self, changes: Changes) -> None:
@@ -258,24 +263,38 @@ class Shard:
 
     def _end(self, step: Step) -> None:
         """The step is as durable as it has to be: bring the books up to date and fill `answered`."""
-        waiting = set(step.parked) if step.parked else ()
-        for call in step.calls if not self._displaced else [*self._displaced, *step.calls]:
-            if call in waiting:
-                call.parked_ms = call.parked_ms or step.now_ms
-                self._parked.add(call)
-            else:
-                step.answered.append(call)
-                self._note(call)
-        self._displaced = []
+        self._settled_ms = step.now_ms
+        calls = step.calls
+        if self._displaced:
+            calls = [*self._displaced, *calls]
+            self._displaced = []
+        if step.parked:
+            calls = self._park(step, calls)
+        for call in calls:
+            self._note(call)
+        step.answered += calls
+        if step.woken:
+            self._wake(step)
+        if self._lazy_since_ms is None and step.changes is None and self.broker.has_changes:
+            self._lazy_since_ms = step.now_ms
+        if self.broker.reports:
+            self._collect_reports()
+
+    def _park(self, step: Step, calls: list[Call]) -> list[Call]:
+        """Put aside who waits from now on. Returns the others."""
+        waiting = set(step.parked)
+        for call in waiting:
+            call.parked_ms = call.parked_ms or step.now_ms
+        self._parked |= waiting
+        return [call for call in calls if call not in waiting]
+
+    def _wake(self, step: Step) -> None:
         for ticket, delivery in step.woken:
             ticket.take(delivery)
             step.answered.append(ticket)
             if isinstance(ticket, Call):
                 self._parked.discard(ticket)
                 self._note(ticket)
-        if step.changes is None and self._lazy_since_ms is None and self.broker.has_changes:
-            self._lazy_since_ms = step.now_ms
-        self._collect_reports()
 
     def _note(self, call: Call) -> None:
         """What an answered call changes in the shard's own books."""
@@ -299,14 +318,43 @@ class Shard:
 
     # -- when things fail --
 
+    def _get_well(self, step: Step) -> bool:
+        """Something is not as it should be: whether the step may go on. If not, its calls are answered."""
+        if self._closed:
+            self._answer_all(step, ShardClosed("the store is closed: open it again"))
+            return False
+        if not (self._broker_is_good and self._store_is_good) and not self._recover(step):
+            return False
+        if self._full_until_ms:
+            self._mind_full_disk(step)
+        self._is_well = not self._full_until_ms
+        return True
+
+    def _mind_full_disk(self, step: Step) -> None:
+        """While the disk is known to be full, time may stand still; then the next send tries it again.
+
+        Whatever is lazy is saved before: if the disk is still full, leases must not be forgotten.
+        """
+        if step.now_ms < self._full_until_ms:
+            step.now_ms = step.now_ms if self._frozen_ms is None else self._frozen_ms
+            return
+        self._full_until_ms = 0
+        self._frozen_ms = None
+        if self.broker.has_changes:
+            try:
+                self._commit(self.broker.take_changes())
+            except StoreError:
+                self._open_broker(step.now_ms)
+
     def _open_broker(self, now_ms: int) -> None:
         """A broker as the store knows it; whoever was parked in the old one will be put back."""
-        self._broker_is_good = False
+        self._is_well = self._broker_is_good = False
         self._displaced += self._parked
         self._parked.clear()
         self._lazy_since_ms = None
         self.broker = Broker.open(self._store, now_ms, self._entropy())
         self._broker_is_good = True
+        self._is_well = self._store_is_good and not self._full_until_ms
 
     def _recover(self, step: Step) -> bool:
         """Open what a failure left closed. False, with every call answered, if that does not work out."""
@@ -335,22 +383,21 @@ class Shard:
 
     def _give_up_store(self, step: Step, error: Exception) -> None:
         log.error("a commit failed, the store will be opened again: %s", error)
-        self._store_is_good = False
+        self._is_well = self._store_is_good = False
         self._displace(step)
         self._answer_all(step, error)
 
     def _go_down(self, step: Step, error: Exception) -> None:
-        self._broker_is_good = False
+        self._is_well = self._broker_is_good = False
         self._down = error
         self._down_until_ms = step.now_ms + REOPEN_PAUSE_MS
         self._displace(step)
         self._answer_all(step, error, displaced=True)
 
     def _interrupted(self, step: Step, interrupt: BaseException) -> None:
-        self._store_is_good = False
         self._displace(step)
         name = type(interrupt).__name__
-        self._answer_all(step, CommitFailed(f"a commit was interrupted ({name}): its outcome is not known"))
+        self._answer_all(step, CommitFailed(f"the step was interrupted ({name}): its outcome is not known"))
 
     def _displace(self, step: Step) -> None:
         """Everybody who waits has to be put back: the broker that knew them is gone."""
@@ -378,36 +425,40 @@ class Shard:
         step.changes = None
 
     def _survive_full_disk(self, step: Step, error: DiskFull) -> None:
-        """Handle again whatever gives space back; if even that does not fit, each call for itself."""
+        """Handle again whatever adds nothing; if it does not fit, without what became due; then each call for itself.
+
+        What becomes due may add something: a dead letter is a message of another queue. It must not keep
+        acknowledgements from the disk, so time stands still here for a while.
+        """
         log.error("the disk is full: %s", error)
-        self._full_until_ms = step.now_ms + FULL_PAUSE_MS
+        self._full_until_ms = self._clock.now_ms() + FULL_PAUSE_MS
+        self._is_well = False
+        try:
+            if self._fits(step):
+                return
+            self._frozen_ms = step.now_ms = min(step.now_ms, self._settled_ms)
+            if self._fits(step):
+                return
+            calls = step.calls
+            for call in calls:
+                step.calls = [call]
+                if not self._fits(step):
+                    call.reply, call.error = None, _copy(error)
+                    step.answered.append(call)
+                    self._open_broker(step.now_ms)
+        except Exception as failure:
+            self._give_up_store(step, failure)
+
+    def _fits(self, step: Step) -> bool:
+        """Try the step again, with a broker as the store has it. Ended if it fits; False if the disk is too full."""
         try:
             self._open_broker(step.now_ms)
             self._attempt_without_bugs(step)
             self._commit(self.broker.take_changes())
-            self._end(step)
         except DiskFull:
-            self._squeeze(step)
-        except Exception as failure:
-            self._give_up_store(step, failure)
-
-    def _squeeze(self, step: Step) -> None:
-        """Call by call, each in a commit of its own and without what is due, so that none harms another."""
-        calls, fitting = step.calls, []
-        for call in calls:
-            self._open_broker(step.now_ms)
-            self._handle(call, step, call.command)
-            try:
-                if self.broker.has_changes:
-                    self._commit(self.broker.take_changes())
-                fitting.append(call)
-            except DiskFull as error:
-                call.reply, call.error = None, error
-        self._broker_is_good = False
-        self._displace(step)
-        waiting = set(self._displaced)
-        step.answered += [call for call in calls if call not in waiting]
-        step.woken = []
+            return False
+        self._end(step)
+        return True
 
     # -- for the driver --
 
@@ -419,6 +470,8 @@ class Shard:
         if self._lazy_since_ms is not None:
             lazy_ms = self._lazy_since_ms + LAZY_COMMIT_MS
             wake_ms = lazy_ms if wake_ms is None else min(wake_ms, lazy_ms)
+        if wake_ms is not None and self._frozen_ms is not None:
+            return max(wake_ms, self._full_until_ms)
         return wake_ms
 
     @property
@@ -434,6 +487,7 @@ class Shard:
     def close(self) -> list[Ticket]:
         """Commit what is left and close the store. Returns who still waited: their waits end with nothing."""
         self._closed = True
+        self._is_well = False
         waiting: list[Ticket] = [*self._parked, *self._displaced]
         self._parked.clear()
         self._displaced = []

@@ -93,9 +93,12 @@ class AsyncQueue(AsyncReceiver):
         due: Moment | None = None,
     ) -> SentMessages:
         """Send a run of messages: all of them or, with an error, none. Lists run beside `bodies`."""
+        encoded = encode_bodies(bodies)
+        if not encoded:
+            return SentMessages(self._caller.identity, Sent(0, 0, 0))
         command = Send(
             queue=self._queue,
-            bodies=encode_bodies(bodies),
+            bodies=encoded,
             attributes=None if attributes is None else [encode_attributes(each) for each in attributes],
             groups=None if groups is None else list(groups),
             dedup_ids=None if dedup_ids is None else list(dedup_ids),

@@ -1,0 +1,153 @@
+"""One way to drive both APIs: tests are written as for threads, and `Driven` runs the API for tasks in its own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.client.aio.penstock import AsyncPenstock
+from penstock.client.sync.penstock import Penstock
+from penstock.server.clock import ManualClock
+from penstock.server.shard import Shard
+from penstock.server.tasks import AsyncShard
+from penstock.server.threads import ThreadedShard
+from penstock.store.base import Store
+from penstock.store.embedded import EmbeddedStore, open_store
+from penstock.store.memory import MemoryStore
+
+ENTROPY = bytes(range(64))
+
+
+class LoopThread:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout=60)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class Driven:
+    """An object of the API for tasks that can be used as one for threads."""
+
+    def __init__(self, inner: Any, loop: LoopThread) -> None:
+        self._inner = inner
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        if inspect.ismethod(value):
+            return lambda *args, **kwargs: self._plain(value(*map(_undriven, args), **kwargs))
+        return self._plain(value)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __bool__(self) -> bool:
+        return bool(self._inner)
+
+    def __iter__(self) -> Any:
+        return iter(self._plain(list(self._inner)))
+
+    def __enter__(self) -> Any:
+        self._loop.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(self, *exception: Any) -> Any:
+        return self._loop.run(self._inner.__aexit__(*exception))
+
+    def _plain(self, value: Any) -> Any:
+        if inspect.iscoroutine(value):
+            value = self._loop.run(value)
+        if type(value) is list:
+            return [self._plain(each) for each in value]
+        if type(value).__name__.startswith("Async"):
+            return Driven(value, self._loop)
+        return value
+
+
+def _undriven(value: Any) -> Any:
+    return value._inner if isinstance(value, Driven) else value
+
+
+class World:
+    """A store, a clock that stands still, and the API over them; may be restarted, and may crash."""
+
+    def __init__(self, open_store: Callable[[], Store], *, tasks: bool, commit_in_thread: bool = False) -> None:
+        self.clock = ManualClock()
+        self.commit_in_thread = commit_in_thread
+        self._open_store = open_store
+        self._loop = LoopThread() if tasks else None
+        self._driver: Any = None
+        self.ps: Any = None
+        self.open()
+
+    def open(self) -> None:
+        self.shard = Shard(self._open_store, self.clock, lambda: ENTROPY)
+        if self._loop is None:
+            self._driver = ThreadedShard(self.shard)
+            self.ps = Penstock(self._driver)
+            return
+
+        async def start() -> AsyncShard:
+            return AsyncShard(self.shard, commit_in_thread=self.commit_in_thread)
+
+        inner = self._loop.run(start())
+        self._driver = Driven(inner, self._loop)
+        self.ps = Driven(AsyncPenstock(inner), self._loop)
+
+    def call(self, command: Any) -> Any:
+        return self._driver.call(command)
+
+    def advance(self, seconds: float) -> None:
+        """Time passes, and the shard notices."""
+        self.clock.advance_ms(round(seconds * 1_000))
+        self._driver.tick()
+
+    def restart(self) -> None:
+        """Close in good order, and open again."""
+        self.ps.close()
+        self.open()
+
+    def crash(self) -> None:
+        """The process dies: nothing is written any more. Then it starts again."""
+        store = self.shard._store
+        self.shard._store_is_good = False
+        self.ps.close()
+        if isinstance(store, EmbeddedStore):
+            store.close(apply=False)
+        self.open()
+
+    def wait_for_receivers(self, queue: str, count: int = 1) -> None:
+        """Until so many receives wait."""
+        deadline = 5_000
+        while self.ps.queue(queue).stats().channels["main"].waiting_receivers != count:
+            deadline -= 1
+            assert deadline, "no receiver came to wait"
+            threading.Event().wait(0.001)
+
+    def close(self) -> None:
+        self.ps.close()
+        if self._loop is not None:
+            self._loop.close()
+
+
+def memory_store() -> Callable[[], Store]:
+    store = MemoryStore()
+    return lambda: store
+
+
+def directory_store(path: Path) -> Callable[[], Store]:
+    return lambda: open_store(path)
