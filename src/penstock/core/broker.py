@@ -1,9 +1,10 @@
 """The broker: every queue of one shard, and the one way in.
 
-`handle` takes a command and the time; what it changes is gathered on the shelf, for one commit of many commands. A step of
-whoever drives it is: `handle` each command, `finish`, `take_woken`; then, if `must_commit`, `take_changes`, commit them,
-`committed`, and only then let the replies go. If not, the replies may go at once, and the changes (leases, attempts,
-failures) with a later commit. If a commit fails, this broker is thrown away and another one opened from the store.
+`handle` takes a command and the time; what it changes is gathered on the shelf, for one commit of many commands. A
+step of whoever drives it is: `handle` each command, `finish`, `take_woken`; then, if `must_commit`, `take_changes`,
+commit them, `committed`, and only then let the replies go. If not, the replies may go at once, and the changes
+(leases, attempts, failures) with a later commit. If a commit fails, this broker is thrown away and another one opened
+from the store.
 
 Time never goes back here: a step with an earlier `now` happens at the latest time seen so far.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -98,7 +100,6 @@ from penstock.core.errors import (
     QueueNotFound,
     RewindRefused,
     SessionNotFound,
-    StaleReceipt,
     TaskNotFound,
     Throttled,
     WorkRefused,
@@ -212,7 +213,7 @@ class Broker:
             self._by_id[keys.number_of(record_key)].dedup.restore(data)
         for record_key, data in self._records(Kind.ATTEMPT):
             channel = channels[keys.number_of(record_key), int.from_bytes(record_key[9:13], "big")]
-            channel.restore_attempt(record_key[13:].decode(), data)
+            channel.attempts.restore(record_key[13:].decode(), data)
         for record_key, data in self._records(Kind.QUARANTINE):
             self._by_id[keys.number_of(record_key)].restore_quarantine(record_key[9:], data)
         for record_key, data in self._records(Kind.TASK):
@@ -246,7 +247,7 @@ class Broker:
     # -- being driven --
 
     def handle(self, command: Command, now_ms: int) -> Any:
-        """Do what a command says. Its reply, or None for a receive that waits; `PenstockError` when it cannot be done."""
+        """Do what a command says: its reply, None for a receive that waits, `PenstockError` when it cannot be done."""
         if now_ms > self.now_ms:
             self.now_ms = now_ms
         if self._timers and self._timers[0][0] <= self.now_ms:
@@ -362,7 +363,7 @@ class Broker:
 
     def _attempt_timer(self, channel: Channel, attempt_id: str, _time_ms: int) -> None:
         if self._is_alive(channel):
-            channel.expire_attempt(attempt_id, self.now_ms)
+            channel.attempts.expire(attempt_id, self.now_ms)
 
     def _session_timer(self, number: int, _detail: Any, _time_ms: int) -> None:
         session = self.sessions.get(number)
@@ -417,9 +418,9 @@ class Broker:
     ) -> list[Run]:
         if lease_ms is None:
             lease_ms = channel.queue.config.lease_ms
-        runs = channel.take(limit, self.now_ms, lease_ms, session)
+        runs = channel.handout.take(limit, self.now_ms, lease_ms, session)
         if attempt_id is not None and runs:
-            channel.remember_attempt(attempt_id, runs, self.now_ms + lease_ms)
+            channel.attempts.remember(attempt_id, runs, self.now_ms + lease_ms)
         return runs
 
     def leased(self, channel: Channel, session: int) -> None:
@@ -519,12 +520,13 @@ class Broker:
         existing = self.queues.get(target)
         if existing is not None and existing.config.kind != config.kind:
             raise InvalidConfig(
-                f"the dead-letter queue {target!r} of the {config.kind} queue {name!r} is a {existing.config.kind} queue: "
+                f"the dead-letter queue {target!r} of the {config.kind} queue {name!r} is a "
+                f"{existing.config.kind} queue: "
                 "both must be of the same kind"
             )
 
     def queue_for(self, name: str, like: QueueConfig, now_ms: int) -> Queue:
-        """The queue of this name, created when it is not there: of the same kind, and nothing goes from it by itself."""
+        """The queue of this name; one that is not there is created, of the same kind, and keeps what it gets."""
         queue = self.queues.get(name)
         if queue is None:
             config = QueueConfig(
@@ -785,7 +787,8 @@ class Broker:
         room = queue.config.in_flight_max - channel.leased
         if room <= 0 and not queue.config.is_fifo:
             raise OverLimit(
-                f"channel {channel.name!r} of queue {queue.name!r} has {queue.config.in_flight_max} messages in flight, "
+                f"channel {channel.name!r} of queue {queue.name!r} has {queue.config.in_flight_max} messages "
+                f"in flight, "
                 "which is its limit: settle some first"
             )
         runs = self._take(channel, min(command.limit, room), command.lease_ms, command.session, command.attempt_id)
@@ -803,10 +806,10 @@ class Broker:
         if not channel.queue.config.is_fifo:
             raise InvalidRequest(f"queue {channel.queue.name!r} is a standard queue: receive attempt ids are for FIFO")
         lease_ms = channel.queue.config.lease_ms if command.lease_ms is None else command.lease_ms
-        runs = channel.take_again(command.attempt_id, self.now_ms, lease_ms, command.session)
+        runs = channel.attempts.take_again(command.attempt_id, self.now_ms, lease_ms, command.session)
         if runs is None:
             return None
-        channel.remember_attempt(command.attempt_id, runs, self.now_ms + lease_ms)
+        channel.attempts.remember(command.attempt_id, runs, self.now_ms + lease_ms)
         return self._delivery(channel, runs, lease_ms)
 
     def _channel_to_receive(self, queue_name: str, channel_name: str) -> Channel:
@@ -906,28 +909,28 @@ class Broker:
         channel = self._channel(self._queue(command.queue), command.channel)
         self.must_commit = True
         if len(command.spans) == 1:
-            return Settled(*channel.ack(command.spans[0]))
-        return self._each(command.spans, channel.ack)
+            return Settled(*channel.settlement.ack(command.spans[0]))
+        return self._each(command.spans, channel.settlement.ack)
 
     def _ack_sequences(self, command: AckSequences) -> Settled:
         channel = self._channel(self._queue(command.queue), command.channel)
         self.must_commit = True
-        return Settled(*channel.ack_sequences(command.sequences, command.session))
+        return Settled(*channel.settlement.ack_sequences(command.sequences, command.session))
 
     def _release(self, command: Release) -> Settled:
         channel = self._channel(self._queue(command.queue), command.channel)
         if command.delay_ms is not None and not 0 <= command.delay_ms <= DELAY_MS_MAX:
             raise InvalidRequest(f"delay_ms is {command.delay_ms}: it must be from 0 to {DELAY_MS_MAX}")
         return self._each(
-            command.spans, lambda span: channel.release(span, self.now_ms, command.delay_ms, command.error)
+            command.spans, lambda span: channel.settlement.release(span, self.now_ms, command.delay_ms, command.error)
         )
 
     def _extend(self, command: Extend) -> Settled:
         channel = self._channel(self._queue(command.queue), command.channel)
         self._check_lease(command.lease_ms)
         if command.lease_ms == 0:
-            return self._each(command.spans, lambda span: channel.release(span, self.now_ms, 0, "released"))
-        return self._each(command.spans, lambda span: channel.extend(span, self.now_ms, command.lease_ms))
+            return self._each(command.spans, lambda span: channel.settlement.release(span, self.now_ms, 0, "released"))
+        return self._each(command.spans, lambda span: channel.settlement.extend(span, self.now_ms, command.lease_ms))
 
     @staticmethod
     def _each(spans: list[Span], settle: Callable[[Span], tuple[int, list[Refused]]]) -> Settled:
@@ -944,14 +947,15 @@ class Broker:
             channel = self._channel(self._queue(ack.queue), ack.channel)
             spans_of.setdefault((ack.queue, ack.channel), []).extend(ack.spans)
             for span in ack.spans:
-                if not channel.can_ack(span):
+                if not channel.settlement.can_ack(span):
                     raise WorkRefused(
-                        f"messages {span.first} to {span.last} of queue {ack.queue!r} are not this unit of work's any more "
+                        f"messages {span.first} to {span.last} of queue {ack.queue!r} are not this unit of "
+                        f"work's any more "
                         "(their lease ran out, or they were settled): nothing was done; take them again"
                     )
         for (queue_name, _), spans in spans_of.items():
             ordered = sorted(spans)
-            if any(one.last >= other.first for one, other in zip(ordered, ordered[1:], strict=False)):
+            if any(one.last >= other.first for one, other in pairwise(ordered)):
                 raise WorkRefused(f"a message of queue {queue_name!r} is taken twice in one unit of work")
         for send in command.sends:
             queue = self.queues.get(send.queue)
@@ -1035,7 +1039,7 @@ class Broker:
         for channel in self._held.pop(number, {}):
             if self._is_alive(channel):
                 count += channel.end_session(number, self.now_ms, error)
-        for channel, waiter in list(self._waiters.values()):
+        for _, waiter in list(self._waiters.values()):
             if waiter.session == number:
                 self._cancel_wait(CancelWait(ticket=waiter.ticket))
         self.sessions.pop(number, None)
@@ -1066,7 +1070,8 @@ class Broker:
         check_name(command.consumer, "consumer")
         if not 0 <= command.offset <= queue.next_sequence:
             raise InvalidRequest(
-                f"offset is {command.offset}: it must be from 0 to {queue.next_sequence}, the end of queue {queue.name!r}"
+                f"offset is {command.offset}: it must be from 0 to {queue.next_sequence}, the end of queue "
+                f"{queue.name!r}"
             )
         consumer = queue.consumers.get(command.consumer)
         if consumer is not None and command.offset < consumer.offset and not command.allow_rewind:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntFlag
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -90,7 +91,7 @@ class BinaryColumn:
         """Every message's value."""
         bounds = self.offsets.tolist()
         data = bytes(self.data)
-        return [data[low:high] or None for low, high in zip(bounds, bounds[1:], strict=False)]
+        return [data[low:high] or None for low, high in pairwise(bounds)]
 
     def slice(self, start: int, stop: int) -> BinaryColumn:
         """The values of some of the messages."""
@@ -202,7 +203,7 @@ class Chunk:
             return self._values[start:stop]
         bounds = self.offsets[start : stop + 1].tolist()
         data = bytes(self.bodies) if len(bounds) > 2 else self.bodies
-        return [bytes(data[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
+        return [bytes(data[low:high]) for low, high in pairwise(bounds)]
 
     def attributes(self, index: int) -> bytes | None:
         """One message's encoded attributes."""

@@ -1,9 +1,9 @@
 """Delivery state as arrays: one row a message, one column a property, whole-array operations.
 
-A `Columns` holds the rows of the chunks that one channel has in work, chunk after chunk in the order in which they came.
-`at` is a slice, or an array of row numbers; every operation costs a few array operations whatever its length. Nothing
-here checks whether an event may happen: `rows_allowing` says so for a whole run beforehand, from the one table in
-`states.py`.
+A `Columns` holds the rows of the chunks that one channel has in work, chunk after chunk in the order in which they
+came. `at` is a slice, or an array of row numbers; every operation costs a few array operations whatever its length.
+Nothing here checks whether an event may happen: `rows_allowing` says so for a whole run beforehand, from the one
+table in `states.py`.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ class AckSequences(Command):
 
 
 class Release(Command):
-    """A failed delivery. `delay_ms` None: in place the first time, by the queue's backoff after. Replies with `Settled`."""
+    """A failed delivery. `delay_ms` None: in place the first time, then by the queue's backoff. Replies: `Settled`."""
 
     queue: str
     spans: list[Span]

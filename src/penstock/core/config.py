@@ -44,7 +44,7 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
 
     def delay_ms(self, failures: int, sequence: int) -> int:
-        """The wait after the `failures`-th time in the retry lane; jitter is a function of seed, sequence and failures."""
+        """The wait after the `failures`-th time in the retry lane; its jitter depends on the arguments and the seed."""
         if self.shape == "none":
             return 0
         if self.shape == "fixed":
@@ -56,7 +56,7 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _jitter(seed: int, sequence: int, failures: int) -> int:
-    """A well mixed 64-bit number from three (splitmix64), so that the wait is random to clients and replayable to us."""
+    """A well mixed 64-bit number from three (splitmix64), so that waits look random and can be replayed."""
     mask = (1 << 64) - 1
     x = (seed * 0x9E3779B97F4A7C15 + sequence * 0xBF58476D1CE4E5B9 + failures * 0x94D049BB133111EB) & mask
     for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):

@@ -1,7 +1,7 @@
 """Duplicates, recognised for five minutes: after the original was received and deleted, and after a restart.
 
-Ids are stored in the bucket of the minute in which they are forgotten, one record a commit, so that forgetting a minute's
-worth is one deletion.
+Ids are stored in the bucket of the minute in which they are forgotten, one record a commit, so that forgetting a
+minute's worth is one deletion.
 """
 
 from __future__ import annotations

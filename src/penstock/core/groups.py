@@ -3,8 +3,9 @@
 Both indexes hold sequence numbers of messages that are in the window. They are derived from the columns and the chunks,
 never stored, and rebuilt when something rare happens (opening, purge, retention).
 
-`FifoIndex`: a group is free when none of its messages is leased and its head is not waiting for a due time. Free groups lie
-in a heap by their head's sequence number, so finding the oldest free group costs the same whatever is blocked before it.
+`FifoIndex`: a group is free when none of its messages is leased and its head is not waiting for a due time. Free
+groups lie in a heap by their head's sequence number, so finding the oldest free group costs the same whatever is
+blocked before it.
 
 `FairIndex`: groups that have something waiting take turns, one message each.
 """

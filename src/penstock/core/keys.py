@@ -35,7 +35,7 @@ class LaneKind(IntEnum):
     NORMAL = 0
     """Messages in the order they were sent; a channel walks it with a cursor."""
     WAITING = 1
-    """Sent with a delay (shared), or failed and waiting for the next try (of one channel). Always wholly in the window."""
+    """Sent with a delay (shared), or failed and waiting for the next try (of one channel). Wholly in the window."""
     FAR = 2
     """Due further ahead than the horizon; in no window until its bucket's time comes."""
 
@@ -74,9 +74,7 @@ class ChunkKey:
 
     __slots__ = ("aged_ms", "base", "lane", "messages", "order", "packed", "queue_id", "size")
 
-    def __init__(
-        self, queue_id: int, lane: int, order: int, base: int, messages: int, size: int, aged_ms: int
-    ) -> None:
+    def __init__(self, queue_id: int, lane: int, order: int, base: int, messages: int, size: int, aged_ms: int) -> None:
         self.queue_id = queue_id
         self.lane = lane
         self.order = order

@@ -433,7 +433,7 @@ class Queue:
             if owner is None:
                 self._announce(near, chunk, now_ms)
             else:
-                owner.bring_near(key, self._take_far_entry(key), near)
+                owner.ladder.bring_near(key, self._take_far_entry(key), near)
 
     def _take_far_entry(self, key: ChunkKey) -> bytes:
         record_key = keys.far_entry(self.id, key.lane, key.order, key.base)

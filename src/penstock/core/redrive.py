@@ -1,7 +1,7 @@
 """Redrive: moving messages of a (dead-letter) queue back to where they came from, or elsewhere.
 
-A redrive is a task that works in small steps, each in one commit with what it moves and how far it is; so it keeps to its
-rate, can be watched and cancelled, and goes on after a restart without losing or doubling anything.
+A redrive is a task that works in small steps, each in one commit with what it moves and how far it is; so it keeps to
+its rate, can be watched and cancelled, and goes on after a restart without losing or doubling anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A channel's window on one lane: the chunks that are handed out at least in part and not all done.
 
-A chunk of the lane is, for one channel, ahead of the cursor (never looked at), in the window (it has an `Entry` here), or
-done (behind the cursor and not in the window). So a channel that is done with a chunk keeps nothing of it, and a
-backlog costs nothing.
+A chunk of the lane is, for one channel, ahead of the cursor (never looked at), in the window (it has an `Entry`
+here), or done (behind the cursor and not in the window). So a channel that is done with a chunk keeps nothing of it,
+and a backlog costs nothing.
 
 As long as all messages of a chunk are in the same state, its entry is *whole*: one row for all of them, in the entry
 itself. To lease a whole chunk, or to acknowledge one, is a handful of assignments however many messages it has; and a
@@ -272,9 +272,7 @@ class Window:
         spread = self.columns.next_deadline()
         return min(found if spread is None else [*found, spread], default=None)
 
-    def entry_runs(
-        self, rows: NDArray[np.intp], *columns: NDArray[np.generic]
-    ) -> Iterator[tuple[Entry, int, int]]:
+    def entry_runs(self, rows: NDArray[np.intp], *columns: NDArray[np.generic]) -> Iterator[tuple[Entry, int, int]]:
         """Cut rows into runs of one entry, equal in the given columns: (entry, first sequence, stop sequence)."""
         sequence = self.columns.sequence
         for start, stop in runs_of(rows, *columns):

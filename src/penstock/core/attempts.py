@@ -1,0 +1,96 @@
+"""Receive attempt ids: the same receive once more, after a lost answer, gets the same messages again (FIFO)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.core import keys
+from penstock.core.commands import Run, Span
+from penstock.core.window import Entry, Window
+
+if TYPE_CHECKING:
+    from penstock.core.channel import Channel
+
+
+class _AttemptRecord(msgspec.Struct, array_like=True):
+    spans: list[Span]
+    expires_ms: int
+
+
+class Attempts:
+    """The receive attempts that a channel remembers."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.queue = channel.queue
+        self.shelf = channel.shelf
+        self.windows = channel.windows
+        self.known: dict[str, _AttemptRecord] = {}
+
+    def take_again(self, attempt_id: str, now_ms: int, lease_ms: int, session: int) -> list[Run] | None:
+        """The messages of an earlier receive with this id, if it still holds them all; their leases are renewed."""
+        record = self.known.get(attempt_id)
+        if record is None:
+            return None
+        held = [self._held(span) for span in record.spans]
+        if record.expires_ms <= now_ms or any(found is None for found in held):
+            self.forget(attempt_id)
+            return None
+        runs = []
+        for found in held:
+            assert found is not None
+            window, entry, first, stop = found
+            window.columns.extend(window.rows(entry, first, stop), now_ms + lease_ms)
+            self.channel.touch_entry(window, entry)
+            self.channel.watch(window, now_ms + lease_ms)
+            runs.append(self._run(window, entry, first, stop))
+        return runs
+
+    def remember(self, attempt_id: str, runs: Iterable[Run], expires_ms: int) -> None:
+        """Remember what a receive with an attempt id was given."""
+        record = _AttemptRecord([span for run in runs for span in run.spans()], expires_ms)
+        self.known[attempt_id] = record
+        self.shelf.changes.put_record(self._key(attempt_id), msgspec.msgpack.encode(record))
+        self.queue.broker.schedule(expires_ms, "attempt", self.channel, attempt_id)
+
+    def expire(self, attempt_id: str, now_ms: int) -> None:
+        """Forget an attempt id whose time is over."""
+        record = self.known.get(attempt_id)
+        if record is not None and record.expires_ms <= now_ms:
+            self.forget(attempt_id)
+
+    def restore(self, attempt_id: str, data: bytes) -> None:
+        """Take an attempt id back from its record."""
+        record = msgspec.msgpack.decode(data, type=_AttemptRecord)
+        self.known[attempt_id] = record
+        self.queue.broker.schedule(record.expires_ms, "attempt", self.channel, attempt_id)
+
+    def forget(self, attempt_id: str) -> None:
+        """An attempt id is over."""
+        del self.known[attempt_id]
+        self.shelf.changes.delete_record(self._key(attempt_id))
+
+    def _key(self, attempt_id: str) -> bytes:
+        return keys.record(keys.Kind.ATTEMPT, self.queue.id, self.channel.id.to_bytes(4, "big") + attempt_id.encode())
+
+    def _held(self, span: Span) -> tuple[Window, Entry, int, int] | None:
+        for window in self.windows.values():
+            for entry, first, stop in window.overlaps(span.first, span.last + 1):
+                if stop - first == span.messages and window.columns.all_leased(
+                    window.rows(entry, first, stop), span.attempt
+                ):
+                    return window, entry, first, stop
+        return None
+
+    def _run(self, window: Window, entry: Entry, first: int, stop: int) -> Run:
+        rows = window.rows(entry, first, stop)
+        return self.channel.handout.run_of_rows(
+            window, entry, rows, self.channel.load(entry), entry.failures_of(first, stop - 1)
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that is stored, comparable."""
+        return {name: msgspec.to_builtins(record) for name, record in self.known.items()}

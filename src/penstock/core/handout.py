@@ -1,0 +1,313 @@
+"""Handing out: which messages of a channel are leased next.
+
+A receive goes through `_sources`, highest priority first; within one priority: failed once in place, the retry lane,
+come due, never delivered. Only when nothing that is in a window fits does the cursor bring the next chunk in. FIFO
+and fair channels pick through an index of groups instead, and look ahead of the cursor for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core import keys
+from penstock.core.chunk import Chunk
+from penstock.core.columns import DELAYED, LEASED, READY
+from penstock.core.commands import Failure, Run
+from penstock.core.config import PRIORITY_MAX
+from penstock.core.cursor import Cursor
+from penstock.core.errors import ChunkDamaged
+from penstock.core.groups import FairIndex, FifoIndex
+from penstock.core.keys import ChunkKey, LaneKind, lane_code
+from penstock.core.runs import neighbours
+from penstock.core.window import Entry, Heap, Window
+
+if TYPE_CHECKING:
+    from penstock.core.channel import Channel
+
+LOOK_AHEAD = 250_000
+"""How many waiting messages a FIFO or fair channel looks at."""
+
+
+class Handout:
+    """Leases messages of one channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.queue = channel.queue
+        self.shelf = channel.shelf
+        self.windows = channel.windows
+        self._sources: list[tuple[Window, Heap, Cursor | None]] = []
+        self.fifo: FifoIndex | None = None
+        self._fair: dict[int, FairIndex] = {}
+
+    def plan(self) -> None:
+        """Lay down the order in which a receive looks at the windows."""
+        self._sources = []
+        for priority in range(PRIORITY_MAX, -1, -1):
+            normal = self.windows.get(lane_code(LaneKind.NORMAL, priority))
+            cursor = self.channel.cursors.get(lane_code(LaneKind.NORMAL, priority))
+            if normal is not None:
+                self._sources.append((normal, normal.again, None))
+            for channel_id in (self.channel.id, 0):
+                waiting = self.windows.get(lane_code(LaneKind.WAITING, priority, channel_id))
+                if waiting is not None:
+                    self._sources += [(waiting, waiting.again, None), (waiting, waiting.fresh, None)]
+            if normal is not None:
+                self._sources.append((normal, normal.fresh, cursor))
+
+    # -- bringing chunks in --
+
+    def upcoming(self, lane: int, cursor: Cursor, limit: int = 256) -> list[ChunkKey]:
+        """The next chunks of a lane, as far as they are known or can be found in one look."""
+        if not cursor.upcoming and not cursor.caught_up:
+            found = self.shelf.keys(self.queue.id, lane, cursor.sequence, 256)
+            cursor.upcoming.extend(found)
+            cursor.caught_up = len(found) < 256
+        return [key for key, _ in zip(cursor.upcoming, range(limit), strict=False)]
+
+    def enter_next(self, window: Window, cursor: Cursor, now_ms: int) -> Entry | None:
+        """Bring the next chunk of a lane into its window, and offer its messages; None when there is none."""
+        found = self._bring_in(window, cursor)
+        if found is None:
+            return None
+        entry, chunk = found
+        self.offer(window, entry, chunk, now_ms)
+        return entry
+
+    def _bring_in(self, window: Window, cursor: Cursor) -> tuple[Entry, Chunk] | None:
+        upcoming = cursor.upcoming
+        while cursor.ahead:
+            if not upcoming:
+                assert self.upcoming(window.lane, cursor, 1), "the cursor counts messages that are not there"
+            key = upcoming.popleft()
+            if key in self.queue.quarantined:
+                continue
+            try:
+                chunk = self.shelf.load(key)
+            except ChunkDamaged as damage:
+                upcoming.appendleft(key)
+                raise self.queue.quarantine(key, damage) from None
+            cursor.sequence = key.base + key.messages
+            cursor.ahead -= key.messages
+            self.channel.touch()
+            entry = window.add(key, chunk.sent_ms)
+            self.shelf.touch(window, entry)
+            return entry, chunk
+        return None
+
+    def offer(self, window: Window, entry: Entry, chunk: Chunk, now_ms: int) -> None:
+        """Make the messages of an entry that has just come in known to whatever hands them out."""
+        if chunk.due_ms is not None:
+            self._hold_back(window, entry, chunk.due_ms, now_ms)
+        if self.queue.config.is_fifo:
+            if self.fifo is not None:
+                self._index(self.fifo, window, entry, chunk.group_list())
+        elif self.queue.is_fair and keys.lane_kind(window.lane) == LaneKind.NORMAL:
+            index = self._fair.get(window.lane)
+            if index is None:
+                self._fair_index(window)
+            else:
+                index.add(entry.base, chunk.group_list())
+        elif chunk.due_ms is None:
+            window.offer_fresh(entry.base, entry.stop)
+        else:
+            window.offer_ready(entry, fresh=True)
+
+    def _hold_back(self, window: Window, entry: Entry, due_ms: NDArray[np.int64], now_ms: int) -> None:
+        late = np.flatnonzero(due_ms > now_ms)
+        if len(late) == 0:
+            return
+        if len(late) == entry.count and due_ms[0] == due_ms[-1] and bool((due_ms == due_ms[0]).all()):
+            entry.state, entry.deadline_ms = DELAYED, int(due_ms[0])
+            window.watch_whole(entry)
+        else:
+            window.columns.postpone(late + window.all_rows(entry).start, due_ms[late])
+        window.ready -= len(late)
+        window.delayed += len(late)
+        self.channel.watch(window, int(due_ms[late].min()))
+
+    # -- group indexes --
+
+    def _fifo_index(self, now_ms: int) -> FifoIndex:
+        if self.fifo is None:
+            self.fifo = index = FifoIndex()
+            for window in self.windows.values():
+                for base in list(window.bases):
+                    entry = window.entries[base]
+                    self._index(index, window, entry, self.channel.load(entry).group_list())
+            self.look_ahead_fifo(now_ms)
+        return self.fifo
+
+    @staticmethod
+    def _index(index: FifoIndex, window: Window, entry: Entry, groups: list[str | None]) -> None:
+        states = window.columns.state[window.all_rows(entry)].tolist()
+        for sequence, (state, group) in enumerate(zip(states, groups, strict=True), entry.base):
+            if state == READY:
+                index.add(sequence, group)
+            elif state == LEASED:
+                index.add_leased(sequence, group)
+            elif state == DELAYED:
+                index.add_postponed(sequence, group)
+
+    def look_ahead_fifo(self, now_ms: int, *, announced_only: bool = False) -> None:
+        """Index what comes next, while there is room. Chunks that were just announced are in memory."""
+        assert self.fifo is not None
+        for lane, cursor in self.channel.cursors.items():
+            while self.fifo.size < LOOK_AHEAD and cursor.ahead:
+                if announced_only and not cursor.upcoming:
+                    return
+                self.enter_next(self.windows[lane], cursor, now_ms)
+
+    def _fair_index(self, window: Window) -> FairIndex:
+        index = self._fair.get(window.lane)
+        if index is None:
+            index = self._fair[window.lane] = FairIndex()
+            for base in list(window.bases):
+                self._index_fair(index, window, window.entries[base])
+            window.fresh.clear()
+        return index
+
+    def _index_fair(self, index: FairIndex, window: Window, entry: Entry) -> None:
+        rows = window.all_rows(entry)
+        fresh = (window.columns.state[rows] == READY) & (window.columns.attempts[rows] == 0)
+        wanted = np.flatnonzero(fresh).tolist()
+        if wanted:
+            groups = self.channel.load(entry).group_list()
+            for at in wanted:
+                index.add_one(entry.base + at, groups[at])
+
+    def reset_indexes(self) -> None:
+        """Messages went without being handed out: the indexes are built again when needed."""
+        self.fifo = None
+        self._fair.clear()
+
+    # -- handing out --
+
+    def take(self, limit: int, now_ms: int, lease_ms: int, session: int) -> list[Run]:
+        """Lease up to `limit` messages, and say which."""
+        if self.channel.paused or limit <= 0:
+            return []
+        deadline_ms = now_ms + lease_ms
+        if self.queue.config.is_fifo:
+            sequences = self._fifo_index(now_ms)
+            self.look_ahead_fifo(now_ms)
+            runs = self._lease_sequences(
+                self.windows[lane_code(LaneKind.NORMAL, 0)] if self.windows else None,
+                sequences.take(limit),
+                now_ms,
+                deadline_ms,
+                session,
+            )
+        else:
+            runs = []
+            for window, heap, cursor in self._sources:
+                if heap or (cursor is not None and cursor.ahead) or (cursor is not None and self.queue.is_fair):
+                    limit -= self._take_from(window, heap, cursor, limit, runs, now_ms, deadline_ms, session)
+                    if limit <= 0:
+                        break
+        if runs:
+            self.queue.broker.leased(self.channel, session)
+        return runs
+
+    def _take_from(
+        self,
+        window: Window,
+        heap: Heap,
+        cursor: Cursor | None,
+        limit: int,
+        runs: list[Run],
+        now_ms: int,
+        deadline_ms: int,
+        session: int,
+    ) -> int:
+        if cursor is not None and self.queue.is_fair:
+            return self._take_fair(window, cursor, limit, runs, now_ms, deadline_ms, session)
+        taken = 0
+        while taken < limit:
+            if heap:
+                found = window.take_run(heap, limit - taken)
+                if found is None:
+                    continue
+                entry, first, stop = found
+                runs.append(self._lease(window, entry, first, stop, now_ms, deadline_ms, session))
+                taken += stop - first
+                continue
+            brought = None if cursor is None else self._bring_in(window, cursor)
+            if brought is None:
+                break
+            entry, chunk = brought
+            if entry.count <= limit - taken and chunk.due_ms is None:
+                runs.append(self._lease(window, entry, entry.base, entry.stop, now_ms, deadline_ms, session))
+                taken += entry.count
+            else:
+                self.offer(window, entry, chunk, now_ms)
+        return taken
+
+    def _take_fair(
+        self,
+        window: Window,
+        cursor: Cursor,
+        limit: int,
+        runs: list[Run],
+        now_ms: int,
+        deadline_ms: int,
+        session: int,
+    ) -> int:
+        index = self._fair_index(window)
+        while index.size < LOOK_AHEAD and self.enter_next(window, cursor, now_ms) is not None:
+            pass
+        found = self._lease_sequences(window, index.take(limit), now_ms, deadline_ms, session)
+        runs += found
+        return sum(run.count for run in found)
+
+    def _lease_sequences(
+        self, window: Window | None, sequences: list[int], now_ms: int, deadline_ms: int, session: int
+    ) -> list[Run]:
+        runs = []
+        for first, stop in neighbours(sequences):
+            assert window is not None
+            for entry, low, high in window.overlaps(first, stop):
+                runs.append(self._lease(window, entry, low, high, now_ms, deadline_ms, session))
+        return runs
+
+    def _lease(
+        self, window: Window, entry: Entry, first: int, stop: int, now_ms: int, deadline_ms: int, session: int
+    ) -> Run:
+        chunk = self.channel.load(entry)
+        count = stop - first
+        window.ready -= count
+        window.leased += count
+        self.shelf.touch(window, entry)
+        self.channel.watch(window, deadline_ms)
+        failures = entry.failures_of(first, stop - 1) if entry.failures else []
+        if entry.is_whole and count == entry.count:
+            entry.state = LEASED
+            entry.attempts += 1
+            entry.deadline_ms = deadline_ms
+            entry.received_ms = now_ms
+            entry.first_ms = entry.first_ms or now_ms
+            entry.holder = session
+            window.watch_whole(entry)
+            return Run(chunk, 0, count, entry.attempts, entry.first_ms, failures)
+        rows = window.rows(entry, first, stop)
+        window.columns.lease(rows, now_ms, deadline_ms, session)
+        return self.run_of_rows(window, entry, rows, chunk, failures)
+
+    @staticmethod
+    def run_of_rows(window: Window, entry: Entry, rows: slice, chunk: Chunk, failures: list[Failure]) -> Run:
+        """What a receiver is given of leased rows."""
+        columns = window.columns
+        attempts, first_ms = columns.attempts[rows].copy(), columns.first_ms[rows].copy()
+        one_attempt = bool((attempts == attempts[0]).all())
+        one_time = bool((first_ms == first_ms[0]).all())
+        return Run(
+            chunk,
+            rows.start - entry.start,
+            rows.stop - entry.start,
+            int(attempts[0]) if one_attempt else attempts,
+            int(first_ms[0]) if one_time else first_ms,
+            failures,
+        )

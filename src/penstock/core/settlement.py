@@ -1,0 +1,158 @@
+"""Settling: what receivers say about the messages they hold, checked against what the channel knows.
+
+A receiver names messages as spans: a run of sequence numbers on one attempt. Each message is settled for itself:
+those to which the event may happen are, the others are refused. A message is looked for in every window, because it
+may have moved to another lane since it was received; its sequence number has not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.columns import LEASED, runs_of
+from penstock.core.commands import Refused, Span
+from penstock.core.config import LEASE_MS_MAX
+from penstock.core.errors import LeaseTooLong, PenstockError, StaleReceipt
+from penstock.core.runs import cut, gaps
+from penstock.core.states import Event
+from penstock.core.window import Entry, Window
+
+if TYPE_CHECKING:
+    from penstock.core.channel import Channel
+
+
+class Settlement:
+    """Settles messages of one channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.queue = channel.queue
+        self.shelf = channel.shelf
+        self.windows = channel.windows
+
+    def ack(self, span: Span) -> tuple[int, list[Refused]]:
+        """The work on some messages is done."""
+        first, last, attempt = span
+        for window in self.windows.values():
+            entry = window.entries.get(first)
+            if entry is None or last != entry.stop - 1 or not entry.is_whole:
+                continue
+            if entry.state == LEASED and entry.attempts == attempt:
+                self._ack_run(window, entry, first, entry.stop)
+                return entry.count, []
+        return self._settle(span, Event.ACK, self._ack_run)
+
+    def _ack_run(self, window: Window, entry: Entry, first: int, stop: int) -> PenstockError | None:
+        window.uncount(entry, first, stop)
+        self.channel.acked += stop - first
+        if self.channel.fifo is not None:
+            for sequence in range(first, stop):
+                self.channel.fifo.settle(sequence)
+        self.channel.finish(window, entry, first, stop)
+        return None
+
+    def ack_sequences(self, sequences: NDArray[np.int64], session: int) -> tuple[int, list[Refused]]:
+        """As `ack`, for messages that a session holds."""
+        done, refused = 0, []
+        for first, stop in runs_of(np.unique(sequences).astype(np.intp)):
+            acked, left = self._ack_held(first, stop, session)
+            done += acked
+            refused += left
+        return done, refused
+
+    def _ack_held(self, first: int, stop: int, session: int) -> tuple[int, list[Refused]]:
+        left = [(first, stop)]
+        done = 0
+        for window in list(self.windows.values()):
+            pending, left = left, []
+            for low, high in pending:
+                left += gaps(low, high, window.overlaps(low, high))
+                for entry, start, end in window.overlaps(low, high):
+                    rows = window.rows(entry, start, end)
+                    columns = window.columns
+                    held = (columns.state[rows] == LEASED) & (columns.holder[rows] == session)
+                    for good, run_first, run_stop in cut(held, start):
+                        if good:
+                            self._ack_run(window, entry, run_first, run_stop)
+                            done += run_stop - run_first
+                        else:
+                            left.append((run_first, run_stop))
+        return done, [self._stale(low, high) for low, high in left]
+
+    def can_ack(self, span: Span) -> bool:
+        """Whether `ack` would settle all of a span."""
+        left = [(span.first, span.last + 1)]
+        for window in self.windows.values():
+            pending, left = left, []
+            for low, high in pending:
+                left += gaps(low, high, window.overlaps(low, high))
+                for entry, start, end in window.overlaps(low, high):
+                    good = window.columns.rows_allowing(Event.ACK, window.rows(entry, start, end), span.attempt)
+                    left += [(run_first, run_stop) for ok, run_first, run_stop in cut(good, start) if not ok]
+        return not left and span.attempt > 0
+
+    def release(self, span: Span, now_ms: int, delay_ms: int | None, error: str) -> tuple[int, list[Refused]]:
+        """A delivery failed, says the receiver."""
+
+        def fail(window: Window, entry: Entry, first: int, stop: int) -> None:
+            rows = np.arange(stop - first, dtype=np.intp) + window.rows(entry, first, stop).start
+            self.channel.ladder.fail(window, rows, now_ms, delay_ms, error)
+
+        return self._settle(span, Event.RETRY, fail)
+
+    def extend(self, span: Span, now_ms: int, lease_ms: int) -> tuple[int, list[Refused]]:
+        """A heartbeat."""
+        deadline_ms = now_ms + lease_ms
+
+        def prolong(window: Window, entry: Entry, first: int, stop: int) -> PenstockError | None:
+            rows = window.rows(entry, first, stop)
+            received_ms = int(window.columns.received_ms[rows].min())
+            if deadline_ms > received_ms + LEASE_MS_MAX:
+                return LeaseTooLong(
+                    f"messages {first} to {stop - 1} of queue {self.queue.name!r} were received "
+                    f"{(now_ms - received_ms) // 1000} s ago: a lease of {lease_ms // 1000} s more would end "
+                    f"later than "
+                    "12 hours after the receive; release them, or finish them"
+                )
+            window.columns.extend(rows, deadline_ms)
+            self.channel.touch_entry(window, entry)
+            self.channel.watch(window, deadline_ms)
+            return None
+
+        return self._settle(span, Event.EXTEND, prolong)
+
+    def _settle(
+        self, span: Span, event: Event, apply: Callable[[Window, Entry, int, int], PenstockError | None]
+    ) -> tuple[int, list[Refused]]:
+        """Apply an event to those messages of a span to which it may happen; the others are refused."""
+        left = [(span.first, span.last + 1)]
+        done = 0
+        refused: list[Refused] = []
+        for window in list(self.windows.values()):
+            pending, left = left, []
+            for low, high in pending:
+                found = window.overlaps(low, high)
+                left += gaps(low, high, found)
+                for entry, start, end in found:
+                    good = window.columns.rows_allowing(event, window.rows(entry, start, end), span.attempt)
+                    for ok, first, stop in cut(good, start):
+                        error = apply(window, entry, first, stop) if ok and span.attempt else None
+                        if not ok or not span.attempt:
+                            left.append((first, stop))
+                        elif error is not None:
+                            refused.append(Refused(first, stop - 1, error))
+                        else:
+                            done += stop - first
+        return done, refused + [self._stale(low, high) for low, high in left]
+
+    def _stale(self, first: int, stop: int) -> Refused:
+        what = f"message {first} is" if stop - first == 1 else f"messages {first} to {stop - 1} are"
+        error = StaleReceipt(
+            f"{what} not leased on that attempt any more, in queue {self.queue.name!r}, channel {self.channel.name!r}: "
+            "settled before, or the lease ran out and somebody else may have it"
+        )
+        return Refused(first, stop - 1, error)
