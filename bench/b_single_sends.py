@@ -15,6 +15,7 @@ import penstock
 from bench.measure import at_least, bodies, in_threads, parse_scale, per_second, plain, report, table, take_turns
 
 SENDERS = 64
+WARM_UP = 200
 TEXT = f"""
 {SENDERS} senders, each waiting for its message to be durable before it sends the next one; 200 bytes a message. The
 baseline is one thread that inserts and commits message by message into SQLite (WAL, `synchronous=FULL`: one fsync a
@@ -35,26 +36,34 @@ def sqlite_loop(directory: Path, *, count: int) -> float:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("CREATE TABLE messages (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL)")
         messages = bodies(count)
+        insert_each(connection, bodies(WARM_UP))
         started_at = time.perf_counter()
-        for body in messages:
-            connection.execute("INSERT INTO messages (body) VALUES (?)", (body,))
+        insert_each(connection, messages)
         return per_second(count, started_at)
     finally:
         connection.close()
+
+
+def insert_each(connection: sqlite3.Connection, messages: list[bytes]) -> None:
+    """Insert the messages, with a commit for each."""
+    for body in messages:
+        connection.execute("INSERT INTO messages (body) VALUES (?)", (body,))
 
 
 def threads(directory: Path, *, senders: int, count_each: int) -> float:
     """Penstock: every thread sends its messages one by one."""
     messages = bodies(count_each)
     with penstock.open(directory) as ps:
-        queue = ps.create_queue("singles")
+        queue = ps.queue("singles")
+        for body in bodies(WARM_UP):
+            queue.send(body)
 
         def send_each() -> None:
             for body in messages:
                 queue.send(body)
 
         seconds = in_threads(senders, send_each)
-        assert queue.stats().messages == senders * count_each
+        assert queue.stats().messages == WARM_UP + senders * count_each
         return senders * count_each / seconds
 
 
@@ -66,7 +75,9 @@ def tasks(directory: Path, *, senders: int, count_each: int) -> float:
 async def _tasks(directory: Path, senders: int, count_each: int) -> float:
     messages = bodies(count_each)
     async with penstock.open_async(directory) as ps:
-        queue = await ps.create_queue("singles")
+        queue = ps.queue("singles")
+        for body in bodies(WARM_UP):
+            await queue.send(body)
 
         async def send_each() -> None:
             for body in messages:
@@ -89,6 +100,7 @@ def main() -> None:
             ALONE: partial(threads, senders=1, count_each=scale.count(full=2000, quick=20)),
         },
         scale.turns(full=9),
+        warm_up=not scale.quick,
     )
     rows = []
     for name in [SQLITE, ALONE, THREADS, TASKS]:

@@ -38,9 +38,17 @@ RIVALS: Mapping[str, Callable[[Path], Rival]] = {"Penstock": Penstock, "litequeu
 OTHERS = ["litequeue", "persist-queue"]
 
 
+def warm_up(rival: Rival, messages: list[bytes]) -> None:
+    """One cycle that does not count."""
+    rival.send_run(messages)
+    rival.finish_run(len(messages))
+    rival.tidy()
+
+
 def send_singles(directory: Path, *, start: Callable[[Path], Rival], count_each: int) -> float:
     """Every thread sends one message at a time."""
     rival = start(directory)
+    warm_up(rival, bodies(RUN // 10))
     messages = bodies(count_each)
 
     def work() -> None:
@@ -55,6 +63,7 @@ def send_singles(directory: Path, *, start: Callable[[Path], Rival], count_each:
 def cycle_singles(directory: Path, *, start: Callable[[Path], Rival], count_each: int) -> float:
     """Every thread sends one message, receives one, acks it, and begins again."""
     rival = start(directory)
+    warm_up(rival, bodies(RUN // 10))
     messages = bodies(count_each)
 
     def work() -> None:
@@ -71,6 +80,7 @@ def send_runs(directory: Path, *, start: Callable[[Path], Rival], runs: int) -> 
     """One thread sends a run at a time."""
     rival = start(directory)
     messages = bodies(RUN)
+    warm_up(rival, messages)
     started_at = time.perf_counter()
     for _ in range(runs):
         rival.send_run(messages)
@@ -83,6 +93,7 @@ def cycle_runs(directory: Path, *, start: Callable[[Path], Rival], runs: int) ->
     """One thread sends a run, receives it, acks it, and begins again."""
     rival = start(directory)
     messages = bodies(RUN)
+    warm_up(rival, messages)
     seconds = 0.0
     for _ in range(runs):
         started_at = time.perf_counter()
@@ -97,14 +108,14 @@ def cycle_runs(directory: Path, *, start: Callable[[Path], Rival], runs: int) ->
 def measure(work: Callable[..., float], scale: Scale, **how_much: int) -> Measured:
     """The three at the same work, in turns."""
     contenders: dict[str, Contender] = {name: partial(work, start=start, **how_much) for name, start in RIVALS.items()}
-    return take_turns(contenders, scale.turns(full=7))
+    return take_turns(contenders, scale.turns(full=7), warm_up=not scale.quick)
 
 
 def main() -> None:
     """Measure and print."""
     scale = parse_scale(__doc__)
     each = scale.count(full=20, quick=2)
-    runs = scale.count(full=10, quick=1)
+    runs = scale.count(full=30, quick=1)
     measured = {
         "singles, send": (measure(send_singles, scale, count_each=each), 3),
         "singles, send, lease, ack": (measure(cycle_singles, scale, count_each=each), 3),

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import penstock
+from bench.a_durable_runs import send_and_finish
 from bench.measure import Measured, Scale, at_least, bodies, parse_scale, per_second, plain, report, table, take_turns
 
 TEXT = """
@@ -44,13 +45,10 @@ def memory_store(directory: Path, *, run: int, rounds: int) -> float:
     """Penstock on the memory store."""
     messages = bodies(run)
     with penstock.open(":memory:") as ps:
-        queue = ps.create_queue("memory")
+        queue = ps.queue("memory")
+        send_and_finish(queue, messages, rounds // 10)
         started_at = time.perf_counter()
-        for _ in range(rounds):
-            queue.send_many(messages)
-            batch = queue.receive_batch(max=run)
-            assert len(batch) == run
-            batch.ack()
+        send_and_finish(queue, messages, rounds)
         return per_second(rounds * run, started_at)
 
 
@@ -60,6 +58,7 @@ def measure(run: int, scale: Scale) -> Measured:
     return take_turns(
         {LOOP: partial(bare_loop, run=run, rounds=rounds), PENSTOCK: partial(memory_store, run=run, rounds=rounds)},
         scale.turns(full=9),
+        warm_up=not scale.quick,
     )
 
 
