@@ -294,8 +294,8 @@ class Broker:
             queue.save()
         for channel in self.dirty_channels:
             channel.save()
-        self.dirty_queues = {}
-        self.dirty_channels = {}
+        self.dirty_queues.clear()
+        self.dirty_channels.clear()
         self.must_commit = False
         return self.shelf.take_changes()
 
@@ -777,13 +777,16 @@ class Broker:
         queue = channel.queue
         if not 1 <= command.limit <= RECEIVE_LIMIT_MAX:
             raise InvalidRequest(f"limit is {command.limit}: it must be from 1 to {RECEIVE_LIMIT_MAX}")
-        self._check_lease(command.lease_ms)
+        if command.lease_ms is not None:
+            self._check_lease(command.lease_ms)
         if command.wait_ms is not None and command.wait_ms < 0:
             raise InvalidRequest(f"wait_ms is {command.wait_ms}: it must not be negative")
-        self._check_session(command.session)
-        again = self._receive_again(channel, command)
-        if again is not None:
-            return again
+        if command.session:
+            self._check_session(command.session)
+        if command.attempt_id is not None:
+            again = self._receive_again(channel, command)
+            if again is not None:
+                return again
         room = queue.config.in_flight_max - channel.leased
         if room <= 0 and not queue.config.is_fifo:
             raise OverLimit(
@@ -801,8 +804,7 @@ class Broker:
         return None
 
     def _receive_again(self, channel: Channel, command: Receive) -> Delivery | None:
-        if command.attempt_id is None:
-            return None
+        assert command.attempt_id is not None
         if not channel.queue.config.is_fifo:
             raise InvalidRequest(f"queue {channel.queue.name!r} is a standard queue: receive attempt ids are for FIFO")
         lease_ms = channel.queue.config.lease_ms if command.lease_ms is None else command.lease_ms

@@ -72,6 +72,7 @@ class Channel:
         self.ladder = Ladder(self)
         self.attempts = Attempts(self)
         self._record_key = keys.channel_record(queue.id, channel_id)
+        self._dirty = queue.broker.dirty_channels
 
     @property
     def fifo(self) -> FifoIndex | None:
@@ -335,7 +336,7 @@ class Channel:
 
     def touch(self) -> None:
         """The channel's record is out of date."""
-        self.queue.broker.dirty_channels[self] = None
+        self._dirty[self] = None
 
     def touch_entry(self, window: Window, entry: Entry) -> None:
         """An entry's record is out of date."""

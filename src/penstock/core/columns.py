@@ -48,10 +48,11 @@ class Columns:
     [0, 1]
     """
 
-    __slots__ = ("attempts", "deadline_ms", "first_ms", "holder", "received_ms", "sequence", "size", "state")
+    __slots__ = ("attempts", "capacity", "deadline_ms", "first_ms", "holder", "received_ms", "sequence", "size", "state")
 
     def __init__(self) -> None:
         self.size = 0
+        self.capacity = _CAPACITY_MIN
         self.state: NDArray[np.uint8]
         self.attempts: NDArray[np.uint32]
         self.deadline_ms: NDArray[np.int64]
@@ -67,7 +68,7 @@ class Columns:
     def append(self, base: int, count: int) -> slice:
         """Add rows for never delivered messages, ready; returns where they are."""
         start, stop = self.size, self.size + count
-        if stop > len(self.state):
+        if stop > self.capacity:
             self._grow(stop)
         self.size = stop
         rows = slice(start, stop)
@@ -78,7 +79,7 @@ class Columns:
         return rows
 
     def _grow(self, capacity: int) -> None:
-        capacity = max(capacity, 2 * len(self.state))
+        capacity = self.capacity = max(capacity, 2 * self.capacity)
         for name, dtype in (*_COLUMNS, ("sequence", np.int64)):
             grown = np.zeros(capacity, dtype=dtype)
             grown[: self.size] = getattr(self, name)[: self.size]
@@ -86,7 +87,7 @@ class Columns:
 
     def keep(self, rows: NDArray[np.intp]) -> None:
         """Forget every row but these, which move together in this order."""
-        capacity = max(_CAPACITY_MIN, 2 * len(rows))
+        capacity = self.capacity = max(_CAPACITY_MIN, 2 * len(rows))
         for name, dtype in (*_COLUMNS, ("sequence", np.int64)):
             kept = np.zeros(capacity, dtype=dtype)
             kept[: len(rows)] = getattr(self, name)[rows]

@@ -90,10 +90,10 @@ class Handout:
             except ChunkDamaged as damage:
                 upcoming.appendleft(key)
                 raise self.queue.quarantine(key, damage) from None
-            cursor.sequence = key.base + key.messages
-            cursor.ahead -= key.messages
-            self.channel.touch()
             entry = window.add(key, chunk.sent_ms)
+            cursor.sequence = entry.stop
+            cursor.ahead -= entry.count
+            self.channel.touch()
             self.shelf.touch(window, entry)
             return entry, chunk
         return None
@@ -232,7 +232,8 @@ class Handout:
                 if found is None:
                     continue
                 entry, first, stop = found
-                runs.append(self._lease(window, entry, first, stop, now_ms, deadline_ms, session))
+                chunk = self.channel.load(entry)
+                runs.append(self._lease(window, entry, chunk, first, stop, now_ms, deadline_ms, session))
                 taken += stop - first
                 continue
             brought = None if cursor is None else self._bring_in(window, cursor)
@@ -240,7 +241,7 @@ class Handout:
                 break
             entry, chunk = brought
             if entry.count <= limit - taken and chunk.due_ms is None:
-                runs.append(self._lease(window, entry, entry.base, entry.stop, now_ms, deadline_ms, session))
+                runs.append(self._lease_whole(window, entry, chunk, now_ms, deadline_ms, session))
                 taken += entry.count
             else:
                 self.offer(window, entry, chunk, now_ms)
@@ -270,31 +271,51 @@ class Handout:
         for first, stop in neighbours(sequences):
             assert window is not None
             for entry, low, high in window.overlaps(first, stop):
-                runs.append(self._lease(window, entry, low, high, now_ms, deadline_ms, session))
+                chunk = self.channel.load(entry)
+                runs.append(self._lease(window, entry, chunk, low, high, now_ms, deadline_ms, session))
         return runs
 
     def _lease(
-        self, window: Window, entry: Entry, first: int, stop: int, now_ms: int, deadline_ms: int, session: int
+        self,
+        window: Window,
+        entry: Entry,
+        chunk: Chunk,
+        first: int,
+        stop: int,
+        now_ms: int,
+        deadline_ms: int,
+        session: int,
     ) -> Run:
-        chunk = self.channel.load(entry)
         count = stop - first
+        if entry.is_whole and count == entry.count:
+            return self._lease_whole(window, entry, chunk, now_ms, deadline_ms, session)
+        rows = window.rows(entry, first, stop)
+        window.columns.lease(rows, now_ms, deadline_ms, session)
         window.ready -= count
         window.leased += count
         self.shelf.touch(window, entry)
         self.channel.watch(window, deadline_ms)
         failures = entry.failures_of(first, stop - 1) if entry.failures else []
-        if entry.is_whole and count == entry.count:
-            entry.state = LEASED
-            entry.attempts += 1
-            entry.deadline_ms = deadline_ms
-            entry.received_ms = now_ms
-            entry.first_ms = entry.first_ms or now_ms
-            entry.holder = session
-            window.watch_whole(entry)
-            return Run(chunk, 0, count, entry.attempts, entry.first_ms, failures)
-        rows = window.rows(entry, first, stop)
-        window.columns.lease(rows, now_ms, deadline_ms, session)
         return self.run_of_rows(window, entry, rows, chunk, failures)
+
+    def _lease_whole(
+        self, window: Window, entry: Entry, chunk: Chunk, now_ms: int, deadline_ms: int, session: int
+    ) -> Run:
+        count = entry.count
+        window.ready -= count
+        window.leased += count
+        entry.state = LEASED
+        entry.attempts += 1
+        entry.deadline_ms = deadline_ms
+        entry.received_ms = now_ms
+        if not entry.first_ms:
+            entry.first_ms = now_ms
+        entry.holder = session
+        if not entry.dirty:
+            self.shelf.touch(window, entry)
+        window.watch_whole(entry)
+        self.channel.watch(window, deadline_ms)
+        return Run(chunk, 0, count, entry.attempts, entry.first_ms, list(entry.failures))
 
     @staticmethod
     def run_of_rows(window: Window, entry: Entry, rows: slice, chunk: Chunk, failures: list[Failure]) -> Run:

@@ -102,6 +102,7 @@ class Queue:
         self._dedup_ms: int | None = None
         self._rate: dict[str | None, tuple[int, int]] = {}
         self._counters_key = keys.record(Kind.COUNTERS, queue_id)
+        self._dirty = broker.dirty_queues
 
     # -- messages come in --
 
@@ -651,7 +652,7 @@ class Queue:
 
     def touch(self) -> None:
         """The queue's counters are out of date."""
-        self.broker.dirty_queues[self] = None
+        self._dirty[self] = None
 
     def save(self) -> None:
         """Write the queue's counters."""

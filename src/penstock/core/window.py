@@ -178,7 +178,7 @@ class Window:
         self.fresh.clear()
         self.whole_deadlines.clear()
         self.in_use = self.columns.size = 0
-        if len(self.columns.state) > _COMPACT_MIN:
+        if self.columns.capacity > _COMPACT_MIN:
             self.columns = Columns()
 
     def _compact(self) -> None:
@@ -293,13 +293,17 @@ class Window:
 
     def uncount(self, entry: Entry, first: int, stop: int) -> None:
         """Some messages are no longer what they were."""
-        if entry.is_whole and stop - first == entry.count:
-            counts = [entry.count if entry.state == state else 0 for state in (READY, LEASED, DELAYED)]
-        else:
-            counts = list(self.columns.counts(self.rows(entry, first, stop)))
-        self.ready -= counts[0]
-        self.leased -= counts[1]
-        self.delayed -= counts[2]
+        if not entry.is_whole or stop - first != entry.count:
+            ready, leased, delayed = self.columns.counts(self.rows(entry, first, stop))
+            self.ready -= ready
+            self.leased -= leased
+            self.delayed -= delayed
+        elif entry.state == LEASED:
+            self.leased -= entry.count
+        elif entry.state == READY:
+            self.ready -= entry.count
+        elif entry.state == DELAYED:
+            self.delayed -= entry.count
 
     # -- what can be handed out --
 
