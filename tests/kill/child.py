@@ -1,4 +1,4 @@
-"""The process that gets killed: threads that send, receive, acknowledge and move messages, and write down what they were told.
+"""The process that gets killed: threads that send, receive, settle and move messages, and log what they were told.
 
 Each line of the log is one `write` to a file opened for appending, so it is there after a kill, whole, and in order:
 

@@ -27,6 +27,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.states import State
 from tests.simulation.engines import KEPT, Engine, Fault, Kept, MemoryEngine
 from tests.simulation.model import Model, Violation, demand
+from tests.simulation.shrink import Did
 from tests.simulation.workload import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Workload
 from tests.simulation.world import Step, World, demand_same
 
@@ -97,6 +98,7 @@ class Simulator:
         self.world = World(self.engine.open(), self.now_ms, self.rng.randbytes(64))
         self.places: dict[tuple[str, str], tuple[int, int]] = {}
         self.saved = self._save()
+        self.script: list[Did] = []
         self.fault_in = 0
         self.saving_in = 0
         self.fault = Fault.BEFORE
@@ -160,6 +162,7 @@ class Simulator:
             self._step([])
 
     def _step(self, commands: Sequence[c.Command]) -> None:
+        self.script.append(Did("step", self.now_ms, tuple(commands)))
         step = self.world.step(commands, self.now_ms)
         self.counts["steps"] += 1
         self.counts["commands"] += len(commands)
@@ -178,6 +181,7 @@ class Simulator:
 
     def _commit(self) -> None:
         self.counts["commits"] += 1
+        self.script.append(Did("commit", self.now_ms))
         self.world.commit(check=self.counts["commits"] % self.checks_every == 0)
         self.engine.rest(self.rng)
         if self.saving_in <= 0:
@@ -241,16 +245,27 @@ class Simulator:
             self._release(step)
         after = broker.snapshot()
         self.engine.suffer(self.fault, broker.take_changes(), self.rng)
-        self.now_ms += self.rng.choice([0, 10, 40 * SECOND_MS, HOUR_MS, -HOUR_MS])
         store = self.engine.open()
-        opened = Broker.open(store, self.now_ms, self.world.entropy).snapshot()
-        model = self.world.model if self._is_kept(opened, after) else pickle.loads(self.saved.model)
+        opened = Broker.open(store, self.world.model.now_ms, self.world.entropy).snapshot()
+        is_kept = self._is_kept(opened, after)
+        model = self.world.model if is_kept else pickle.loads(self.saved.model)
+        self.now_ms = self._draw_restart(model)
+        self.script += [Did("commit", self.now_ms)] if is_kept else []
+        self.script.append(Did("crash", self.now_ms))
         self.world.reopen(store, model, self.now_ms)
         self.ledger.check_sent(model)
         self.workload.crashed()
         self.saved = self._save()
         self._plan_fault()
         self._step([c.Heartbeat(session=number) for number, session in model.sessions.items() if session.ttl_ms])
+
+    def _draw_restart(self, model: Model) -> int:
+        """The clock after a restart: later, or earlier if that is a case with an answer."""
+        if self.rng.random() < 0.3 and model.can_go_back():
+            self.counts["clock went back over a restart"] += 1
+            return model.now_ms - self.rng.choice([1, MINUTE_MS, HOUR_MS])
+        later_ms = max(model.now_ms, self.now_ms) + self.rng.choice([0, 10, 40 * SECOND_MS, HOUR_MS])
+        return model.now_ms if model.is_ambiguous(later_ms) else later_ms
 
     def _is_kept(self, opened: dict[str, Any], after: dict[str, Any]) -> bool:
         """Whether the interrupted commit is there; what is there must be it, or the one before, whole."""

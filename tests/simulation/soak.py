@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from multiprocessing import get_context
 
 from tests.simulation.model import Violation
+from tests.simulation.shrink import reason
 from tests.simulation.simulator import run_seed
 
-FAILURES_SHOWN_MAX = 5
+FAILURES_SHOWN_MAX = 3
 
 
 def _attempt(seed: int) -> tuple[int, Counter[str], str]:
@@ -34,11 +35,13 @@ def soak(seeds: range, jobs: int) -> int:
     """Run the seeds, print progress and a summary, and say how many failed."""
     totals: Counter[str] = Counter()
     failed: list[int] = []
+    reasons: defaultdict[str, list[int]] = defaultdict(list)
     began = time.monotonic()
     for done, (seed, counts, failure) in enumerate(_results(seeds, jobs), start=1):
         totals += counts
         if failure:
             failed.append(seed)
+            reasons[reason(failure)].append(seed)
             if len(failed) <= FAILURES_SHOWN_MAX:
                 print(f"\n{failure}\n", flush=True)
         if done % max(1, len(seeds) // 20) == 0:
@@ -49,6 +52,8 @@ def soak(seeds: range, jobs: int) -> int:
     for name, count in sorted(totals.items()):
         print(f"  {count:>10,}  {name}")
     print(f"  {len(failed):>10,}  seeds failed" + (f": {sorted(failed)[:50]}" if failed else ""))
+    for why, those in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        print(f"{len(those):>6} × {why}: {sorted(those)[:8]}")
     return len(failed)
 
 

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from penstock.core import commands as c
 from penstock.core.broker import Broker
 from penstock.core.errors import PenstockError
@@ -47,6 +50,28 @@ class Step:
     now_ms: int
     outcomes: list[tuple[c.Command, Outcome]]
     woken: list[tuple[Any, c.Delivery]]
+
+
+def describe_command(command: c.Command) -> str:
+    """A command with what differs from the defaults, for the trace of a failing seed."""
+    plain = {field.name: field.default for field in msgspec.structs.fields(command)}
+    shown = []
+    for name, default in plain.items():
+        value = getattr(command, name)
+        if name == "bodies":
+            shown.append(f"bodies={[bytes(body[:12]) for body in value]}")
+        elif isinstance(value, list) and value and isinstance(value[0], c.Command):
+            shown.append(f"{name}=[{', '.join(map(describe_command, value))}]")
+        elif isinstance(value, msgspec.Struct):
+            shown.append(f"{name}={_describe_config(value)}")
+        elif isinstance(value, np.ndarray) or value != default:
+            shown.append(f"{name}={value!r:.300}")
+    return f"{type(command).__name__}({', '.join(shown)})"
+
+
+def _describe_config(config: msgspec.Struct) -> str:
+    fields = {field.name: field.default for field in msgspec.structs.fields(config)}
+    return str({name: getattr(config, name) for name, default in fields.items() if getattr(config, name) != default})
 
 
 def describe(outcome: Outcome) -> str:
@@ -89,9 +114,10 @@ class World:
         return Step(now_ms, outcomes, woken)
 
     def _handle(self, command: c.Command, now_ms: int) -> Outcome:
+        self._let_due_happen(now_ms)
         may_create = isinstance(command, c.CreateChannel | c.Receive | c.Subscribe) and self._is_new_channel(command)
         outcome = self._ask(command, now_ms)
-        self.trace.append(f"{now_ms} {command!r:.400} -> {describe(outcome)}")
+        self.trace.append(f"{now_ms} {describe_command(command)} -> {describe(outcome)}")
         if may_create and isinstance(command, c.CreateChannel | c.Receive | c.Subscribe):
             self._look_at_new_channel(command, now_ms)
         self.model.accept(command, outcome, now_ms)
@@ -109,6 +135,14 @@ class World:
         if not isinstance(seen, PenstockError):
             start = command.start if isinstance(command, c.CreateChannel) else "head"
             self.model.channel_made(command.queue, command.channel, start, seen, now_ms)
+
+    def _let_due_happen(self, now_ms: int) -> None:
+        """The broker does what is due before a command; a command without effect shows it to the model by itself."""
+        due = self.model.next_due()
+        if self.model.redrives or (due is not None and due[0] <= max(now_ms, self.model.now_ms)):
+            self.broker.handle(c.ListQueues(limit=1), now_ms)
+            self.model.due(now_ms)
+            self._read_arrivals(now_ms)
 
     def _ask(self, command: c.Command, now_ms: int) -> Outcome:
         try:
@@ -129,9 +163,9 @@ class World:
             self.model.accept(command, self.broker.handle(command, now_ms), now_ms)
 
     def _check_deadline(self) -> None:
-        due_ms, told_ms = self.model.next_due_ms(), self.broker.next_deadline()
-        oversleeps = due_ms is not None and (told_ms is None or told_ms > due_ms)
-        demand(not oversleeps, f"something is due at {due_ms}, but next_deadline() is {told_ms}")
+        due, told_ms = self.model.next_due(), self.broker.next_deadline()
+        oversleeps = due is not None and (told_ms is None or told_ms > due[0])
+        demand(not oversleeps, f"something is due, but next_deadline() is {told_ms}: {due}")
 
     def _check_durability(self, outcomes: list[tuple[c.Command, Outcome]], woken: list[tuple[Any, c.Delivery]]) -> None:
         if self.broker.must_commit:
