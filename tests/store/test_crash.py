@@ -96,9 +96,8 @@ def test_journal_that_does_not_sync_is_caught() -> None:
     for seed in range(40):
         random = Random(seed)
         disk, model = FaultyDisk(), Model()
-        store = EmbeddedStore(
-            FileJournal(disk, Path("/journal"), 1, background=False), MemoryTable(1), background=False
-        )
+        journal = FileJournal(disk, Path("/journal"), 1, background=False)
+        store = EmbeddedStore(journal, MemoryTable(1), background=False)
         for inode in disk._names.values():
             inode.sync = lambda: None  # type: ignore[method-assign]
         for _ in range(5):

@@ -134,9 +134,7 @@ def test_stale_frames_of_a_recycled_segment_are_never_replayed() -> None:
     """Frames of one size, so that every stale frame stands exactly where the next new one would."""
     disk = FaultyDisk()
     journal, _ = opened(disk)
-    last = 0
-    for _ in range(100):
-        last += 1
+    for last in range(1, 101):
         journal.append(commit_of(last))
         journal.trim(last - 1)
         assert opened(disk, after=last - 1)[1] == values(last, last)
@@ -251,16 +249,25 @@ def test_damaged_segment_header_is_an_error() -> None:
         opened(disk)
 
 
-def test_a_message_that_holds_a_frame_is_not_taken_for_one() -> None:
-    """A body with a whole frame in it, at every alignment, of a higher number but of another store; then a torn tail."""
-    frame = b"".join(encode_frame(commit_of(9), 9, IDENTITY + 1)[0])
-    body = b"".join(frame.ljust(512, b"\0") + frame.ljust(517, b"\0") for _ in range(5))
+@pytest.mark.parametrize(
+    ("number", "identity", "mistaken"),
+    [(9, IDENTITY + 1, False), (1, IDENTITY, False), (9, IDENTITY, True)],
+    ids=["a frame of another store", "a copy of an earlier frame", "what only this store could write, and did not yet"],
+)
+def test_message_that_holds_a_frame_is_not_taken_for_one(number: int, identity: int, mistaken: bool) -> None:
+    """Copies of a frame at every alignment within a body, and the frame around the body torn."""
+    frame = b"".join(encode_frame(commit_of(number), number, identity)[0])
+    body = frame.ljust(513, b"\0") * 513
     disk = FaultyDisk()
-    journal, _ = opened(disk, segment_bytes=64 << 10)
+    journal, _ = opened(disk, segment_bytes=1 << 20)
     journal.append(commit_of(1))
     journal.append(changes_of({b"c": body}, {b"n": b"2"}))
     disk.damage(DIRECTORY / segment_name(1), FRAMES_START + aligned(frame_size(1)) + 33)
-    assert opened(disk, segment_bytes=64 << 10)[1] == values(1, 1)
+    if mistaken:
+        with pytest.raises(StoreDamaged):
+            opened(disk, segment_bytes=1 << 20)
+    else:
+        assert opened(disk, segment_bytes=1 << 20)[1] == values(1, 1)
 
 
 def test_frame_with_a_changed_number_is_not_accepted() -> None:
@@ -368,7 +375,7 @@ def test_commit_too_large_for_the_disk_is_refused_and_smaller_ones_go_on() -> No
 
 
 def test_thread_makes_segments_ready_ahead(tmp_path: Path) -> None:
-    """The journal in its real form: what a commit does itself is one write and one sync, also when a segment is full."""
+    """The journal in its real form: a commit makes no file but the very first."""
     operations: list[str] = []
 
     class Recording(RealDisk):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -34,7 +35,7 @@ def test_transaction_holds_its_position(tmp_path: Path) -> None:
 def test_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
     table = SqliteTable(tmp_path / "t")
 
-    def rows():  # type: ignore[no-untyped-def]
+    def rows() -> Iterator[tuple[bytes, bytes]]:
         yield b"c", b"x" * 100_000
         raise RuntimeError("the applier was stopped")
 

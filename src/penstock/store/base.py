@@ -80,8 +80,11 @@ class Table(Protocol):
         """The records from `start` (inclusive) to `end` (exclusive), in order, as they are at the call."""
         ...
 
-    def give_back(self) -> bool:
-        """Return some unused space to the disk; True if there is more to return."""
+    def give_back(self, *, everything: bool = False) -> bool:
+        """Return some unused space to the disk; True if there is more to return.
+
+        Some is kept for what comes next, unless `everything` is wanted.
+        """
         ...
 
     @property

@@ -230,16 +230,22 @@ class EmbeddedStore:
     def _check_disk(self, put_bytes: int) -> None:
         if self._disk is None or self._directory is None:
             return
-        # What is not applied yet goes to the table's WAL first, and then to the table.
+        if not self._has_space(self._disk.free_bytes(self._directory), put_bytes):
+            self._apply_or_note()
+            self._give_back_everything()
+            free_bytes = self._disk.free_bytes(self._directory)
+            if not self._has_space(free_bytes, put_bytes):
+                raise DiskFull(
+                    f"{free_bytes} bytes are free for {self._directory}: {put_bytes} more would not leave the reserve "
+                    f"of {self._options.disk_reserve_bytes}. The commit was not written. Free some space and try "
+                    "again: no restart is needed."
+                )
+
+    def _has_space(self, free_bytes: int, put_bytes: int) -> bool:
+        """Whether what is not applied yet fits, first into the table's WAL and then into the table."""
         coming_bytes = self._unapplied_bytes() + put_bytes
         promised_bytes = coming_bytes + max(0, coming_bytes - self._table.reusable_bytes)
-        free_bytes = self._disk.free_bytes(self._directory)
-        if free_bytes - promised_bytes < self._options.disk_reserve_bytes:
-            raise DiskFull(
-                f"{free_bytes} bytes are free for {self._directory}, {promised_bytes} of them are promised to messages "
-                f"and {self._options.disk_reserve_bytes} are kept in reserve. The commit was not written. Free some "
-                "space and try again: no restart is needed."
-            )
+        return free_bytes - promised_bytes >= self._options.disk_reserve_bytes
 
     # Applying.
 
@@ -266,38 +272,45 @@ class EmbeddedStore:
 
     def _apply_layer(self, older: Layer, newest: Layer) -> None:
         try:
-            self._table.apply(older.position, older.dropped, self._lasting_chunks(older, newest), older.records.items())
+            died = self._apply_lasting(older, newest)
         except DiskFull:
             self._make_room(older)
-            self._table.apply(older.position, older.dropped, self._lasting_chunks(older, newest), older.records.items())
+            died = self._apply_lasting(older, newest)
         if self._ballast is not None:
             self._ballast.take_on(self._options.disk_reserve_bytes)
         self._stats.transactions += 1
-        self._stats.chunks_died_young += older.chunks_died
+        self._stats.chunks_died_young += older.chunks_died + len(died)
+        self._stats.chunks_applied += older.chunks_put - len(died)
 
-    def _lasting_chunks(self, older: Layer, newest: Layer) -> Iterator[tuple[bytes, Buffer | None]]:
-        for key, chunk in older.chunks.items():
-            if chunk is None:
-                yield key, None
-            elif newest.hides_chunk(key):
-                self._stats.chunks_died_young += 1
-            else:
-                self._stats.chunks_applied += 1
-                yield key, joined(chunk)
+    def _apply_lasting(self, older: Layer, newest: Layer) -> list[bytes]:
+        """Apply a layer without the chunks that died meanwhile; these are the answer."""
+        died: list[bytes] = []
+        chunks = _lasting_chunks(older, newest, died)
+        self._table.apply(older.position, older.dropped, chunks, older.records.items())
+        return died
 
     def _make_room(self, layer: Layer) -> None:
         """Apply what a layer deletes, and nothing else: it is an early part of the same changes."""
         if self._ballast is not None:
             self._ballast.throw_out()
         deleted = [key for key, chunk in layer.chunks.items() if chunk is None]
-        self._table.apply(
-            None, layer.dropped, [], [(key, None) for key, value in layer.records.items() if value is None]
-        )
+        records = [(key, None) for key, value in layer.records.items() if value is None]
+        self._table.apply(None, layer.dropped, [], records)
         for start in range(0, len(deleted), DELETIONS_PER_TRANSACTION):
             some = deleted[start : start + DELETIONS_PER_TRANSACTION]
             self._table.apply(None, [], [(key, None) for key in some], [])
-        while self._table.give_back():
+        while self._table.give_back(everything=True):
             pass
+
+    def _give_back_everything(self) -> None:
+        try:
+            with self._apply_lock:
+                while self._table.give_back(everything=True):
+                    pass
+        except DiskFull:
+            return
+        except StoreError as error:
+            self._fail(error)
 
     def _apply_or_note(self) -> None:
         try:
@@ -404,6 +417,16 @@ class EmbeddedStore:
         self._table.close()
         if self._directory_lock is not None:
             self._directory_lock.release()
+
+
+def _lasting_chunks(older: Layer, newest: Layer, died: list[bytes]) -> Iterator[tuple[bytes, Buffer | None]]:
+    for key, chunk in older.chunks.items():
+        if chunk is None:
+            yield key, None
+        elif newest.hides_chunk(key):
+            died.append(key)
+        else:
+            yield key, joined(chunk)
 
 
 def open_store(

@@ -75,6 +75,11 @@ class Layer:
         self._chunk_keys = SortedKeys(self.chunks)
         self._record_keys = SortedKeys(self.records)
 
+    @property
+    def chunks_put(self) -> int:
+        """How many chunks are here."""
+        return sum(chunk is not None for chunk in self.chunks.values())
+
     def __bool__(self) -> bool:
         return bool(self.chunks or self.records or self._dropped)
 

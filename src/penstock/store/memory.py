@@ -147,7 +147,7 @@ class MemoryTable:
         """The records from `start` (inclusive) to `end` (exclusive), in order, as they are at the call."""
         return ((key, value) for key, value in self._store.scan(b"") if key >= start and (end is None or key < end))
 
-    def give_back(self) -> bool:
+    def give_back(self, *, everything: bool = False) -> bool:
         """Nothing to return."""
         return False
 

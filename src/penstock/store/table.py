@@ -27,7 +27,7 @@ from pathlib import Path
 
 from penstock.core.changes import Buffer
 from penstock.core.errors import StoreError
-from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged, StoreVersion
+from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged, StoreLocked, StoreVersion
 from penstock.store.keys import prefix_end
 
 PAGE_BYTES = 16384
@@ -38,6 +38,7 @@ GIVE_BACK_PAGES = 256
 KEPT_FREE_BYTES = 16 << 20
 WAL_KEPT_BYTES = 32 << 20
 CHECKPOINT_PAGES = 256
+BUSY_MS = 30_000
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -93,12 +94,14 @@ def translate(error: sqlite3.Error, path: Path) -> StoreError:
         return DiskFull(f"no room in table {path} ({error}). Free some space: no restart is needed.")
     if name in _DAMAGE_ERRORS:
         return StoreDamaged(f"table {path} is damaged ({error}). Restore the directory from a backup.")
+    if name.startswith("SQLITE_READONLY"):
+        return StoreLocked(f"table {path} is open in this process through read_only=True: close it first ({error}).")
     return CommitFailed(f"table {path}: {error} ({name or type(error).__name__})")
 
 
 def connect(uri: str) -> sqlite3.Connection:
     """A connection that any thread may use, one at a time, and that begins transactions only when told to."""
-    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=30.0)
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000)
 
 
 class TableReads:
@@ -291,22 +294,30 @@ class SqliteTable:
         """How much more content fits before the table takes more of the disk."""
         return self._free_pages * self._page_bytes
 
-    def _has_too_much(self) -> bool:
-        kept_pages = max(self._kept_free_bytes // self._page_bytes, self._pages // 4)
-        return self._free_pages > kept_pages
+    def _kept_pages(self) -> int:
+        return max(self._kept_free_bytes // self._page_bytes, self._pages // 4)
 
-    def give_back(self) -> bool:
+    def give_back(self, *, everything: bool = False) -> bool:
         """Return a few megabytes to the disk if much more is free than will soon be used again."""
-        if not self._has_too_much():
-            return False
+        kept_pages = 0 if everything else self._kept_pages()
         with translated(self._path):
-            # Every page is a step of the statement, without a column: `execute` takes one step, `executescript` all.
-            self._writer.executescript(f"PRAGMA incremental_vacuum({GIVE_BACK_PAGES})")
-            self._measure()
-            if self._has_too_much():
-                return True
-            self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            if self._free_pages > kept_pages:
+                # Every page is a step of the statement: `execute` would take one step, `executescript` takes all.
+                self._writer.executescript(f"PRAGMA incremental_vacuum({GIVE_BACK_PAGES})")
+                before_pages = self._free_pages
+                self._measure()
+                if kept_pages < self._free_pages < before_pages:
+                    return True
+                self._checkpoint("PASSIVE")
+            if everything:
+                self._checkpoint("TRUNCATE")
         return False
+
+    def _checkpoint(self, mode: str) -> None:
+        """Move the WAL into the table, as far as readers allow without waiting for them."""
+        self._writer.execute("PRAGMA busy_timeout = 0")
+        self._writer.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+        self._writer.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
 
     # Reading.
 
@@ -361,8 +372,7 @@ class SqliteTable:
         """
         self._closed = True
         with contextlib.suppress(sqlite3.Error):
-            self._writer.execute("PRAGMA busy_timeout = 0")  # a reader elsewhere may keep the WAL as it is
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._checkpoint("TRUNCATE")
         while self._idle:
             self._idle.pop().connection.close()
         self._writer.close()
