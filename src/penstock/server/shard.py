@@ -28,6 +28,7 @@ When something fails:
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections import deque
@@ -162,6 +163,7 @@ class Shard:
         self._lazy_since_ms: int | None = None
         self._parked: set[Call] = set()
         self._displaced: list[Call] = []
+        self._undelivered: list[Delivery] = []
         self._subscribers: set[Ticket] = set()
         self._reports: deque[Damage] = deque(maxlen=REPORTS_KEPT)
         self.broker: Broker
@@ -366,6 +368,7 @@ class Shard:
                     self._store_is_good = True
                 self._open_broker(step.now_ms)
                 self._down = None
+                self._take_back(step.now_ms)
                 return True
             except Exception as error:
                 log.exception("the store could not be opened again")
@@ -374,6 +377,13 @@ class Shard:
         assert self._down is not None
         self._answer_all(step, self._down, displaced=True)
         return False
+
+    def _take_back(self, now_ms: int) -> None:
+        """What a failed step had handed out never left. If its leases were kept after all, they are nobody's."""
+        undelivered, self._undelivered = self._undelivered, []
+        for delivery in undelivered:
+            with contextlib.suppress(PenstockError):
+                self.broker.handle(give_back(delivery, "the commit failed"), now_ms)
 
     def _close_store(self) -> None:
         try:
@@ -401,6 +411,8 @@ class Shard:
 
     def _displace(self, step: Step) -> None:
         """Everybody who waits has to be put back: the broker that knew them is gone."""
+        replies = [call.reply for call in step.calls if isinstance(call.reply, Delivery)]
+        self._undelivered += [*replies, *(delivery for _, delivery in step.woken)]
         displaced = dict.fromkeys(self._displaced)
         displaced.update(dict.fromkeys(self._parked))
         displaced.update(dict.fromkeys(step.parked))
@@ -500,12 +512,10 @@ class Shard:
         return waiting
 
 
-def give_back(delivery: Delivery) -> Release:
+def give_back(delivery: Delivery, error: str = "the receiver went away") -> Release:
     """What to call with a delivery whose receiver has left: its messages are ready again at once."""
     spans = [span for run in delivery.runs for span in run.spans()]
-    return Release(
-        queue=delivery.queue, channel=delivery.channel, spans=spans, delay_ms=0, error="the receiver went away"
-    )
+    return Release(queue=delivery.queue, channel=delivery.channel, spans=spans, delay_ms=0, error=error)
 
 
 def _adds(command: Command) -> bool:

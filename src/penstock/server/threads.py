@@ -18,6 +18,7 @@ A timer thread makes the steps for which no call comes: deadlines, delays, the e
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -262,10 +263,8 @@ class _Timer:
 
     def _run(self) -> None:
         while self._wait():
-            try:
+            with contextlib.suppress(Exception):  # the shard has logged it, and says when to come again
                 self._owner.tick()
-            except ShardClosed:
-                return
 
     def _wait(self) -> bool:
         """Sleep until it is time to tick; False when there will be no more ticks."""

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.server.shard import REOPEN_PAUSE_MS
+from tests.client.adapter import World
+from tests.server.stores import TroubledStore
+
+
+class Receiver:
+    """A receive that waits in a thread of its own."""
+
+    def __init__(self, world: World, queue: str, wait: float = 20) -> None:
+        self.outcome: Any = None
+        self._thread = threading.Thread(target=self._run, args=(world.ps.queue(queue), wait))
+        self._thread.start()
+        world.wait_for_receivers(queue)
+
+    def _run(self, queue: Any, wait: float) -> None:
+        try:
+            self.outcome = queue.receive(wait=wait)
+        except BaseException as error:
+            self.outcome = error
+
+    def join(self) -> Any:
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "still waiting"
+        return self.outcome
+
+
+def test_a_send_whose_commit_failed_is_an_error_and_the_shard_goes_on(store: TroubledStore, ps: Any) -> None:
+    ps.queue("orders").send(b"before")
+    store.fail_next(kept=False)
+    with pytest.raises(penstock.CommitFailed):
+        ps.queue("orders").send(b"lost")
+    ps.queue("orders").send(b"after")
+    assert [message.body for message in ps.queue("orders").receive(9)] == [b"before", b"after"]
+    assert store.opened == 2
+
+
+def test_a_commit_that_failed_but_was_kept_is_seen_after_opening_again(store: TroubledStore, ps: Any) -> None:
+    ps.create_queue("orders")
+    store.fail_next(kept=True)
+    with pytest.raises(penstock.CommitFailed):
+        ps.queue("orders").send(b"kept")
+    assert ps.queue("orders").receive().body == b"kept"
+
+
+def test_an_ack_whose_commit_failed_is_an_error_and_the_message_stays_leased(store: TroubledStore, ps: Any) -> None:
+    ps.queue("orders").send(b"x")
+    message = ps.queue("orders").receive()
+    ps.queue("other").send(b"a durable step, which takes the lease along")
+    store.fail_next(kept=False)
+    with pytest.raises(penstock.CommitFailed):
+        message.ack()
+    assert ps.queue("orders").receive() is None
+    message.ack()
+    assert ps.queue("orders").stats().messages == 0
+
+
+def test_who_waits_goes_on_waiting_over_a_failed_commit(world: World, store: TroubledStore, ps: Any) -> None:
+    ps.create_queue("orders")
+    receiver = Receiver(world, "orders")
+    store.fail_next(kept=False)
+    with pytest.raises(penstock.CommitFailed):
+        ps.queue("orders").send(b"lost")
+    world.wait_for_receivers("orders")
+    ps.queue("orders").send(b"found")
+    assert receiver.join().body == b"found"
+
+
+def test_who_waits_gets_what_a_failed_commit_kept_after_all(world: World, store: TroubledStore, ps: Any) -> None:
+    ps.create_queue("orders")
+    receiver = Receiver(world, "orders")
+    store.fail_next(kept=True)
+    with pytest.raises(penstock.CommitFailed):
+        ps.queue("orders").send(b"kept")
+    assert receiver.join().body == b"kept"
+
+
+def test_a_wait_is_not_longer_for_a_failed_commit(world: World, store: TroubledStore, ps: Any) -> None:
+    ps.create_queue("orders")
+    receiver = Receiver(world, "orders", wait=20)
+    world.advance(15)
+    store.fail_next(kept=False)
+    with pytest.raises(penstock.CommitFailed):
+        ps.queue("orders").send(b"lost")
+    world.wait_for_receivers("orders")
+    world.advance(4.9)
+    assert ps.queue("orders").stats().channels["main"].waiting_receivers == 1
+    world.advance(0.1)
+    assert receiver.join() is None
+
+
+def test_the_queues_own_wait_is_not_longer_for_a_failed_commit(world: World, store: TroubledStore, ps: Any) -> None:
+    ps.create_queue("orders", receive_wait=20)
+    receiver = Receiver(world, "orders", wait=None)  # type: ignore[arg-type]
+    world.advance(15)
+    store.fail_next(kept=False)
+    with pytest.raises(penstock.CommitFailed):
+        ps.queue("orders").send(b"lost")
+    world.wait_for_receivers("orders")
+    world.advance(5)
+    assert receiver.join() is None
+
+
+def test_a_store_that_cannot_be_opened_again_answers_errors_until_it_can(
+    world: World, store: TroubledStore, ps: Any
+) -> None:
+    ps.queue("orders").send(b"before")
+    store.fail_next(kept=False)
+    store.refuses_to_open = True
+    for _ in range(3):
+        with pytest.raises(penstock.CommitFailed):
+            ps.queue("orders").send(b"lost")
+    store.refuses_to_open = False
+    world.clock.advance_ms(REOPEN_PAUSE_MS)
+    assert ps.queue("orders").receive().body == b"before"
+
+
+def test_a_wait_ends_with_the_error_when_the_store_cannot_be_opened_again(
+    world: World, store: TroubledStore, ps: Any
+) -> None:
+    ps.create_queue("orders")
+    receiver = Receiver(world, "orders")
+    store.fail_next(kept=False)
+    store.refuses_to_open = True
+    with pytest.raises(penstock.CommitFailed):
+        ps.queue("orders").send(b"lost")
+    assert isinstance(receiver.join(), penstock.CommitFailed)
+
+
+def test_leases_committed_before_survive_a_failed_commit(world: World, store: TroubledStore, ps: Any) -> None:
+    ps.queue("orders").send_many([b"a", b"b"])
+    message = ps.queue("orders").receive()
+    world.advance(0.02)
+    store.fail_next(kept=False)
+    with pytest.raises(penstock.CommitFailed):
+        ps.queue("orders").send(b"lost")
+    assert [other.body for other in ps.queue("orders").receive(9)] == [b"b"]
+    message.ack()
+
+
+def test_a_unit_of_work_whose_commit_failed_rolls_back(store: TroubledStore, ps: Any) -> None:
+    ps.queue("in").send(b"1")
+    with pytest.raises(penstock.CommitFailed), ps.unit_of_work() as work:
+        work.take("in")
+        work.put("out", b"a")
+        store.fail_next(kept=False)
+        work.commit()
+    assert ps.queues() == ["in"]
+    assert ps.queue("in").receive().body == b"1"

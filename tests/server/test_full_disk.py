@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.core.commands import Ack, CreateQueue, Receive, Release, Send
+from penstock.core.config import QueueConfig
+from penstock.server.shard import FULL_PAUSE_MS
+from tests.client.adapter import World
+from tests.server.bare import BareShard, bodies, spans
+from tests.server.stores import TroubledStore
+
+
+def test_sends_are_refused_while_acknowledgements_flow(store: TroubledStore, ps: Any) -> None:
+    ps.queue("orders").send_many([b"a", b"b"])
+    first = ps.queue("orders").receive()
+    store.full = True
+    with pytest.raises(penstock.DiskFull):
+        ps.queue("orders").send(b"c")
+    first_again = ps.queue("orders").receive()
+    first_again.ack()
+    second = ps.queue("orders").receive()
+    second.ack()
+    assert {first_again.body, second.body} == {b"a", b"b"}
+    assert first.body == b"a"
+    assert ps.queue("orders").stats().messages == 0
+
+
+def test_sends_are_tried_again_after_a_short_while(world: World, store: TroubledStore, ps: Any) -> None:
+    ps.create_queue("orders")
+    store.full = True
+    with pytest.raises(penstock.DiskFull):
+        ps.queue("orders").send(b"a")
+    store.full = False
+    with pytest.raises(penstock.DiskFull, match="until there is space"):
+        ps.queue("orders").send(b"b")
+    world.advance(FULL_PAUSE_MS / 1_000)
+    ps.queue("orders").send(b"c")
+    assert [message.body for message in ps.queue("orders").receive(9)] == [b"c"]
+
+
+def test_leases_are_not_forgotten_while_sends_probe_the_full_disk(world: World, store: TroubledStore, ps: Any) -> None:
+    ps.queue("orders").send(b"a")
+    store.full = True
+    with pytest.raises(penstock.DiskFull):
+        ps.queue("orders").send(b"b")
+    message = ps.queue("orders").receive(lease=60)
+    world.clock.advance_ms(FULL_PAUSE_MS)
+    with pytest.raises(penstock.DiskFull):
+        ps.queue("orders").send(b"c")
+    message.ack()
+    assert ps.queue("orders").stats().messages == 0
+
+
+def test_an_ack_in_the_same_step_as_a_send_that_does_not_fit_is_kept(store: TroubledStore, bare: BareShard) -> None:
+    bare.do(Send(queue="orders", bodies=[b"a", b"b"]))
+    delivery = bare.do(Receive(queue="orders"))
+    bare.advance(0.02)
+    store.full = True
+    send, ack, receive = bare.run(
+        Send(queue="orders", bodies=[b"c"]), Ack(queue="orders", spans=spans(delivery)), Receive(queue="orders")
+    )
+    assert isinstance(send.error, penstock.DiskFull)
+    assert ack.result().count == 1
+    assert bodies(receive.result()) == [b"b"]
+    store.full = False
+    bare.advance(60)
+    assert bodies(bare.do(Receive(queue="orders", limit=9))) == [b"b"]
+
+
+def test_what_falls_due_and_does_not_fit_does_not_keep_acks_from_the_disk(
+    world: World, store: TroubledStore, ps: Any
+) -> None:
+    ps.create_queue("orders", max_receives=1)
+    ps.queue("orders").send_many([b"dies", b"done"])
+    ps.queue("orders").receive(lease=10)
+    other = ps.queue("orders").receive(lease=1_000)
+    world.advance(0.02)
+    store.full = True
+    world.advance(20)
+    other.ack()
+    assert ps.queues() == ["orders"]
+    store.full = False
+    world.advance(FULL_PAUSE_MS / 1_000)
+    assert ps.queue("orders.dead").receive().body == b"dies"
+    assert ps.queue("orders").stats().messages == 0
+
+
+def test_a_release_that_does_not_fit_is_refused_and_others_in_its_step_are_not(
+    store: TroubledStore, bare: BareShard
+) -> None:
+    bare.do(CreateQueue(name="orders", config=QueueConfig(max_receives=1)))
+    bare.do(Send(queue="orders", bodies=[b"dies", b"done"]))
+    dies = bare.do(Receive(queue="orders", lease_ms=1_000_000))
+    done = bare.do(Receive(queue="orders", lease_ms=1_000_000))
+    bare.advance(0.02)
+    store.full = True
+    give_up = Release(queue="orders", spans=spans(dies), error="no")
+    release, ack = bare.run(give_up, Ack(queue="orders", spans=spans(done)))
+    assert isinstance(release.error, penstock.DiskFull)
+    assert ack.result().count == 1
+    store.full = False
+    bare.advance(FULL_PAUSE_MS / 1_000)
+    assert bare.do(give_up).count == 1
+    assert bodies(bare.do(Receive(queue="orders.dead"))) == [b"dies"]

@@ -1,0 +1,175 @@
+"""Ctrl-C and cancellation: whoever leaves takes no message along, and leaves nobody hanging."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.client.aio.penstock import AsyncPenstock
+from penstock.server.clock import ManualClock
+from penstock.server.shard import Shard
+from penstock.server.tasks import AsyncShard
+from tests.client.adapter import ENTROPY, World
+from tests.server.stores import Gate, TroubledStore
+
+
+@pytest.fixture
+def threads(store: TroubledStore) -> Any:
+    world = World(store.open, tasks=False)
+    yield world
+    world.close()
+
+
+def test_an_interrupted_wait_takes_no_message_along(threads: World) -> None:
+    orders = threads.ps.create_queue("orders")
+
+    def interrupt() -> None:
+        threads.wait_for_receivers("orders")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        orders.receive(wait=20)
+    interrupter.join()
+    assert orders.stats().channels["main"].waiting_receivers == 0
+    orders.send(b"x")
+    assert orders.receive().attempts == 1
+
+
+def test_an_interrupt_during_a_commit_is_raised_and_the_shard_goes_on(threads: World, store: TroubledStore) -> None:
+    orders = threads.ps.create_queue("orders")
+    store.fail_next(kept=True, error=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        orders.send(b"kept or not")
+    orders.send(b"after")
+    assert [message.body for message in orders.receive(9)] == [b"kept or not", b"after"]
+    assert store.opened == 2
+
+
+def test_an_interrupted_leader_leaves_no_follower_hanging(threads: World, store: TroubledStore) -> None:
+    orders = threads.ps.create_queue("orders")
+    gate = Gate()
+    store.on_commit = gate.hold
+    store.fail_next(kept=True)
+    store.fail_next(kept=False, error=KeyboardInterrupt())
+    outcomes: list[str] = []
+
+    def send(body: bytes) -> None:
+        try:
+            orders.send(body)
+            outcomes.append("sent")
+        except BaseException as error:
+            outcomes.append(type(error).__name__)
+
+    senders = [threading.Thread(target=send, args=(b"%d" % number,)) for number in range(6)]
+    senders[0].start()
+    assert gate.reached.wait(10)
+    for sender in senders[1:]:
+        sender.start()
+    while len(threads._driver._inbox) < 5:
+        threading.Event().wait(0.001)
+    gate.open()
+    for sender in senders:
+        sender.join(10)
+        assert not sender.is_alive()
+    assert sorted(outcomes) == ["CommitFailed"] * 5 + ["KeyboardInterrupt"]
+    orders.send(b"after")
+
+
+def test_a_call_from_inside_a_step_of_the_same_thread_is_refused_and_does_not_hang(
+    threads: World, store: TroubledStore
+) -> None:
+    orders = threads.ps.create_queue("orders")
+    refused: list[str] = []
+
+    def handler(_: Any) -> None:
+        try:
+            orders.send(b"from a signal handler")
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    store.on_commit = handler
+    orders.send(b"x")
+    assert len(refused) == 1 and "signal handler" in refused[0]
+
+
+def run_with_tasks(store: TroubledStore, scenario: Any, *, commit_in_thread: bool = False) -> None:
+    async def run() -> None:
+        shard = AsyncShard(Shard(store.open, ManualClock(), lambda: ENTROPY), commit_in_thread=commit_in_thread)
+        async with AsyncPenstock(shard) as ps:
+            await asyncio.wait_for(scenario(ps), 20)
+
+    asyncio.run(run())
+
+
+async def until_waiting(orders: penstock.AsyncQueue, count: int) -> None:
+    while (await orders.stats()).channels["main"].waiting_receivers != count:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("commit_in_thread", [False, True])
+def test_a_cancelled_receive_waits_no_longer(store: TroubledStore, commit_in_thread: bool) -> None:
+    async def scenario(ps: penstock.AsyncPenstock) -> None:
+        orders = await ps.create_queue("orders")
+        receiver = asyncio.create_task(orders.receive(wait=20))
+        await until_waiting(orders, 1)
+        receiver.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiver
+        await until_waiting(orders, 0)
+        await orders.send(b"x")
+        message = await orders.receive()
+        assert message is not None and message.attempts == 1
+
+    run_with_tasks(store, scenario, commit_in_thread=commit_in_thread)
+
+
+@pytest.mark.parametrize("commit_in_thread", [False, True])
+def test_a_receive_that_is_cancelled_while_its_delivery_is_on_the_way_gives_it_back(
+    store: TroubledStore, commit_in_thread: bool
+) -> None:
+    async def scenario(ps: penstock.AsyncPenstock) -> None:
+        orders = await ps.create_queue("orders")
+        receiver = asyncio.create_task(orders.receive(wait=20))
+        await until_waiting(orders, 1)
+        await orders.send(b"x")
+        receiver.cancel()  # this task was woken before the receiver, whose future has its delivery already
+        with pytest.raises(asyncio.CancelledError):
+            await receiver
+        message = await orders.receive(wait=20)
+        assert message is not None and message.body == b"x"
+        assert [failure.error for failure in message.history] == ["the receiver went away"]
+
+    run_with_tasks(store, scenario, commit_in_thread=commit_in_thread)
+
+
+def test_a_cancelled_receive_that_was_not_handled_yet_takes_nothing(store: TroubledStore) -> None:
+    async def scenario(ps: penstock.AsyncPenstock) -> None:
+        orders = await ps.create_queue("orders")
+        await orders.send(b"x")
+        receiver = asyncio.create_task(orders.receive())
+        await asyncio.sleep(0)
+        receiver.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiver
+        message = await orders.receive(wait=20)
+        assert message is not None and message.body == b"x"
+
+    run_with_tasks(store, scenario)
+
+
+def test_a_timeout_around_a_receive_loses_nothing(store: TroubledStore) -> None:
+    async def scenario(ps: penstock.AsyncPenstock) -> None:
+        orders = await ps.create_queue("orders")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(orders.receive(wait=20), 0.005)
+        await orders.send(b"x")
+        assert (await orders.receive()) is not None
+
+    run_with_tasks(store, scenario)
