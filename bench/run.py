@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 SCRIPTS = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]_*.py"))
 
+PACKAGES = ["numpy", "xxhash", "uvloop", "litequeue", "persist-queue"]
+
 HEADING = """# Benchmarks
 
 One script a question, in `bench/`. `make bench` runs them all and writes this page; nobody edits it by hand.
@@ -37,13 +39,18 @@ def machine() -> str:
         "filesystem": filesystem(Path(tempfile.gettempdir())),
         "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "Python": f"{platform.python_implementation()} {platform.python_version()}, SQLite {sqlite3.sqlite_version}",
-        "packages": ", ".join(
-            f"{name} {version(name)}"
-            for name in ["penstock", "numpy", "xxhash", "uvloop", "litequeue", "persist-queue"]
-        ),
+        "Penstock": f"{version('penstock')}, {commit()}",
+        "packages": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
         "load before": f"{os.getloadavg()[0]:.1f} (1 minute)",
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())])
+
+
+def commit() -> str:
+    """Which state of the source was measured."""
+    command = ["git", "describe", "--always", "--dirty=, changed since", "--exclude=*"]
+    described = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return f"commit {described.stdout.strip()}" if described.returncode == 0 else "of no known commit"
 
 
 def cpu_model() -> str:
