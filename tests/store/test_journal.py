@@ -190,6 +190,27 @@ def test_damage_before_a_whole_frame_is_an_error_that_names_file_and_byte(count:
         start += size
 
 
+def test_missing_commit_between_two_whole_frames_is_an_error() -> None:
+    disk = FaultyDisk()
+    journal_with(2, disk).close()
+    start = FRAMES_START + aligned(frame_size(1)) + aligned(frame_size(2))
+    file = disk.open(DIRECTORY / segment_name(1), writable=True)
+    file.write(encode_frame(commit_of(4), 4, IDENTITY)[0], start)
+    with pytest.raises(StoreDamaged, match=f"at byte {start}: commit 3 is not readable"):
+        opened(disk)
+
+
+def test_journal_that_is_behind_the_table_starts_over() -> None:
+    """As after a last frame that was applied, and damaged since: nothing is lost, and numbers are not used twice."""
+    disk = FaultyDisk()
+    journal_with(20, disk).close()
+    journal, found = opened(disk, after=100)
+    assert found == []
+    for number in range(101, 130):
+        assert journal.append(commit_of(number)) == number
+    assert opened(disk, after=100)[1] == values(101, 129)
+
+
 def test_refused_opening_changes_nothing() -> None:
     disk = FaultyDisk()
     journal_with(6, disk).close()

@@ -13,7 +13,7 @@ from tests.store.processes import line_of, other_process
 def test_killed_writer_loses_nothing_that_it_said_was_durable(tmp_path: Path) -> None:
     random = Random(1)
     number = 0
-    for _ in range(6):
+    for _ in range(4):
         with other_process("write", tmp_path) as writer:
             for _ in range(random.randrange(1, 250)):
                 said = int(line_of(writer))

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from penstock.core.errors import StoreError
+from penstock.store.disk import RealDisk, RealFile
 from penstock.store.embedded import StoreOptions, open_embedded
 from penstock.store.errors import StoreDamaged, StoreReadOnly
 from penstock.store.journal.frames import FRAMES_START
@@ -54,6 +55,31 @@ def test_view_stays_as_it_was_until_it_is_refreshed(tmp_path: Path) -> None:
     assert content(view) == Model({b"a": b"1", b"b": b"1"}, {b"r": b"1"})
     view.refresh()
     assert content(view) == content(store)
+    view.close()
+    store.close()
+
+
+def test_view_shows_nothing_that_is_not_durable(tmp_path: Path) -> None:
+    """The last frame may be in the page cache alone: the view syncs the file after reading, before it shows it."""
+    store = open_embedded(tmp_path, options=QUIET)
+    store.commit(changes_of({b"c": b"1"}))
+    operations: list[str] = []
+
+    class RecordingFile(RealFile):
+        def read(self, size: int, offset: int) -> bytes:
+            operations.append("read")
+            return super().read(size, offset)
+
+        def sync(self) -> None:
+            operations.append("sync")
+            super().sync()
+
+    class RecordingDisk(RealDisk):
+        def open(self, path: Path, *, writable: bool, create: bool = False) -> RealFile:
+            return RecordingFile(super().open(path, writable=writable, create=create)._descriptor)
+
+    view = StoreView(tmp_path, disk=RecordingDisk())
+    assert operations[-1] == "sync"
     view.close()
     store.close()
 
