@@ -125,7 +125,7 @@ class Channel:
         for lane, cursor in self.cursors.items():
             if cursor.ahead:
                 times += [key.aged_ms for key in self.handout.upcoming(lane, cursor, 1)]
-        return min(times, default=None)
+        return min([*times, *self.queue.far_sent_ms(self)], default=None)
 
     @staticmethod
     def _oldest_entries(window: Window) -> list[Entry]:
@@ -170,7 +170,7 @@ class Channel:
             return
         cursor.announce(key)
         self.touch()
-        if self.queue.config.is_fifo and self.fifo is not None:
+        if self.queue.config.is_fifo:
             self.handout.look_ahead_fifo(now_ms, announced_only=True)
 
     def load(self, entry: Entry) -> Chunk:
@@ -184,6 +184,8 @@ class Channel:
         """Messages are done, and uncounted: mark them, and let the chunk go when they were the last of it."""
         entry.left -= stop - first
         self.touch()
+        if self.line:  # there is room in flight again, and a group may be free
+            self.queue.broker.woke(self)
         if entry.left:
             window.columns.settle(window.rows(entry, first, stop))
             self.touch_entry(window, entry)
@@ -210,6 +212,10 @@ class Channel:
             if len(expired):
                 self.ladder.fail(window, expired, now_ms, None, "lease expired")
             window.earliest_ms = window.next_deadline()
+        self._watch_all()
+
+    def _watch_all(self) -> None:
+        for window in self.windows.values():
             if window.earliest_ms is not None:
                 self.watch(window, window.earliest_ms)
 
@@ -318,7 +324,7 @@ class Channel:
             for entry in window.entries.values()
         ]
         for key in private:
-            self.shelf.delete(key)
+            self.queue.discard(key)
         for window in list(self.windows.values()):
             for entry in list(window.entries.values()):
                 self.drop_entry(window, entry)
@@ -381,8 +387,7 @@ class Channel:
         """All entries are back: look at the clock."""
         for window in self.windows.values():
             window.earliest_ms = window.next_deadline()
-            if window.earliest_ms is not None:
-                self.watch(window, window.earliest_ms)
+        self._watch_all()
 
     def holders(self) -> Iterator[int]:
         """Sessions that hold leases here."""

@@ -153,13 +153,13 @@ class Handout:
                 index.add_postponed(sequence, group)
 
     def look_ahead_fifo(self, now_ms: int, *, announced_only: bool = False) -> None:
-        """Index what comes next, while there is room. Chunks that were just announced are in memory."""
-        assert self.fifo is not None
+        """Bring in what comes next, while there is room. Chunks that were just announced are in memory."""
         for lane, cursor in self.channel.cursors.items():
-            while self.fifo.size < LOOK_AHEAD and cursor.ahead:
+            window = self.windows[lane]
+            while cursor.ahead and window.ready + window.delayed < LOOK_AHEAD:
                 if announced_only and not cursor.upcoming:
                     return
-                self.enter_next(self.windows[lane], cursor, now_ms)
+                self.enter_next(window, cursor, now_ms)
 
     def _fair_index(self, window: Window) -> FairIndex:
         index = self._fair.get(window.lane)

@@ -128,7 +128,7 @@ class Ladder:
     ) -> tuple[ChunkKey, Chunk]:
         chunk = self.channel.load(entry).slice(first - entry.base, stop - entry.base).with_due(None)
         key = ChunkKey(self.queue.id, lane, order, first, stop - first, chunk.size, max(aged_ms, entry.sent_ms))
-        self.shelf.put(key, chunk)
+        self.queue.keep(key, chunk)
         return key, chunk
 
     def _move_near(
@@ -142,7 +142,7 @@ class Ladder:
     ) -> None:
         lane = lane_code(LaneKind.WAITING, priority, self.channel.id)
         target = self.channel.window(lane)
-        key, _ = self._moved(entry, first, stop, lane, 0, 0 if due_ms is None else int(due_ms.max()))
+        key, _ = self._moved(entry, first, stop, lane, 0, 0)
         moved = self._copy_rows(window, entry, first, stop, target, key, due_ms)
         self.channel.touch_entry(target, moved)
         if due_ms is None:

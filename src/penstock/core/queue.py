@@ -151,19 +151,23 @@ class Queue:
         chunk = draft.seal()
         aged_ms = draft.sent_ms if chunk.due_ms is None else max(draft.sent_ms, int(chunk.due_ms.max()))
         key = ChunkKey(self.id, draft.place.lane, draft.place.order, chunk.base, chunk.count, chunk.size, aged_ms)
-        self.shelf.put(key, chunk)
-        self.messages += chunk.count
-        self.size += chunk.size
-        self.touch()
+        self.keep(key, chunk)
         if key.order:
             self.add_to_bucket(key.lane, key.order, chunk.count, draft.sent_ms)
         else:
             if chunk.has_groups and not self.config.is_fifo:
                 self.is_fair = True
             self._announce(key, chunk, draft.sent_ms)
-        self._watch_retention(aged_ms)
         if self.config.retention_bytes is not None:
             self._shrink(self.config.retention_bytes)
+
+    def keep(self, key: ChunkKey, chunk: Chunk) -> None:
+        """Write a chunk, and count it."""
+        self.shelf.put(key, chunk)
+        self.messages += key.messages
+        self.size += key.size
+        self.touch()
+        self._watch_retention(key.aged_ms)
 
     def _announce(self, key: ChunkKey, chunk: Chunk, now_ms: int) -> None:
         if key.lane not in self.lanes:
@@ -213,10 +217,8 @@ class Queue:
 
     def let_go(self, key: ChunkKey) -> None:
         """A channel is done with a chunk: delete it if nobody else wants it."""
-        if key.lane >> 8:  # private to a channel
-            self.shelf.delete(key)
-        elif self._is_over(key):
-            self._delete(key)
+        if key.lane >> 8 or self._is_over(key):  # private to a channel, or done by all
+            self.discard(key)
 
     def _is_over(self, key: ChunkKey) -> bool:
         if not self.channels or key in self.quarantined:
@@ -229,7 +231,8 @@ class Queue:
         stop = key.base + key.messages
         return all(consumer.offset >= stop for consumer in self.consumers.values())
 
-    def _delete(self, key: ChunkKey) -> None:
+    def discard(self, key: ChunkKey) -> None:
+        """Delete a chunk, and count it no more."""
         self.shelf.delete(key)
         self.messages -= key.messages
         self.size -= key.size
@@ -240,7 +243,7 @@ class Queue:
         for channel in self.channels.values():
             if key.base >= channel.start:
                 channel.drop_chunk(key)
-        self._delete(key)
+        self.discard(key)
 
     def sweep(self) -> None:
         """Delete the chunks that nobody wants any more, after a channel or a consumer has gone or moved on."""
@@ -252,11 +255,11 @@ class Queue:
                 if ends and key.base >= min(ends):
                     break
                 if self._is_over(key):
-                    self._delete(key)
+                    self.discard(key)
         for lane, order in [place for place in self.far if not keys.lane_channel(place[0])]:
             for key in list(self._keys_of(lane, order)):
                 if all(key.base < channel.start for channel in self.channels.values()) and self._is_over(key):
-                    self._delete(key)
+                    self.discard(key)
                     self._take_from_bucket(lane, order, key.messages)
 
     def _keys_of(self, lane: int, order: int = 0, base: int = 0) -> Iterator[ChunkKey]:
@@ -283,9 +286,8 @@ class Queue:
         for channel in self.channels.values():
             if keys.lane_channel(key.lane) in (0, channel.id) and key.base >= channel.start:
                 channel.drop_chunk(key)
-        if not keys.lane_channel(key.lane):
-            self.messages -= key.messages
-            self.size -= key.size
+        self.messages -= key.messages
+        self.size -= key.size
         self.touch()
         self.broker.reports.append(Damage(self.name, first, last, str(damage)))
         return error
@@ -346,7 +348,7 @@ class Queue:
             for entry in list(window.entries.values()):
                 if entry.key.aged_ms <= oldest_kept_ms:
                     channel.drop_entry(window, entry)
-                    self.shelf.delete(entry.key)
+                    self.discard(entry.key)
                 else:
                     self._watch_retention(entry.key.aged_ms)
 
@@ -429,8 +431,8 @@ class Queue:
                 self.quarantine(key, damage)
                 continue
             near = key.moved(near_lane)
-            self.shelf.delete(key)
-            self.shelf.put(near, chunk)
+            self.discard(key)
+            self.keep(near, chunk)
             if owner is None:
                 self._announce(near, chunk, now_ms)
             else:
@@ -448,13 +450,31 @@ class Queue:
         total = sum(count for (lane, _), count in self.far.items() if keys.lane_channel(lane) in mine)
         return total - sum(channel.far_behind.values())
 
+    def far_sent_ms(self, channel: Channel | None) -> list[int]:
+        """When the oldest message of each far bucket was sent, of those that a channel will get."""
+        start, mine = (0, (0,)) if channel is None else (channel.start, (0, channel.id))
+        times = []
+        for lane, order in self.far:
+            if keys.lane_channel(lane) in mine:
+                base = 0 if keys.lane_channel(lane) else start
+                times += [self._sent_ms(key) for key in self.shelf.keys(self.id, lane, base, 1, order)]
+        return times
+
+    def _sent_ms(self, key: ChunkKey) -> int:
+        if keys.lane_kind(key.lane) == LaneKind.NORMAL and not self.config.is_fifo:
+            return key.aged_ms
+        try:
+            return self.shelf.load(key).sent_ms
+        except ChunkDamaged:
+            return key.aged_ms
+
     def drop_far_of(self, channel: Channel) -> None:
         """A channel forgets what is far ahead: its own retries go, shared messages are not its business any more."""
         channel.far_behind = {}
         for (lane, order), count in list(self.far.items()):
             if keys.lane_channel(lane) == channel.id:
                 for key in list(self._keys_of(lane, order)):
-                    self.shelf.delete(key)
+                    self.discard(key)
                 self.shelf.changes.drop(keys.far_entries(self.id, lane, order))
                 self._forget_bucket(lane, order)
             elif not keys.lane_channel(lane):
@@ -596,7 +616,9 @@ class Queue:
         seen: list[Seen] = []
         for key in self._log(after + 1, channel):
             if len(seen) >= limit:
-                break
+                seen = sorted(seen, key=_by_sequence)[:limit]
+                if key.base > seen[-1].sequence:
+                    break
             if key.base + key.messages - 1 <= after or key in self.quarantined:
                 continue
             if not keys.lane_channel(key.lane) and key.base < channel.start:
@@ -608,8 +630,7 @@ class Queue:
                 found = self._seen(channel, key, chunk, index)
                 if found.state in states and (contains is None or contains in chunk.body(index)):
                     seen.append(found)
-        seen.sort(key=lambda found: found.sequence)
-        return seen[:limit]
+        return sorted(seen, key=_by_sequence)[:limit]
 
     def _seen(self, channel: Channel, key: ChunkKey, chunk: Chunk, index: int) -> Seen:
         if keys.lane_kind(key.lane) == LaneKind.FAR:
@@ -630,7 +651,8 @@ class Queue:
     def stats(self) -> Stats:
         """Exact counts."""
         self.seal()
-        firsts = [key.aged_ms for lane in self.lanes for key in self._first_expiring(lane)]
+        firsts = [self._sent_ms(key) for lane in self.lanes for key in self._first_expiring(lane)]
+        firsts += self.far_sent_ms(None)
         return Stats(
             name=self.name,
             messages=self.messages,
@@ -722,6 +744,10 @@ def _bucket(due_ms: int, now_ms: int) -> int:
     """The bucket of a far due time, named by its start: wider the further ahead it is."""
     width = next(width for within, width in _BUCKETS if due_ms - now_ms < within)
     return due_ms - due_ms % width
+
+
+def _by_sequence(seen: Seen) -> int:
+    return seen.sequence
 
 
 def _by_base(key: ChunkKey) -> int:
