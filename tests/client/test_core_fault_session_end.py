@@ -22,5 +22,5 @@ def test_the_end_of_a_session_ends_its_waits(world: World, ps: Any) -> None:
     receiver.start()
     world.wait_for_receivers("orders")
     session.end()
-    receiver.join(5)
+    receiver.join(2)
     assert [type(outcome) for outcome in outcomes] == [penstock.SessionNotFound]

@@ -1,0 +1,8 @@
+from __future__ import annotations
+
+from tools.generate_sync import TARGET, generated
+
+
+def test_the_api_for_threads_is_what_the_api_for_tasks_makes_of_it() -> None:
+    stored = {path.name: path.read_text() for path in TARGET.glob("*.py")}
+    assert stored == generated(), "run: python -m tools.generate_sync"
