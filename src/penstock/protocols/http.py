@@ -1,0 +1,712 @@
+"""HTTP/1.1 for front ends that answer many small requests: an asyncio protocol on httptools.
+
+How it works. A connection feeds what it reads to the parser. Complete requests wait in a short line; one at a time is
+*in flight*: the handler has an `Exchange` for it, and answers at once or later, from any callback of the loop. No task
+and no future is made for a request, and no timer: every connection has one deadline, and one sweep a second looks at
+all of them.
+
+    bytes ──► parser ──► waiting requests ──► in flight ──► response
+                │                              (one)
+                └──► rejection: answered when nothing is in flight any more, then the connection closes
+
+Whoever is refused hears why. A rejection is a response with a short reason in plain text; after it the connection is
+shut for writing, and what the client still sends is read and thrown away for a moment. (Closing at once would reset the
+connection while the client is sending, and the reason would be lost on its way.)
+
+Hanging up. A handler that waits for something (a long poll) sets `on_abandoned`. It is called once when the client goes
+away; the handler must then undo what it had begun, and `respond` does nothing. A client that closes its sending half is
+taken to have gone away if its request waits; any other request is answered first. The one who pipelines more
+than `pipelined_max` requests behind a waiting one is no longer read from, so that its hanging up shows only later.
+
+Limits: the header's size and the body's (431, 413), the time for each (408), connections (503), idle time (silence,
+as keep-alive has it). A client that does not read its response is cut off after `body_timeout_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, cast
+from urllib.parse import unquote
+
+import httptools
+import msgspec
+
+log = logging.getLogger("penstock.http")
+
+Headers = Sequence[tuple[str, str]]
+PLAIN_TEXT: Headers = (("content-type", "text/plain; charset=utf-8"),)
+
+_NEVER = math.inf
+_LINGER_S = 2.0
+"""How long a refused client may go on sending before it is cut off."""
+_SWEEP_S_MAX = 1.0
+_JOIN_BYTES_MAX = 64 * 1024
+"""Responses up to this size are written as one piece; larger ones as head and body, to save the copy."""
+_BACKLOG = 4_096
+_NAMES_KEPT = 512
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+_METHODS: dict[bytes, str] = {name.encode(): name for name in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS")}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_IDLE, _HEAD, _BODY, _LINGER = range(4)
+"""What a connection reads: nothing yet, a request's header, its body, or only what is thrown away."""
+
+
+class HttpLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client may ask of the server."""
+
+    header_bytes_max: int = 32 * 1024
+    body_bytes_max: int = 8 * 1024 * 1024
+    connections_max: int = 10_000
+    pipelined_max: int = 32
+    """Requests that may wait behind the one in flight; beyond, the connection is not read from."""
+    header_timeout_s: float = 10.0
+    """From a request's first byte to the end of its header."""
+    body_timeout_s: float = 60.0
+    """From the header's end to the body's; and for the client to read a response."""
+    idle_timeout_s: float = 120.0
+    """Between two requests of a connection."""
+
+
+class Request:
+    """A request, complete."""
+
+    __slots__ = ("body", "headers", "is_tls", "method", "path", "peer", "query", "raw_target")
+
+    def __init__(
+        self,
+        method: str,
+        raw_target: bytes,
+        headers: dict[str, str],
+        body: bytes,
+        peer: str = "",
+        is_tls: bool = False,
+    ) -> None:
+        self.method = method
+        self.raw_target = raw_target
+        """As the client sent it."""
+        self.headers = headers
+        """Names in lower case; values of repeated ones joined by ", "."""
+        self.body = body
+        self.peer = peer
+        """The client's address."""
+        self.is_tls = is_tls
+        self.path, self.query = ("/", "") if raw_target == b"/" else split_target(raw_target)
+        """`path` is decoded, `query` is not."""
+
+    def __repr__(self) -> str:
+        return f"Request({self.method} {self.path}, {len(self.body)} bytes)"
+
+
+def split_target(target: bytes) -> tuple[str, str]:
+    """The decoded path and the raw query of a request's target, which may be a whole URL (to a proxy).
+
+    >>> split_target(b"/orders%20new?x=%20"), split_target(b"http://host:9324?a")
+    (('/orders new', 'x=%20'), ('/', 'a'))
+    """
+    path, query = split_raw_target(target)
+    return unquote(path, "utf-8", "replace") if "%" in path else path, query
+
+
+def split_raw_target(target: bytes) -> tuple[str, str]:
+    """As `split_target`, with the path as it was sent.
+
+    >>> split_raw_target(b"/orders%20new?x")
+    ('/orders%20new', 'x')
+    """
+    path, _, query = target.decode("latin-1").partition("?")
+    if not path.startswith("/"):
+        _, separator, rest = path.partition("://")
+        if separator:
+            path = "/" + rest.partition("/")[2]
+    return path.partition("#")[0], query.partition("#")[0]
+
+
+class Exchange:
+    """A request in flight, and the way back. The four labels are for the log and the metrics: the handler sets them."""
+
+    __slots__ = ("_connection", "_started", "action", "on_abandoned", "outcome", "queue", "request", "request_id")
+
+    def __init__(self, connection: HttpConnection, request: Request, started: float) -> None:
+        self._connection: HttpConnection | None = connection
+        self._started = started
+        self.request = request
+        self.on_abandoned: Callable[[], None] | None = None
+        """Set by a handler that waits; called once if the client hangs up before `respond`."""
+        self.request_id = ""
+        self.action = ""
+        self.queue = ""
+        self.outcome = ""
+        """"ok" or the error's code; by default told from the status."""
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits for the response any more: answered, or the client is gone."""
+        return self._connection is None
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> bool:
+        """Answer, once. False if the client is gone, and the response with it."""
+        connection = self._connection
+        if connection is None:
+            return False
+        connection.answer(self, status, headers, body)
+        return True
+
+    def seconds(self) -> float:
+        """How long this request is in the handler's hands."""
+        return time.perf_counter() - self._started
+
+    def end(self) -> None:
+        """Cut the way back. For the connection alone."""
+        self._connection = None
+        self.on_abandoned = None
+
+
+Handler = Callable[[Exchange], None]
+Observer = Callable[[Exchange, int], None]
+"""Told of every response: the exchange and the status."""
+
+
+class _Rejection:
+    """Why a connection ends early."""
+
+    __slots__ = ("reason", "status")
+
+    def __init__(self, status: int, reason: str) -> None:
+        self.status = status
+        self.reason = reason
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client. Made by `HttpServer`; handlers see it through their exchanges only."""
+
+    __slots__ = (
+        "_body",
+        "_fed_bytes",
+        "_headers",
+        "_in_flight",
+        "_is_closing",
+        "_is_eof",
+        "_is_pumping",
+        "_is_read_paused",
+        "_is_tls",
+        "_is_write_paused",
+        "_last_keeps_alive",
+        "_parser",
+        "_peer",
+        "_reading",
+        "_rejection",
+        "_server",
+        "_target",
+        "_transport",
+        "_waiting",
+        "deadline",
+    )
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._parser: Any = None
+        self._peer = ""
+        self._is_tls = False
+        self._reading = _IDLE
+        self._target = b""
+        self._headers: dict[str, str] = {}
+        self._body: bytes | bytearray = b""
+        self._fed_bytes = 0
+        """Read since the last complete request."""
+        self._waiting: list[tuple[Request, bool]] = []
+        """Complete requests, and whether the connection stays open after each."""
+        self._in_flight: Exchange | None = None
+        self._last_keeps_alive = True
+        """Of the request in flight."""
+        self._rejection: _Rejection | None = None
+        self._is_eof = False
+        self._is_closing = False
+        self._is_pumping = False
+        self._is_read_paused = False
+        self._is_write_paused = False
+        self.deadline = _NEVER
+        """When the sweep has to look after this connection."""
+
+    # -- the transport's calls --
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, or refuse if there are too many."""
+        self._transport = cast(asyncio.Transport, transport)
+        address = transport.get_extra_info("peername")
+        self._peer = str(address[0]) if isinstance(address, tuple) else ""
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
+        if self._server.admit(self):
+            self._parser = httptools.HttpRequestParser(self)
+            self.deadline = self._server.now + self._server.limits.idle_timeout_s
+        else:
+            self._reject(503, "too many connections: try again later, or raise connections_max")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The client is gone, or we are."""
+        self._is_closing = True
+        self._transport = None
+        self._parser = None
+        self._waiting.clear()
+        self.deadline = _NEVER
+        self._server.forget(self)
+        if self._in_flight is not None:
+            self._abandon(self._in_flight)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, then hand out what is complete."""
+        parser = self._parser
+        if parser is None:
+            return
+        was_reading = self._reading
+        self._fed_bytes += len(data)
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._reject(400, f"this is not HTTP: {error}")
+        if self._reading == _HEAD and self._fed_bytes > self._server.limits.header_bytes_max:
+            self._reject(431, f"the header is larger than {self._server.limits.header_bytes_max} bytes")
+        if self._waiting or self._rejection is not None:
+            self._pump()
+        elif self._reading != was_reading and self._in_flight is None:
+            self._set_deadline()
+
+    def eof_received(self) -> bool:
+        """The client sends no more. What is in flight is answered, unless it waits."""
+        self._is_eof = True
+        if self._in_flight is not None and self._in_flight.on_abandoned is not None:
+            self._abandon(self._in_flight)
+            self._waiting.clear()
+            self._reject(400, "the client stopped sending while its request waited: taken to have hung up")
+        elif self._reading in (_HEAD, _BODY):
+            self._reject(400, "the request ended before it was complete")
+        elif self._reading == _LINGER:
+            return False
+        self._pump()
+        return self._in_flight is not None or bool(self._waiting)
+
+    def pause_writing(self) -> None:
+        """The client does not read: no further request is begun, and its time runs."""
+        self._is_write_paused = True
+        self.deadline = self._server.now + self._server.limits.body_timeout_s
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._is_write_paused = False
+        self._set_deadline()
+        self._pump()
+
+    # -- the parser's calls --
+
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        self._reading = _HEAD
+        self._target = b""
+        self._headers = {}
+        self._body = b""
+
+    def on_url(self, piece: bytes) -> None:
+        """A piece of the target."""
+        self._target += piece
+
+    def on_header(self, name: bytes, value: bytes | None) -> None:
+        """A header; after the body (a trailer) it is passed over."""
+        if self._reading != _HEAD:
+            return
+        key = _NAMES.get(name) or _name(name)
+        text = "" if value is None else value.decode("latin-1")
+        headers = self._headers
+        if key in headers:
+            if key == "host":
+                self._reject(400, "there is more than one Host header")
+            text = f"{headers[key]}, {text}"
+        headers[key] = text
+
+    def on_headers_complete(self) -> None:
+        """Check what can be checked before the body comes."""
+        headers = self._headers
+        limits = self._server.limits
+        self._reading = _BODY
+        if self._fed_bytes > limits.header_bytes_max and self._header_bytes() > limits.header_bytes_max:
+            self._reject(431, f"the header is larger than {limits.header_bytes_max} bytes")
+        elif "host" not in headers and self._parser.get_http_version() != "1.0":
+            self._reject(400, "the Host header is missing")
+        elif int(headers.get("content-length", 0)) > limits.body_bytes_max:
+            self._reject_body()
+        elif "expect" in headers:
+            self._meet_expectation(headers["expect"])
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of the body."""
+        if self._rejection is not None:
+            return
+        if not self._body:
+            self._body = piece
+        elif isinstance(self._body, bytearray):
+            self._body += piece
+        else:
+            self._body = bytearray(self._body) + piece
+        if len(self._body) > self._server.limits.body_bytes_max:
+            self._reject_body()
+
+    def on_message_complete(self) -> None:
+        """A request is there."""
+        if self._rejection is not None:
+            return
+        parser = self._parser
+        method = parser.get_method()
+        request = Request(
+            _METHODS.get(method) or method.decode("latin-1"),
+            self._target,
+            self._headers,
+            bytes(self._body),
+            self._peer,
+            self._is_tls,
+        )
+        self._waiting.append((request, parser.should_keep_alive()))
+        self._reading = _IDLE
+        self._fed_bytes = 0
+        self._body = b""
+
+    # -- requests, one after the other --
+
+    def _pump(self) -> None:
+        """Hand out waiting requests until one stays in flight; then see to what is left."""
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        while self._waiting and self._in_flight is None and not self._is_closing and not self._is_write_paused:
+            request, self._last_keeps_alive = self._waiting.pop(0)
+            self._handle(request)
+        self._is_pumping = False
+        if self._in_flight is None and not self._waiting and not self._is_closing:
+            if self._rejection is not None:
+                self._say_why(self._rejection)
+            elif self._is_eof or (self._server.is_draining and self._reading == _IDLE):
+                self._close()
+        self._mind_reading()
+
+    def _handle(self, request: Request) -> None:
+        exchange = self._in_flight = Exchange(self, request, time.perf_counter())
+        self.deadline = _NEVER
+        self._server.counters.requests += 1
+        try:
+            self._server.handler(exchange)
+        except Exception:
+            log.exception("the handler of %s %s failed", request.method, request.path)
+            exchange.outcome = "InternalFailure"
+            exchange.respond(500, PLAIN_TEXT, b"internal failure: the server's log says more\n")
+
+    def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
+        """Write the response to the request in flight, and go on. For `Exchange.respond`."""
+        assert exchange is self._in_flight
+        transport = self._transport
+        assert transport is not None
+        keeps_alive = self._last_keeps_alive and not self._server.is_draining and not self._is_eof
+        head = self._head(status, headers, len(body), keeps_alive, exchange.request)
+        exchange.end()
+        self._in_flight = None
+        if exchange.request.method == "HEAD":
+            transport.write(head)
+        elif len(body) <= _JOIN_BYTES_MAX:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+        if self._server.observer is not None:
+            self._server.observe(exchange, status)
+        if not keeps_alive:
+            self._close()
+            return
+        self._set_deadline()
+        if (self._waiting or self._rejection is not None or self._is_read_paused) and not self._is_pumping:
+            self._pump()
+
+    def _head(self, status: int, headers: Headers, body_bytes: int, keeps_alive: bool, request: Request | None) -> bytes:
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
+            raise ValueError("a response header holds a line break")
+        if not keeps_alive:
+            lines += "connection: close\r\n"
+        elif request is not None and "connection" in request.headers:
+            lines += "connection: keep-alive\r\n"
+        status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
+        head = f"{status_line}{self._server.date_line}{lines}content-length: {body_bytes}\r\n\r\n"
+        return head.encode("latin-1", "replace")
+
+    def _abandon(self, exchange: Exchange) -> None:
+        callback = exchange.on_abandoned
+        exchange.end()
+        self._in_flight = None
+        self._server.counters.abandoned += 1
+        if callback is not None:
+            try:
+                callback()
+            except Exception:
+                log.exception("giving up %r failed", exchange.request)
+
+    # -- limits --
+
+    def sweep(self, now: float) -> None:
+        """The deadline has passed."""
+        self.deadline = _NEVER
+        if self._is_write_paused or self._reading == _LINGER:
+            self._abort()
+        elif self._reading == _HEAD:
+            self._reject(408, f"the header took longer than {self._server.limits.header_timeout_s:g} s")
+            self._pump()
+        elif self._reading == _BODY:
+            self._reject(408, f"the body took longer than {self._server.limits.body_timeout_s:g} s")
+            self._pump()
+        else:
+            self._close()
+
+    def _set_deadline(self) -> None:
+        limits = self._server.limits
+        if self._in_flight is not None:
+            self.deadline = _NEVER
+        elif self._reading == _IDLE:
+            self.deadline = self._server.now + limits.idle_timeout_s
+        elif self._reading == _HEAD:
+            self.deadline = self._server.now + limits.header_timeout_s
+        elif self._reading == _BODY:
+            self.deadline = self._server.now + limits.body_timeout_s
+
+    def _header_bytes(self) -> int:
+        return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
+
+    def _mind_reading(self) -> None:
+        """Do not read from one who pipelines too much; read again when the line is short."""
+        is_full = len(self._waiting) > self._server.limits.pipelined_max and not self._is_closing
+        if is_full == self._is_read_paused or self._transport is None or self._transport.is_closing():
+            return
+        self._is_read_paused = is_full
+        if is_full:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _meet_expectation(self, expected: str) -> None:
+        if expected.lower() != "100-continue":
+            self._reject(417, "the only expectation that can be met is 100-continue")
+        elif self._in_flight is None and not self._waiting and self._transport is not None:
+            self._transport.write(_CONTINUE)
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Take a request that offers another protocol for what it is: the parser, which stopped, begins again."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._reject(405, "this is not a proxy")
+            return
+        if self._waiting:
+            self._waiting.pop()
+        self._parser = httptools.HttpRequestParser(self)
+        lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name != "upgrade"]
+        head = method + b" " + self._target + b" HTTP/1.1\r\n" + "".join(lines).encode("latin-1") + b"\r\n"
+        self.data_received(head + rest)
+
+    # -- ends --
+
+    def _reject(self, status: int, reason: str) -> None:
+        """End the connection with a reason, as soon as nothing is in flight. The first reason stands."""
+        if self._rejection is None and not self._is_closing:
+            self._rejection = _Rejection(status, reason)
+
+    def _reject_body(self) -> None:
+        self._reject(413, f"the body is larger than {self._server.limits.body_bytes_max} bytes")
+
+    def _say_why(self, rejection: _Rejection) -> None:
+        transport = self._transport
+        if transport is None or self._is_closing:
+            return
+        body = f"{rejection.reason}\n".encode()
+        self._server.count_rejection(rejection.status)
+        self._is_closing = True
+        self._parser = None
+        transport.write(self._head(rejection.status, PLAIN_TEXT, len(body), False, None) + body)
+        if self._is_eof:
+            transport.close()
+            return
+        self._reading = _LINGER
+        self.deadline = self._server.now + _LINGER_S
+        if transport.can_write_eof():
+            transport.write_eof()
+
+    def _close(self) -> None:
+        self._is_closing = True
+        self._parser = None
+        if self._transport is not None:
+            self.deadline = self._server.now + self._server.limits.body_timeout_s
+            self._reading = _LINGER
+            self._transport.close()
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- for the server's stop --
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is something to be answered that does not wait."""
+        if self._in_flight is not None:
+            return self._in_flight.on_abandoned is None
+        return bool(self._waiting) or self._reading in (_HEAD, _BODY)
+
+    def begin_drain(self) -> None:
+        """Close if there is nothing to be answered."""
+        if self._in_flight is None and not self._waiting and self._reading == _IDLE and not self._is_closing:
+            self._close()
+
+    def end_drain(self) -> None:
+        """No more patience: whatever is in flight hears that the server stops."""
+        if self._in_flight is not None:
+            self._abandon(self._in_flight)
+        self._waiting.clear()
+        self._reject(503, "the server stops")
+        self._pump()
+
+
+_NAMES: dict[bytes, str] = {}
+
+
+def _name(name: bytes) -> str:
+    """A header's name in lower case. The common ones are remembered."""
+    text = name.lower().decode("latin-1")
+    if len(_NAMES) < _NAMES_KEPT:
+        _NAMES[name] = text
+    return text
+
+
+class HttpCounters:
+    """What happened since the start."""
+
+    __slots__ = ("abandoned", "connections", "rejections", "requests")
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.requests = 0
+        self.abandoned = 0
+        """Requests whose clients hung up before the response."""
+        self.rejections: dict[int, int] = {}
+        """By status: what the server refused before a handler saw it."""
+
+
+class HttpServer:
+    """Listens, and keeps the connections in order. All in one event loop."""
+
+    def __init__(self, handler: Handler, limits: HttpLimits | None = None, observer: Observer | None = None) -> None:
+        self.handler = handler
+        self.limits = limits or HttpLimits()
+        self.observer = observer
+        self.counters = HttpCounters()
+        self.is_draining = False
+        self.date_line = ""
+        """The Date header, as of the last sweep."""
+        self.now = 0.0
+        """The loop's time, as of the last sweep: exact enough for timeouts."""
+        self._connections: set[HttpConnection] = set()
+        self._listener: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+
+    async def start(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> int:
+        """Listen. Port 0 picks a free one; returns the port."""
+        loop = asyncio.get_running_loop()
+        self._sweep()
+        self._listener = await loop.create_server(
+            lambda: HttpConnection(self), host, port, ssl=ssl, backlog=_BACKLOG, family=socket.AF_UNSPEC
+        )
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    @property
+    def connections_open(self) -> int:
+        """Connections now."""
+        return len(self._connections)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are to be answered and do not wait for anything."""
+        return sum(connection.is_busy for connection in self._connections)
+
+    def stop_accepting(self) -> None:
+        """Listen no more; close who is idle. Every further response ends its connection."""
+        self.is_draining = True
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.begin_drain()
+
+    async def settled(self, grace_s: float) -> bool:
+        """After `stop_accepting`: wait until only requests that wait (long polls) are in flight. False: some are left."""
+        return await self._until(lambda: self.in_flight == 0, grace_s)
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop accepting, answer what is in flight, close. Who is left after the grace hears 503."""
+        self.stop_accepting()
+        if not await self._until(lambda: not self._connections, grace_s):
+            for connection in list(self._connections):
+                connection.end_drain()
+            await self._until(lambda: not self._connections, _LINGER_S)
+            for connection in list(self._connections):
+                connection._abort()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(left_s, 0.05))
+        return True
+
+    # -- for the connections --
+
+    def admit(self, connection: HttpConnection) -> bool:
+        """Note a new connection; False if it is one too many."""
+        self._connections.add(connection)
+        self.counters.connections += 1
+        return len(self._connections) <= self.limits.connections_max and not self.is_draining
+
+    def forget(self, connection: HttpConnection) -> None:
+        """The connection is closed."""
+        self._connections.discard(connection)
+        self._changed.set()
+
+    def count_rejection(self, status: int) -> None:
+        """A connection was ended with this status before a handler saw a request."""
+        self.counters.rejections[status] = self.counters.rejections.get(status, 0) + 1
+
+    def observe(self, exchange: Exchange, status: int) -> None:
+        """Tell the observer, whose failures are not the client's."""
+        assert self.observer is not None
+        try:
+            self.observer(exchange, status)
+        except Exception:
+            log.exception("the observer failed")
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        limits = self.limits
+        self.now = now = loop.time()
+        self.date_line = f"date: {formatdate(usegmt=True)}\r\n"
+        for connection in [each for each in self._connections if each.deadline <= now]:
+            connection.sweep(now)
+        shortest_s = min(limits.header_timeout_s, limits.body_timeout_s, limits.idle_timeout_s)
+        self._timer = loop.call_later(min(_SWEEP_S_MAX, shortest_s / 4), self._sweep)
