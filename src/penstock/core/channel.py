@@ -121,17 +121,11 @@ class Channel:
         )
 
     def _oldest_ms(self) -> int | None:
-        times = [entry.sent_ms for window in self.windows.values() for entry in self._oldest_entries(window)]
+        times = [entry.sent_ms for window in self.windows.values() for entry in window.entries.values()]
         for lane, cursor in self.cursors.items():
             if cursor.ahead:
                 times += [key.aged_ms for key in self.handout.upcoming(lane, cursor, 1)]
         return min([*times, *self.queue.far_sent_ms(self)], default=None)
-
-    @staticmethod
-    def _oldest_entries(window: Window) -> list[Entry]:
-        if keys.lane_kind(window.lane) == LaneKind.NORMAL:
-            return [window.entries[base] for base in window.bases[:1]]
-        return list(window.entries.values())
 
     # -- lanes --
 

@@ -11,10 +11,11 @@ CHUNK_SIZE_MAX = 4 * 1024 * 1024
 
 
 class Place(NamedTuple):
-    """Where a chunk goes: a lane, and a due bucket in the far ones."""
+    """Where a chunk goes: a lane, a due bucket in the far ones, and when its messages are due (0: at once)."""
 
     lane: int
     order: int = 0
+    due_ms: int = 0
 
 
 class Messages:

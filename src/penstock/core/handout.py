@@ -143,7 +143,8 @@ class Handout:
 
     @staticmethod
     def _index(index: FifoIndex, window: Window, entry: Entry, groups: list[str | None]) -> None:
-        states = window.columns.state[window.all_rows(entry)].tolist()
+        rows = window.all_rows(entry)
+        states = window.columns.state[rows].tolist()
         for sequence, (state, group) in enumerate(zip(states, groups, strict=True), entry.base):
             if state == READY:
                 index.add(sequence, group)

@@ -108,11 +108,13 @@ class Queue:
 
     def place(self, priority: int, due_ms: int, now_ms: int) -> Place:
         """Where a message goes."""
-        if due_ms <= now_ms or self.config.is_fifo:
+        if due_ms <= now_ms:
             return _NORMAL_PLACES[priority]
+        if self.config.is_fifo:
+            return Place(lane_code(LaneKind.NORMAL, priority), 0, due_ms)
         if due_ms <= now_ms + HORIZON_MS:
-            return Place(lane_code(LaneKind.WAITING, priority))
-        return Place(lane_code(LaneKind.FAR, priority), _bucket(due_ms, now_ms))
+            return Place(lane_code(LaneKind.WAITING, priority), 0, due_ms)
+        return Place(lane_code(LaneKind.FAR, priority), _bucket(due_ms, now_ms), due_ms)
 
     def append(self, messages: Messages, place: Place, size: int, now_ms: int) -> int:
         """Add messages; returns the first one's sequence number. They are in no chunk before `seal`."""
@@ -514,11 +516,11 @@ class Queue:
         if start == "tail":
             return self.next_sequence
         assert isinstance(start, int)
+        shared = [(lane, 0) for lane in self.lanes]
+        shared += [(lane, order) for lane, order in self.far if not keys.lane_channel(lane)]
         found = [
-            key.base
-            for lane in self.lanes
-            if keys.lane_kind(lane) == LaneKind.NORMAL
-            for key, _ in zip((k for k in self._keys_of(lane) if k.aged_ms >= start), range(1), strict=False)
+            next((key.base for key in self._keys_of(lane, order) if self._sent_ms(key) >= start), self.next_sequence)
+            for lane, order in shared
         ]
         return min(found, default=self.next_sequence)
 
