@@ -1,4 +1,4 @@
-"""Draw the tables of `docs/delivery.md` from the code: `python docs/draw.py` (with `src` on the path, as in `.venv`).
+"""Draw what the pages show of the code: `python -m docs.draw`, at the root of the repository, with `.venv`'s python.
 
 A drawn table stands between `<!-- name -->` and `<!-- /name -->`. A test fails when a page and the code differ.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from docs import story
 from penstock.core import config
 from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, UNCHANGEABLE, QueueConfig
 from penstock.core.states import transition_table
 
-PAGE = Path(__file__).parent / "delivery.md"
+DOCS = Path(__file__).parent
 
 _UNITS = ((DAY_MS, "days"), (HOUR_MS, "h"), (MINUTE_MS, "min"), (SECOND_MS, "s"))
 _BYTE_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -34,13 +34,14 @@ _ELSEWHERE = {
 """Settings that a section of the page explains better than a line."""
 
 
-def drawn(text: str) -> str:
-    """The text of a page, with every table as the code has it now."""
-    for name, table in TABLES.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        assert pattern.search(text), f"the page has no place for {name!r}"
-        body = table()
-        text = pattern.sub(lambda found, body=body: f"{found[1]}{body}\n{found[2]}", text)
+def drawn(page: str) -> str:
+    """The text of a page, with its tables as the code has them now."""
+    text = (DOCS / page).read_text()
+    for name, table in PAGES[page].items():
+        before, opened, rest = text.partition(f"<!-- {name} -->")
+        _, closed, after = rest.partition(f"<!-- /{name} -->")
+        assert opened and closed, f"{page} has no place for {name!r}"
+        text = f"{before}{opened}\n{table()}\n{closed}{after}"
     return text
 
 
@@ -115,8 +116,23 @@ def _field_docstrings(struct: type) -> dict[str, str]:
     return found
 
 
-TABLES: dict[str, Callable[[], str]] = {"transitions": transition_table, "settings": settings_table}
+def decisions_table() -> str:
+    """Every decision, by the number and title on its top."""
+    lines = ["| | |", "|---|---|"]
+    for path in sorted((DOCS / "adr").glob("*.md")):
+        title = path.read_text().splitlines()[0].lstrip("# 0123456789.:")
+        lines.append(f"| [{path.name[:4]}](adr/{path.name}) | {title} |")
+    return "\n".join(lines)
+
+
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "delivery.md": {"transitions": transition_table, "settings": settings_table},
+    "life-of-a-message.md": story.TABLES,
+    "README.md": {"decisions": decisions_table},
+}
+"""Page -> name of a table -> what draws it."""
 
 
 if __name__ == "__main__":
-    PAGE.write_text(drawn(PAGE.read_text()))
+    for each in PAGES:
+        (DOCS / each).write_text(drawn(each))
