@@ -44,6 +44,9 @@ def run_until_the_power_fails(disk: FaultyDisk, table: MemoryTable, random: Rand
             del models[:-1]
             if random.random() < 0.05:
                 store.apply_now()
+            elif random.random() < 0.03:
+                store.close()
+                store = opened(disk, table, random)
     except (PowerLost, StoreError):
         assert disk.power_fails_at is not None and disk.operations >= disk.power_fails_at
 

@@ -16,7 +16,7 @@ from penstock.core.errors import StoreError
 from penstock.store.disk import RealDisk, RealFile
 from penstock.store.embedded import EmbeddedStore, StoreOptions, open_embedded
 from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
-from penstock.store.journal.file import FileJournal
+from penstock.store.journal.file import FIRST_SEGMENT_BYTES, FileJournal
 from penstock.store.journal.memory import MemoryJournal
 from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
 from penstock.store.memory import MemoryTable
@@ -170,6 +170,21 @@ def test_closed_store_was_applied_and_opens_without_replay(tmp_path: Path) -> No
     assert table_keys(tmp_path) == [b"c"]
     store = open_embedded(tmp_path, options=QUIET)
     assert store.stats.unapplied_bytes == 0
+    store.close()
+
+
+def test_closed_store_takes_little_room_and_goes_on_from_there(tmp_path: Path) -> None:
+    store = open_embedded(tmp_path, options=QUIET)
+    for number in range(200):
+        store.commit(changes_of({b"c": BODY}, {b"n": b"%d" % number}))
+    store.close()
+    (segment,) = (tmp_path / JOURNAL_NAME).iterdir()
+    assert segment.stat().st_size == FIRST_SEGMENT_BYTES
+    store = open_embedded(tmp_path, options=QUIET)
+    store.commit(changes_of({b"c": None}))
+    store.close(apply=False)
+    store = open_embedded(tmp_path)
+    assert content(store) == Model({}, {b"n": b"199"})
     store.close()
 
 

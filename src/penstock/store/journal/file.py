@@ -94,6 +94,7 @@ class FileJournal:
         self._first_segment_bytes = min(aligned(first_segment_bytes), self._segment_bytes)
         self._headroom_bytes = min(headroom_bytes, self._first_segment_bytes // 4)
         self._number = 0
+        self._trimmed = 0
         self._failed: str | None = None
         self._current: _Segment | None = None
         self._retired: deque[_Segment] = deque()
@@ -374,6 +375,7 @@ class FileJournal:
     def trim(self, position: int) -> None:
         """Forget the commits up to a position: their segments are used again, or removed."""
         with self._changed:
+            self._trimmed = max(self._trimmed, position)
             while self._retired and self._retired[0].last <= position:
                 self._spares.append(self._retired.popleft())
             self._changed.notify_all()
@@ -405,7 +407,10 @@ class FileJournal:
             return self._ready_bytes + (self._current.free if self._current else 0)
 
     def close(self) -> None:
-        """Stop the thread, remove what was trimmed, and close the files."""
+        """Stop the thread, remove what was trimmed, and close the files.
+
+        When everything was trimmed, one small segment stays: a closed store takes little room, and opens fast.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -413,6 +418,7 @@ class FileJournal:
             self._thread.join()
         with contextlib.suppress(OSError):
             self._remove_spares(0)
+            self._start_small()
         for segment in [*self._retired, *self._spares, *self._ready]:
             segment.file.close()
         if self._current is not None:
@@ -422,6 +428,17 @@ class FileJournal:
         self._ready.clear()
         self._current = None
         self._failed = "the store is closed"
+
+    def _start_small(self) -> None:
+        current = self._current
+        if current is None or self._failed is not None or self._number > self._trimmed or self._retired:
+            return
+        if current.size + self._ready_bytes <= 2 * self._first_segment_bytes:
+            return
+        self._create_segment(self._next_sequence(), self._first_segment_bytes).file.close()
+        for segment in [current, *self._ready]:
+            self._disk.remove(segment.path)
+        self._disk.sync_directory(self._directory)
 
 
 def _disk_full(directory: Path, nbytes: int, error: OSError) -> DiskFull:

@@ -33,6 +33,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+import numpy as np
 import xxhash
 
 from penstock.core.changes import Buffer, Changes
@@ -47,6 +48,7 @@ SEGMENT_VERSION = 1
 FRAMES_START = ALIGNMENT
 """Where the first frame of a segment is."""
 
+_MAGIC_WORD = int.from_bytes(MAGIC, "little")
 _UNSUMMED = struct.Struct("<4sIQQ")
 _CHECKSUM = struct.Struct("<Q")
 _SEGMENT_HEADER = struct.Struct("<8sIIQ")
@@ -227,12 +229,11 @@ def frames_from(data: memoryview, offset: int, identity: int) -> Iterator[Frame]
 
 def find_frame(data: bytes, offset: int, identity: int, above: int) -> Frame | None:
     """The first whole frame at or behind an offset whose number is above `above`, wherever it starts."""
+    start = aligned(offset)
+    words = np.frombuffer(data, dtype="<u4", count=len(data) // 4)
     view = memoryview(data)
-    offset = data.find(MAGIC, offset)
-    while offset >= 0:
-        if offset % ALIGNMENT == 0:
-            frame = frame_at(view, offset, identity, above)
-            if frame is not None:
-                return frame
-        offset = data.find(MAGIC, offset + 1)
+    for sector in np.flatnonzero(words[start // 4 :: ALIGNMENT // 4] == _MAGIC_WORD):
+        frame = frame_at(view, start + int(sector) * ALIGNMENT, identity, above)
+        if frame is not None:
+            return frame
     return None
