@@ -231,6 +231,8 @@ class Model:
         self.waiters: list[Waiter] = []
         self.redrives: dict[int, Redrive] = {}
         self.ended_waiters: dict[Any, type[e.PenstockError]] = {}
+        self.too_late: set[Any] = set()
+        """Tickets that were cancelled when their time was already over; an empty answer may be on its way."""
         self.identify: Callable[[int, int], str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -485,9 +487,9 @@ class Model:
             return
         queue = self.queues[command.queue]
         channel = queue.channels[command.channel]
-        full = self._room(queue, channel) <= 0 and not queue.config.is_fifo and not channel.paused
-        has_ready = any(copy.state is State.READY for copy in channel.copies.values())
-        if self._refused(outcome, [e.OverLimit] if full and has_ready else [], [e.OverLimit] if full else []):
+        full = [e.OverLimit] if self._room(queue, channel) <= 0 and not queue.config.is_fifo else []
+        has_ready = any(copy.state is State.READY for copy in channel.copies.values()) and not channel.paused
+        if self._refused(outcome, full if has_ready else [], full):
             return
         if self._is_repeat(channel, command, outcome):
             self._accept_repeat(queue, channel, command, outcome)
@@ -706,10 +708,16 @@ class Model:
             waiter.limit += command.credit
 
     def _accept_CancelWait(self, command: c.CancelWait, outcome: Outcome) -> None:
-        self.waiters = [waiter for waiter in self.waiters if waiter.ticket != command.ticket]
+        for waiter in [waiter for waiter in self.waiters if waiter.ticket == command.ticket]:
+            self.waiters.remove(waiter)
+            if waiter.deadline_ms is not None and waiter.deadline_ms <= self.now_ms:
+                self.too_late.add(waiter.ticket)
 
     def woken(self, ticket: Any, delivery: c.Delivery) -> None:
         """One who waited got an answer."""
+        if ticket in self.too_late:
+            demand(delivery.count == 0, f"waiter {ticket} was cancelled, and got {delivery.count} messages")
+            return
         if ticket in self.ended_waiters:
             error = self.ended_waiters.pop(ticket)
             demand(isinstance(delivery.error, error), f"waiter {ticket} got {delivery!r}, not {error.__name__}")
@@ -1114,14 +1122,20 @@ class Model:
             shown, right = getattr(stats, name), getattr(channel, name)
             demand(shown == right, f"{where}: {name} is {shown}, not {right}")
         messages = [copy.message for copy in channel.copies.values()]
-        first_ms = min((m.origin.sent_ms if m.origin else m.sent_ms for m in messages), default=None)
-        here_ms = min((m.sent_ms for m in messages), default=None)
-        seen_ms = min((m.sent_ms for m in messages if m.due_ms <= self.now_ms), default=None)
-        allowed = (first_ms, here_ms, seen_ms)
-        demand(stats.oldest_ms in allowed, f"{where}: oldest is {stats.oldest_ms}, not {allowed}")
+        self._check_oldest(where, messages, stats.oldest_ms)
         mine = [w for w in self.waiters if (w.queue, w.channel) == (queue.name, channel.name)]
         least = sum(waiter.deadline_ms is not None and waiter.deadline_ms > self.now_ms for waiter in mine)
         demand(least <= stats.waiting_receivers <= len(mine), f"{where}: {stats.waiting_receivers} wait, not {least}")
+
+    def _check_oldest(self, where: str, messages: list[Message], shown_ms: int | None) -> None:
+        """The oldest message's time. What is not due yet may be left out; a dead letter may tell its first time."""
+        sent = {m.sent_ms for m in messages} | {m.origin.sent_ms for m in messages if m.origin}
+        latest = min((m.sent_ms for m in messages if m.due_ms <= self.now_ms), default=None)
+        if shown_ms is None:
+            demand(latest is None, f"{where}: no oldest message, but one was sent at {latest}")
+        else:
+            right = shown_ms in sent and (latest is None or shown_ms <= latest)
+            demand(right, f"{where}: oldest is {shown_ms}, not {latest}")
 
     def _check_consumers(self, where: str, queue: Queue, shown: dict[str, int]) -> None:
         retention_ms = queue.config.consumer_retention_ms
@@ -1139,7 +1153,8 @@ class Model:
     # -- redrives ------------------------------------------------------------------------------------------------------
 
     def _accept_StartRedrive(self, command: c.StartRedrive, outcome: Outcome) -> None:
-        if self._refused(outcome, self._missing(command.queue), [e.QueueNotFound] if command.target else []):
+        running = [e.InvalidRequest] if any(r.queue == command.queue for r in self.redrives.values()) else []
+        if self._refused(outcome, self._missing(command.queue), running):
             return
         queue = self.queues[command.queue]
         allowed = set()
@@ -1183,6 +1198,19 @@ class Model:
                 if sequence in source.messages:
                     names.add(self._redrive_target(redrive.target, source.messages[sequence]) or "")
         return sorted(name for name in names if name in self.queues)
+
+    def missing_targets(self) -> list[str]:
+        """Queues that are not there, and would be made by a redrive to them."""
+        names = set()
+        for redrive in self.redrives.values():
+            source = self.queues.get(redrive.queue)
+            messages = [source.messages.get(sequence) for sequence in redrive.allowed] if source else []
+            names |= {self._redrive_target(redrive.target, message) for message in messages if message}
+        return sorted(name for name in names if name is not None and name not in self.queues)
+
+    def appeared(self, info: c.QueueInfo) -> None:
+        """A queue that a redrive made."""
+        self._new_queue(info.name, info.config, info.channels)
 
     def arrived(self, name: str, records: c.Records) -> None:
         """What the log of a queue holds after the last message that the model knows."""
@@ -1298,7 +1326,7 @@ class Model:
             for channel in queue.channels.values():
                 for copy in channel.copies.values():
                     goes_ms = copy.message.appears_ms + retention_ms
-                    if copy.state is not State.READY and goes_ms <= now_ms:
+                    if copy.state is not State.READY and max(copy.deadline_ms, goes_ms) <= now_ms:
                         return True
         return any(
             session.expires_ms is not None and session.expires_ms <= now_ms and self._has_lease_due(number, now_ms)

@@ -49,6 +49,8 @@ def play(script: list[Did]) -> str | None:
     saved = pickle.dumps(world.model)
     try:
         for did in script:
+            if did.what != "commit" and world.model.is_ambiguous(did.now_ms):
+                return None
             if did.what == "step":
                 world.step(did.commands, did.now_ms)
             elif did.what == "commit":

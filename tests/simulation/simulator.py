@@ -25,6 +25,7 @@ from penstock.core import commands as c
 from penstock.core.broker import Broker
 from penstock.core.errors import PenstockError
 from penstock.core.states import State
+from penstock.store.base import Store
 from tests.simulation.engines import KEPT, Engine, Fault, Kept, MemoryEngine
 from tests.simulation.model import Model, Violation, demand
 from tests.simulation.shrink import Did
@@ -80,6 +81,7 @@ class Saved:
 
     model: bytes
     snapshot: dict[str, Any]
+    now_ms: int
 
 
 class Simulator:
@@ -188,7 +190,7 @@ class Simulator:
             self.saved = self._save()
 
     def _save(self) -> Saved:
-        return Saved(pickle.dumps(self.world.model), self.world.broker.snapshot())
+        return Saved(pickle.dumps(self.world.model), self.world.broker.snapshot(), self.world.model.now_ms)
 
     def _release(self, step: Step) -> None:
         """The replies reach the clients."""
@@ -246,8 +248,7 @@ class Simulator:
         after = broker.snapshot()
         self.engine.suffer(self.fault, broker.take_changes(), self.rng)
         store = self.engine.open()
-        opened = Broker.open(store, self.world.model.now_ms, self.world.entropy).snapshot()
-        is_kept = self._is_kept(opened, after)
+        is_kept = self._is_kept(store, after)
         model = self.world.model if is_kept else pickle.loads(self.saved.model)
         self.now_ms = self._draw_restart(model)
         self.script += [Did("commit", self.now_ms)] if is_kept else []
@@ -267,16 +268,20 @@ class Simulator:
         later_ms = max(model.now_ms, self.now_ms) + self.rng.choice([0, 10, 40 * SECOND_MS, HOUR_MS])
         return model.now_ms if model.is_ambiguous(later_ms) else later_ms
 
-    def _is_kept(self, opened: dict[str, Any], after: dict[str, Any]) -> bool:
+    def _is_kept(self, store: Store, after: dict[str, Any]) -> bool:
         """Whether the interrupted commit is there; what is there must be it, or the one before, whole."""
         kept = KEPT[self.fault]
-        if kept is Kept.EITHER:
-            kept = Kept.AFTER if opened == after else Kept.BEFORE
-        if kept is Kept.AFTER:
-            demand_same(opened, after, "reopened", "committed")
-        else:
-            demand_same(opened, self.saved.snapshot, "reopened", "last committed")
-        return kept is Kept.AFTER
+        if kept is not Kept.BEFORE:
+            opened = self._opened(store, self.world.model.now_ms)
+            if kept is Kept.AFTER:
+                demand_same(opened, after, "reopened", "committed")
+            if opened == after:
+                return True
+        demand_same(self._opened(store, self.saved.now_ms), self.saved.snapshot, "reopened", "last committed")
+        return False
+
+    def _opened(self, store: Store, now_ms: int) -> dict[str, Any]:
+        return Broker.open(store, now_ms, self.world.entropy).snapshot()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

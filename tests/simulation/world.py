@@ -121,8 +121,7 @@ class World:
         if may_create and isinstance(command, c.CreateChannel | c.Receive | c.Subscribe):
             self._look_at_new_channel(command, now_ms)
         self.model.accept(command, outcome, now_ms)
-        if isinstance(command, c.StartRedrive):
-            self._read_arrivals(now_ms)
+        self._read_arrivals(now_ms)
         return outcome
 
     def _is_new_channel(self, command: c.CreateChannel | c.Receive | c.Subscribe) -> bool:
@@ -152,6 +151,10 @@ class World:
 
     def _read_arrivals(self, now_ms: int) -> None:
         """Read the log of queues where messages may have arrived that no reply named: dead letters, redriven ones."""
+        for name in self.model.missing_targets():
+            info = self._ask(c.DescribeQueue(name=name), now_ms)
+            if not isinstance(info, PenstockError):
+                self.model.appeared(info)
         for name in self.model.expecting():
             offset = self.model.queues[name].next_sequence or 0
             records = self.broker.handle(c.ReadRecords(queue=name, offset=offset, limit=ALL), now_ms)
