@@ -1,4 +1,8 @@
-"""A message's attributes: names with small values, kept beside the body as one MessagePack map."""
+"""A message's attributes: names with small values, kept beside the body as one MessagePack map.
+
+A front end whose attributes have types of their own (SQS: `Number.price`) keeps a type with a value: `TypedText` and
+`TypedBytes` are text and bytes to everybody else. They are stored as MessagePack extensions.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,56 @@ import msgspec
 
 from penstock.core.errors import InvalidRequest
 
+_TYPED = 1
+
+
+class TypedText(str):
+    """Text that somebody gave a type.
+
+    >>> value = TypedText.of("12.50", "Number.price")
+    >>> value == "12.50", value.type
+    (True, 'Number.price')
+    """
+
+    __slots__ = ("type",)
+    type: str
+
+    @classmethod
+    def of(cls, value: str, type_: str) -> TypedText:
+        """The value with its type."""
+        typed = cls(value)
+        typed.type = type_
+        return typed
+
+
+class TypedBytes(bytes):
+    """Bytes that somebody gave a type.
+
+    >>> TypedBytes.of(b"GIF89a", "Binary.gif").type
+    'Binary.gif'
+    """
+
+    type: str
+
+    @classmethod
+    def of(cls, value: bytes, type_: str) -> TypedBytes:
+        """The value with its type."""
+        typed = cls(value)
+        typed.type = type_
+        return typed
+
+
 AttributeValue = str | bytes | int | float
 Attributes = Mapping[str, AttributeValue]
 
+
+def _read_extension(code: int, data: memoryview) -> AttributeValue:
+    type_, value = msgspec.msgpack.decode(data)
+    return TypedText.of(value, type_) if isinstance(value, str) else TypedBytes.of(value, type_)
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(dict[str, Any])
+_decoder = msgspec.msgpack.Decoder(dict[str, Any], ext_hook=_read_extension)
 
 
 def encode_attributes(attributes: Attributes | None) -> bytes | None:
@@ -21,6 +70,8 @@ def encode_attributes(attributes: Attributes | None) -> bytes | None:
 
     >>> decode_attributes(encode_attributes({"kind": "order", "size": 3}))
     {'kind': 'order', 'size': 3}
+    >>> decode_attributes(encode_attributes({"price": TypedText.of("12.50", "Number")}))["price"].type
+    'Number'
     >>> encode_attributes({}) is None
     True
     """
@@ -32,9 +83,17 @@ def encode_attributes(attributes: Attributes | None) -> bytes | None:
                 f"attribute {name!r} is {value!r}: names are text, and values text, bytes, whole numbers or floats"
             )
     try:
-        return _encoder.encode(dict(attributes))
+        return _encoder.encode({name: _storable(value) for name, value in attributes.items()})
     except (OverflowError, UnicodeEncodeError) as error:
         raise InvalidRequest(f"attributes cannot be stored: {error}") from None
+
+
+def _storable(value: AttributeValue) -> Any:
+    if isinstance(value, TypedText):
+        return msgspec.msgpack.Ext(_TYPED, _encoder.encode((value.type, str(value))))
+    if isinstance(value, TypedBytes):
+        return msgspec.msgpack.Ext(_TYPED, _encoder.encode((value.type, bytes(value))))
+    return value
 
 
 def decode_attributes(stored: bytes | None) -> dict[str, AttributeValue]:

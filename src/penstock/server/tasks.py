@@ -1,8 +1,8 @@
 """A shard for the tasks of one event loop.
 
 How it works. Commands that tasks bring in one turn of the loop are gathered and go through one step in the next turn;
-their futures are resolved after its commit. The commit runs right there (the loop waits for the disk), or, with
-`commit_in_thread`, in a thread of its own while the loop goes on and gathers the next step.
+their futures are resolved, or their callbacks called, after its commit. The commit runs right there (the loop waits
+for the disk), or, with `commit_in_thread`, in a thread of its own while the loop goes on and gathers the next step.
 
 A cancelled receive is withdrawn: if a delivery is on its way to it already, the messages are given back.
 
@@ -12,6 +12,7 @@ Everything here happens in the loop's thread, save the commits in their thread; 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,6 +34,24 @@ class _TaskCall(Call):
         """Wake the task, if it still waits."""
         if not self.future.done():
             self.future.set_result(None)
+
+
+class CallbackCall(Call):
+    """A call that tells a function when it is settled: for who drives coroutines itself, without tasks and futures."""
+
+    __slots__ = ("on_settled",)
+
+    def __init__(self, command: Command, on_settled: Callable[[Call], None]) -> None:
+        super().__init__(command)
+        self.on_settled = on_settled
+
+    def settle(self) -> None:
+        """Tell who waits."""
+        self.on_settled(self)
+
+
+def _ignore(_call: Call) -> None:
+    """Nobody waits any more."""
 
 
 class AsyncShard:
@@ -63,6 +82,18 @@ class AsyncShard:
                 self._withdraw(call)
             raise
         return call.result()
+
+    def submit(self, command: Command, on_settled: Callable[[Call], None]) -> CallbackCall:
+        """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise."""
+        call = CallbackCall(command, on_settled)
+        self._enqueue(call)
+        return call
+
+    def withdraw(self, call: CallbackCall) -> None:
+        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
+        call.on_settled = _ignore
+        if not self._closed:
+            self._withdraw(call)
 
     async def sleep(self, seconds: float) -> None:
         """Let some time pass."""
@@ -104,21 +135,23 @@ class AsyncShard:
                 self._committer.shutdown()
 
     def _submit(self, command: Command) -> _TaskCall:
-        if self._closed:
-            raise ShardClosed("the store is closed: open it again")
         call = _TaskCall(command, self._loop.create_future())
-        self._inbox.append(call)
-        self._step_soon()
+        self._enqueue(call)
         return call
 
-    def _withdraw(self, call: _TaskCall) -> None:
-        """The task leaves. Messages that it may have been handed go back."""
-        cancelled = self._submit(CancelWait(ticket=call))
-        cancelled.future.add_done_callback(lambda _: self._give_back(call))
+    def _enqueue(self, call: Call) -> None:
+        if self._closed:
+            raise ShardClosed("the store is closed: open it again")
+        self._inbox.append(call)
+        self._step_soon()
 
-    def _give_back(self, call: _TaskCall) -> None:
+    def _withdraw(self, call: Call) -> None:
+        """The receiver leaves. Messages that it may have been handed go back."""
+        self.submit(CancelWait(ticket=call), lambda _: self._give_back(call))
+
+    def _give_back(self, call: Call) -> None:
         if call.reply is not None and call.reply.runs and not self._closed:
-            self._submit(give_back(call.reply))
+            self.submit(give_back(call.reply), _ignore)
 
     # -- steps --
 
