@@ -77,7 +77,6 @@ from penstock.core.config import (
     DELAY_MS_MAX,
     LEASE_MS_MAX,
     PRIORITY_MAX,
-    SECOND_MS,
     UNCHANGEABLE,
     QueueConfig,
     check_name,
@@ -114,7 +113,6 @@ from penstock.core.window import Entry
 FORMAT_VERSION = 1
 BATCH_BYTES_MAX = 256 * 1024 * 1024
 RECEIVE_LIMIT_MAX = 1_000_000
-WAIT_MS_MAX = 20 * SECOND_MS
 _GROUP_LENGTH_MAX = 128
 _SECRET_BYTES = 32
 _REALM_BYTES = 8
@@ -657,13 +655,10 @@ class Broker:
         size, joined = checked
         config, now_ms = queue.config, self.now_ms
         if config.throughput_per_second is not None:
-            over = queue.throttled(command.groups or [], now_ms)
-            if over is not None:
-                raise Throttled(f"{over} takes {config.throughput_per_second} messages a second: try again later")
+            self._check_rate(queue, command.groups or [], count_them=True)
         delay_ms = config.delay_ms if command.delay_ms is None else command.delay_ms
         due_ms = command.due_ms if command.due_ms is not None else now_ms + delay_ms
         place = queue.place(command.priority, due_ms, now_ms)
-        self.must_commit = True
         if command.groups is None and command.dedup_ids is None and due_ms <= now_ms and not config.is_fifo:
             plain = Messages(command.bodies, attributes=command.attributes, origins=command.origins, joined=joined)
             return Sent(queue.id, queue.append(plain, place, size, now_ms), len(plain.bodies))
@@ -684,6 +679,12 @@ class Broker:
             return self._append_once(queue, command, messages, place)
         first = queue.append(messages, place, size, now_ms)
         return Sent(queue.id, first, len(messages))
+
+    def _check_rate(self, queue: Queue, groups: list[str | None], *, count_them: bool) -> None:
+        over = queue.throttled(groups, self.now_ms, count_them=count_them)
+        if over is not None:
+            limit = queue.config.throughput_per_second
+            raise Throttled(f"{over} takes {limit} messages a second: try again later")
 
     def _append_once(self, queue: Queue, command: Send, messages: Messages, place: Any) -> Sent:
         """Append what is not a duplicate."""
@@ -707,6 +708,7 @@ class Broker:
             next_sequence += 1
         queue.watch_dedup()
         queue.touch()
+        self.must_commit = True
         if fresh:
             kept = messages if len(fresh) == len(messages) else messages.only(fresh)
             size = sum(map(len, kept.bodies)) + sum(len(value or b"") for value in kept.attributes or ())
@@ -895,15 +897,15 @@ class Broker:
 
     def _dismiss(self, channel: Channel, error: PenstockError) -> None:
         """A channel goes: so do those who wait for it."""
-        gone = [waiter for other, waiter in self._waiters.values() if other is channel]
-        for waiter in gone:
-            del self._waiters[waiter.ticket]
-            if waiter.subscription is not None:
-                del self._subscriptions[waiter.subscription]
-            channel.line.leave(waiter)
-            delivery = self._delivery(channel, [], 0)
-            delivery.error = error
-            self._woken.append((waiter.ticket, delivery))
+        for other, waiter in list(self._waiters.values()):
+            if other is channel:
+                self._turn_away(channel, waiter, error)
+
+    def _turn_away(self, channel: Channel, waiter: Waiter, error: PenstockError) -> None:
+        self._cancel_wait(CancelWait(ticket=waiter.ticket))
+        delivery = self._delivery(channel, [], 0)
+        delivery.error = error
+        self._woken.append((waiter.ticket, delivery))
 
     # -- settling --
 
@@ -959,11 +961,19 @@ class Broker:
             ordered = sorted(spans)
             if any(one.last >= other.first for one, other in pairwise(ordered)):
                 raise WorkRefused(f"a message of queue {queue_name!r} is taken twice in one unit of work")
+        groups_of: dict[str, list[str | None]] = {}
+        size = 0
         for send in command.sends:
             queue = self.queues.get(send.queue)
             if queue is None and not send.create:
                 raise QueueNotFound(f"there is no queue {send.queue!r}: create it first")
-            self._check_send(send, QueueConfig() if queue is None else queue.config)
+            size += self._check_send(send, QueueConfig() if queue is None else queue.config)[0]
+            groups_of.setdefault(send.queue, []).extend(send.groups or [])
+        if size > BATCH_BYTES_MAX:
+            raise BatchTooLarge(f"{size} bytes are too many for one unit of work: put at most {BATCH_BYTES_MAX}")
+        for name, groups in groups_of.items():
+            if name in self.queues:
+                self._check_rate(self.queues[name], groups, count_them=False)
         for ack in command.acks:
             settled = self._ack(ack)
             assert not settled.refused
@@ -1018,6 +1028,7 @@ class Broker:
         self._save_session(number)
         if command.ttl_ms is not None:
             self.schedule(self.now_ms + command.ttl_ms, "session", number)
+        self.must_commit = True
         return number
 
     def _save_session(self, number: int) -> None:
@@ -1041,9 +1052,9 @@ class Broker:
         for channel in self._held.pop(number, {}):
             if self._is_alive(channel):
                 count += channel.end_session(number, self.now_ms, error)
-        for _, waiter in list(self._waiters.values()):
+        for channel, waiter in list(self._waiters.values()):
             if waiter.session == number:
-                self._cancel_wait(CancelWait(ticket=waiter.ticket))
+                self._turn_away(channel, waiter, SessionNotFound(f"session {number} has ended: {error}"))
         self.sessions.pop(number, None)
         self.shelf.changes.delete_record(keys.record(Kind.SESSION, number))
         return count

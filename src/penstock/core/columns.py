@@ -48,7 +48,17 @@ class Columns:
     [0, 1]
     """
 
-    __slots__ = ("attempts", "capacity", "deadline_ms", "first_ms", "holder", "received_ms", "sequence", "size", "state")
+    __slots__ = (
+        "attempts",
+        "capacity",
+        "deadline_ms",
+        "first_ms",
+        "holder",
+        "received_ms",
+        "sequence",
+        "size",
+        "state",
+    )
 
     def __init__(self) -> None:
         self.size = 0

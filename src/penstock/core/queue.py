@@ -129,6 +129,8 @@ class Queue:
         first = draft.add(messages, size)
         self.next_sequence += count
         self.sent += count
+        # Nobody may be handed a sequence number that a crash would give to another message.
+        self.broker.must_commit = True
         return first
 
     def _append_in_parts(self, messages: Messages, place: Place, now_ms: int) -> int:
@@ -182,8 +184,8 @@ class Queue:
                 if channel.line:
                     self.broker.woke(channel)
 
-    def throttled(self, groups: list[str | None], now_ms: int) -> str | None:
-        """What is over its rate, if these messages came now; otherwise they are counted."""
+    def throttled(self, groups: list[str | None], now_ms: int, *, count_them: bool) -> str | None:
+        """What is over its rate, if these messages came now; otherwise they are counted, if so wanted."""
         limit = self.config.throughput_per_second
         if limit is None:
             return None
@@ -196,6 +198,8 @@ class Queue:
             since, used = self._rate.get(scope, (second, 0))
             if (used if since == second else 0) + count > limit:
                 return f"queue {self.name!r}" if scope is None else f"group {scope!r} of queue {self.name!r}"
+        if not count_them:
+            return None
         if self._rate and next(iter(self._rate.values()))[0] != second:
             self._rate = {scope: state for scope, state in self._rate.items() if state[0] == second}
         for scope, count in by_scope.items():
@@ -329,16 +333,23 @@ class Queue:
             return
         oldest_kept_ms = now_ms - self.config.retention_ms
         for lane in self.lanes:
-            in_order = keys.lane_kind(lane) == LaneKind.NORMAL
-            for key in self._expiring(lane):
-                if key.aged_ms <= oldest_kept_ms:
-                    self.drop_chunk(key)
-                else:
-                    self._watch_retention(key.aged_ms)
-                    if in_order:
-                        break
+            self._expire_lane(lane, oldest_kept_ms)
         for channel in self.channels.values():
             self._expire_retries(channel, oldest_kept_ms)
+
+    def _expire_lane(self, lane: int, oldest_kept_ms: int) -> None:
+        """Age follows the order in a NORMAL lane, but for delayed FIFO messages: look a page past the first young one."""
+        young_max = 1 << 62
+        if keys.lane_kind(lane) == LaneKind.NORMAL:
+            young_max = _PAGE if self.config.is_fifo else 1
+        for key in self._expiring(lane):
+            if key.aged_ms <= oldest_kept_ms:
+                self.drop_chunk(key)
+                continue
+            self._watch_retention(key.aged_ms)
+            young_max -= 1
+            if not young_max:
+                break
 
     def _expiring(self, lane: int) -> Iterator[ChunkKey]:
         return (key for key in self._keys_of(lane) if key not in self.quarantined)

@@ -58,12 +58,17 @@ def _move_some(broker: Broker, task: RedriveTask, queue: Queue, channel: Channel
     if limit <= 0:
         return
     found = queue.browse(channel, task.cursor, limit, (State.READY,), task.contains)
+    selected = None if task.sequences is None else set(task.sequences)
     for seen in found:
         if seen.sequence >= task.end:
             _end(task, "done")
             return
         task.cursor = seen.sequence
-        if _wanted(task, seen) and _move(broker, task, queue, channel, seen, now_ms):
+        if (
+            (selected is None or seen.sequence in selected)
+            and _wanted(task, seen)
+            and _move(broker, task, queue, channel, seen, now_ms)
+        ):
             task.moved += 1
         else:
             task.skipped += 1
@@ -79,8 +84,6 @@ def _allowance(task: RedriveTask, now_ms: int) -> int:
 
 
 def _wanted(task: RedriveTask, seen: Seen) -> bool:
-    if task.sequences is not None and seen.sequence not in set(task.sequences):
-        return False
     if task.match_error is None:
         return True
     data = seen.chunk.origin(seen.index)
