@@ -274,9 +274,9 @@ class Channel:
             return
         cursor = self.cursors.get(key.lane)
         if cursor is not None and key.base >= cursor.sequence:
-            cursor.ahead -= key.messages
             if key in cursor.upcoming:
                 cursor.upcoming.remove(key)
+            cursor.passed(key.messages)
             self.touch()
 
     def drop_entry(self, window: Window, entry: Entry) -> None:

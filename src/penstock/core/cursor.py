@@ -31,6 +31,12 @@ class Cursor:
             self.upcoming.append(key)
             self.caught_up = len(self.upcoming) < _UPCOMING_MAX
 
+    def passed(self, messages: int) -> None:
+        """Messages that were ahead are not any more."""
+        self.ahead -= messages
+        if not self.ahead:
+            self.caught_up = True
+
     def restart(self, sequence: int, ahead: int) -> None:
         """Go on from another place."""
         self.sequence, self.ahead = sequence, ahead

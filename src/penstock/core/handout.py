@@ -92,7 +92,7 @@ class Handout:
                 raise self.queue.quarantine(key, damage) from None
             entry = window.add(key, chunk.sent_ms)
             cursor.sequence = entry.stop
-            cursor.ahead -= entry.count
+            cursor.passed(entry.count)
             self.channel.touch()
             self.shelf.touch(window, entry)
             return entry, chunk

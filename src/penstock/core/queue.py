@@ -338,7 +338,7 @@ class Queue:
             self._expire_retries(channel, oldest_kept_ms)
 
     def _expire_lane(self, lane: int, oldest_kept_ms: int) -> None:
-        """Age follows the order in a NORMAL lane, but for delayed FIFO messages: look a page past the first young one."""
+        """In a NORMAL lane age follows the order, but for delayed FIFO messages: look a page past the first young."""
         young_max = 1 << 62
         if keys.lane_kind(lane) == LaneKind.NORMAL:
             young_max = _PAGE if self.config.is_fifo else 1
@@ -513,6 +513,8 @@ class Queue:
                     channel.announce(key, self.shelf.load(key), now_ms)
                 except ChunkDamaged as damage:
                     self.quarantine(key, damage)
+        if self.config.is_fifo:
+            channel.handout.look_ahead_fifo(now_ms)
         for lane, order in self.far:
             if first and not keys.lane_channel(lane):
                 behind = sum(key.messages for key in self._keys_of(lane, order) if key.base < first)
