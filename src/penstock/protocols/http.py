@@ -38,7 +38,8 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
-import msgspec
+
+from penstock.server.settings import HttpLimits
 
 log = logging.getLogger("penstock.http")
 
@@ -60,22 +61,6 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _IDLE, _HEAD, _BODY, _LINGER = range(4)
 """What a connection reads: nothing yet, a request's header, its body, or only what is thrown away."""
-
-
-class HttpLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client may ask of the server."""
-
-    header_bytes_max: int = 32 * 1024
-    body_bytes_max: int = 8 * 1024 * 1024
-    connections_max: int = 10_000
-    pipelined_max: int = 32
-    """Requests that may wait behind the one in flight; beyond, the connection is not read from."""
-    header_timeout_s: float = 10.0
-    """From a request's first byte to the end of its header."""
-    body_timeout_s: float = 60.0
-    """From the header's end to the body's; and for the client to read a response."""
-    idle_timeout_s: float = 120.0
-    """Between two requests of a connection."""
 
 
 class Request:
@@ -133,9 +118,19 @@ def split_raw_target(target: bytes) -> tuple[str, str]:
 
 
 class Exchange:
-    """A request in flight, and the way back. The four labels are for the log and the metrics: the handler sets them."""
+    """A request in flight, and the way back. The labels are for the log and the metrics: the handler sets them."""
 
-    __slots__ = ("_connection", "_started", "action", "on_abandoned", "outcome", "queue", "request", "request_id")
+    __slots__ = (
+        "_connection",
+        "_started",
+        "action",
+        "on_abandoned",
+        "outcome",
+        "principal",
+        "queue",
+        "request",
+        "request_id",
+    )
 
     def __init__(self, connection: HttpConnection, request: Request, started: float) -> None:
         self._connection: HttpConnection | None = connection
@@ -144,6 +139,7 @@ class Exchange:
         self.on_abandoned: Callable[[], None] | None = None
         """Set by a handler that waits; called once if the client hangs up before `respond`."""
         self.request_id = ""
+        self.principal = ""
         self.action = ""
         self.queue = ""
         self.outcome = ""
@@ -434,7 +430,9 @@ class HttpConnection(asyncio.Protocol):
         if (self._waiting or self._rejection is not None or self._is_read_paused) and not self._is_pumping:
             self._pump()
 
-    def _head(self, status: int, headers: Headers, body_bytes: int, keeps_alive: bool, request: Request | None) -> bytes:
+    def _head(
+        self, status: int, headers: Headers, body_bytes: int, keeps_alive: bool, request: Request | None = None
+    ) -> bytes:
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
             raise ValueError("a response header holds a line break")
@@ -535,7 +533,7 @@ class HttpConnection(asyncio.Protocol):
         self._server.count_rejection(rejection.status)
         self._is_closing = True
         self._parser = None
-        transport.write(self._head(rejection.status, PLAIN_TEXT, len(body), False, None) + body)
+        transport.write(self._head(rejection.status, PLAIN_TEXT, len(body), False) + body)
         if self._is_eof:
             transport.close()
             return
@@ -650,7 +648,7 @@ class HttpServer:
             connection.begin_drain()
 
     async def settled(self, grace_s: float) -> bool:
-        """After `stop_accepting`: wait until only requests that wait (long polls) are in flight. False: some are left."""
+        """After `stop_accepting`: wait until only long polls are in flight. False if that takes too long."""
         return await self._until(lambda: self.in_flight == 0, grace_s)
 
     async def drain(self, grace_s: float) -> None:

@@ -1,0 +1,143 @@
+"""An HTTP front end of a node: a handler, its listener, its log lines and its counts.
+
+A server without credentials trusts everybody on its machine, but not the pages in their browsers: a page may send a
+form to any address, loopback included. Browsers say so with an `Origin` header; such requests are refused there.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HttpServer
+from penstock.server.log import RequestLog
+from penstock.server.metrics import RequestMeter
+from penstock.server.node import Address, Services
+from penstock.server.settings import InvalidSettings, ServerSettings
+
+_UNKNOWN_ACTION = "unknown"
+
+
+class HttpFrontEnd:
+    """Serves what `make_handler` makes, on the host of the settings and this port."""
+
+    def __init__(self, name: str, port: int, make_handler: Callable[[Services], Handler]) -> None:
+        self.name = name
+        self._port = port
+        self._make_handler = make_handler
+        self._server: HttpServer | None = None
+
+    async def start(self, services: Services) -> Address:
+        """Listen."""
+        settings = services.settings.server
+        handler = self._make_handler(services)
+        if not services.credentials.are_required:
+            handler = refusing_browsers(handler)
+        observer = _Observer(self.name, services.meter, services.request_log)
+        self._server = HttpServer(handler, services.settings.http, observer.note)
+        tls = tls_context(settings)
+        port = await self._server.start(settings.host, self._port, tls)
+        services.metric_sources.append(self._families)
+        return Address(settings.host, port, url_of(settings.host, port, tls is not None))
+
+    def stop_accepting(self) -> None:
+        """Take no new connections, close idle ones."""
+        assert self._server is not None
+        self._server.stop_accepting()
+
+    async def settled(self, grace_s: float) -> bool:
+        """Wait until only long polls are in flight; False if that takes too long."""
+        assert self._server is not None
+        return await self._server.settled(grace_s)
+
+    async def drain(self, grace_s: float) -> None:
+        """Answer what is left, then close everything."""
+        assert self._server is not None
+        await self._server.drain(grace_s)
+
+    def _families(self) -> Iterable[Metric]:
+        return () if self._server is None else _http_families(self.name, self._server)
+
+
+class _Observer:
+    """Turns a finished exchange into a count and, if it is wanted, a line of the log."""
+
+    __slots__ = ("_log", "_meter", "_protocol")
+
+    def __init__(self, protocol: str, meter: RequestMeter, request_log: RequestLog) -> None:
+        self._protocol = protocol
+        self._meter = meter
+        self._log = request_log
+
+    def note(self, exchange: Exchange, status: int) -> None:
+        """An exchange was answered."""
+        seconds = exchange.seconds()
+        outcome = exchange.outcome or ("ok" if status < 400 else str(status))
+        self._meter.note(self._protocol, exchange.action or _UNKNOWN_ACTION, outcome, seconds)
+        if self._log.wants(status):
+            self._log.note(
+                self._protocol,
+                status,
+                seconds,
+                request_id=exchange.request_id,
+                peer=exchange.request.peer,
+                principal=exchange.principal,
+                action=exchange.action,
+                queue=exchange.queue,
+                outcome=outcome,
+            )
+
+
+def _http_families(protocol: str, server: HttpServer) -> Iterator[Metric]:
+    counters, labels = server.counters, ("protocol",)
+    is_open = GaugeMetricFamily("penstock_http_connections_open", "Connections now.", labels=labels)
+    is_open.add_metric((protocol,), server.connections_open)
+    yield is_open
+    accepted = CounterMetricFamily("penstock_http_connections", "Connections accepted.", labels=labels)
+    accepted.add_metric((protocol,), counters.connections)
+    yield accepted
+    abandoned = CounterMetricFamily("penstock_http_abandoned", "Requests whose clients hung up early.", labels=labels)
+    abandoned.add_metric((protocol,), counters.abandoned)
+    yield abandoned
+    rejected = CounterMetricFamily(
+        "penstock_http_rejections", "Connections ended for what came over them.", labels=("protocol", "status")
+    )
+    for status, count in counters.rejections.items():
+        rejected.add_metric((protocol, str(status)), count)
+    yield rejected
+
+
+def refusing_browsers(handler: Handler) -> Handler:
+    """The handler, for everybody but scripts of web pages."""
+
+    def handle(exchange: Exchange) -> None:
+        if "origin" in exchange.request.headers:
+            exchange.outcome = "AccessDenied"
+            exchange.respond(403, PLAIN_TEXT, b"web pages may not call a server that has no credentials configured\n")
+        else:
+            handler(exchange)
+
+    return handle
+
+
+def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
+    """What TLS needs, or None if it is not configured."""
+    if settings.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidSettings(f"[server] tls_certificate and tls_key cannot be used: {error}") from None
+    return context
+
+
+def url_of(host: str, port: int, is_tls: bool) -> str:
+    """The URL of a listener.
+
+    >>> url_of("::1", 9324, False)
+    'http://[::1]:9324'
+    """
+    return f"{'https' if is_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

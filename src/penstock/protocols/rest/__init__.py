@@ -1,0 +1,1 @@
+"""REST: health, version and metrics."""

@@ -1,0 +1,143 @@
+"""Who may do what: access keys, their secrets, and their rights on queues by name.
+
+Front ends verify in their own way (a signature, a password) who calls, and get a `Principal`. It answers one question:
+does it have this right on that queue? The rights:
+
+    read     receive messages and settle them; look at a queue and its counts
+    write    send messages
+    admin    create, configure, purge and delete queues; move messages between them
+
+None of them includes another. Secrets are compared in constant time, and show in no log: their `repr` hides them.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import msgspec
+
+Right = Literal["read", "write", "admin"]
+RIGHTS: tuple[Right, ...] = ("read", "write", "admin")
+_REMEMBERED_MAX = 10_000
+
+
+class Secret:
+    """A text that shows itself to nobody who does not ask for it.
+
+    >>> Secret("open sesame")
+    Secret(***)
+    >>> Secret("open sesame").matches("open sesame")
+    True
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text itself, to compute a signature with."""
+        return self._text
+
+    def matches(self, text: str) -> bool:
+        """Whether this is the text, in a time that does not tell how much of it is."""
+        return hmac.compare_digest(self._text.encode(), text.encode("utf-8", "surrogateescape"))
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret is neither pickled nor copied")
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """Rights on the queues whose names match one of the patterns (`*` and `?` as in a shell)."""
+
+    queues: tuple[str, ...] = ("*",)
+    rights: tuple[Right, ...] = RIGHTS
+
+
+class Principal:
+    """Who calls, and what it may do.
+
+    >>> worker = Principal("worker", "AK1", [Grant(("orders*",), ("read",))])
+    >>> worker.allows("read", "orders-eu"), worker.allows("write", "orders-eu"), worker.allows("read", "billing")
+    (True, False, False)
+    """
+
+    __slots__ = ("_grants", "_known", "access_key", "name")
+
+    def __init__(self, name: str, access_key: str, grants: Iterable[Grant]) -> None:
+        self.name = name
+        self.access_key = access_key
+        self._grants = tuple(grants)
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def allows(self, right: Right, queue: str) -> bool:
+        """Whether it has this right on the queue."""
+        known = self._known.get((right, queue))
+        if known is None:
+            known = any(_matches(grant, queue) for grant in self._grants if right in grant.rights)
+            if len(self._known) >= _REMEMBERED_MAX:
+                self._known.clear()
+            self._known[right, queue] = known
+        return known
+
+    def __repr__(self) -> str:
+        return f"Principal({self.name!r})"
+
+
+def _matches(grant: Grant, queue: str) -> bool:
+    return any(fnmatchcase(queue, pattern) for pattern in grant.queues)
+
+
+ANYBODY = Principal("anybody", "", [Grant()])
+"""Who calls a server that knows no credentials: may do everything."""
+
+
+class Credential:
+    """An access key, its secret, and whom they stand for."""
+
+    __slots__ = ("access_key", "principal", "secret")
+
+    def __init__(self, access_key: str, secret: Secret, principal: Principal) -> None:
+        self.access_key = access_key
+        self.secret = secret
+        self.principal = principal
+
+    def __repr__(self) -> str:
+        return f"Credential({self.access_key!r}, {self.secret!r}, {self.principal!r})"
+
+
+class Credentials:
+    """Every access key that the server knows. None at all means: everybody on this machine may call.
+
+    >>> nobody = Credentials([])
+    >>> nobody.are_required, nobody.by_access_key("AK1")
+    (False, None)
+    """
+
+    __slots__ = ("_by_access_key", "_decoy")
+
+    def __init__(self, credentials: Iterable[Credential] = ()) -> None:
+        self._by_access_key = {each.access_key: each for each in credentials}
+        self._decoy = Secret("there is no such access key")
+
+    @property
+    def are_required(self) -> bool:
+        """Whether a caller has to say, and prove, who it is."""
+        return bool(self._by_access_key)
+
+    def by_access_key(self, access_key: str) -> Credential | None:
+        """The credential with this access key, which front ends check a signature with."""
+        return self._by_access_key.get(access_key)
+
+    def check_password(self, access_key: str, secret_key: str) -> Principal | None:
+        """Whom access key and secret stand for; None if they do not go together."""
+        credential = self._by_access_key.get(access_key)
+        secret = self._decoy if credential is None else credential.secret
+        is_right = secret.matches(secret_key)
+        return credential.principal if is_right and credential is not None else None

@@ -1,0 +1,139 @@
+"""The server's log: events through `logging`, and a line for each request past it.
+
+Requests are too many for `logging`, which takes longer for a record than the core for a message. `RequestLog` makes
+their lines itself, gathers them, and writes them together a few times a second. Both go to the same stream in the same
+format: JSON, an object a line, for machines; or text for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+import traceback
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import msgspec
+
+from penstock.server.settings import LogSettings
+
+_FLUSH_S = 0.2
+_GATHERED_MAX = 1_000
+"""Lines after which the log is written at once."""
+
+
+class RequestLine(msgspec.Struct):
+    """One request, as the log shows it."""
+
+    time: str
+    level: str
+    protocol: str
+    request_id: str
+    peer: str
+    principal: str
+    action: str
+    queue: str
+    outcome: str
+    status: int
+    duration_ms: float
+    event: str = "request"
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": _timestamp(record.created),
+            "level": record.levelname.lower(),
+            "event": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        return msgspec.json.encode(entry).decode()
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {record.getMessage()}"
+        if record.exc_info:
+            text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
+        return text
+
+
+def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Send everything that is logged to `stream` (by default standard error), as the settings say."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_JsonFormatter() if settings.format == "json" else _TextFormatter())
+    logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
+
+
+def _timestamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class RequestLog:
+    """A line for each request, or for those that failed."""
+
+    def __init__(self, settings: LogSettings, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._is_json = settings.format == "json"
+        self._notes_all = settings.requests == "all"
+        self._notes_errors = settings.requests != "none"
+        self._lines: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wants(self, status: int) -> bool:
+        """Whether a request that ended with this status gets a line."""
+        return self._notes_all or (status >= 400 and self._notes_errors)
+
+    def note(
+        self,
+        protocol: str,
+        status: int,
+        seconds: float,
+        *,
+        request_id: str = "",
+        peer: str = "",
+        principal: str = "",
+        action: str = "",
+        queue: str = "",
+        outcome: str = "",
+    ) -> None:
+        """Add a line; it is written a moment later."""
+        now, duration_ms = _timestamp(time.time()), round(seconds * 1_000, 3)
+        level = "error" if status >= 500 else "warning" if status >= 400 else "info"
+        line = RequestLine(
+            now, level, protocol, request_id, peer, principal, action, queue, outcome, status, duration_ms
+        )
+        self._lines.append(msgspec.json.encode(line).decode() if self._is_json else _as_text(line))
+        if len(self._lines) >= _GATHERED_MAX:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
+
+    def flush(self) -> None:
+        """Write what was gathered. A log that cannot be written is given up, not waited for."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lines, self._lines = self._lines, []
+        if lines:
+            try:
+                self._stream.write("\n".join(lines) + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._notes_all = self._notes_errors = False
+
+
+def _as_text(line: RequestLine) -> str:
+    who = line.principal or line.peer or "-"
+    what = f"{line.protocol} {line.action or '-'} {line.queue or '-'}"
+    how = f"{line.status} {line.outcome} {line.duration_ms} ms"
+    return f"{line.time} {line.level:7} {what}: {how} (request {line.request_id or '-'}, {_printable(who)})"
+
+
+def _printable(text: str) -> str:
+    """Nobody writes a second line into the log."""
+    return text if text.isprintable() else ascii(text)

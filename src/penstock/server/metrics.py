@@ -1,0 +1,172 @@
+"""What the server counts, in Prometheus' format.
+
+Requests are counted on the hot path, so `RequestMeter` keeps plain lists and makes Prometheus' families of them only
+when somebody asks. Queues are not counted at all: their counts are exact in the core, and fetched when somebody asks.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from penstock.core.commands import ChannelStats, Stats
+from penstock.store.embedded import StoreStats
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
+"""The upper bounds of the duration histogram. The last is SQS's longest poll."""
+_SERIES_MAX = 10_000
+"""No client can fill the memory with labels of its own making."""
+
+Source = Callable[[], Iterable[Metric]]
+
+
+class RequestMeter:
+    """Counts requests and their durations, by protocol, action and outcome.
+
+    >>> meter = RequestMeter()
+    >>> meter.note("sqs", "SendMessage", "ok", 0.0015)
+    >>> [family.name for family in meter.families()]
+    ['penstock_requests', 'penstock_request_duration_seconds']
+    """
+
+    __slots__ = ("_counts", "_durations")
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, str], int] = {}
+        self._durations: dict[tuple[str, str], list[float]] = {}
+        """A bucket for each bound, one for what is above, and the sum."""
+
+    def note(self, protocol: str, action: str, outcome: str, seconds: float) -> None:
+        """Count a request."""
+        key = (protocol, action, outcome)
+        count = self._counts.get(key)
+        if count is None:
+            if len(self._counts) >= _SERIES_MAX:
+                return
+            count = 0
+        self._counts[key] = count + 1
+        durations = self._durations.get((protocol, action))
+        if durations is None:
+            durations = self._durations[protocol, action] = [0.0] * (len(BOUNDS_S) + 2)
+        durations[bisect_left(BOUNDS_S, seconds)] += 1
+        durations[-1] += seconds
+
+    def families(self) -> Iterator[Metric]:
+        """The counts so far."""
+        requests = CounterMetricFamily(
+            "penstock_requests", "Requests answered.", labels=("protocol", "action", "outcome")
+        )
+        for labels, count in self._counts.items():
+            requests.add_metric(labels, count)
+        yield requests
+        durations = HistogramMetricFamily(
+            "penstock_request_duration_seconds", "From request to response.", labels=("protocol", "action")
+        )
+        for pair, row in self._durations.items():
+            durations.add_metric(pair, _cumulated(row), row[-1])
+        yield durations
+
+
+def _cumulated(row: list[float]) -> list[tuple[str, float]]:
+    total, buckets = 0.0, []
+    for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], row[:-1], strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets
+
+
+def queue_families(queues: Iterable[Stats]) -> Iterator[Metric]:
+    """The counts of queues and their channels, exact."""
+    all_queues = list(queues)
+    for name, text, of_queue in _QUEUE_GAUGES:
+        gauge = GaugeMetricFamily(f"penstock_queue_{name}", text, labels=("queue",))
+        for stats in all_queues:
+            gauge.add_metric((stats.name,), of_queue(stats))
+        yield gauge
+    sent = CounterMetricFamily("penstock_queue_messages_sent", "Messages ever sent to the queue.", labels=("queue",))
+    for stats in all_queues:
+        sent.add_metric((stats.name,), stats.sent)
+    yield sent
+    for name, text, is_counter, of_channel in _CHANNEL_SERIES:
+        family_of = CounterMetricFamily if is_counter else GaugeMetricFamily
+        family = family_of(f"penstock_channel_{name}", text, labels=("queue", "channel"))
+        for stats in all_queues:
+            for channel in stats.channels.values():
+                family.add_metric((stats.name, channel.name), of_channel(channel))
+        yield family
+
+
+_QUEUE_GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
+    ("messages", "Messages in the store, whatever their state.", lambda stats: stats.messages),
+    ("bytes", "Bytes of the messages in the store.", lambda stats: stats.bytes),
+    ("quarantined_messages", "Messages in damaged chunks.", lambda stats: stats.quarantined),
+)
+
+_CHANNEL_SERIES: tuple[tuple[str, str, bool, Callable[[ChannelStats], float]], ...] = (
+    ("ready_messages", "Messages that can be received now.", False, lambda channel: channel.ready),
+    ("leased_messages", "Messages in flight.", False, lambda channel: channel.leased),
+    ("delayed_messages", "Messages that wait for their time.", False, lambda channel: channel.delayed),
+    ("waiting_receivers", "Receives that wait for messages.", False, lambda channel: channel.waiting_receivers),
+    (
+        "oldest_message_timestamp_seconds",
+        "When the oldest message that is not done was sent; 0 if there is none.",
+        False,
+        lambda channel: (channel.oldest_ms or 0) / 1_000,
+    ),
+    ("acked_messages", "Messages acknowledged.", True, lambda channel: channel.acked),
+    ("failed_deliveries", "Deliveries released, or whose lease ran out.", True, lambda channel: channel.failed),
+    ("dead_messages", "Messages sent to the dead-letter queue.", True, lambda channel: channel.dead),
+)
+
+
+def store_families(stats: StoreStats) -> Iterator[Metric]:
+    """What the store has done."""
+    for name, text, value in (
+        ("commits", "Commits made durable.", stats.commits),
+        ("commits_waited", "Commits that had to wait for the table.", stats.commits_waited),
+        ("chunks_died_young", "Chunks consumed before they went to the table.", stats.chunks_died_young),
+        ("chunks_applied", "Chunks written to the table.", stats.chunks_applied),
+        ("apply_failures", "Times that the table could not be written.", stats.apply_failures),
+    ):
+        yield CounterMetricFamily(f"penstock_store_{name}", text, value=value)
+    yield GaugeMetricFamily(
+        "penstock_store_unapplied_bytes", "What is in memory on its way to the table.", value=stats.unapplied_bytes
+    )
+
+
+class _Sources(Collector):
+    def __init__(self, sources: Iterable[Source]) -> None:
+        self._sources = list(sources)
+
+    def collect(self) -> Iterator[Metric]:
+        for source in self._sources:
+            yield from source()
+
+
+class ProcessMetrics:
+    """Memory, processor time, open files and garbage collection of this process."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        if hasattr(gc, "callbacks"):
+            GCCollector(registry=self._registry)
+
+    def families(self) -> Iterable[Metric]:
+        """The process as it is now."""
+        return self._registry.collect()
+
+
+def render(sources: Iterable[Source]) -> bytes:
+    """The text that Prometheus reads."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Sources(sources))
+    return generate_latest(registry)

@@ -1,0 +1,232 @@
+"""A node: the store, its shard, and the front ends that serve them, started and stopped in order.
+
+A stop loses nothing and keeps nobody waiting:
+
+    1. no front end takes new connections; idle ones are closed
+    2. requests in flight are answered; only those that wait for messages (long polls) are left
+    3. the shard closes: the lazy rest is committed, and every wait ends with no messages
+    4. those last responses leave, and the connections close
+
+Front ends know bytes; the node knows none of them by name. `penstock.serve` puts them together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import msgspec
+from prometheus_client.core import Metric
+
+from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue, QueueInfo
+from penstock.core.config import QueueConfig
+from penstock.core.errors import QueueNotFound
+from penstock.server.auth import Credentials
+from penstock.server.clock import Clock, SystemClock
+from penstock.server.log import RequestLog
+from penstock.server.metrics import RequestMeter, store_families
+from penstock.server.settings import DeclaredQueue, InvalidSettings, Settings
+from penstock.server.shard import Shard
+from penstock.server.tasks import AsyncShard
+from penstock.store.base import Store
+from penstock.store.embedded import EmbeddedStore, open_store
+from penstock.store.memory import MemoryStore
+
+log = logging.getLogger("penstock.node")
+
+MEMORY = ":memory:"
+_ENTROPY_BYTES = 64
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a front end listens."""
+
+    host: str
+    port: int
+    url: str
+
+
+@dataclass
+class Services:
+    """What a front end gets from its node."""
+
+    shard: AsyncShard
+    settings: Settings
+    credentials: Credentials
+    meter: RequestMeter
+    request_log: RequestLog
+    metric_sources: list[Callable[[], Iterable[Metric]]]
+    """A front end adds what it wants to be shown among the metrics."""
+    is_stopping: bool = False
+
+
+class FrontEnd(Protocol):
+    """A server of some protocol."""
+
+    name: str
+
+    async def start(self, services: Services) -> Address:
+        """Listen."""
+        ...
+
+    def stop_accepting(self) -> None:
+        """Take no new connections, close idle ones."""
+        ...
+
+    async def settled(self, grace_s: float) -> bool:
+        """Wait until only requests that wait for messages are in flight; False if that takes too long."""
+        ...
+
+    async def drain(self, grace_s: float) -> None:
+        """Answer what is left, then close everything."""
+        ...
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What a node says when it serves: the content of `--ready-file`."""
+
+    version: str
+    pid: int
+    data: str
+    listening: dict[str, Address]
+
+    def line(self) -> str:
+        """For people: a single line."""
+        where = ", ".join(f"{name} {address.url}" for name, address in self.listening.items())
+        return f"penstock {self.version} ready: {where}, data {self.data}"
+
+
+class Node:
+    """`async with Node(settings, front_ends, version) as ready`, or `start` and `stop`."""
+
+    def __init__(
+        self, settings: Settings, front_ends: Sequence[FrontEnd], version: str, *, clock: Clock | None = None
+    ) -> None:
+        self._settings = settings
+        self._front_ends = list(front_ends)
+        self._version = version
+        self._clock = clock or SystemClock()
+        self._started: list[FrontEnd] = []
+        self._store: Store | None = None
+        self._services: Services | None = None
+
+    @property
+    def services(self) -> Services:
+        """What the front ends got."""
+        assert self._services is not None, "the node was not started"
+        return self._services
+
+    async def start(self) -> Ready:
+        """Open the store, declare the queues, listen. If anything of that fails, nothing is left open."""
+        self._settings.check()
+        credentials = self._settings.open_credentials()
+        shard = await asyncio.to_thread(Shard, self._open_store, self._clock, lambda: os.urandom(_ENTROPY_BYTES))
+        self._services = Services(
+            shard=AsyncShard(shard, commit_in_thread=self._settings.server.commit_in_thread),
+            settings=self._settings,
+            credentials=credentials,
+            meter=RequestMeter(),
+            request_log=RequestLog(self._settings.log),
+            metric_sources=[self._store_metrics],
+        )
+        self._services.metric_sources.append(self._services.meter.families)
+        try:
+            await declare_queues(self._services.shard, self._settings.queues)
+            return Ready(self._version, os.getpid(), self._settings.server.data, await self._listen())
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _listen(self) -> dict[str, Address]:
+        listening: dict[str, Address] = {}
+        for front_end in self._front_ends:
+            try:
+                listening[front_end.name] = await front_end.start(self.services)
+            except OSError as error:
+                raise InvalidSettings(f"{front_end.name} cannot listen: {error}") from error
+            self._started.append(front_end)
+        return listening
+
+    async def stop(self) -> None:
+        """Answer what is in flight, end the waits, commit, close. Once more does nothing."""
+        services, started = self._services, self._started
+        if services is None or services.is_stopping:
+            return
+        services.is_stopping = True
+        grace_s = self._settings.server.stop_grace_s
+        for front_end in started:
+            front_end.stop_accepting()
+        settled = await asyncio.gather(*(front_end.settled(grace_s) for front_end in started))
+        if not all(settled):
+            log.warning("some requests were still in flight after %g s", grace_s)
+        try:
+            await services.shard.close()
+        finally:
+            await asyncio.gather(*(front_end.drain(grace_s) for front_end in started))
+            services.request_log.flush()
+
+    async def __aenter__(self) -> Ready:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _open_store(self) -> Store:
+        """Also called by the shard when it has to open the store again."""
+        data = self._settings.server.data
+        if data == MEMORY:
+            self._store = self._store or MemoryStore()
+        else:
+            self._store = open_store(Path(data))
+        return self._store
+
+    def _store_metrics(self) -> Iterable[Metric]:
+        if isinstance(self._store, EmbeddedStore):
+            return store_families(self._store.stats)
+        return ()
+
+
+# -- declared queues ---------------------------------------------------------------------------------------------------
+
+
+async def declare_queues(shard: AsyncShard, queues: Iterable[DeclaredQueue]) -> None:
+    """Create the queues that are not there; change the settings of those that are, as far as the file gives any."""
+    declared = list(queues)
+    for queue in declared:
+        await _declare(shard, queue)
+    names = {queue.name for queue in declared}
+    for queue in declared:
+        if queue.dead_letter is not None and queue.dead_letter not in names:
+            await _expect_queue(shard, queue.dead_letter, f"the dead-letter queue of {queue.name!r}")
+
+
+async def _declare(shard: AsyncShard, queue: DeclaredQueue) -> None:
+    changes = queue.changes()
+    with contextlib.suppress(QueueNotFound):
+        info: QueueInfo = await shard.call(DescribeQueue(name=queue.name))
+        kind = changes.pop("kind", info.config.kind)
+        if kind != info.config.kind:
+            raise InvalidSettings(
+                f"the queue {queue.name!r} exists, and is {info.config.kind}: it cannot become {kind}"
+            )
+        if info.config.changed(changes) != info.config:
+            log.info("the queue %s is changed as declared: %s", queue.name, ", ".join(sorted(changes)))
+            await shard.call(ChangeQueue(name=queue.name, changes=changes))
+        return
+    await shard.call(CreateQueue(name=queue.name, config=QueueConfig().changed(changes)))
+
+
+async def _expect_queue(shard: AsyncShard, name: str, what: str) -> None:
+    try:
+        await shard.call(DescribeQueue(name=name))
+    except QueueNotFound:
+        raise InvalidSettings(f"{what}, {name!r}, does not exist: declare it as well") from None

@@ -1,0 +1,343 @@
+"""What a server is told: `penstock.toml`, and the flags that override it.
+
+The file's shape is the structs below: a table for each section, a field for each key. Keys that are not there are
+errors, and the message names the right ones. docs/server.md describes them for users.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import socket
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.core.config import Backoff, Kind, PolicyName, QueueConfig, Scope, check_name
+from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.server.auth import Credential, Credentials, Grant, Principal, Right, Secret
+
+SECOND_MS = 1_000
+
+
+class InvalidSettings(InvalidRequest):
+    """`penstock.toml` or a flag cannot be followed as it is."""
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of penstock.toml."""
+
+
+class ServerSettings(_Section, frozen=True):
+    """Where the server keeps its data, and where it listens."""
+
+    data: str = "./data"
+    host: str = "127.0.0.1"
+    sqs_port: int = 9324
+    http_port: int = 9325
+    nsq_tcp_port: int = 4150
+    nsq_http_port: int = 4151
+    insecure: bool = False
+    """Serve other machines although there are no credentials."""
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    commit_in_thread: bool = False
+    """Keep the event loop free while a commit is on its way to the disk; costs throughput."""
+    stop_grace_s: float = 10.0
+    """How long a stop waits for requests in flight."""
+
+
+class HttpLimits(_Section, frozen=True):
+    """What an HTTP client may ask of the server."""
+
+    header_bytes_max: int = 32 * 1024
+    body_bytes_max: int = 8 * 1024 * 1024
+    connections_max: int = 10_000
+    pipelined_max: int = 32
+    """Requests that may wait behind the one in flight; beyond, the connection is not read from."""
+    header_timeout_s: float = 10.0
+    """From a request's first byte to the end of its header."""
+    body_timeout_s: float = 60.0
+    """From the header's end to the body's; and for the client to read a response."""
+    idle_timeout_s: float = 120.0
+    """Between two requests of a connection."""
+
+
+class SqsSettings(_Section, frozen=True):
+    """How the SQS front end presents itself."""
+
+    limits: Literal["strict", "relaxed"] = "strict"
+    """Relaxed: what AWS limits for its own sake (sizes, waits, batch entries) goes as far as Penstock can."""
+    region: str = "us-east-1"
+    account: str = "000000000000"
+    auto_create: bool = False
+    """Create a queue when it is first used, instead of saying that it does not exist."""
+
+
+class LogSettings(_Section, frozen=True):
+    """What is logged, and how."""
+
+    format: Literal["json", "text"] = "text"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    requests: Literal["all", "errors", "none"] = "errors"
+    """Which requests get a line of their own."""
+
+
+class Allowance(_Section, frozen=True):
+    """Rights on queues: a `[[credentials.allow]]` table."""
+
+    rights: list[Right]
+    queues: str | list[str] = "*"
+
+
+class CredentialSettings(_Section, frozen=True):
+    """An access key: a `[[credentials]]` table. Without `allow` it may do everything."""
+
+    access_key: str
+    secret_key: str | None = None
+    secret_key_env: str | None = None
+    """The environment variable that holds the secret."""
+    secret_key_file: str | None = None
+    """The file that holds the secret."""
+    name: str | None = None
+    """Whom the key stands for, in logs and as SQS's SenderId."""
+    allow: list[Allowance] | None = None
+
+    def __repr__(self) -> str:
+        return f"CredentialSettings({self.access_key!r})"
+
+
+Unlimited = Literal["none"]
+"""TOML has no null: `retention = "none"` keeps messages for ever."""
+
+
+class DeclaredQueue(_Section, frozen=True):
+    """A queue that is there when the server is ready: a `[[queues]]` table. Times are seconds.
+
+    What is not given keeps its default when the queue is created, and stays as it is when the queue exists.
+    """
+
+    name: str
+    kind: Kind | None = None
+    """By default "fifo" if the name ends with `.fifo`."""
+    lease: float | None = None
+    retention: float | Unlimited | None = None
+    retention_bytes: int | Unlimited | None = None
+    delay: float | None = None
+    message_bytes_max: int | None = None
+    receive_wait: float | None = None
+    max_receives: int | None = None
+    dead_letter: str | None = None
+    backoff: Backoff | None = None
+    policy: PolicyName | None = None
+    consume_times: int | None = None
+    content_dedup: bool | None = None
+    dedup_scope: Scope | None = None
+    throughput_scope: Scope | None = None
+    throughput_per_second: int | Unlimited | None = None
+    in_flight_max: int | None = None
+    consumer_retention: float | Unlimited | None = None
+    tags: dict[str, str] | None = None
+
+    def changes(self) -> dict[str, Any]:
+        """The settings that are given, as the core names them; checked together."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__ if name != "name"}
+        changes = dict(_as_in_core(name, value) for name, value in given.items() if value is not None)
+        if self.kind is None and self.name.endswith(".fifo"):
+            changes["kind"] = "fifo"
+        return changes
+
+
+_LENGTHS = frozenset({"lease", "retention", "delay", "receive_wait", "consumer_retention"})
+
+
+def _as_in_core(name: str, value: Any) -> tuple[str, Any]:
+    if name in _LENGTHS:
+        return f"{name}_ms", None if value == "none" else round(value * SECOND_MS)
+    return name, None if value == "none" else value
+
+
+class Settings(_Section, frozen=True):
+    """All of penstock.toml.
+
+    >>> Settings().server.sqs_port
+    9324
+    """
+
+    server: ServerSettings = ServerSettings()
+    http: HttpLimits = HttpLimits()
+    sqs: SqsSettings = SqsSettings()
+    log: LogSettings = LogSettings()
+    credentials: list[CredentialSettings] = []
+    queues: list[DeclaredQueue] = []
+
+    def with_server(self, **overrides: Any) -> Settings:
+        """These settings, with some of the server's overridden (by flags).
+
+        >>> Settings().with_server(sqs_port=0, host=None).server.sqs_port
+        0
+        """
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return msgspec.structs.replace(self, server=msgspec.structs.replace(self.server, **given))
+
+    def with_sqs(self, **overrides: Any) -> Settings:
+        """These settings, with some of the SQS front end's overridden."""
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return msgspec.structs.replace(self, sqs=msgspec.structs.replace(self.sqs, **given))
+
+    def check(self) -> None:
+        """Raise `InvalidSettings` for the first thing that cannot be followed."""
+        for name in ("sqs_port", "http_port", "nsq_tcp_port", "nsq_http_port"):
+            if not 0 <= getattr(self.server, name) <= 65_535:
+                raise InvalidSettings(f"[server] {name} is {getattr(self.server, name)}: a port is from 0 to 65535")
+        if (self.server.tls_certificate is None) != (self.server.tls_key is None):
+            raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
+        if not (len(self.sqs.account) == 12 and self.sqs.account.isdigit() and self.sqs.account.isascii()):
+            raise InvalidSettings(f"[sqs] account is {self.sqs.account!r}: an account has 12 digits")
+        for name in self.http.__struct_fields__:
+            if not getattr(self.http, name) > 0:
+                raise InvalidSettings(f"[http] {name} is {getattr(self.http, name)}: it must be larger than 0")
+        self._check_queues()
+        self._check_exposure()
+
+    def _check_queues(self) -> None:
+        seen: set[str] = set()
+        for queue in self.queues:
+            if queue.name in seen:
+                raise InvalidSettings(f"the queue {queue.name!r} is declared twice")
+            seen.add(queue.name)
+            try:
+                check_name(queue.name, "queue")
+                QueueConfig().changed(queue.changes())
+            except PenstockError as error:
+                raise InvalidSettings(f"the declared queue {queue.name!r}: {error}") from None
+
+    def _check_exposure(self) -> None:
+        server = self.server
+        if self.credentials or server.insecure or is_loopback(server.host):
+            return
+        raise InvalidSettings(
+            f"host {server.host!r} can be reached from other machines, and there are no credentials: add "
+            "[[credentials]] to penstock.toml, or listen on 127.0.0.1, or say --insecure if everybody may read and "
+            "delete everything"
+        )
+
+    def open_credentials(self) -> Credentials:
+        """The credentials, with their secrets fetched from where they are kept."""
+        found: dict[str, Credential] = {}
+        for each in self.credentials:
+            if each.access_key in found:
+                raise InvalidSettings(f"the access key {each.access_key!r} is there twice")
+            found[each.access_key] = _credential(each)
+        return Credentials(found.values())
+
+
+def _credential(settings: CredentialSettings) -> Credential:
+    grants = [Grant()] if settings.allow is None else [_grant(allowance) for allowance in settings.allow]
+    principal = Principal(settings.name or settings.access_key, settings.access_key, grants)
+    return Credential(settings.access_key, Secret(_secret(settings)), principal)
+
+
+def _grant(allowance: Allowance) -> Grant:
+    queues = [allowance.queues] if isinstance(allowance.queues, str) else allowance.queues
+    return Grant(tuple(queues), tuple(allowance.rights))
+
+
+def _secret(settings: CredentialSettings) -> str:
+    where = f"the credentials of {settings.access_key!r}"
+    sources = [settings.secret_key, settings.secret_key_env, settings.secret_key_file]
+    if sum(source is not None for source in sources) != 1:
+        raise InvalidSettings(f"{where}: give one of secret_key, secret_key_env and secret_key_file")
+    if settings.secret_key is not None:
+        secret = settings.secret_key
+    elif settings.secret_key_env is not None:
+        secret = os.environ.get(settings.secret_key_env, "")
+    else:
+        secret = _read_secret(Path(str(settings.secret_key_file)), where)
+    if not secret or not settings.access_key:
+        raise InvalidSettings(f"{where}: neither the access key nor the secret may be empty")
+    return secret
+
+
+def _read_secret(path: Path, where: str) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"{where}: the secret cannot be read from {path}: {error}") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("")
+    (True, True, False, False)
+    """
+    if not host:
+        return False
+    try:
+        addresses = [str(found[4][0]) for found in socket.getaddrinfo(host, None)]
+    except OSError as error:
+        raise InvalidSettings(f"[server] host is {host!r}, which is no address of this machine: {error}") from None
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def load(path: str | os.PathLike[str]) -> Settings:
+    """The settings of a file. Not yet checked: flags may change them."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"{os.fspath(path)} cannot be read: {error}") from None
+    return parse(text, os.fspath(path))
+
+
+def parse(text: str, name: str = "penstock.toml") -> Settings:
+    """The settings of a file's text.
+
+    >>> parse('[server]\\nsqs_prot = 1')
+    Traceback (most recent call last):
+        ...
+    penstock.server.settings.InvalidSettings: penstock.toml: [server] has no key 'sqs_prot', perhaps 'sqs_port' is ...
+    """
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSettings(f"{name} is not TOML: {error}") from None
+    _check_keys(raw, Settings, name, "the file")
+    try:
+        return msgspec.convert(raw, Settings)
+    except msgspec.ValidationError as error:
+        raise InvalidSettings(f"{name}: {str(error).replace('`$.', '`')}") from None
+
+
+def _check_keys(raw: Any, shape: type[msgspec.Struct], name: str, where: str) -> None:
+    """Name the first key that the shape does not have, and the ones that it has."""
+    if not isinstance(raw, dict):
+        return
+    hints = typing.get_type_hints(shape)
+    for key, value in raw.items():
+        if key not in shape.__struct_fields__:
+            known = ", ".join(shape.__struct_fields__)
+            near = difflib.get_close_matches(key, shape.__struct_fields__, 1)
+            guess = f", perhaps {near[0]!r} is meant" if near else ""
+            raise InvalidSettings(f"{name}: {where} has no key {key!r}{guess}; its keys are: {known}")
+        inner = _struct_in(hints[key])
+        if inner is not None:
+            within = where.strip("[]") + "." if where.startswith("[") else ""
+            for each in value if isinstance(value, list) else [value]:
+                title = f"[[{within}{key}]]" if isinstance(value, list) else f"[{within}{key}]"
+                _check_keys(each, inner, name, title)
+
+
+def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
+    """The struct that a field holds, alone, in a list, or perhaps."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint
+    found = [_struct_in(argument) for argument in typing.get_args(hint)]
+    return next((struct for struct in found if struct is not None), None)
