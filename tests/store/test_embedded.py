@@ -274,6 +274,62 @@ def test_damaged_table_found_by_the_applier_refuses_commits() -> None:
     store.close()
 
 
+def test_applier_that_meets_a_bug_refuses_commits_and_loses_nothing(tmp_path: Path) -> None:
+    class BrokenChunk:
+        """Its second encoding, for the table, fails."""
+
+        nbytes = 3
+        encoded = 0
+
+        def parts(self) -> list[bytes]:
+            self.encoded += 1
+            if self.encoded > 1:
+                raise RuntimeError("a bug")
+            return [b"abc"]
+
+    store = open_embedded(tmp_path, options=StoreOptions(apply_live_bytes=1))
+    changes = changes_of(records={b"r": b"1"})
+    changes.put_chunk(b"c", BrokenChunk())
+    store.commit(changes)
+    until(lambda: store.stats.apply_failures == 1)
+    with pytest.raises(CommitFailed, match="RuntimeError: a bug"):
+        store.commit(changes_of({b"d": b"y"}))
+    store.close()
+    store = open_embedded(tmp_path)
+    assert content(store) == Model({b"c": b"abc"}, {b"r": b"1"})
+    store.close()
+
+
+def test_chunk_that_lies_about_its_length_is_refused(tmp_path: Path) -> None:
+    class LyingChunk:
+        def __init__(self, nbytes: int) -> None:
+            self.nbytes = nbytes
+
+        def parts(self) -> list[bytes]:
+            return [b"abc"]
+
+    store = open_embedded(tmp_path)
+    for nbytes in (2, 4):
+        changes = changes_of(records={b"r": b"1"})
+        changes.put_chunk(b"c", LyingChunk(nbytes))
+        with pytest.raises(AssertionError, match="nbytes"):
+            store.commit(changes)
+    store.commit(changes_of({b"d": b"fine"}))
+    store.close(apply=False)
+    store = open_embedded(tmp_path)
+    assert content(store) == Model({b"d": b"fine"})
+    store.close()
+
+
+def test_bound_below_the_threshold_of_the_applier_does_not_block_for_ever() -> None:
+    options = StoreOptions(apply_after_seconds=1000, apply_live_bytes=1 << 30, unapplied_bytes_max=100_000)
+    store = EmbeddedStore(MemoryJournal(), MemoryTable(), options)
+    for number in range(20):
+        store.commit(changes_of({b"c/%d" % number: BODY}))
+    assert len(store.list_chunks(b"", b"", 100)) == 20
+    store.close()
+
+
 def test_applier_that_finds_no_room_refuses_chunks_and_goes_on_when_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.store.embedded.RETRY_SECONDS", 0.01)
     table = GatedTable()

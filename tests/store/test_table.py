@@ -95,8 +95,9 @@ def test_failed_migration_leaves_the_earlier_schema(tmp_path: Path, monkeypatch:
 def test_file_that_is_no_table_is_an_error(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     (tmp_path / TABLE_NAME).write_bytes(b"not a database, but long enough to be taken for one" * 500)
-    with pytest.raises(StoreDamaged, match=TABLE_NAME):
-        open_store(tmp_path)
+    for read_only in (False, True):
+        with pytest.raises(StoreDamaged, match=TABLE_NAME):
+            open_store(tmp_path, read_only=read_only)
 
 
 def test_deleting_a_big_queue_shrinks_the_file(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from penstock.core.errors import StoreError
 from penstock.store.ballast import Ballast
 from penstock.store.base import Store, Table
 from penstock.store.disk import Disk, RealDisk, is_full
-from penstock.store.errors import CommitFailed, DiskFull
+from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
 from penstock.store.journal.base import Journal
 from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
 from penstock.store.layer import Layer, Missing, joined, list_chunks, scan
@@ -153,8 +153,7 @@ class EmbeddedStore:
         """Make the changes durable, all or nothing."""
         if not changes:
             return
-        if self._failure is not None:
-            raise self._failure
+        self._refuse_after_failure()
         layers = self._layers
         if layers[0].live_bytes + (layers[1].live_bytes if len(layers) > 1 else 0) > self._options.unapplied_bytes_max:
             self._wait_for_applier()
@@ -173,6 +172,10 @@ class EmbeddedStore:
                 self._changed.notify_all()
         if due and self._applier is None:
             self._apply_or_note()
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args) from self._failure
 
     def _append(self, changes: Changes) -> int:
         try:
@@ -196,8 +199,7 @@ class EmbeddedStore:
             self._stats.commits_waited += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._no_room or self._failure or not self._is_over_bound())
-        if self._failure is not None:
-            raise self._failure
+        self._refuse_after_failure()
 
     def _is_over_bound(self) -> bool:
         return self._unapplied_bytes() > self._options.unapplied_bytes_max
@@ -317,7 +319,7 @@ class EmbeddedStore:
             self.apply_now()
         except DiskFull as error:
             self._note_no_room(error)
-        except StoreError as error:
+        except Exception as error:  # nobody waits in vain for an applier that is gone
             self._fail(error)
 
     def _note_no_room(self, error: DiskFull) -> None:
@@ -327,10 +329,13 @@ class EmbeddedStore:
             self._no_room_at = time.monotonic()
             self._changed.notify_all()
 
-    def _fail(self, error: StoreError) -> None:
+    def _fail(self, error: Exception) -> None:
+        """Refuse every commit from now on. What was committed is in the journal: opening again starts from there."""
+        failure = error if isinstance(error, (CommitFailed, StoreDamaged)) else CommitFailed(_not_applied(error))
+        failure.__cause__ = error.__cause__ if failure is error else error
         with self._changed:
             self._stats.apply_failures += 1
-            self._failure = error
+            self._failure = failure
             self._changed.notify_all()
 
     def _apply_when_due(self) -> None:
@@ -351,7 +356,7 @@ class EmbeddedStore:
         """How long the applier may rest; None until somebody wakes it."""
         if self._no_room is not None:
             return self._no_room_at + RETRY_SECONDS - time.monotonic()
-        if len(self._layers) > 1 or self._is_due(self._newest):
+        if len(self._layers) > 1 or self._is_due(self._newest) or self._is_over_bound():
             return 0.0
         if not self._newest:
             return None
@@ -490,6 +495,13 @@ def open_embedded(
             raise _cannot_open(directory, error) from error
         opened.pop_all()
         return store
+
+
+def _not_applied(error: Exception) -> str:
+    return (
+        f"committed changes could not be brought into the table ({type(error).__name__}: {error}). They are safe in "
+        "the journal: open the store again."
+    )
 
 
 def _cannot_open(directory: Path, error: OSError) -> StoreError:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from penstock.core.changes import Buffer
 from penstock.core.errors import StoreError
-from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged, StoreLocked, StoreVersion
+from penstock.store.errors import DiskFull, StoreDamaged, StoreLocked, StoreVersion
 from penstock.store.keys import prefix_end
 
 PAGE_BYTES = 16384
@@ -96,7 +96,7 @@ def translate(error: sqlite3.Error, path: Path) -> StoreError:
         return StoreDamaged(f"table {path} is damaged ({error}). Restore the directory from a backup.")
     if name.startswith("SQLITE_READONLY"):
         return StoreLocked(f"table {path} is open in this process through read_only=True: close it first ({error}).")
-    return CommitFailed(f"table {path}: {error} ({name or type(error).__name__})")
+    return StoreError(f"table {path}: {error} ({name or type(error).__name__})")
 
 
 def connect(uri: str) -> sqlite3.Connection:

@@ -30,7 +30,7 @@ from penstock.store.errors import StoreDamaged, StoreReadOnly
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, scan
 from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
-from penstock.store.table import TableReads, connect, schema_version, translated
+from penstock.store.table import TableReads, connect, schema_version, translate, translated
 
 ATTEMPTS_MAX = 100
 SAME_FINDINGS_MAX = 5
@@ -71,12 +71,18 @@ class StoreView:
                 findings.append(str(error))
                 if isinstance(error, StoreDamaged) and findings.count(str(error)) >= SAME_FINDINGS_MAX:
                     raise
+            except BaseException as error:
+                self.close()
+                if isinstance(error, sqlite3.Error):
+                    raise translate(error, self._path) from error
+                raise
             time.sleep(PAUSE_SECONDS)
         raise StoreError(
             f"no consistent state of {self._directory} in {ATTEMPTS_MAX} attempts; the last said: {findings[-1]}"
         )
 
     def _look(self) -> None:
+        """One attempt. What it opened is closed again by whoever handles its errors."""
         self.close()
         connection = self._connection = connect(self._uri())
         connection.execute("BEGIN")

@@ -29,6 +29,7 @@ sync has left it in the page cache only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import time
 from collections import deque
@@ -201,8 +202,9 @@ class FileJournal:
         if len(parts) > BUFFERS_PER_WRITE_MAX:
             parts = [b"".join(parts)]
         written = segment.file.write(parts, offset)
-        if written < nbytes:
+        if written != nbytes:
             rest = memoryview(b"".join(parts))
+            assert len(rest) == nbytes, "a chunk's nbytes is not the length of its parts"
             while written < nbytes:
                 written += segment.file.write([rest[written:]], offset + written)
 
@@ -305,6 +307,8 @@ class FileJournal:
             segment = self._recycle() or self._create_segment(self._next_sequence(), self._next_size())
         except OSError as error:
             refusal = error
+        except Exception as error:  # nobody waits in vain for a thread that is gone
+            refusal = OSError(errno.EIO, f"{type(error).__name__}: {error}")
         with self._changed:
             if segment is not None:
                 self._add_ready(segment)

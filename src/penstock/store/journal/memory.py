@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 from penstock.core.changes import Changes
@@ -22,6 +23,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         self._trimmed = 0
         self._commits: list[Changes] = []
+        self._lock = threading.Lock()
 
     def replay(self, after: int) -> Iterator[tuple[int, Changes]]:
         """Every commit after a position, in order."""
@@ -30,14 +32,16 @@ class MemoryJournal:
 
     def append(self, changes: Changes) -> int:
         """Keep a commit."""
-        self._commits.append(changes)
-        return self._trimmed + len(self._commits)
+        with self._lock:
+            self._commits.append(changes)
+            return self._trimmed + len(self._commits)
 
     def trim(self, position: int) -> None:
         """Forget the commits up to a position."""
-        count = max(0, position - self._trimmed)
-        del self._commits[:count]
-        self._trimmed += count
+        with self._lock:
+            count = max(0, position - self._trimmed)
+            del self._commits[:count]
+            self._trimmed += count
 
     def close(self) -> None:
         """Nothing to let go of."""
