@@ -6,8 +6,17 @@ import pytest
 
 from penstock.core import commands as c
 from penstock.core.errors import ChannelNotFound, ConsumerNotFound, InvalidName, InvalidRequest, RewindRefused
-from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, Desk, attempts_of, bodies_of, bodies_of_runs, sequences_of
-from tests.core.test_broker_fifo import _calls_of
+from tests.core.driver import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    Desk,
+    attempts_of,
+    bodies_of,
+    bodies_of_runs,
+    calls_of,
+    sequences_of,
+)
 
 
 def test_every_channel_gets_every_message() -> None:
@@ -286,7 +295,7 @@ def test_consumers_ack_costs_the_same_whatever_waits_behind() -> None:
         for _ in range(backlog):
             desk.send(b"x")
         desk.do(c.AckConsumer(queue="q", consumer="reader", offset=1))
-        calls.append(_calls_of(lambda desk=desk: desk.do(c.AckConsumer(queue="q", consumer="reader", offset=2))))
+        calls.append(calls_of(lambda desk=desk: desk.do(c.AckConsumer(queue="q", consumer="reader", offset=2))))
     assert calls[1] < 3 * calls[0]
 
 

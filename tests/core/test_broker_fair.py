@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from statistics import mean
 
+from penstock.core import commands as c
 from tests.core.driver import Desk, bodies_of, spans_of
 
 GROUPS = 100
@@ -53,7 +54,7 @@ def _mean_wait_of_quiet_groups(*, noisy: int) -> float:
     desk.create(retention_ms=None)
     sent_ms: dict[bytes, int] = {}
     waits: dict[str, list[int]] = defaultdict(list)
-    busy: deque[tuple[int, list]] = deque()  # type: ignore[type-arg]
+    busy: deque[tuple[int, list[c.Span]]] = deque()
     round_ms = 90  # 12 workers can do 108 messages in it, 99 quiet ones and the noisy one's first few
     start_ms = desk.now_ms
     for tick in range(ROUNDS * round_ms // 5):
@@ -67,8 +68,6 @@ def _mean_wait_of_quiet_groups(*, noisy: int) -> float:
                     desk.send(*bodies, group=str(group))
                     sent_ms.update(dict.fromkeys(bodies, at_ms))
         while busy and busy[0][0] <= at_ms:
-            from penstock.core import commands as c
-
             desk.do(c.Ack(queue="q", spans=busy.popleft()[1]))
         while len(busy) < WORKERS:
             delivery = desk.receive(1, lease_ms=3_600_000)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from statistics import median
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from penstock.core import commands as c
 from penstock.core.config import Backoff
 from penstock.core.errors import InvalidRequest, Throttled
 from penstock.core.states import State
-from tests.core.driver import HOUR_MS, MINUTE_MS, Desk, attempts_of, bodies_of, sequences_of
+from tests.core.driver import HOUR_MS, MINUTE_MS, Desk, attempts_of, bodies_of, calls_of, sequences_of
 
 
 def _fifo(**settings: Any) -> Desk:
@@ -337,22 +335,6 @@ def test_rate_can_be_per_group() -> None:
 # -- cost --
 
 
-def _calls_of(action: Any) -> int:
-    """How many Python-level calls an action makes: a cost that does not depend on the machine."""
-    calls = 0
-
-    def count(_frame: FrameType, _event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    sys.setprofile(count)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
 def _with_blocked_group(blocked: int) -> Desk:
     desk = Desk(checks=False)
     desk.create(kind="fifo", content_dedup=True, message_bytes_max=1_000)
@@ -374,7 +356,7 @@ def test_free_group_behind_120_000_messages_of_a_blocked_one_is_received_at_the_
     small, large = _with_blocked_group(10), _with_blocked_group(120_000)
     for desk in (small, large):
         _receive_and_ack(desk)
-    calls = [_calls_of(lambda desk=desk: _receive_and_ack(desk)) for desk in (small, large)]
+    calls = [calls_of(lambda desk=desk: _receive_and_ack(desk)) for desk in (small, large)]
     assert calls[0] == calls[1]
     times: list[list[float]] = [[], []]
     for _ in range(50):
