@@ -27,6 +27,10 @@ class TroubledStore:
         """The next commit raises; its changes are kept, or not."""
         self._failures.append((error or CommitFailed("the disk does not answer"), kept))
 
+    def fail_nothing(self) -> None:
+        """Forget the failures that are still to come."""
+        self._failures.clear()
+
     def open(self) -> TroubledStore:
         """What the shard opens, again and again."""
         if self.refuses_to_open:

@@ -240,10 +240,9 @@ class Shard:
         step.woken = broker.take_woken()
 
     def _handle(self, call: Call, step: Step, command: Command) -> None:
-        kind = command.__class__
-        if kind is Receive:
-            command.ticket = call  # type: ignore[attr-defined]
-        elif kind is Tick:
+        if isinstance(command, Receive):
+            command.ticket = call
+        elif isinstance(command, Tick):
             return
         try:
             if self._full_until_ms and _adds(command):
@@ -255,7 +254,7 @@ class Shard:
         except Exception as error:
             raise _Met(call, error) from None
         else:
-            if call.reply is None and kind is Receive:
+            if call.reply is None and isinstance(command, Receive):
                 step.parked.append(call)
 
     def _commit(self, changes: Changes) -> None:
@@ -300,15 +299,14 @@ class Shard:
 
     def _note(self, call: Call) -> None:
         """What an answered call changes in the shard's own books."""
-        kind = call.command.__class__
-        if kind is Receive:
-            call.command.ticket = None  # type: ignore[attr-defined]
-        elif kind is Subscribe and call.error is None:
-            self._subscribers.add(call.command.ticket)  # type: ignore[attr-defined]
-        elif kind is CancelWait:
-            ticket = call.command.ticket  # type: ignore[attr-defined]
-            self._parked.discard(ticket)
-            self._subscribers.discard(ticket)
+        command = call.command
+        if isinstance(command, Receive):
+            command.ticket = None
+        elif isinstance(command, CancelWait):
+            self._parked.discard(command.ticket)
+            self._subscribers.discard(command.ticket)
+        elif isinstance(command, Subscribe) and call.error is None:
+            self._subscribers.add(command.ticket)
 
     def _lazy_is_overdue(self, now_ms: int) -> bool:
         return self._lazy_since_ms is not None and now_ms >= self._lazy_since_ms + LAZY_COMMIT_MS
@@ -476,8 +474,10 @@ class Shard:
 
     def wake_at_ms(self) -> int | None:
         """When a step has to run although no call came; None if there is no need."""
+        if self._displaced:
+            return 0 if self._frozen_ms is None else self._full_until_ms
         if not (self._broker_is_good and self._store_is_good):
-            return 0 if self._displaced else None
+            return None
         wake_ms = self.broker.next_deadline()
         if self._lazy_since_ms is not None:
             lazy_ms = self._lazy_since_ms + LAZY_COMMIT_MS
@@ -496,20 +496,25 @@ class Shard:
         """The last reports of damaged chunks."""
         return list(self._reports)
 
-    def close(self) -> list[Ticket]:
-        """Commit what is left and close the store. Returns who still waited: their waits end with nothing."""
-        self._closed = True
-        self._is_well = False
+    def dismiss(self) -> list[Ticket]:
+        """Nobody waits any longer. Returns who did, to be settled: their waits end with nothing."""
         waiting: list[Ticket] = [*self._parked, *self._displaced]
         self._parked.clear()
         self._displaced = []
+        return waiting
+
+    def close(self) -> None:
+        """Commit what is left and close the store. Steps answer `ShardClosed` from then on; once more does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._is_well = False
         try:
             if self._broker_is_good and self._store_is_good and self.broker.has_changes:
                 self._commit(self.broker.take_changes())
         finally:
             self._broker_is_good = False
             self._store.close()
-        return waiting
 
 
 def give_back(delivery: Delivery, error: str = "the receiver went away") -> Release:

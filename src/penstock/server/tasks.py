@@ -127,9 +127,10 @@ class AsyncShard:
             await self._idle.wait()
         if self._timer is not None:
             self._timer.cancel()
+        for ticket in self.shard.dismiss():
+            ticket.settle()
         try:
-            for ticket in self.shard.close():
-                ticket.settle()
+            self.shard.close()
         finally:
             if self._committer is not None:
                 self._committer.shutdown()

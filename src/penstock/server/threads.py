@@ -125,8 +125,9 @@ class ThreadedShard:
         self._closed = True
         self._timer.stop()
         with self._lead:
-            for ticket in self.shard.close():
+            for ticket in self.shard.dismiss():
                 ticket.settle()
+            self.shard.close()
         self._serve_who_came_late()
 
     # -- leading --
@@ -153,9 +154,9 @@ class ThreadedShard:
         finally:
             for ticket in step.answered:
                 ticket.settle()
-        wake_at_ms = self.shard.wake_at_ms()
-        if wake_at_ms is not None and wake_at_ms < self._timer.at_ms:
-            self._timer.arm(wake_at_ms)
+            wake_at_ms = self.shard.wake_at_ms()
+            if wake_at_ms is not None and wake_at_ms < self._timer.at_ms:
+                self._timer.arm(wake_at_ms)
 
     def _give_up_lead(self) -> None:
         """To a follower, if any waits. Looks at the inbox afterwards: somebody may have come at the last moment."""
