@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -48,3 +49,22 @@ def test_a_channel_of_a_sessions_queue_leases_for_the_session(ps: Any) -> None:
     assert audit.receive().body == b"a"
     assert session.end() == 1
     assert audit.stats().ready == 1
+
+
+def test_the_end_of_a_session_ends_its_waits(world: World, ps: Any) -> None:
+    ps.create_queue("orders")
+    session = ps.session("worker")
+    outcomes: list[Any] = []
+
+    def receive() -> None:
+        try:
+            outcomes.append(session.queue("orders").receive(wait=20))
+        except penstock.PenstockError as error:
+            outcomes.append(error)
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    world.wait_for_receivers("orders")
+    session.end()
+    receiver.join(10)
+    assert [type(outcome) for outcome in outcomes] == [penstock.SessionNotFound]
