@@ -17,7 +17,6 @@ from typing import Literal, TypedDict
 
 import penstock
 from bench.measure import (
-    BODY_BYTES,
     RUN,
     Measured,
     Ratio,
@@ -38,9 +37,10 @@ TEXT = """
 A store with {large:,} messages of 200 bytes waiting, against one with {small:,}. Each turn is a fresh process that
 opens the store. *After opening*: the first messages, which both have to fetch from the disk. *Steady*: receive a run,
 ack it, send as many again, {rounds} times over; what a small backlog gains there is that its messages are still in
-memory from sending. Receiving is timed up to the bodies in hand, without the ack and its sync, which would hide a
-difference; one row has both. Memory is the resident set of the process after all that (`VmRSS`); the sender is the
-process that sent the whole backlog, at its end.
+memory from sending. Receiving is timed up to the bodies in hand, as the buffer and offsets that a batch gives without
+copying; making a list of them, each an object of its own, has a row of its own, and so has the ack with its sync, which
+would hide a difference. Memory is the resident set of the process after all that (`VmRSS`); the sender is the process
+that sent the whole backlog, at its end.
 """
 
 
@@ -51,6 +51,7 @@ class Turn(TypedDict):
     first_runs: float
     first_tens: float
     steady: float
+    steady_list: float
     steady_with_ack: float
     memory_mb: float
 
@@ -98,6 +99,7 @@ def visit(directory: Path, rounds: int) -> Turn:
             first_runs=runs.messages / runs.receive_seconds,
             first_tens=tens.messages / tens.receive_seconds,
             steady=steady.messages / steady.receive_seconds,
+            steady_list=steady.messages / (steady.receive_seconds + steady.list_seconds),
             steady_with_ack=steady.messages / (steady.receive_seconds + steady.ack_seconds),
             memory_mb=memory_mb(),
         )
@@ -109,12 +111,15 @@ class Spent:
 
     messages: int = 0
     receive_seconds: float = 0.0
+    list_seconds: float = 0.0
+    """Making a list of the bodies, each an object of its own."""
     ack_seconds: float = 0.0
 
     def add(self, more: Spent) -> None:
         """Count these too."""
         self.messages += more.messages
         self.receive_seconds += more.receive_seconds
+        self.list_seconds += more.list_seconds
         self.ack_seconds += more.ack_seconds
 
 
@@ -124,11 +129,16 @@ def finish(queue: penstock.Queue, times: int, *, size: int) -> Spent:
     for _ in range(times):
         started_at = time.perf_counter()
         batch = queue.receive_batch(max=size)
-        last = batch.bodies[-1]
+        last_run = batch.runs[-1]
+        last_body = last_run.buffer[last_run.offsets[-2] : last_run.offsets[-1]]
         received_at = time.perf_counter()
-        assert len(batch) == size and len(last) == BODY_BYTES
+        as_list = batch.bodies
+        listed_at = time.perf_counter()
+        assert len(as_list) == size and as_list[-1] == last_body
+        acking_at = time.perf_counter()
         batch.ack()
-        spent.add(Spent(size, received_at - started_at, time.perf_counter() - received_at))
+        acked_at = time.perf_counter()
+        spent.add(Spent(size, received_at - started_at, listed_at - received_at, acked_at - acking_at))
     return spent
 
 
@@ -204,13 +214,16 @@ def measure_and_report(large: int, turns: int, rounds: int) -> None:
     )
     sender, _, sender_growth_mb = cost_row("memory of the sender", [small_sender_mb], [large_sender_mb], "MB")
 
-    def rates(key: Literal["first_runs", "first_tens", "steady", "steady_with_ack"], what: str) -> list[str]:
+    def rates(
+        key: Literal["first_runs", "first_tens", "steady", "steady_list", "steady_with_ack"], what: str
+    ) -> list[str]:
         return rate_row(what, [turn[key] for turn in small_turns], [turn[key] for turn in large_turns])
 
     rows = [
         rates("first_runs", "receive after opening, runs of 1000, messages/s"),
         rates("first_tens", "receive after opening, tens, messages/s"),
         rates("steady", "receive, steady, runs of 1000, messages/s"),
+        rates("steady_list", "receive as a list of bodies, steady, runs of 1000, messages/s"),
         rates("steady_with_ack", "receive and ack, steady, runs of 1000, messages/s"),
         [*opening, at_most(3, opening_ratio.median, " times")],
         [*memory, f"{plain(growth_mb)} MB more; {at_most(100, growth_mb, ' MB')}"],

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "store": {"core", "store"},
     "server": {"core", "store", "server"},
     "client": {"core", "store", "server", "client"},
+    "protocols": {"core", "server", "protocols"},
 }
 
 # What the core must not have: a clock, randomness, files, sockets, threads.
