@@ -231,6 +231,8 @@ class Model:
         self.waiters: list[Waiter] = []
         self.redrives: dict[int, Redrive] = {}
         self.ended_waiters: dict[Any, type[e.PenstockError]] = {}
+        self.went_back = False
+        """Whether the clock was once earlier after a restart: times do not rise with sequence numbers then."""
         self.too_late: set[Any] = set()
         """Tickets that were cancelled when their time was already over; an empty answer may be on its way."""
         self.identify: Callable[[int, int], str] | None = None
@@ -240,6 +242,7 @@ class Model:
 
     def reopened(self, now_ms: int) -> None:
         """The process started again: who waited is gone, and the clock is what the machine says now."""
+        self.went_back |= now_ms < self.now_ms
         self.now_ms = now_ms
         self.waiters.clear()
         self.ended_waiters.clear()
@@ -318,15 +321,18 @@ class Model:
     def _end_waiters(self, queue: str, channel: str | None, error: type[e.PenstockError]) -> None:
         for waiter in [w for w in self.waiters if w.queue == queue and channel in (None, w.channel)]:
             self.waiters.remove(waiter)
-            self.ended_waiters[waiter.ticket] = error
+            if waiter.deadline_ms is not None and waiter.deadline_ms <= self.now_ms:
+                self.too_late.add(waiter.ticket)
+            elif waiter.limit or waiter.deadline_ms is not None:
+                self.ended_waiters[waiter.ticket] = error
 
     def _accept_PurgeQueue(self, command: c.PurgeQueue, outcome: Outcome) -> None:
         if self._refused(outcome, self._missing(command.name)):
             return
         queue = self.queues[command.name]
         live = {sequence for channel in queue.channels.values() for sequence in channel.copies}
-        copies = sum(len(channel.copies) for channel in queue.channels.values())
-        demand(len(live) <= outcome <= max(len(queue.messages), copies), f"purged {outcome}, live were {len(live)}")
+        most = self._stored_most(queue)
+        demand(len(live) <= outcome <= most, f"purged {outcome} messages, from {len(live)} to {most} expected")
         for sequence in list(queue.messages):
             self._forget(queue, sequence)
         for channel in queue.channels.values():
@@ -423,7 +429,7 @@ class Model:
         if known is None:
             return None
         age_ms = self.now_ms - known[1]
-        if age_ms == DEDUP_WINDOW_MS:
+        if age_ms == DEDUP_WINDOW_MS or self.went_back:
             return known[0] if sequence == known[0] else None
         return known[0] if age_ms < DEDUP_WINDOW_MS else None
 
@@ -441,7 +447,8 @@ class Model:
         if message.due_ms > self.now_ms:
             channel.copies[message.sequence] = Copy(message, State.DELAYED, Place.DUE, deadline_ms=message.due_ms)
         else:
-            channel.copies[message.sequence] = Copy(message, State.READY, Place.FRESH)
+            place = Place.DUE if message.due_ms > message.sent_ms else Place.FRESH
+            channel.copies[message.sequence] = Copy(message, State.READY, place)
 
     # -- what is stored ------------------------------------------------------------------------------------------------
 
@@ -455,6 +462,10 @@ class Model:
             if redrive.queue == queue.name:
                 redrive.due.discard(sequence)
                 redrive.allowed.discard(sequence)
+
+    def _stored_most(self, queue: Queue) -> int:
+        """How many messages may be stored: each once, and once more for each channel that has it in its retry lane."""
+        return len(queue.messages) * (1 + len(queue.channels))
 
     def _may_be_gone(self, queue: Queue, sequences: Iterable[int]) -> None:
         """These may have been the last thing that kept a chunk."""
@@ -497,7 +508,7 @@ class Model:
         wait_ms = queue.config.receive_wait_ms if command.wait_ms is None else command.wait_ms
         if outcome is None:
             demand(wait_ms > 0 and command.ticket is not None, "a receive that may not wait got no answer")
-            demand(not self._selectable(queue, channel, command.limit), "a receive waits although messages are ready")
+            demand(not self.selectable(queue, channel, command.limit), "a receive waits although messages are ready")
             waiter = Waiter(
                 ticket=command.ticket,
                 queue=command.queue,
@@ -518,7 +529,7 @@ class Model:
     def _room(self, queue: Queue, channel: Channel) -> int:
         return queue.config.in_flight_max - channel.count(State.LEASED)
 
-    def _selectable(self, queue: Queue, channel: Channel, limit: int) -> int:
+    def selectable(self, queue: Queue, channel: Channel, limit: int) -> int:
         """How many messages a receive gets now."""
         room = min(limit, self._room(queue, channel))
         if channel.paused or room <= 0:
@@ -580,7 +591,7 @@ class Model:
             demand(copy is not None, f"{where}: message {sequence} is done, or never was, and was handed out")
             assert copy is not None
             demand(copy.state is State.READY, f"{where}: message {sequence} is {copy.state.name} and was handed out")
-        expected = self._selectable(queue, channel, limit)
+        expected = self.selectable(queue, channel, limit)
         demand(len(sequences) == expected, f"{where}: got {len(sequences)} messages {sequences}, not {expected}")
         copies = [channel.copies[sequence] for sequence in sequences]
         if queue.config.is_fifo:
@@ -752,7 +763,7 @@ class Model:
         demand(not self.ended_waiters, f"waiters were not told that their queue is gone: {self.ended_waiters}")
         for waiter in self.waiters:
             queue = self.queues[waiter.queue]
-            ready = self._selectable(queue, queue.channels[waiter.channel], waiter.limit)
+            ready = self.selectable(queue, queue.channels[waiter.channel], waiter.limit)
             demand(not ready, f"{waiter} waits although {ready} messages are ready")
             late = waiter.deadline_ms is not None and waiter.deadline_ms <= self.now_ms
             demand(not late, f"{waiter} waits past its deadline")
@@ -1101,9 +1112,7 @@ class Model:
         demand(outcome.sent == queue.sent, f"{where}: sent {outcome.sent}, not {queue.sent}")
         demand(queue.next_sequence in (None, outcome.next_sequence), f"{where}: next is {outcome.next_sequence}")
         live = {s for channel in queue.channels.values() for s in channel.copies} | queue.stored
-        copies = [copy for channel in queue.channels.values() for copy in channel.copies.values()]
-        retried = sum(copy.place is Place.RETRY for copy in copies)
-        low, high = len(queue.stored), len(queue.messages) + retried
+        low, high = len(live), self._stored_most(queue)
         demand(low <= outcome.messages <= high, f"{where}: {outcome.messages} messages, from {low} to {high} expected")
         body_bytes = sum(len(queue.messages[sequence].body) for sequence in live if sequence in queue.messages)
         demand(outcome.bytes >= body_bytes, f"{where}: {outcome.bytes} bytes, at least {body_bytes} expected")
@@ -1134,7 +1143,7 @@ class Model:
         if shown_ms is None:
             demand(latest is None, f"{where}: no oldest message, but one was sent at {latest}")
         else:
-            right = shown_ms in sent and (latest is None or shown_ms <= latest)
+            right = shown_ms in sent and (latest is None or shown_ms <= latest or self.went_back)
             demand(right, f"{where}: oldest is {shown_ms}, not {latest}")
 
     def _check_consumers(self, where: str, queue: Queue, shown: dict[str, int]) -> None:
@@ -1312,8 +1321,9 @@ class Model:
                 late = [copy for copy in channel.copies.values() if copy.state is not State.READY]
                 first = min(late, key=lambda copy: copy.deadline_ms, default=None)
                 times += [(first.deadline_ms, f"{queue.name}/{channel.name}: {first}")] if first else []
-            if queue.config.retention_ms is not None and queue.stored:
-                oldest = min(queue.messages[sequence].appears_ms for sequence in queue.stored)
+            kept = queue.stored.union(*(channel.copies for channel in queue.channels.values()))
+            if queue.config.retention_ms is not None and kept:
+                oldest = min(queue.messages[sequence].appears_ms for sequence in kept)
                 times.append((oldest + queue.config.retention_ms, f"{queue.name}: retention"))
         return min(times, default=None)
 

@@ -24,7 +24,6 @@ from typing import Any
 from penstock.core import commands as c
 from penstock.core.broker import Broker
 from penstock.core.errors import PenstockError
-from penstock.core.states import State
 from penstock.store.base import Store
 from tests.simulation.engines import KEPT, Engine, Fault, Kept, MemoryEngine
 from tests.simulation.model import Model, Violation, demand
@@ -172,7 +171,6 @@ class Simulator:
         self.saving_in -= 1
         if self.fault_in < 0:
             self._suffer(step)
-            self._plan_fault()
             return
         if self.world.broker.must_commit or self.saving_in == 0 or self._draws_lazy_commit():
             self._commit()
@@ -321,7 +319,7 @@ class Simulator:
             c.Receive(queue=name, channel=channel.name, limit=10_000, wait_ms=0, lease_ms=MINUTE_MS)
             for name, queue in self.world.model.queues.items()
             for channel in queue.channels.values()
-            if any(copy.state is State.READY for copy in channel.copies.values())
+            if self.world.model.selectable(queue, channel, 10_000)
         ]
 
     def _is_empty(self) -> bool:

@@ -115,6 +115,8 @@ class World:
 
     def _handle(self, command: c.Command, now_ms: int) -> Outcome:
         self._let_due_happen(now_ms)
+        if isinstance(command, c.Receive) and self._makes_main_without_lease(command):
+            self._handle(c.CreateChannel(queue=command.queue, channel=c.MAIN), now_ms)
         may_create = isinstance(command, c.CreateChannel | c.Receive | c.Subscribe) and self._is_new_channel(command)
         outcome = self._ask(command, now_ms)
         self.trace.append(f"{now_ms} {describe_command(command)} -> {describe(outcome)}")
@@ -123,6 +125,13 @@ class World:
         self.model.accept(command, outcome, now_ms)
         self._read_arrivals(now_ms)
         return outcome
+
+    def _makes_main_without_lease(self, command: c.Receive) -> bool:
+        """A look at the new channel after the command would come too late: the leases are over by then."""
+        if command.channel != c.MAIN or not self._is_new_channel(command):
+            return False
+        config = self.model.queues[command.queue].config
+        return (config.lease_ms if command.lease_ms is None else command.lease_ms) == 0
 
     def _is_new_channel(self, command: c.CreateChannel | c.Receive | c.Subscribe) -> bool:
         queue = self.model.queues.get(command.queue)
