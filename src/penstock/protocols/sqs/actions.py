@@ -1,0 +1,70 @@
+"""Every action of SQS: its name, its request's shape, and the coroutine that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from penstock.protocols.sqs import shapes
+from penstock.protocols.sqs.batches import BatchActions
+from penstock.protocols.sqs.json_wire import Decoder
+from penstock.protocols.sqs.moves import MoveActions
+from penstock.protocols.sqs.permissions import PermissionActions
+from penstock.protocols.sqs.service import Asked, Caller
+from penstock.protocols.sqs.shapes import Shape
+
+
+class Service(MoveActions, BatchActions, PermissionActions):
+    """All 23 actions."""
+
+
+class Run(Protocol):
+    """An action at work."""
+
+    def __call__(self, caller: Caller, request: Any, /) -> Coroutine[Asked, Any, Shape | None]:
+        """Begin."""
+        ...
+
+
+class Action:
+    """One action."""
+
+    __slots__ = ("decoder", "name", "request", "run")
+
+    def __init__(self, name: str, request: type[Shape], run: Run) -> None:
+        self.name = name
+        self.request = request
+        self.run = run
+        self.decoder = Decoder(request)
+
+
+REQUESTS: dict[str, type[Shape]] = {
+    "AddPermission": shapes.AddPermissionRequest,
+    "CancelMessageMoveTask": shapes.CancelMessageMoveTaskRequest,
+    "ChangeMessageVisibility": shapes.ChangeMessageVisibilityRequest,
+    "ChangeMessageVisibilityBatch": shapes.ChangeMessageVisibilityBatchRequest,
+    "CreateQueue": shapes.CreateQueueRequest,
+    "DeleteMessage": shapes.DeleteMessageRequest,
+    "DeleteMessageBatch": shapes.DeleteMessageBatchRequest,
+    "DeleteQueue": shapes.QueueRequest,
+    "GetQueueAttributes": shapes.GetQueueAttributesRequest,
+    "GetQueueUrl": shapes.GetQueueUrlRequest,
+    "ListDeadLetterSourceQueues": shapes.ListDeadLetterSourceQueuesRequest,
+    "ListMessageMoveTasks": shapes.ListMessageMoveTasksRequest,
+    "ListQueueTags": shapes.QueueRequest,
+    "ListQueues": shapes.ListQueuesRequest,
+    "PurgeQueue": shapes.QueueRequest,
+    "ReceiveMessage": shapes.ReceiveMessageRequest,
+    "RemovePermission": shapes.RemovePermissionRequest,
+    "SendMessage": shapes.SendMessageRequest,
+    "SendMessageBatch": shapes.SendMessageBatchRequest,
+    "SetQueueAttributes": shapes.SetQueueAttributesRequest,
+    "StartMessageMoveTask": shapes.StartMessageMoveTaskRequest,
+    "TagQueue": shapes.TagQueueRequest,
+    "UntagQueue": shapes.UntagQueueRequest,
+}
+
+
+def actions_of(service: Service) -> dict[str, Action]:
+    """The actions of a service by their names."""
+    return {name: Action(name, request, getattr(service, name)) for name, request in REQUESTS.items()}

@@ -1,0 +1,292 @@
+"""Batches: up to ten messages at once. Each entry succeeds or fails for itself; the batch has rules of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.core.commands import Ack, Extend, Send, Sent, Settled, Span
+from penstock.core.config import QueueConfig
+from penstock.core.errors import PenstockError
+from penstock.protocols.sqs import message_attributes
+from penstock.protocols.sqs.errors import (
+    BATCH_ENTRY_IDS_NOT_DISTINCT,
+    BATCH_REQUEST_TOO_LONG,
+    EMPTY_BATCH_REQUEST,
+    INVALID_BATCH_ENTRY_ID,
+    INVALID_PARAMETER_VALUE,
+    MISSING_PARAMETER,
+    TOO_MANY_ENTRIES,
+    SqsError,
+    from_core,
+    no_such_queue,
+)
+from penstock.protocols.sqs.messages import (
+    Draft,
+    MessageActions,
+    check_grouping,
+    check_visibility,
+    expired,
+    md5,
+    not_changed,
+    sequence_number,
+)
+from penstock.protocols.sqs.service import Caller, ask_all
+from penstock.protocols.sqs.shapes import (
+    BatchResultErrorEntry,
+    ChangeMessageVisibilityBatchRequest,
+    ChangeMessageVisibilityBatchRequestEntry,
+    DeleteMessageBatchRequest,
+    DeleteMessageBatchRequestEntry,
+    SendMessageBatchRequest,
+    SendMessageBatchRequestEntry,
+    SendMessageBatchResult,
+    SendMessageBatchResultEntry,
+    SettledEntry,
+    SettledResult,
+)
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
+
+SettleEntry = DeleteMessageBatchRequestEntry | ChangeMessageVisibilityBatchRequestEntry
+Entry = SendMessageBatchRequestEntry | SettleEntry
+
+
+class BatchActions(MessageActions):
+    """The actions on several messages."""
+
+    async def SendMessageBatch(self, caller: Caller, request: SendMessageBatchRequest) -> SendMessageBatchResult:
+        """Send messages."""
+        name = self.queue_name(caller, request.queue_url, "write")
+        config = self.config(name) or await self.existing(name)
+        entries = request.entries or []
+        self._check("SendMessageBatchRequestEntry", entries)
+        if config.is_fifo:
+            _check_all_grouped(entries, config)
+        result = SendMessageBatchResult([], [])
+        drafts: dict[int, Draft] = {}
+        size = 0
+        for index, entry in enumerate(entries):
+            try:
+                draft = drafts[index] = self.draft(caller, entry, config)
+                size += draft.size
+            except SqsError as error:
+                result.failed.append(_failed(entry.id, error))
+                size += _size(entry)
+        self._check_length(size)
+        if drafts:
+            await self._send_all(name, config, entries, drafts, result)
+        return result
+
+    async def _send_all(
+        self,
+        name: str,
+        config: QueueConfig,
+        entries: list[SendMessageBatchRequestEntry],
+        drafts: dict[int, Draft],
+        result: SendMessageBatchResult,
+    ) -> None:
+        """One command for each delay in use: in nearly every batch, one."""
+        by_delay: dict[int | None, list[int]] = {}
+        for index, draft in drafts.items():
+            by_delay.setdefault(draft.delay_ms, []).append(index)
+        runs = list(by_delay.values())
+        replies = await ask_all([_send(name, [drafts[index] for index in run]) for run in runs])
+        sent_entries: dict[int, SendMessageBatchResultEntry] = {}
+        for run, reply in zip(runs, replies, strict=True):
+            if isinstance(reply, PenstockError):
+                error = from_core(reply)
+                if len(runs) == 1:
+                    raise error
+                result.failed += [_failed(entries[index].id, error) for index in run]
+            else:
+                for position, index in enumerate(run):
+                    sequence = reply.sequence(position)
+                    sent_entries[index] = self._sent(config, entries[index], drafts[index], reply, sequence)
+        result.successful = [sent_entries[index] for index in sorted(sent_entries)]
+
+    def _sent(
+        self, config: QueueConfig, entry: SendMessageBatchRequestEntry, draft: Draft, sent: Sent, sequence: int
+    ) -> SendMessageBatchResultEntry:
+        return SendMessageBatchResultEntry(
+            entry.id or "",
+            self.broker.message_id(sent.queue_id, sequence),
+            md5(draft.body),
+            draft.md5_of_attributes,
+            draft.md5_of_system_attributes,
+            sequence_number(sequence) if config.is_fifo else None,
+        )
+
+    async def DeleteMessageBatch(self, caller: Caller, request: DeleteMessageBatchRequest) -> SettledResult:
+        """Delete messages that were received."""
+        name = self.queue_name(caller, request.queue_url, "read")
+        config = self.config(name)
+        if config is None:
+            raise no_such_queue()
+        entries = request.entries or []
+        self._check("DeleteMessageBatchRequestEntry", entries)
+        result = SettledResult([], [])
+        held = self._held(name, entries, result)
+        by_channel: dict[str, list[Held]] = {}
+        for each in held:
+            by_channel.setdefault(each.channel, []).append(each)
+        commands = [
+            Ack(queue=name, channel=channel, spans=_joined([each.span for each in group]))
+            for channel, group in by_channel.items()
+        ]
+        refused = await _refused(commands)
+        for each in held:
+            if config.is_fifo and (each.channel, each.span.first) in refused:
+                result.failed.append(_failed(each.id, expired(each.handle)))
+            else:
+                result.successful.append(SettledEntry(each.id))
+        return result
+
+    async def ChangeMessageVisibilityBatch(
+        self, caller: Caller, request: ChangeMessageVisibilityBatchRequest
+    ) -> SettledResult:
+        """Keep messages longer, or give them back."""
+        name = self.queue_name(caller, request.queue_url, "read")
+        if self.config(name) is None:
+            raise no_such_queue()
+        entries = request.entries or []
+        self._check("ChangeMessageVisibilityBatchRequestEntry", entries)
+        result = SettledResult([], [])
+        held = self._held(name, entries, result)
+        by_lease: dict[tuple[str, int], list[Held]] = {}
+        for each in held:
+            by_lease.setdefault((each.channel, each.visibility_s), []).append(each)
+        commands = [
+            Extend(queue=name, channel=channel, spans=[each.span for each in group], lease_ms=visibility_s * 1_000)
+            for (channel, visibility_s), group in by_lease.items()
+        ]
+        refused = await _refused(commands)
+        for each in held:
+            error = refused.get((each.channel, each.span.first))
+            if error is None:
+                result.successful.append(SettledEntry(each.id))
+            else:
+                result.failed.append(_failed(each.id, not_changed(error, each.visibility_s)))
+        return result
+
+    # -- rules for batches as a whole --
+
+    def _check(self, parameter: str, entries: Sequence[Entry] | None) -> None:
+        """Raise unless there are entries, not too many, that can be told apart."""
+        if not entries:
+            raise SqsError(EMPTY_BATCH_REQUEST, f"There should be at least one {parameter} in the request.")
+        limit = self.limits.batch_entries_max
+        if len(entries) > limit:
+            raise SqsError(
+                TOO_MANY_ENTRIES, f"Maximum number of entries per request are {limit}. You have sent {len(entries)}."
+            )
+        seen: set[str] = set()
+        for entry in entries:
+            if entry.id is None or not _ID.match(entry.id):
+                raise SqsError(
+                    INVALID_BATCH_ENTRY_ID,
+                    "A batch entry id can only contain alphanumeric characters, hyphens and underscores. "
+                    "It can be at most 80 letters long.",
+                )
+            if entry.id in seen:
+                raise SqsError(BATCH_ENTRY_IDS_NOT_DISTINCT, f"Id {entry.id} repeated.")
+            seen.add(entry.id)
+
+    def _check_length(self, size: int) -> None:
+        limit = self.limits.batch_bytes_max
+        if size > limit:
+            raise SqsError(
+                BATCH_REQUEST_TOO_LONG,
+                f"Batch requests cannot be longer than {limit} bytes. You have sent {size} bytes.",
+            )
+
+    # -- settling --
+
+    def _held(self, name: str, entries: Sequence[SettleEntry], result: SettledResult) -> list[Held]:
+        """What the entries' receipts say; those that say nothing go to the failed ones."""
+        held = []
+        for entry in entries:
+            try:
+                receipt = self.receipt(name, entry.receipt_handle)
+                channel = self.channel(name, receipt.channel_id, entry.receipt_handle)
+                visibility_s = 0
+                if isinstance(entry, ChangeMessageVisibilityBatchRequestEntry):
+                    visibility_s = check_visibility(entry.visibility_timeout)
+            except SqsError as error:
+                result.failed.append(_failed(entry.id, error))
+            else:
+                span = Span(receipt.sequence, receipt.sequence, receipt.attempt)
+                held.append(Held(entry.id or "", entry.receipt_handle or "", channel, span, visibility_s))
+        return held
+
+
+class Held(NamedTuple):
+    """An entry whose receipt was made here."""
+
+    id: str
+    handle: str
+    channel: str
+    span: Span
+    visibility_s: int
+
+
+def _send(name: str, drafts: list[Draft]) -> Send:
+    attributes = [draft.attributes for draft in drafts]
+    groups = [draft.group for draft in drafts]
+    dedup_ids = [draft.dedup_id for draft in drafts]
+    return Send(
+        queue=name,
+        bodies=[draft.body for draft in drafts],
+        attributes=attributes if any(attributes) else None,
+        groups=groups if any(groups) else None,
+        dedup_ids=dedup_ids if any(dedup_ids) else None,
+        delay_ms=drafts[0].delay_ms,
+        create=False,
+    )
+
+
+def _size(entry: SendMessageBatchRequestEntry) -> int:
+    """What a message counts that was refused for itself."""
+    body = (entry.message_body or "").encode()
+    return len(body) + message_attributes.size(entry.message_attributes or {})
+
+
+def _check_all_grouped(entries: list[SendMessageBatchRequestEntry], config: QueueConfig) -> None:
+    """FIFO: a batch in which one message lacks its group or its dedup id is refused as a whole."""
+    for entry in entries:
+        try:
+            check_grouping(entry.message_group_id, entry.message_deduplication_id, config)
+        except SqsError as error:
+            if error.kind is MISSING_PARAMETER:
+                raise SqsError(INVALID_PARAMETER_VALUE, error.message) from None
+            raise
+
+
+def _failed(id_: str | None, error: SqsError) -> BatchResultErrorEntry:
+    return BatchResultErrorEntry(id_ or "", error.kind.is_senders_fault, error.kind.code, error.message)
+
+
+def _joined(spans: list[Span]) -> list[Span]:
+    """Spans of one message each, with neighbours on the same attempt joined; repeated ones once."""
+    joined: list[Span] = []
+    for span in sorted(set(spans)):
+        if joined and span.first == joined[-1].last + 1 and span.attempt == joined[-1].attempt:
+            joined[-1] = Span(joined[-1].first, span.last, span.attempt)
+        else:
+            joined.append(span)
+    return joined
+
+
+async def _refused(commands: Sequence[Ack | Extend]) -> dict[tuple[str, int], PenstockError]:
+    """Settle; by channel and sequence number, what could not be settled and why."""
+    refused: dict[tuple[str, int], PenstockError] = {}
+    if not commands:
+        return refused
+    for command, reply in zip(commands, await ask_all(commands), strict=True):
+        if isinstance(reply, PenstockError):
+            raise from_core(reply)
+        settled: Settled = reply
+        for first, last, error in settled.refused:
+            refused.update(((command.channel, sequence), error) for sequence in range(first, last + 1))
+    return refused

@@ -1,0 +1,60 @@
+"""AWS JSON 1.0: a JSON object in, a JSON object out; the action is in the header `X-Amz-Target`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.protocols.sqs.errors import MALFORMED_INPUT, SqsError
+from penstock.protocols.sqs.shapes import Shape
+
+TARGET_PREFIX = "AmazonSQS."
+CONTENT_TYPE = ("content-type", "application/x-amz-json-1.0")
+
+_encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+"""A result's bytes."""
+EMPTY = b""
+"""The body of a result that has nothing in it: AWS sends none."""
+
+
+class Decoder:
+    """Reads one action's requests.
+
+    >>> from penstock.protocols.sqs.shapes import QueueRequest
+    >>> Decoder(QueueRequest).decode(b'{"QueueUrl": "http://x/1/orders"}').queue_url
+    'http://x/1/orders'
+    """
+
+    def __init__(self, shape: type[Shape]) -> None:
+        self._decode = msgspec.json.Decoder(shape).decode
+
+    def decode(self, body: bytes) -> Any:
+        """The request; an empty body is an empty object."""
+        try:
+            return self._decode(body or b"{}")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise SqsError(MALFORMED_INPUT, f"The request is not as the action needs it: {error}") from None
+
+
+def encode_error(error: SqsError) -> bytes:
+    """An error's bytes.
+
+    >>> from penstock.protocols.sqs.errors import OVER_LIMIT
+    >>> encode_error(SqsError(OVER_LIMIT, "too many"))
+    b'{"__type":"com.amazonaws.sqs#OverLimit","message":"too many"}'
+    """
+    kind = error.kind
+    return _encoder.encode({"__type": f"{kind.namespace}#{kind.shape}", "message": error.message})
+
+
+def error_header(error: SqsError) -> tuple[str, str]:
+    """The header that tells clients of the old protocol's codes.
+
+    >>> from penstock.protocols.sqs.errors import no_such_queue
+    >>> error_header(no_such_queue())
+    ('x-amzn-query-error', 'AWS.SimpleQueueService.NonExistentQueue;Sender')
+    """
+    fault = "Sender" if error.kind.is_senders_fault else "Receiver"
+    return "x-amzn-query-error", f"{error.kind.code};{fault}"

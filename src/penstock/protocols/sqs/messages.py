@@ -1,0 +1,470 @@
+"""Sending, receiving and settling one message at a time."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from penstock.core.attributes import Attributes, decode_attributes, encode_attributes
+from penstock.core.commands import Ack, Delivery, Extend, Receive, Run, Send, Sent, Settled, Span
+from penstock.core.config import QueueConfig, dead_letter_name
+from penstock.core.errors import ForgedReceipt, LeaseTooLong, PenstockError, StaleReceipt
+from penstock.core.origin import Origin
+from penstock.core.receipt import Receipt
+from penstock.protocols.sqs import message_attributes
+from penstock.protocols.sqs.attributes import message_bytes_max
+from penstock.protocols.sqs.errors import (
+    INVALID_ATTRIBUTE_NAME,
+    INVALID_MESSAGE_CONTENTS,
+    INVALID_PARAMETER_VALUE,
+    MESSAGE_NOT_INFLIGHT,
+    RECEIPT_HANDLE_IS_INVALID,
+    SqsError,
+    from_core,
+    invalid_value,
+    missing,
+    no_such_queue,
+)
+from penstock.protocols.sqs.limits import VISIBILITY_SECONDS_MAX
+from penstock.protocols.sqs.service import Caller, ServiceBase, ask
+from penstock.protocols.sqs.shapes import (
+    ChangeMessageVisibilityRequest,
+    DeleteMessageRequest,
+    Message,
+    ReceiveMessageRequest,
+    ReceiveMessageResult,
+    SendMessageBatchRequestEntry,
+    SendMessageRequest,
+    SendMessageResult,
+)
+
+SYSTEM_ATTRIBUTES = frozenset(
+    {
+        "All",
+        "SenderId",
+        "SentTimestamp",
+        "ApproximateReceiveCount",
+        "ApproximateFirstReceiveTimestamp",
+        "SequenceNumber",
+        "MessageDeduplicationId",
+        "MessageGroupId",
+        "AWSTraceHeader",
+        "DeadLetterQueueSourceArn",
+    }
+)
+ANONYMOUS_SENDER = "AIDAPENSTOCK"
+"""The SenderId of messages whose senders are not known."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}\Z")
+_SECOND_MS = 1_000
+
+
+class Draft(NamedTuple):
+    """A message on its way in, checked."""
+
+    body: bytes
+    attributes: bytes | None
+    size: int
+    delay_ms: int | None
+    group: str | None
+    dedup_id: str | None
+    md5_of_attributes: str | None
+    md5_of_system_attributes: str | None
+
+
+class MessageActions(ServiceBase):
+    """The actions on one message, and what batches share with them."""
+
+    async def SendMessage(self, caller: Caller, request: SendMessageRequest) -> SendMessageResult:
+        """Send a message."""
+        name = self.queue_name(caller, request.queue_url, "write")
+        config = self.config(name) or await self.existing(name)
+        draft = self.draft(caller, request, config)
+        sent: Sent = await ask(
+            Send(
+                queue=name,
+                bodies=[draft.body],
+                attributes=None if draft.attributes is None else [draft.attributes],
+                groups=None if draft.group is None else [draft.group],
+                dedup_ids=None if draft.dedup_id is None else [draft.dedup_id],
+                delay_ms=draft.delay_ms,
+                create=False,
+            )
+        )
+        sequence = sent.first
+        return SendMessageResult(
+            md5(draft.body),
+            draft.md5_of_attributes,
+            draft.md5_of_system_attributes,
+            self.broker.message_id(sent.queue_id, sequence),
+            sequence_number(sequence) if config.is_fifo else None,
+        )
+
+    async def ReceiveMessage(self, caller: Caller, request: ReceiveMessageRequest) -> ReceiveMessageResult:
+        """Receive messages, now or as soon as there are any."""
+        name = self.queue_name(caller, request.queue_url, "read")
+        config = self.config(name) or await self.existing(name)
+        self._check_receive(request, config)
+        wanted = Wanted.of(request)
+        wait_s, visibility_s = request.wait_time_seconds, request.visibility_timeout
+        wait_ms = config.receive_wait_ms if wait_s is None else wait_s * _SECOND_MS
+        delivery: Delivery | None = await ask(
+            Receive(
+                queue=name,
+                limit=request.max_number_of_messages or 1,
+                wait_ms=wait_ms,
+                lease_ms=None if visibility_s is None else visibility_s * _SECOND_MS,
+                attempt_id=request.receive_request_attempt_id,
+            )
+        )
+        if delivery is None or not delivery.runs:
+            return ReceiveMessageResult()
+        return ReceiveMessageResult(self._messages(delivery, config.is_fifo, wanted))
+
+    async def DeleteMessage(self, caller: Caller, request: DeleteMessageRequest) -> None:
+        """Delete a message that was received. One that is gone already, or that somebody else has, is fine."""
+        name = self.queue_name(caller, request.queue_url, "read")
+        config = self.config(name)
+        if config is None:
+            raise no_such_queue()
+        handle = request.receipt_handle
+        receipt = self.receipt(name, handle)
+        _, channel_id, sequence, attempt = receipt
+        channel = self.channel(name, channel_id, handle)
+        settled: Settled = await ask(Ack(queue=name, channel=channel, spans=[Span(sequence, sequence, attempt)]))
+        if settled.refused and config.is_fifo:
+            raise expired(handle)
+
+    async def ChangeMessageVisibility(self, caller: Caller, request: ChangeMessageVisibilityRequest) -> None:
+        """Keep a message longer, or give it back."""
+        name = self.queue_name(caller, request.queue_url, "read")
+        if self.config(name) is None:
+            raise no_such_queue()
+        handle = request.receipt_handle
+        receipt = self.receipt(name, handle)
+        visibility_s = check_visibility(request.visibility_timeout)
+        channel = self.channel(name, receipt.channel_id, handle)
+        span = Span(receipt.sequence, receipt.sequence, receipt.attempt)
+        settled: Settled = await ask(
+            Extend(queue=name, channel=channel, spans=[span], lease_ms=visibility_s * _SECOND_MS)
+        )
+        if settled.refused:
+            raise not_changed(settled.refused[0].error, visibility_s)
+
+    # -- sending --
+
+    def draft(
+        self, caller: Caller, entry: SendMessageRequest | SendMessageBatchRequestEntry, config: QueueConfig
+    ) -> Draft:
+        """A message as the core takes it, or what is wrong with it."""
+        text = entry.message_body
+        if not text:
+            raise missing("MessageBody")
+        found = message_attributes.not_allowed_in(text)
+        if found is not None:
+            raise SqsError(
+                INVALID_MESSAGE_CONTENTS,
+                f"Invalid binary character '#x{ord(found):X}' was found in the message body, "
+                f"{message_attributes.ALLOWED}",
+            )
+        body = text.encode()
+        size = len(body)
+        attributes: bytes | None = None
+        md5_of_attributes = md5_of_system_attributes = None
+        if entry.message_attributes or entry.message_system_attributes or caller.principal.access_key:
+            attributes, added, md5_of_attributes, md5_of_system_attributes = self._attributes(caller, entry)
+            size += added
+        limit = message_bytes_max(config)
+        if size > limit:
+            raise SqsError(
+                INVALID_PARAMETER_VALUE,
+                f"One or more parameters are invalid. Reason: Message must be shorter than {limit} bytes.",
+            )
+        delay_s, group, dedup_id = entry.delay_seconds, entry.message_group_id, entry.message_deduplication_id
+        if config.is_fifo or group is not None or dedup_id is not None:
+            check_grouping(group, dedup_id, config)
+        if delay_s is not None:
+            self._check_delay(delay_s, config)
+        return Draft(
+            body,
+            attributes,
+            size,
+            None if delay_s is None or config.is_fifo else delay_s * _SECOND_MS,
+            group,
+            dedup_id,
+            md5_of_attributes,
+            md5_of_system_attributes,
+        )
+
+    def _attributes(
+        self, caller: Caller, entry: SendMessageRequest | SendMessageBatchRequestEntry
+    ) -> tuple[bytes | None, int, str | None, str | None]:
+        """The stored form of a message's attributes, what they count, and their checksums."""
+        own, system = entry.message_attributes, entry.message_system_attributes
+        size = 0
+        md5_of_own = md5_of_system = None
+        if own:
+            message_attributes.check(own, self.limits.message_attributes_max)
+            size = message_attributes.size(own)
+            md5_of_own = message_attributes.checksum(own)
+        if system:
+            message_attributes.check_system(system)
+            md5_of_system = message_attributes.checksum(system)
+        stored = message_attributes.to_stored(own, system)
+        if caller.sender_id is not None:
+            stored[message_attributes.STORED_SENDER] = caller.sender_id
+        return encode_attributes(stored), size, md5_of_own, md5_of_system
+
+    def _check_delay(self, delay_s: int, config: QueueConfig) -> None:
+        if config.is_fifo and delay_s:
+            raise invalid_value(
+                delay_s, "DelaySeconds", "The request include parameter that is not valid for this queue type."
+            )
+        limit = self.limits.delay_seconds_max
+        if not 0 <= delay_s <= limit:
+            raise invalid_value(delay_s, "DelaySeconds", f"DelaySeconds must be >= 0 and <= {limit}.")
+
+    # -- receiving --
+
+    def _check_receive(self, request: ReceiveMessageRequest, config: QueueConfig) -> None:
+        count, limit = request.max_number_of_messages, self.limits.receive_max
+        if count is not None and not 1 <= count <= limit:
+            raise invalid_value(count, "MaxNumberOfMessages", f"Must be between 1 and {limit}, if provided.")
+        wait_s, limit = request.wait_time_seconds, self.limits.wait_seconds_max
+        if wait_s is not None and not 0 <= wait_s <= limit:
+            raise invalid_value(wait_s, "WaitTimeSeconds", f"Must be >= 0 and <= {limit}, if provided.")
+        if request.visibility_timeout is not None:
+            check_visibility(request.visibility_timeout)
+        attempt_id = request.receive_request_attempt_id
+        if attempt_id is not None:
+            if not config.is_fifo:
+                raise invalid_value(
+                    attempt_id,
+                    "ReceiveRequestAttemptId",
+                    "The request include parameter that is not valid for this queue type.",
+                )
+            check_token(attempt_id, "ReceiveRequestAttemptId")
+
+    def _messages(self, delivery: Delivery, is_fifo: bool, wanted: Wanted) -> list[Message]:
+        messages = []
+        for run in delivery.runs:
+            count = run.stop - run.start
+            attempts = [run.attempt] * count if isinstance(run.attempt, int) else run.attempt.tolist()
+            for offset, body in enumerate(run.chunk.body_list(run.start, run.stop)):
+                messages.append(self._message(delivery, run, offset, body, attempts[offset], is_fifo, wanted))
+        return messages
+
+    def _message(
+        self, delivery: Delivery, run: Run, offset: int, body: bytes, attempt: int, is_fifo: bool, wanted: Wanted
+    ) -> Message:
+        chunk, index, broker = run.chunk, run.start + offset, self.broker
+        sequence = chunk.base + index
+        receipt = broker.receipt(delivery.queue_id, delivery.channel_id, sequence, attempt)
+        text, is_encoded = _text(body)
+        digest = md5(text.encode()) if is_encoded else md5(body)
+        stored_origin = chunk.origin(index)
+        if stored_origin is None and wanted.is_nothing and not is_encoded:
+            return Message(broker.message_id(delivery.queue_id, sequence), receipt, digest, text)
+        origin = None if stored_origin is None else Origin.decode(stored_origin)
+        message = Message(
+            broker.message_id(delivery.queue_id, sequence) if origin is None else origin.id, receipt, digest, text
+        )
+        stored = decode_attributes(chunk.attributes(index))
+        if wanted.system:
+            message.attributes = self._system_attributes(
+                delivery, run, offset, attempt, is_fifo, wanted.system, origin, stored
+            )
+        own = {} if wanted.own is None else message_attributes.from_stored(stored, wanted.own)
+        if is_encoded:
+            own[message_attributes.ENCODING] = message_attributes.BASE64
+        if own:
+            message.message_attributes = own
+            message.md5_of_message_attributes = message_attributes.checksum(own)
+        return message
+
+    def _system_attributes(
+        self,
+        delivery: Delivery,
+        run: Run,
+        offset: int,
+        attempt: int,
+        is_fifo: bool,
+        names: frozenset[str],
+        origin: Origin | None,
+        stored: Attributes,
+    ) -> dict[str, str]:
+        chunk, index = run.chunk, run.start + offset
+        is_dead_letter = origin is not None and self._is_dead_letter(origin, delivery.queue)
+        first_ms = run.first_ms if isinstance(run.first_ms, int) else int(run.first_ms[offset])
+        found: dict[str, str | None] = {
+            "SenderId": str(stored.get(message_attributes.STORED_SENDER, ANONYMOUS_SENDER)),
+            "SentTimestamp": str(chunk.sent_ms if origin is None else origin.sent_ms),
+            "ApproximateReceiveCount": str(attempt + (origin.attempts if origin and is_dead_letter else 0)),
+            "ApproximateFirstReceiveTimestamp": str(first_ms),
+            "AWSTraceHeader": _optional_text(stored.get(message_attributes.STORED_TRACE_HEADER)),
+            "MessageGroupId": chunk.group(index),
+            "DeadLetterQueueSourceArn": self.arns.of(origin.queue) if origin and is_dead_letter else None,
+        }
+        if is_fifo:
+            found["MessageDeduplicationId"] = chunk.dedup_id(index)
+            found["SequenceNumber"] = sequence_number(chunk.base + index)
+        wants_all = "All" in names
+        return {name: value for name, value in found.items() if value is not None and (wants_all or name in names)}
+
+    def _is_dead_letter(self, origin: Origin, queue: str) -> bool:
+        """Whether a message is where its source sends dead letters, and not where it was moved to from there."""
+        source = self.config(origin.queue)
+        if source is None:
+            return origin.queue != queue
+        return queue == (source.dead_letter or dead_letter_name(origin.queue))
+
+    # -- settling --
+
+    def receipt(self, name: str, handle: str | None) -> Receipt:
+        """What a receipt handle says, for a message of this queue."""
+        if not handle:
+            raise missing("ReceiptHandle")
+        try:
+            receipt = self.broker.open_receipt(handle)
+        except ForgedReceipt:
+            raise invalid_receipt(handle) from None
+        if self.broker.queue_name(receipt.queue_id) != name:
+            raise invalid_receipt(handle)
+        return receipt
+
+    def channel(self, name: str, channel_id: int, handle: str | None) -> str:
+        """The channel that a receipt speaks of."""
+        queue = self.broker.queues[name]
+        for channel in queue.channels.values():
+            if channel.id == channel_id:
+                return channel.name
+        raise invalid_receipt(handle or "")
+
+
+class Wanted(NamedTuple):
+    """What a receiver wants to have beside the body."""
+
+    system: frozenset[str]
+    own: Callable[[str], bool] | None
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the body is enough."""
+        return self.own is None and not self.system
+
+    @classmethod
+    def of(cls, request: ReceiveMessageRequest) -> Wanted:
+        """As a request says."""
+        names = request.message_system_attribute_names or ()
+        older_names = request.attribute_names or ()
+        own = request.message_attribute_names
+        if not names and not older_names:
+            return NOTHING if not own else cls(frozenset(), message_attributes.wanted(own))
+        system = frozenset(names).union(older_names)
+        unknown = system - SYSTEM_ATTRIBUTES
+        if unknown:
+            raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {min(unknown)}.")
+        return cls(system, message_attributes.wanted(own or ()))
+
+
+NOTHING = Wanted(frozenset(), None)
+
+
+def md5(data: bytes) -> str:
+    """A checksum as SQS gives it."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def sequence_number(sequence: int) -> str:
+    """A FIFO message's sequence number: 20 digits, so that text sorts as numbers do.
+
+    >>> sequence_number(7)
+    '00000000000000000007'
+    """
+    return f"{sequence:020d}"
+
+
+def _text(body: bytes) -> tuple[str, bool]:
+    """A body as text, and whether it had to be encoded: it may have come through another front end."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(body).decode(), True
+    if message_attributes.not_allowed_in(text) is None:
+        return text, False
+    return base64.b64encode(body).decode(), True
+
+
+def _optional_text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def check_token(text: str, parameter: str) -> None:
+    """Raise unless the text can be a group, a dedup id, or a receive attempt id."""
+    if not _TOKEN.match(text):
+        raise invalid_value(
+            text,
+            parameter,
+            f"{parameter} can only include alphanumeric and punctuation characters. 1 to 128 in length.",
+        )
+
+
+def check_grouping(group: str | None, dedup_id: str | None, config: QueueConfig) -> None:
+    """Raise unless group and dedup id are as the queue's kind needs them."""
+    if config.is_fifo and group is None:
+        raise missing("MessageGroupId")
+    if group is not None:
+        check_token(group, "MessageGroupId")
+    if dedup_id is not None:
+        if not config.is_fifo:
+            raise invalid_value(
+                dedup_id,
+                "MessageDeduplicationId",
+                "The request include parameter that is not valid for this queue type.",
+            )
+        check_token(dedup_id, "MessageDeduplicationId")
+    elif config.is_fifo and not config.content_dedup:
+        raise SqsError(
+            INVALID_PARAMETER_VALUE,
+            "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
+            "explicitly",
+        )
+
+
+def check_visibility(visibility_s: int | None) -> int:
+    """The visibility timeout, or what is wrong with it."""
+    if visibility_s is None:
+        raise missing("VisibilityTimeout")
+    if not 0 <= visibility_s <= VISIBILITY_SECONDS_MAX:
+        raise invalid_value(
+            visibility_s,
+            "VisibilityTimeout",
+            f"VisibilityTimeout must be an integer between 0 and {VISIBILITY_SECONDS_MAX}.",
+        )
+    return visibility_s
+
+
+def invalid_receipt(handle: str) -> SqsError:
+    """A receipt handle that this queue did not give."""
+    return SqsError(RECEIPT_HANDLE_IS_INVALID, f'The input receipt handle "{handle}" is not a valid receipt handle.')
+
+
+def expired(handle: str | None) -> SqsError:
+    """FIFO: the message is somebody else's, or gone."""
+    return invalid_value(handle, "ReceiptHandle", "The receipt handle has expired.")
+
+
+def not_changed(error: PenstockError, visibility_s: int) -> SqsError:
+    """Why a message's visibility was not changed."""
+    if isinstance(error, LeaseTooLong):
+        return invalid_value(
+            visibility_s,
+            "VisibilityTimeout",
+            f"Total VisibilityTimeout for the message is beyond the limit [{VISIBILITY_SECONDS_MAX} seconds].",
+        )
+    if isinstance(error, StaleReceipt):
+        return SqsError(MESSAGE_NOT_INFLIGHT, "The specified message isn't in flight.")
+    return from_core(error)

@@ -1,0 +1,147 @@
+"""Message move tasks: messages of a dead-letter queue go back to where they came from, or elsewhere (a redrive)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import msgspec
+
+from penstock.core.commands import CancelRedrive, ListRedrives, RedriveTask, StartRedrive
+from penstock.core.errors import TaskNotFound
+from penstock.protocols.sqs.errors import (
+    INVALID_PARAMETER_VALUE,
+    RESOURCE_NOT_FOUND,
+    UNSUPPORTED_OPERATION,
+    SqsError,
+    invalid_value,
+    missing,
+)
+from penstock.protocols.sqs.limits import MOVES_LISTED, MOVES_LISTED_MAX, MOVES_PER_SECOND_MAX
+from penstock.protocols.sqs.queues import QueueActions
+from penstock.protocols.sqs.service import Caller, ask
+from penstock.protocols.sqs.shapes import (
+    CancelMessageMoveTaskRequest,
+    CancelMessageMoveTaskResult,
+    ListMessageMoveTasksRequest,
+    ListMessageMoveTasksResult,
+    MoveTask,
+    StartMessageMoveTaskRequest,
+    StartMessageMoveTaskResult,
+)
+
+_STATUS = {"running": "RUNNING", "done": "COMPLETED", "cancelled": "CANCELLED", "failed": "FAILED"}
+
+
+class _Handle(msgspec.Struct):
+    taskId: str
+    sourceArn: str
+
+
+class MoveActions(QueueActions):
+    """The actions on message move tasks."""
+
+    async def StartMessageMoveTask(
+        self, caller: Caller, request: StartMessageMoveTaskRequest
+    ) -> StartMessageMoveTaskResult:
+        """Start to move the messages of a dead-letter queue."""
+        source = self._queue_of(caller, request.source_arn, "SourceArn")
+        target = None
+        if request.destination_arn is not None:
+            target = self._queue_of(caller, request.destination_arn, "DestinationArn")
+        rate = request.max_number_of_messages_per_second
+        if rate is not None and not 1 <= rate <= MOVES_PER_SECOND_MAX:
+            raise invalid_value(
+                rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {MOVES_PER_SECOND_MAX}, if provided."
+            )
+        self._check_route(source, target)
+        tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
+        if any(task.status == "running" for task in tasks):
+            raise SqsError(
+                INVALID_PARAMETER_VALUE,
+                "There is already a task running. Only one active task is allowed for a source queue arn at a given "
+                "time.",
+            )
+        task: RedriveTask = await ask(StartRedrive(queue=source, target=target, per_second=rate))
+        return StartMessageMoveTaskResult(self._handle(task))
+
+    def _check_route(self, source: str, target: str | None) -> None:
+        if not self.sources_of(source):
+            raise SqsError(INVALID_PARAMETER_VALUE, "Source queue must be configured as a Dead Letter Queue.")
+        if target is None:
+            return
+        if target == source:
+            raise SqsError(INVALID_PARAMETER_VALUE, "Source queue and destination queue must not be the same.")
+        source_config, target_config = self.config(source), self.config(target)
+        if source_config and target_config and source_config.kind != target_config.kind:
+            raise SqsError(UNSUPPORTED_OPERATION, "Source and destination queues must be of the same type.")
+
+    async def CancelMessageMoveTask(
+        self, caller: Caller, request: CancelMessageMoveTaskRequest
+    ) -> CancelMessageMoveTaskResult:
+        """Stop to move messages; what was moved stays where it is."""
+        if not request.task_handle:
+            raise missing("TaskHandle")
+        handle, number = _open_handle(request.task_handle)
+        source = self._queue_of(caller, handle.sourceArn, "SourceArn")
+        tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
+        task = next((task for task in tasks if task.task == number), None)
+        if task is None:
+            raise SqsError(RESOURCE_NOT_FOUND, "Task does not exist.")
+        if task.status != "running":
+            raise SqsError(INVALID_PARAMETER_VALUE, "Only active tasks can be cancelled.")
+        try:
+            cancelled: RedriveTask = await ask(CancelRedrive(task=number))
+        except TaskNotFound:
+            raise SqsError(RESOURCE_NOT_FOUND, "Task does not exist.") from None
+        return CancelMessageMoveTaskResult(cancelled.moved)
+
+    async def ListMessageMoveTasks(
+        self, caller: Caller, request: ListMessageMoveTasksRequest
+    ) -> ListMessageMoveTasksResult:
+        """The latest tasks of a queue, newest first."""
+        source = self._queue_of(caller, request.source_arn, "SourceArn")
+        limit = MOVES_LISTED if request.max_results is None else request.max_results
+        if not 1 <= limit <= MOVES_LISTED_MAX:
+            raise invalid_value(limit, "MaxResults", f"Must be between 1 and {MOVES_LISTED_MAX}, if provided.")
+        tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
+        return ListMessageMoveTasksResult([self._described(task) for task in tasks[:limit]])
+
+    def _queue_of(self, caller: Caller, arn: str | None, parameter: str) -> str:
+        if not arn:
+            raise missing(parameter)
+        name = self.arns.name(arn)
+        if name is None:
+            raise invalid_value(arn, parameter, "It is not the ARN of a queue.")
+        self.check_rights(caller, name, "admin")
+        if self.config(name) is None:
+            raise SqsError(
+                RESOURCE_NOT_FOUND, f"The resource that you specified for the {parameter} parameter doesn't exist."
+            )
+        return name
+
+    def _described(self, task: RedriveTask) -> MoveTask:
+        return MoveTask(
+            status=_STATUS[task.status],
+            source_arn=self.arns.of(task.queue),
+            approximate_number_of_messages_moved=task.moved,
+            started_timestamp=task.started_ms,
+            task_handle=self._handle(task) if task.status == "running" else None,
+            destination_arn=None if task.target is None else self.arns.of(task.target),
+            max_number_of_messages_per_second=task.per_second,
+            approximate_number_of_messages_to_move=task.to_move,
+            failure_reason=task.error or None,
+        )
+
+    def _handle(self, task: RedriveTask) -> str:
+        handle = _Handle(str(task.task), self.arns.of(task.queue))
+        return base64.b64encode(msgspec.json.encode(handle)).decode()
+
+
+def _open_handle(text: str) -> tuple[_Handle, int]:
+    try:
+        handle = msgspec.json.decode(base64.b64decode(text.encode(), validate=True), type=_Handle)
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        raise SqsError(INVALID_PARAMETER_VALUE, "Value for parameter TaskHandle is invalid.") from None
+    is_number = handle.taskId.isascii() and handle.taskId.isdigit() and len(handle.taskId) < 19
+    return handle, int(handle.taskId) if is_number else -1

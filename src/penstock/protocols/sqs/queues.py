@@ -1,0 +1,285 @@
+"""Queues: creating, finding, describing, configuring, purging and deleting them; their tags."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from penstock.core.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, PurgeQueue, QueueStats
+from penstock.core.config import QueueConfig
+from penstock.core.errors import QueueExists
+from penstock.protocols.sqs.attributes import (
+    AttributeReader,
+    check_names,
+    dead_letter_target,
+    facts_of,
+    settings_of,
+)
+from penstock.protocols.sqs.errors import (
+    INVALID_ATTRIBUTE_NAME,
+    INVALID_PARAMETER_VALUE,
+    PURGE_QUEUE_IN_PROGRESS,
+    QUEUE_DELETED_RECENTLY,
+    QUEUE_NAME_EXISTS,
+    SqsError,
+    invalid_value,
+    missing,
+    no_such_queue,
+)
+from penstock.protocols.sqs.limits import PAGE_MAX, TAGS_MAX
+from penstock.protocols.sqs.names import FIFO_SUFFIX, check_queue_name
+from penstock.protocols.sqs.service import Caller, ServiceBase, ask, default_config
+from penstock.protocols.sqs.shapes import (
+    CreateQueueRequest,
+    GetQueueAttributesRequest,
+    GetQueueUrlRequest,
+    ListDeadLetterSourceQueuesRequest,
+    ListDeadLetterSourceQueuesResult,
+    ListQueuesRequest,
+    ListQueuesResult,
+    ListQueueTagsResult,
+    QueueAttributesResult,
+    QueueRequest,
+    QueueUrlResult,
+    SetQueueAttributesRequest,
+    TagQueueRequest,
+    UntagQueueRequest,
+)
+from penstock.server.settings import SqsSettings
+from penstock.server.tasks import AsyncShard
+
+_TAG_KEY_LENGTH_MAX = 128
+_TAG_VALUE_LENGTH_MAX = 256
+
+
+class QueueActions(ServiceBase):
+    """The actions on queues."""
+
+    def __init__(self, shard: AsyncShard, settings: SqsSettings) -> None:
+        super().__init__(shard, settings)
+        self._deleted_ms: dict[str, int] = {}
+        self._purged_ms: dict[str, int] = {}
+
+    # -- there or not --
+
+    async def CreateQueue(self, caller: Caller, request: CreateQueueRequest) -> QueueUrlResult:
+        """Create a queue; one that is there with the same attributes is fine."""
+        name = request.queue_name
+        if not name:
+            raise missing("QueueName")
+        attributes = dict(request.attributes or {})
+        is_fifo = self._is_fifo(attributes)
+        check_queue_name(name, is_fifo, self.limits)
+        self.check_rights(caller, name, "admin")
+        tags = request.creation_tags or {}
+        check_tags(tags)
+        existing = self.config(name)
+        if existing is None:
+            self._check_deleted(name)
+            before = default_config(is_fifo)
+            config = before.changed(self._reader(name, is_fifo).read(attributes, before) | {"tags": tags})
+            try:
+                await ask(CreateQueue(name=name, config=config))
+            except QueueExists:  # somebody was faster
+                existing = self.config(name)
+        if existing is not None:
+            self._check_same(name, existing, is_fifo, attributes)
+        return QueueUrlResult(caller.url(name))
+
+    def _is_fifo(self, attributes: dict[str, str]) -> bool:
+        """What kind of queue is meant. AWS knows no standard queue that says so."""
+        kind = attributes.get("FifoQueue")
+        if kind is None or kind == "true":
+            return kind == "true"
+        if self.limits.is_strict or kind != "false":
+            raise SqsError(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
+        del attributes["FifoQueue"]
+        return False
+
+    def _reader(self, name: str, is_fifo: bool) -> AttributeReader:
+        return AttributeReader(name, is_fifo, self.limits, self.arns, self.config)
+
+    def _check_deleted(self, name: str) -> None:
+        deleted_ms = self._deleted_ms.get(name)
+        if deleted_ms is None:
+            return
+        if self.shard.now_ms() < deleted_ms + self.limits.recreate_pause_ms:
+            raise SqsError(
+                QUEUE_DELETED_RECENTLY,
+                "You must wait 60 seconds after deleting a queue before you can create another with the same name.",
+            )
+        del self._deleted_ms[name]
+
+    def _check_same(self, name: str, existing: QueueConfig, is_fifo: bool, attributes: dict[str, str]) -> None:
+        """A queue of that name is there: it must be what was asked for, as far as anything was."""
+        if existing.is_fifo != is_fifo:
+            raise _exists("FifoQueue")
+        changed = existing.changed(self._reader(name, is_fifo).read(attributes, existing))
+        now, wished = settings_of(name, existing, self.arns), settings_of(name, changed, self.arns)
+        for attribute in attributes:
+            if now.get(attribute) != wished.get(attribute):
+                raise _exists(attribute)
+
+    async def DeleteQueue(self, caller: Caller, request: QueueRequest) -> None:
+        """Delete a queue with its messages."""
+        name = self.queue_name(caller, request.queue_url, "admin")
+        await ask(DeleteQueue(name=name))
+        now_ms = self.shard.now_ms()
+        self._purged_ms.pop(name, None)
+        if self.limits.recreate_pause_ms:
+            self._deleted_ms[name] = now_ms
+            self._forget_old(self._deleted_ms, now_ms - self.limits.recreate_pause_ms)
+
+    async def PurgeQueue(self, caller: Caller, request: QueueRequest) -> None:
+        """Delete a queue's messages."""
+        name = self.queue_name(caller, request.queue_url, "admin")
+        now_ms = self.shard.now_ms()
+        purged_ms = self._purged_ms.get(name)
+        if purged_ms is not None and now_ms < purged_ms + self.limits.purge_pause_ms:
+            raise SqsError(
+                PURGE_QUEUE_IN_PROGRESS, f"Only one PurgeQueue operation on {name} is allowed every 60 seconds."
+            )
+        await ask(PurgeQueue(name=name))
+        self._purged_ms[name] = now_ms
+        self._forget_old(self._purged_ms, now_ms - self.limits.purge_pause_ms)
+
+    @staticmethod
+    def _forget_old(times_ms: dict[str, int], until_ms: int) -> None:
+        for name in [name for name, time_ms in times_ms.items() if time_ms < until_ms]:
+            del times_ms[name]
+
+    # -- finding --
+
+    async def GetQueueUrl(self, caller: Caller, request: GetQueueUrlRequest) -> QueueUrlResult:
+        """The URL of a queue by its name."""
+        name = request.queue_name
+        if not name:
+            raise missing("QueueName")
+        self.check_rights(caller, name, "read", "write", "admin")
+        if self.auto_create:
+            check_queue_name(name, name.endswith(FIFO_SUFFIX), self.limits)
+        await self.existing(name)
+        return QueueUrlResult(caller.url(name))
+
+    async def ListQueues(self, caller: Caller, request: ListQueuesRequest) -> ListQueuesResult:
+        """Queues by name, in pages if asked for."""
+        prefix = request.queue_name_prefix or ""
+        names = [name for name in self.broker.queues if name.startswith(prefix) and self.may_see(caller, name)]
+        page, token = page_of(names, request.max_results, request.next_token)
+        return ListQueuesResult([caller.url(name) for name in page], token)
+
+    async def ListDeadLetterSourceQueues(
+        self, caller: Caller, request: ListDeadLetterSourceQueuesRequest
+    ) -> ListDeadLetterSourceQueuesResult:
+        """The queues whose dead letters come to this one."""
+        target = self.queue_name(caller, request.queue_url, "read", "admin")
+        await self.existing(target)
+        sources = [name for name in self.sources_of(target) if self.may_see(caller, name)]
+        page, token = page_of(sources, request.max_results, request.next_token)
+        return ListDeadLetterSourceQueuesResult([caller.url(name) for name in page], token)
+
+    def sources_of(self, target: str) -> list[str]:
+        """The names of the queues whose dead letters go there."""
+        queues = self.broker.queues
+        return [name for name, queue in queues.items() if dead_letter_target(name, queue.config) == target]
+
+    # -- attributes --
+
+    async def GetQueueAttributes(self, caller: Caller, request: GetQueueAttributesRequest) -> QueueAttributesResult:
+        """What a queue is told to do, and how much is in it."""
+        name = self.queue_name(caller, request.queue_url, "read", "write", "admin")
+        await self.existing(name)
+        names = request.attribute_names or []
+        check_names(names)
+        info = await ask(DescribeQueue(name=name))
+        found = settings_of(name, info.config, self.arns)
+        found |= facts_of(info, await ask(QueueStats(name=name)), self.arns)
+        if "All" in names:
+            return QueueAttributesResult(found)
+        return QueueAttributesResult({each: found[each] for each in dict.fromkeys(names) if each in found})
+
+    async def SetQueueAttributes(self, caller: Caller, request: SetQueueAttributesRequest) -> None:
+        """Change what a queue is told to do."""
+        name = self.queue_name(caller, request.queue_url, "admin")
+        config = await self.existing(name)
+        attributes = request.attributes
+        if not attributes:
+            raise missing("Attribute.Name")
+        changes = self._reader(name, config.is_fifo).read(attributes, config)
+        await ask(ChangeQueue(name=name, changes=changes))
+
+    # -- tags --
+
+    async def TagQueue(self, caller: Caller, request: TagQueueRequest) -> None:
+        """Add tags, or change them."""
+        name = self.queue_name(caller, request.queue_url, "admin")
+        config = await self.existing(name)
+        if not request.tags:
+            raise missing("Tags")
+        tags = config.tags | request.tags
+        check_tags(tags)
+        await ask(ChangeQueue(name=name, changes={"tags": tags}))
+
+    async def UntagQueue(self, caller: Caller, request: UntagQueueRequest) -> None:
+        """Take tags away; those that are not there are fine."""
+        name = self.queue_name(caller, request.queue_url, "admin")
+        config = await self.existing(name)
+        if not request.tag_keys:
+            raise missing("TagKeys")
+        tags = {key: value for key, value in config.tags.items() if key not in request.tag_keys}
+        await ask(ChangeQueue(name=name, changes={"tags": tags}))
+
+    async def ListQueueTags(self, caller: Caller, request: QueueRequest) -> ListQueueTagsResult:
+        """A queue's tags."""
+        name = self.queue_name(caller, request.queue_url, "read", "admin")
+        config = self.config(name)
+        if config is None:
+            raise no_such_queue()
+        return ListQueueTagsResult(dict(config.tags))
+
+
+def _exists(attribute: str) -> SqsError:
+    return SqsError(
+        QUEUE_NAME_EXISTS,
+        f"A queue already exists with the same name and a different value for attribute {attribute}",
+    )
+
+
+def check_tags(tags: dict[str, str]) -> None:
+    """Raise what is wrong with a queue's tags."""
+    if len(tags) > TAGS_MAX:
+        raise SqsError(INVALID_PARAMETER_VALUE, f"Too many tags added for queue: {len(tags)}, at most {TAGS_MAX}.")
+    for key, value in tags.items():
+        if not 1 <= len(key) <= _TAG_KEY_LENGTH_MAX:
+            raise invalid_value(key, "TagKey", f"Must be 1 to {_TAG_KEY_LENGTH_MAX} in length.")
+        if len(value) > _TAG_VALUE_LENGTH_MAX:
+            raise invalid_value(value, "TagValue", f"Must be at most {_TAG_VALUE_LENGTH_MAX} in length.")
+
+
+def page_of(names: list[str], page_max: int | None, token: str | None) -> tuple[list[str], str | None]:
+    """Names in order, as many as one answer holds, and the token for the next ones if pages were asked for.
+
+    >>> page, token = page_of(["c", "a", "b"], 2, None)
+    >>> page, page_of(["c", "a", "b"], 2, token)
+    (['a', 'b'], (['c'], None))
+    """
+    if page_max is not None and not 1 <= page_max <= PAGE_MAX:
+        raise invalid_value(page_max, "MaxResults", f"MaxResults must be an integer between 1 and {PAGE_MAX}.")
+    if token and page_max is None:
+        raise missing("MaxResults")
+    after = _open_token(token) if token else ""
+    later = sorted(name for name in names if name > after)
+    limit = page_max or PAGE_MAX
+    page = later[:limit]
+    return page, _token(page[-1]) if page_max is not None and len(later) > limit else None
+
+
+def _token(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def _open_token(token: str) -> str:
+    try:
+        return base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError, ValueError):
+        raise invalid_value(token, "NextToken", "Invalid or expired next token.") from None

@@ -1,0 +1,252 @@
+"""A request's way in and out: which protocol, who calls, which action; then the action, and its answer.
+
+How it works. `SqsFrontEnd.handle` gets an exchange from the HTTP server and begins a *visit*: the action's coroutine,
+driven right here. When the coroutine asks for a command, the visit submits it to the shard; when the call is settled,
+in the same turn of the loop as the commit, the visit goes on where it was. No task and no future is made for a request.
+
+A visit whose client hangs up while it waits for messages is abandoned: its receive is withdrawn from the shard, and
+messages that were on their way to it go back.
+
+The protocol is JSON if the header `X-Amz-Target` is there, and Query if not. The path is `/`, or a queue's URL.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from penstock.core.commands import Receive
+from penstock.core.errors import PenstockError
+from penstock.protocols.http import Exchange, Request
+from penstock.protocols.sqs import json_wire, query_wire
+from penstock.protocols.sqs.actions import Action, Service, actions_of
+from penstock.protocols.sqs.errors import (
+    INTERNAL_FAILURE,
+    METHOD_NOT_ALLOWED,
+    UNKNOWN_OPERATION,
+    SqsError,
+    from_core,
+)
+from penstock.protocols.sqs.names import base_url
+from penstock.protocols.sqs.service import Asked, Caller
+from penstock.protocols.sqs.shapes import Shape
+from penstock.protocols.sqs.sigv4 import verify
+from penstock.server.auth import ANYBODY, Credentials, Principal
+from penstock.server.settings import SqsSettings
+from penstock.server.shard import Call
+from penstock.server.tasks import AsyncShard, CallbackCall
+
+log = logging.getLogger("penstock.sqs")
+
+_ADDRESSES_REMEMBERED_MAX = 1_000
+_FORM = "application/x-www-form-urlencoded"
+
+
+class SqsFrontEnd:
+    """Answers SQS requests from a shard. `handle` is the HTTP server's handler."""
+
+    def __init__(self, shard: AsyncShard, settings: SqsSettings, credentials: Credentials) -> None:
+        self.shard = shard
+        self.service = Service(shard, settings)
+        self._credentials = credentials
+        self._account = settings.account
+        self._actions = actions_of(self.service)
+        self._targets = {json_wire.TARGET_PREFIX + name: action for name, action in self._actions.items()}
+        self._base_urls: dict[tuple[str | None, bool, str | None], str] = {}
+        entropy = os.urandom(10).hex()
+        self._id_prefix = f"{entropy[:8]}-{entropy[8:12]}-4{entropy[12:15]}-8{entropy[15:18]}-"
+        self._ids = itertools.count(1)
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request, now or later."""
+        exchange.request_id = f"{self._id_prefix}{next(self._ids):012x}"
+        request = exchange.request
+        target = request.headers.get("x-amz-target")
+        if target is None and not _is_json(request):
+            self._handle_query(exchange, request)
+            return
+        visit = JsonVisit(exchange, self.shard)
+        try:
+            action = self._targets.get(target or "")
+            if action is None:
+                raise SqsError(UNKNOWN_OPERATION, f"The operation {target or ''} is not one of SQS's.")
+            if request.method != "POST":
+                raise SqsError(METHOD_NOT_ALLOWED, "The JSON protocol needs POST.")
+            visit.begin(action, self._caller(request), action.decoder.decode(request.body))
+        except SqsError as error:
+            visit.fail(error)
+
+    def _handle_query(self, exchange: Exchange, request: Request) -> None:
+        visit = QueryVisit(exchange, self.shard)
+        try:
+            caller = self._caller(request)
+            fields = _form(request)
+            action = self._actions.get(fields.get("Action", ""))
+            if action is None:
+                raise SqsError(
+                    UNKNOWN_OPERATION,
+                    f"The action {fields['Action']} is not valid for this endpoint."
+                    if fields.get("Action")
+                    else "The request must contain the parameter Action.",
+                )
+            visit.begin(action, caller, query_wire.decode(fields, action.request))
+        except SqsError as error:
+            visit.fail(error)
+
+    def _caller(self, request: Request) -> Caller:
+        path = request.path
+        return Caller(self._base_url(request), self._principal(request), None if path == "/" else path)
+
+    def _principal(self, request: Request) -> Principal:
+        if not self._credentials.are_required:
+            return ANYBODY
+        return verify(request, self._credentials, int(time.time() * 1_000))
+
+    def _base_url(self, request: Request) -> str:
+        headers = request.headers
+        key = (headers.get("host"), request.is_tls, headers.get("x-forwarded-proto"))
+        known = self._base_urls.get(key)
+        if known is None:
+            if len(self._base_urls) >= _ADDRESSES_REMEMBERED_MAX:
+                self._base_urls.clear()
+            known = self._base_urls[key] = base_url(request, self._account)
+        return known
+
+
+def _is_json(request: Request) -> bool:
+    return request.headers.get("content-type", "").startswith("application/x-amz-json")
+
+
+def _form(request: Request) -> dict[str, str]:
+    """The fields of a Query request: of its URL's query, and of its body."""
+    if request.method not in ("GET", "POST"):
+        raise SqsError(METHOD_NOT_ALLOWED, f"The method is {request.method}; use POST or GET.")
+    fields = query_wire.parse_form(request.query) if request.query else {}
+    if request.method == "POST" and request.body:
+        fields |= query_wire.parse_form(request.body.decode("latin-1"))
+    return fields
+
+
+class Visit:
+    """An action at work for one exchange."""
+
+    __slots__ = ("_action", "_call", "_caller", "_coroutine", "_exchange", "_shard")
+
+    def __init__(self, exchange: Exchange, shard: AsyncShard) -> None:
+        self._exchange = exchange
+        self._shard = shard
+        self._action: Action
+        self._caller: Caller
+        self._coroutine: Coroutine[Asked, Any, Shape | None]
+        self._call: CallbackCall | None = None
+        """A receive, which has to be undone if the client goes."""
+
+    def begin(self, action: Action, caller: Caller, request: Any) -> None:
+        """Run the action up to its first question, or to its end."""
+        self._action = action
+        self._caller = caller
+        self._exchange.action = action.name
+        self._coroutine = action.run(caller, request)
+        self._go_on(None)
+
+    def _go_on(self, answer: Call | list[Call] | None) -> None:
+        """Give the coroutine what it waits for, and see what it wants next. Never raises."""
+        try:
+            asked = self._coroutine.send(answer)
+            if type(asked) is tuple:
+                Together(asked, self._shard, self._go_on)
+            elif type(asked) is Receive:
+                self._call = self._shard.submit(asked, self._go_on)
+                if asked.wait_ms:
+                    self._exchange.on_abandoned = self._abandon
+            else:
+                self._shard.submit(asked, self._go_on)  # type: ignore[arg-type]
+        except StopIteration as done:
+            self._succeed(done.value)
+        except SqsError as error:
+            self.fail(error)
+        except PenstockError as error:
+            self.fail(from_core(error))
+        except Exception:
+            log.exception("%s failed", self._action.name)
+            self.fail(SqsError(INTERNAL_FAILURE, "The request failed on the server's side: its log says more."))
+
+    def _abandon(self) -> None:
+        """The client has hung up while it waited."""
+        self._coroutine.close()
+        if self._call is not None:
+            self._shard.withdraw(self._call)
+
+    def _succeed(self, result: Shape | None) -> None:
+        exchange = self._exchange
+        exchange.queue = self._caller.queue
+        exchange.outcome = "ok"
+        if not self._respond(result) and self._call is not None:
+            self._shard.withdraw(self._call)
+
+    def _respond(self, result: Shape | None) -> bool:
+        raise NotImplementedError
+
+    def fail(self, error: SqsError) -> None:
+        """Answer with an error."""
+        raise NotImplementedError
+
+
+class JsonVisit(Visit):
+    """A visit by AWS JSON 1.0."""
+
+    __slots__ = ()
+
+    def _respond(self, result: Shape | None) -> bool:
+        exchange = self._exchange
+        body = json_wire.EMPTY if result is None else json_wire.encode(result)
+        return exchange.respond(200, (json_wire.CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id)), body)
+
+    def fail(self, error: SqsError) -> None:
+        """Answer with an error."""
+        exchange = self._exchange
+        exchange.outcome = error.kind.code
+        headers = (
+            json_wire.CONTENT_TYPE,
+            ("x-amzn-requestid", exchange.request_id),
+            json_wire.error_header(error),
+        )
+        exchange.respond(error.kind.status, headers, json_wire.encode_error(error))
+
+
+class QueryVisit(Visit):
+    """A visit by the Query protocol."""
+
+    __slots__ = ()
+
+    def _respond(self, result: Shape | None) -> bool:
+        exchange = self._exchange
+        body = query_wire.encode(self._action.name, result, exchange.request_id)
+        return exchange.respond(200, (query_wire.CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id)), body)
+
+    def fail(self, error: SqsError) -> None:
+        """Answer with an error."""
+        exchange = self._exchange
+        exchange.outcome = error.kind.code
+        headers = (query_wire.CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id))
+        exchange.respond(error.kind.status, headers, query_wire.encode_error(error, exchange.request_id))
+
+
+class Together:
+    """Several commands that go through the same step; whoever asked goes on when the last is settled."""
+
+    __slots__ = ("_calls", "_go_on", "_left")
+
+    def __init__(self, commands: tuple[Any, ...], shard: AsyncShard, go_on: Any) -> None:
+        self._go_on = go_on
+        self._left = len(commands)
+        self._calls: list[Call] = [shard.submit(command, self._settled) for command in commands]
+
+    def _settled(self, _call: Call) -> None:
+        self._left -= 1
+        if not self._left:
+            self._go_on(self._calls)

@@ -1,0 +1,137 @@
+"""What all actions share: the shard, the limits, names, and who calls.
+
+Actions are coroutines that await `ask(command)`, and nothing else. They are driven without tasks: `ask` hands its
+command out to whoever drives the coroutine (`server.py`), and gets the settled call back. A test can drive one by hand:
+
+    coroutine = service.DeleteMessage(caller, request)
+    command = coroutine.send(None)
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from penstock.core.broker import Broker
+from penstock.core.commands import Command, CreateQueue
+from penstock.core.config import QueueConfig
+from penstock.core.errors import PenstockError, QueueExists
+from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
+from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, STORED_OVERHEAD_BYTES
+from penstock.protocols.sqs.names import FIFO_SUFFIX, Arns, Urls, queue_url
+from penstock.server.auth import RIGHTS, Principal, Right
+from penstock.server.settings import SqsSettings
+from penstock.server.shard import Call
+from penstock.server.tasks import AsyncShard
+
+Asked = Command | tuple[Command, ...]
+"""What a coroutine hands out: a command, or several that go through the same step."""
+
+
+@types.coroutine
+def ask(command: Command) -> Generator[Asked, Any, Any]:
+    """The reply to a command, or its error raised."""
+    call: Call = yield command
+    return call.result()
+
+
+@types.coroutine
+def ask_all(commands: Sequence[Command]) -> Generator[Asked, Any, list[Any]]:
+    """The replies to several commands, in their order; an error of the core stands in the place of its reply."""
+    calls: list[Call] = yield tuple(commands)
+    return [call.error if isinstance(call.error, PenstockError) else call.result() for call in calls]
+
+
+class Caller:
+    """Who calls, and by which address."""
+
+    __slots__ = ("_base_url", "path_url", "principal", "queue")
+
+    def __init__(self, base_url: str, principal: Principal, path_url: str | None = None) -> None:
+        self._base_url = base_url
+        self.principal = principal
+        self.path_url = path_url
+        """The request's own path, if that is the address of a queue."""
+        self.queue = ""
+        """The queue that the call is about, once it is known."""
+
+    def url(self, name: str) -> str:
+        """A queue's URL, for this caller."""
+        return queue_url(self._base_url, name)
+
+    @property
+    def sender_id(self) -> str | None:
+        """Whom messages come from; None if callers are not known."""
+        return self.principal.name if self.principal.access_key else None
+
+
+class ServiceBase:
+    """The ground that actions stand on."""
+
+    def __init__(self, shard: AsyncShard, settings: SqsSettings) -> None:
+        self.shard = shard
+        self.limits = LIMITS[settings.limits]
+        self.urls = Urls(needs_account=self.limits.is_strict)
+        self.arns = Arns(settings.region, settings.account)
+        self.account = settings.account
+        self.auto_create = settings.auto_create
+
+    @property
+    def broker(self) -> Broker:
+        """The broker as it is now, to be read from: configurations, ids, receipts. Changes go through `ask`."""
+        return self.shard.shard.broker
+
+    def config(self, name: str) -> QueueConfig | None:
+        """A queue's configuration; None if it is not there."""
+        queue = self.broker.queues.get(name)
+        return None if queue is None else queue.config
+
+    def queue_name(self, caller: Caller, url: str | None, *rights: Right) -> str:
+        """The queue that a caller names by its URL, or by calling it. It needs one of the rights."""
+        url = url or caller.path_url
+        if not url:
+            raise missing("QueueUrl")
+        name = self.urls.name(url)
+        self.check_rights(caller, name, *rights)
+        return name
+
+    @staticmethod
+    def check_rights(caller: Caller, name: str, *rights: Right) -> None:
+        """Raise unless the caller has one of these rights on the queue."""
+        caller.queue = name
+        allows = caller.principal.allows
+        for right in rights:
+            if allows(right, name):
+                return
+        raise SqsError(ACCESS_DENIED, f"Access to the resource {caller.url(name)} is denied.")
+
+    @staticmethod
+    def may_see(caller: Caller, name: str) -> bool:
+        """Whether the caller has any right on the queue."""
+        return any(caller.principal.allows(right, name) for right in RIGHTS)
+
+    async def existing(self, name: str) -> QueueConfig:
+        """The queue's configuration. One that is not there is created, if the server is told so."""
+        config = self.config(name)
+        if config is not None:
+            return config
+        if not self.auto_create:
+            raise no_such_queue()
+        config = default_config(is_fifo=name.endswith(FIFO_SUFFIX))
+        try:
+            await ask(CreateQueue(name=name, config=config))
+        except QueueExists:
+            config = self.config(name)
+            if config is None:
+                raise no_such_queue() from None
+        return config
+
+
+def default_config(is_fifo: bool) -> QueueConfig:
+    """A queue as SQS creates it when nobody says more: no dead letters."""
+    return QueueConfig(
+        kind="fifo" if is_fifo else "standard",
+        max_receives=0,
+        message_bytes_max=MESSAGE_BYTES_CEILING + STORED_OVERHEAD_BYTES,
+    )

@@ -1,0 +1,136 @@
+"""A real server in a thread: a directory, a shard, HTTP on a socket, the SQS front end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+from penstock.core.commands import Command
+from penstock.protocols.http import HttpLimits, HttpServer
+from penstock.protocols.sqs.server import SqsFrontEnd
+from penstock.server.auth import Credentials
+from penstock.server.clock import SystemClock
+from penstock.server.settings import SqsSettings
+from penstock.server.shard import Shard
+from penstock.server.tasks import AsyncShard
+from penstock.store.embedded import open_store
+
+REGION = "us-east-1"
+ACCOUNT = "000000000000"
+
+
+class SteppingClock(SystemClock):
+    """The system's clock, which tests can set forward."""
+
+    __slots__ = ("_ahead_ms",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._ahead_ms
+
+    def advance(self, seconds: float) -> None:
+        self._ahead_ms += round(seconds * 1_000)
+
+
+class Server:
+    """Starts in its own thread and loop; everything else may be called from the test's thread."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: SqsSettings | None = None,
+        credentials: Credentials | None = None,
+        *,
+        commit_in_thread: bool = False,
+        limits: HttpLimits | None = None,
+    ) -> None:
+        self._directory = directory
+        self._settings = settings or SqsSettings()
+        self._credentials = credentials or Credentials([])
+        self._commit_in_thread = commit_in_thread
+        self._limits = limits or HttpLimits()
+        self.clock = SteppingClock()
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._started.result(30)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._start())
+        except BaseException as error:
+            self._started.set_exception(error)
+            return
+        self._started.set_result(None)
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        shard = Shard(lambda: open_store(self._directory), self.clock, lambda: os.urandom(64))
+        self.shard = AsyncShard(shard, commit_in_thread=self._commit_in_thread)
+        self.front_end = SqsFrontEnd(self.shard, self._settings, self._credentials)
+        self.http = HttpServer(self.front_end.handle, self._limits)
+        self.port = await self.http.start("127.0.0.1", self.port)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def call(self, command: Command) -> Any:
+        """A command past the front end."""
+        return asyncio.run_coroutine_threadsafe(self.shard.call(command), self._loop).result(30)
+
+    def do(self, function: Callable[[], Any]) -> Any:
+        """Run something in the server's loop."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and let the shard notice."""
+        self.clock.advance(seconds)
+        asyncio.run_coroutine_threadsafe(self.shard.tick(), self._loop).result(30)
+
+    def waiting(self, queue: str) -> int:
+        """How many receives wait for messages of a queue."""
+        return int(self.do(lambda: len(self.shard.shard.broker.queues[queue].channels["main"].line)))
+
+    def stop(self) -> None:
+        async def stop() -> None:
+            self.http.stop_accepting()
+            await self.http.settled(5)
+            await self.shard.close()
+            await self.http.drain(5)
+
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(30)
+
+    def client(self, **options: Any) -> Any:
+        """boto3, as anybody would use it."""
+        return boto3.client(
+            "sqs",
+            endpoint_url=self.url,
+            region_name=REGION,
+            aws_access_key_id=options.pop("access_key", "test"),
+            aws_secret_access_key=options.pop("secret_key", "test"),
+            config=Config(retries={"max_attempts": 0}, **options),
+        )
+
+
