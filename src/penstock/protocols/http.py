@@ -248,6 +248,7 @@ class HttpConnection(asyncio.Protocol):
             self.deadline = self._server.now + self._server.limits.idle_timeout_s
         else:
             self._reject(503, "too many connections: try again later, or raise connections_max")
+            self._pump()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The client is gone, or we are."""
@@ -302,6 +303,9 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client reads again."""
         self._is_write_paused = False
+        if self._reading == _LINGER:
+            self.deadline = self._server.now + _LINGER_S
+            return
         self._set_deadline()
         self._pump()
 
@@ -424,7 +428,7 @@ class HttpConnection(asyncio.Protocol):
         if self._server.observer is not None:
             self._server.observe(exchange, status)
         if not keeps_alive:
-            self._close()
+            self._close_after_response()
             return
         self._set_deadline()
         if (self._waiting or self._rejection is not None or self._is_read_paused) and not self._is_pumping:
@@ -461,7 +465,7 @@ class HttpConnection(asyncio.Protocol):
         """The deadline has passed."""
         self.deadline = _NEVER
         if self._is_write_paused or self._reading == _LINGER:
-            self._abort()
+            self.leave()
         elif self._reading == _HEAD:
             self._reject(408, f"the header took longer than {self._server.limits.header_timeout_s:g} s")
             self._pump()
@@ -503,13 +507,17 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(_CONTINUE)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Take a request that offers another protocol for what it is: the parser, which stopped, begins again."""
+        """Take a request that offers another protocol for what it is.
+
+        The parser took it for complete, without its body, and stopped: a new one reads it without the offer.
+        """
+        if self._rejection is not None:
+            return
         method = self._parser.get_method()
+        self._waiting.pop()
         if method == b"CONNECT":
             self._reject(405, "this is not a proxy")
             return
-        if self._waiting:
-            self._waiting.pop()
         self._parser = httptools.HttpRequestParser(self)
         lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name != "upgrade"]
         head = method + b" " + self._target + b" HTTP/1.1\r\n" + "".join(lines).encode("latin-1") + b"\r\n"
@@ -534,12 +542,21 @@ class HttpConnection(asyncio.Protocol):
         self._is_closing = True
         self._parser = None
         transport.write(self._head(rejection.status, PLAIN_TEXT, len(body), False) + body)
-        if self._is_eof:
-            transport.close()
+        self._close_after_response()
+
+    def _close_after_response(self) -> None:
+        """Close for writing; for reading a moment later, or when the client has closed as well."""
+        transport = self._transport
+        can_half_close = transport is not None and transport.can_write_eof()
+        if transport is None or self._is_eof or (self._rejection is None and not can_half_close):
+            self._close()
             return
+        self._is_closing = True
+        self._parser = None
         self._reading = _LINGER
-        self.deadline = self._server.now + _LINGER_S
-        if transport.can_write_eof():
+        limits = self._server.limits
+        self.deadline = self._server.now + (limits.body_timeout_s if self._is_write_paused else _LINGER_S)
+        if can_half_close:
             transport.write_eof()
 
     def _close(self) -> None:
@@ -550,10 +567,6 @@ class HttpConnection(asyncio.Protocol):
             self._reading = _LINGER
             self._transport.close()
 
-    def _abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
     # -- for the server's stop --
 
     @property
@@ -562,6 +575,17 @@ class HttpConnection(asyncio.Protocol):
         if self._in_flight is not None:
             return self._in_flight.on_abandoned is None
         return bool(self._waiting) or self._reading in (_HEAD, _BODY)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether some response has not left yet, or may still have to be made."""
+        unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
+        return unsent or self._in_flight is not None or not self._is_closing
+
+    def leave(self) -> None:
+        """Close at once, whatever the client still sends or has not read."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def begin_drain(self) -> None:
         """Close if there is nothing to be answered."""
@@ -654,14 +678,18 @@ class HttpServer:
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, answer what is in flight, close. Who is left after the grace hears 503."""
         self.stop_accepting()
-        if not await self._until(lambda: not self._connections, grace_s):
+        if not await self._until(self._nobody_is_owed, grace_s):
             for connection in list(self._connections):
                 connection.end_drain()
-            await self._until(lambda: not self._connections, _LINGER_S)
-            for connection in list(self._connections):
-                connection._abort()
+            await self._until(self._nobody_is_owed, _LINGER_S)
+        for connection in list(self._connections):
+            connection.leave()
+        await self._until(lambda: not self._connections, _LINGER_S)
         if self._timer is not None:
             self._timer.cancel()
+
+    def _nobody_is_owed(self) -> bool:
+        return not any(connection.is_owed for connection in self._connections)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
