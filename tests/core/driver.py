@@ -132,9 +132,7 @@ class Desk:
 
     def ack(self, delivery: c.Delivery) -> c.Settled:
         """Acknowledge everything of a delivery."""
-        settled: c.Settled = self.do(
-            c.Ack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery))
-        )
+        settled: c.Settled = self.do(c.Ack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery)))
         return settled
 
     def release(self, delivery: c.Delivery, *, delay_ms: int | None = None, error: str = "") -> c.Settled:

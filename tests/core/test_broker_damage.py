@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
+from penstock.core.changes import Buffer
 from penstock.core.errors import ChunkDamaged
 from penstock.store.memory import MemoryStore
 from tests.core.driver import DAY_MS, HOUR_MS, Desk, Raw, attempts_of, bodies_of, bodies_of_runs
@@ -40,6 +41,7 @@ def _receive_all(desk: Desk, limit: int = 10, **fields: Any) -> tuple[list[bytes
         if not delivery.count:
             break
         found += bodies_of(delivery)
+        desk.ack(delivery)
     return found, errors
 
 
@@ -84,7 +86,7 @@ def test_damaged_chunk_is_counted_and_never_deleted() -> None:
     key = desk.chunk_keys()[1]
     _receive_all(desk)
     stats = desk.stats()
-    assert (stats.quarantined, stats.messages) == (2, 4)
+    assert (stats.quarantined, stats.messages) == (2, 0)
     desk.reopen()
     assert desk.stats().quarantined == 2
     desk.advance(DAY_MS)
@@ -170,15 +172,27 @@ def test_damaged_chunk_due_far_ahead_is_kept_aside_when_its_time_comes() -> None
     assert desk.stats().quarantined == 1
 
 
-def test_chunk_that_the_store_has_lost_is_damage() -> None:
-    desk = Desk()
+class _Forgetful(MemoryStore):
+    """A store that lists a chunk and cannot find it."""
+
+    lost = b""
+
+    def read_chunk(self, key: bytes) -> Buffer:
+        if key == self.lost:
+            raise KeyError(key)
+        return super().read_chunk(key)
+
+
+def test_chunk_that_the_store_cannot_find_is_damage() -> None:
+    store = _Forgetful()
+    desk = Desk(store)
     desk.send(b"a")
     desk.send(b"b")
-    del desk.store._chunks[desk.chunk_keys()[0]]
-    desk.checks = False
+    store.lost = desk.chunk_keys()[0]
     desk.reopen()
-    found, _ = _receive_all(desk)
+    found, (error,) = _receive_all(desk)
     assert found == [b"b"]
+    assert "messages 0 to 0" in str(error)
 
 
 def test_every_channel_goes_on_past_the_damage() -> None:

@@ -399,9 +399,7 @@ def test_fin_by_sequence_settles_only_what_the_session_holds() -> None:
     desk.send(*(b"%d" % number for number in range(6)))
     desk.receive(4, session=mine)
     desk.receive(1)
-    settled = desk.do(
-        c.AckSequences(queue="q", channel="main", sequences=np.array([5, 4, 3, 1, 0, 0]), session=mine)
-    )
+    settled = desk.do(c.AckSequences(queue="q", channel="main", sequences=np.array([5, 4, 3, 1, 0, 0]), session=mine))
     assert settled.count == 3
     assert {number for each in settled.refused for number in range(each.first, each.last + 1)} == {4, 5}
     assert desk.counts() == (1, 2, 0)

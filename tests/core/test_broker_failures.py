@@ -217,7 +217,8 @@ def _dead(*bodies: bytes, errors: tuple[str, ...] = (), **settings: Any) -> Desk
 def _redriven(desk: Desk, **fields: Any) -> c.RedriveTask:
     task: c.RedriveTask = desk.do(c.StartRedrive(queue="q.dead", **fields))
     desk.advance(100)
-    return next(each for each in desk.do(c.ListRedrives(queue="q.dead")) if each.task == task.task)
+    tasks: list[c.RedriveTask] = desk.do(c.ListRedrives(queue="q.dead"))
+    return next(each for each in tasks if each.task == task.task)
 
 
 def test_redrive_brings_everything_back_to_its_source() -> None:

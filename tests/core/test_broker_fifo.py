@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -356,7 +357,7 @@ def test_free_group_behind_120_000_messages_of_a_blocked_one_is_received_at_the_
     small, large = _with_blocked_group(10), _with_blocked_group(120_000)
     for desk in (small, large):
         _receive_and_ack(desk)
-    calls = [calls_of(lambda desk=desk: _receive_and_ack(desk)) for desk in (small, large)]
+    calls = [calls_of(partial(_receive_and_ack, desk)) for desk in (small, large)]
     assert calls[0] == calls[1]
     times: list[list[float]] = [[], []]
     for _ in range(50):

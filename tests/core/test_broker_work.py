@@ -71,7 +71,10 @@ def test_rollback_is_a_release_and_always_succeeds() -> None:
     [
         ([c.Send(queue="out", bodies=[b"a"]), c.Send(queue="out", bodies=[b"x" * 2_000_000])], MessageTooLarge),
         ([c.Send(queue="out", bodies=[b"a"]), c.Send(queue="nowhere", bodies=[b"a"], create=False)], QueueNotFound),
-        ([c.Send(queue="out", bodies=[b"a"]), c.Send(queue="limited", bodies=[b"a", b"b"], groups=["g", "g"])], Throttled),
+        (
+            [c.Send(queue="out", bodies=[b"a"]), c.Send(queue="limited", bodies=[b"a", b"b"], groups=["g", "g"])],
+            Throttled,
+        ),
         (
             [
                 c.Send(queue="limited", bodies=[b"a"], groups=["g"]),
@@ -79,7 +82,10 @@ def test_rollback_is_a_release_and_always_succeeds() -> None:
             ],
             Throttled,
         ),
-        ([c.Send(queue="out", bodies=[b"a"]), c.Send(queue="new", bodies=[b"a"], channels=("no name",))], PenstockError),
+        (
+            [c.Send(queue="out", bodies=[b"a"]), c.Send(queue="new", bodies=[b"a"], channels=("no name",))],
+            PenstockError,
+        ),
         ([c.Send(queue="out", bodies=[b"a"], groups=["\udcff"])], PenstockError),
         ([c.Send(queue="out", bodies=[])], PenstockError),
     ],

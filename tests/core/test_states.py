@@ -1,0 +1,41 @@
+"""The one table of transitions: the arrays and the docs follow it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.core.states import EXPLAINED, TRANSITIONS, Event, State, allowed, transition_table
+
+DOCS = Path(__file__).parents[2] / "docs" / "delivery.md"
+BEGIN, END = "<!-- transitions -->", "<!-- /transitions -->"
+
+
+@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("state", State)
+def test_array_of_what_is_allowed_follows_the_table(state: State, event: Event) -> None:
+    assert bool(allowed[event, state]) == (event in TRANSITIONS[state])
+    assert allowed[event][np.array([state, state])].tolist() == [event in TRANSITIONS[state]] * 2
+
+
+def test_what_is_done_stays_done() -> None:
+    assert TRANSITIONS[State.DONE] == {}
+
+
+def test_every_state_can_end_and_be_reached() -> None:
+    for state in set(State) - {State.DONE}:
+        assert State.DONE in TRANSITIONS[state].values()
+    reached = {target for row in TRANSITIONS.values() for target in row.values()} | {State.READY, State.DELAYED}
+    assert reached == set(State)
+
+
+def test_every_event_happens_somewhere_and_is_explained() -> None:
+    assert {event for row in TRANSITIONS.values() for event in row} == set(Event) == set(EXPLAINED)
+
+
+def test_docs_draw_exactly_this_table() -> None:
+    _, _, rest = DOCS.read_text().partition(BEGIN)
+    drawn, _, _ = rest.partition(END)
+    assert drawn.strip() == transition_table()
