@@ -1,6 +1,6 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv run test check format bench soak clean
+.PHONY: help venv run demo test check format bench soak clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,7 +21,10 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
-run: $(INSTALLED) ## Run the demo: send, receive, fail, retry, dead-letter
+run: $(INSTALLED) ## Serve the queues in ./data: SQS on port 9324, health and metrics on 9325
+	$(BIN)/python -m penstock serve --data ./data
+
+demo: $(INSTALLED) ## Run the demo: send, receive, fail, retry, dead-letter
 	$(BIN)/python -m penstock demo
 
 test: $(INSTALLED) ## Run every test, the doctests included

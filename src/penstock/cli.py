@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 import penstock
+from penstock.serve import serve
 
 app = typer.Typer(help="A durable message queue in one directory.", no_args_is_help=True, add_completion=False)
 queues = typer.Typer(help="Create, describe, empty and delete queues.", no_args_is_help=True)
 app.add_typer(queues, name="queue")
+app.command()(serve)
 
 Data = Annotated[Path, typer.Option("--data", "-d", help="The data directory.", envvar="PENSTOCK_DATA")]
 Name = Annotated[str, typer.Argument(help="The queue's name.", show_default=False)]

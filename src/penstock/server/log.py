@@ -67,6 +67,8 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if settings.format == "json" else _TextFormatter())
     logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
+    for library in ("uvicorn", "asyncio"):
+        logging.getLogger(library).setLevel("WARNING")
 
 
 def _timestamp(seconds: float) -> str:
