@@ -76,6 +76,15 @@ def test_backoff_blocks_the_group_and_no_other() -> None:
     assert bodies_of(desk.receive(10)) == [b"a1", b"a2"]
 
 
+def test_head_that_was_given_back_is_free_while_a_later_message_of_its_group_waits() -> None:
+    desk = _fifo()
+    desk.send_fifo("a", b"1", b"2", b"3")
+    desk.receive(2)
+    desk.do(c.Release(queue="q", spans=[c.Span(0, 0, 1)]))
+    desk.do(c.Release(queue="q", spans=[c.Span(1, 1, 1)], delay_ms=5_000))
+    assert bodies_of(desk.receive(10)) == [b"1"]
+
+
 def test_later_message_acked_before_an_earlier_one_keeps_the_group_blocked() -> None:
     desk = _fifo()
     desk.send_fifo("a", b"1", b"2", b"3")
