@@ -25,7 +25,7 @@ from penstock.core import commands as c
 from penstock.core.broker import Broker
 from penstock.core.errors import PenstockError
 from penstock.store.base import Store
-from tests.simulation.engines import KEPT, Engine, Fault, Kept, MemoryEngine
+from tests.simulation.engines import DiskEngine, Engine, Fault, Kept, MemoryEngine
 from tests.simulation.model import Model, Violation, demand
 from tests.simulation.shrink import Did
 from tests.simulation.workload import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Workload
@@ -89,7 +89,7 @@ class Simulator:
     def __init__(self, seed: int, engine: Engine | None = None, steps: int | None = None) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.engine = engine or MemoryEngine()
+        self.engine = engine or self._draw_engine()
         self.now_ms = START_MS
         self.workload = Workload(self.rng)
         self.ledger = Ledger()
@@ -121,6 +121,9 @@ class Simulator:
 
     def _story(self) -> str:
         return "\n".join(["the last steps:", *(f"  {line}" for line in self.world.trace)])
+
+    def _draw_engine(self) -> Engine:
+        return DiskEngine(self.rng) if self.rng.random() < 0.5 else MemoryEngine()
 
     # -- what is drawn -------------------------------------------------------------------------------------------------
 
@@ -244,9 +247,9 @@ class Simulator:
         if not broker.must_commit and self.rng.random() < 0.5:
             self._release(step)
         after = broker.snapshot()
-        self.engine.suffer(self.fault, broker.take_changes(), self.rng)
+        kept = self.engine.suffer(self.fault, broker.take_changes(), self.rng)
         store = self.engine.open()
-        is_kept = self._is_kept(store, after)
+        is_kept = self._is_kept(kept, store, after)
         model = self.world.model if is_kept else pickle.loads(self.saved.model)
         self.now_ms = self._draw_restart(model)
         self.script += [Did("commit", self.now_ms)] if is_kept else []
@@ -266,9 +269,8 @@ class Simulator:
         later_ms = max(model.now_ms, self.now_ms) + self.rng.choice([0, 10, 40 * SECOND_MS, HOUR_MS])
         return model.now_ms if model.is_ambiguous(later_ms) else later_ms
 
-    def _is_kept(self, store: Store, after: dict[str, Any]) -> bool:
+    def _is_kept(self, kept: Kept, store: Store, after: dict[str, Any]) -> bool:
         """Whether the interrupted commit is there; what is there must be it, or the one before, whole."""
-        kept = KEPT[self.fault]
         if kept is not Kept.BEFORE:
             opened = self._opened(store, self.world.model.now_ms)
             if kept is Kept.AFTER:

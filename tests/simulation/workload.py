@@ -67,7 +67,7 @@ class Workload:
         rng = self.rng
         kind = rng.choice(["plain", "plain", "fair", "fifo", "fifo", "policy", "topic", "empty"])
         settings: dict[str, Any] = {
-            "lease_ms": rng.choice([0, 500, 5_000, 30_000, 30_000, 3_500_000]),
+            "lease_ms": rng.choice([0, 500, 4_900, 29_300, 29_300, 3_500_000]),
             "max_receives": rng.choice([0, 1, 2, 3, 3, 10]),
             "backoff": self._backoff(),
             "retention_ms": rng.choice([None, MINUTE_MS, HOUR_MS, 4 * DAY_MS, 4 * DAY_MS]),
@@ -261,7 +261,7 @@ class Workload:
         wait_ms = self.rng.choice([None, 10, 500, 20_000])
         self.counter += 1
         self.tickets.append(self.counter)
-        lease_ms = self.rng.choice([700, 20_000])
+        lease_ms = self.rng.choice([730, 19_700])
         receive = c.Receive(queue=queue, channel=channel, limit=self._limit(), wait_ms=wait_ms, ticket=self.counter)
         receive.lease_ms = lease_ms
         return receive
@@ -272,7 +272,7 @@ class Workload:
     def _subscribe(self, now_ms: int) -> c.Command | None:
         queue, channel = self._place()
         self.counter += 1
-        lease_ms = self.rng.choice([1_000, 30_000])
+        lease_ms = self.rng.choice([1_100, 29_100])
         credit = self.rng.choice([0, 1, 5])
         return c.Subscribe(queue=queue, channel=channel, credit=credit, lease_ms=lease_ms, ticket=self.counter)
 
