@@ -19,6 +19,8 @@ SCRIPTS = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]_*.py"))
 
 PACKAGES = ["numpy", "xxhash", "uvloop", "litequeue", "persist-queue"]
 
+BUSY = " (**a busy machine: trust the ratios little, the rates not at all**)"
+
 HEADING = """# Benchmarks
 
 One script a question, in `bench/`. `make bench` runs them all and writes this page; nobody edits it by hand.
@@ -30,8 +32,8 @@ named.
 """
 
 
-def machine() -> str:
-    """What the figures were measured on."""
+def machine(load_before: float, load_after: float) -> str:
+    """What the figures were measured on, and what else it had to do: a run of all benchmarks by itself loads one core."""
     facts = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "processor": f"{cpu_model()}, {os.cpu_count()} cores",
@@ -41,7 +43,7 @@ def machine() -> str:
         "Python": f"{platform.python_implementation()} {platform.python_version()}, SQLite {sqlite3.sqlite_version}",
         "Penstock": f"{version('penstock')}, {commit()}",
         "packages": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
-        "load before": f"{os.getloadavg()[0]:.1f} (1 minute)",
+        "load": f"{load_before:.1f} before, {load_after:.1f} at the end{BUSY if load_before > 1 else ''}",
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())])
 
@@ -85,12 +87,14 @@ def main() -> None:
     if unknown:
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(SCRIPTS)}")
 
-    parts = [HEADING.strip(), machine()]
+    load_before = os.getloadavg()[0]
+    sections = []
     for script in options.scripts or SCRIPTS:
-        parts.append(section(script, quick=options.quick))
-        print(parts[-1] + "\n", flush=True)
+        sections.append(section(script, quick=options.quick))
+        print(sections[-1] + "\n", flush=True)
     if not options.quick and not options.scripts:
-        DOCUMENT.write_text("\n\n".join(parts) + "\n")
+        facts = machine(load_before, os.getloadavg()[0])
+        DOCUMENT.write_text("\n\n".join([HEADING.strip(), facts, *sections]) + "\n")
 
 
 if __name__ == "__main__":
