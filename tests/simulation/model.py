@@ -408,11 +408,11 @@ class Model:
         demand(sent.count == len(command.bodies), f"sent {sent.count} of {len(command.bodies)}")
 
     def _due_ms(self, queue: Queue, command: c.Send) -> int:
-        if command.delay_ms is not None:
-            return self.now_ms + command.delay_ms
-        if command.due_ms is not None:
-            return command.due_ms
-        return self.now_ms + queue.config.delay_ms
+        """When a message comes due; 0 for at once."""
+        if command.delay_ms is None and command.due_ms is not None:
+            return command.due_ms if command.due_ms > self.now_ms else 0
+        delay_ms = queue.config.delay_ms if command.delay_ms is None else command.delay_ms
+        return self.now_ms + delay_ms if delay_ms else 0
 
     def _dedup_key(self, queue: Queue, command: c.Send, index: int) -> tuple[str | None, str] | None:
         dedup_id = command.dedup_ids[index] if command.dedup_ids else None
@@ -447,7 +447,7 @@ class Model:
         if message.due_ms > self.now_ms:
             channel.copies[message.sequence] = Copy(message, State.DELAYED, Place.DUE, deadline_ms=message.due_ms)
         else:
-            place = Place.DUE if message.due_ms > message.sent_ms else Place.FRESH
+            place = Place.DUE if message.due_ms else Place.FRESH
             channel.copies[message.sequence] = Copy(message, State.READY, place)
 
     # -- what is stored ------------------------------------------------------------------------------------------------
@@ -881,7 +881,7 @@ class Model:
         copy.state = State.DELAYED if delay_ms else State.READY
         copy.deadline_ms = self.now_ms + delay_ms if delay_ms else 0
         stays = config.is_fifo or (is_first and not delay_ms)
-        again = Place.DUE if copy.message.due_ms > copy.message.sent_ms else Place.AGAIN
+        again = Place.DUE if copy.message.due_ms else Place.AGAIN
         copy.place = again if stays else Place.RETRY
         if not stays:
             self._may_be_gone(queue, [copy.message.sequence])

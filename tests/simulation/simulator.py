@@ -14,6 +14,7 @@ The model is pickled at the commits shortly before a fault only; faults are ther
 
 from __future__ import annotations
 
+import copy
 import pickle
 import random
 from collections import Counter
@@ -191,7 +192,8 @@ class Simulator:
             self.saved = self._save()
 
     def _save(self) -> Saved:
-        return Saved(pickle.dumps(self.world.model), self.world.broker.snapshot(), self.world.model.now_ms)
+        snapshot = copy.deepcopy(self.world.broker.snapshot())
+        return Saved(pickle.dumps(self.world.model), snapshot, self.world.model.now_ms)
 
     def _release(self, step: Step) -> None:
         """The replies reach the clients."""

@@ -1,0 +1,182 @@
+"""Faults that the simulator found, each as the few commands that show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.core import commands as c
+from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Backoff, QueueConfig
+from penstock.core.errors import ChannelNotFound, PenstockError
+from penstock.core.states import State
+from penstock.store.memory import MemoryStore
+from tests.simulation.model import Violation
+from tests.simulation.world import World
+
+START_MS = 1_700_000_000_000
+
+
+class Case:
+    """A world on which a test does one thing after the other, committed each."""
+
+    def __init__(self) -> None:
+        self.now_ms = START_MS
+        self.world = World(MemoryStore(), self.now_ms, bytes(range(64)))
+
+    def do(self, *commands: c.Command, at_ms: int = 0) -> list[Any]:
+        """One step at a time after the start, judged by the model; its replies."""
+        self.now_ms = START_MS + at_ms
+        step = self.world.step(commands, self.now_ms)
+        if self.world.broker.has_changes:
+            self.world.commit()
+        return [outcome for _, outcome in step.outcomes] + [delivery for _, delivery in step.woken]
+
+    def reopen(self) -> None:
+        self.world.reopen(self.world.store, self.world.model, self.now_ms)
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+def create(name: str = "q", channels: tuple[str, ...] = (c.MAIN,), **settings: Any) -> c.CreateQueue:
+    return c.CreateQueue(name=name, config=QueueConfig(**settings), channels=channels)
+
+
+def send(*bodies: bytes, queue: str = "q", **options: Any) -> c.Send:
+    return c.Send(queue=queue, bodies=list(bodies), **options)
+
+
+def receive(limit: int = 10, queue: str = "q", **options: Any) -> c.Receive:
+    return c.Receive(queue=queue, limit=limit, **{"wait_ms": 0, **options})
+
+
+def test_browsing_makes_no_channel(case: Case) -> None:
+    """A look must not leave a channel behind that keeps every message from then on."""
+    case.do(create(channels=("tap",)), send(b"1"))
+    with pytest.raises(ChannelNotFound):
+        case.world.broker.handle(c.Browse(queue="q", channel=c.MAIN), case.now_ms)
+    assert case.do(c.DescribeQueue(name="q"))[0].channels == ["tap"]
+
+
+def test_a_delayed_message_that_failed_twice_is_kept_as_long_as_one_that_did_not(case: Case) -> None:
+    """Retention of a delayed message counts from its due time: moving to the retry lane must not end it at once."""
+    case.do(create(retention_ms=HOUR_MS, lease_ms=SECOND_MS, max_receives=0), send(b"1", delay_ms=2 * HOUR_MS))
+    due_ms = 2 * HOUR_MS
+    case.do(receive(), at_ms=due_ms)
+    case.do(receive(), at_ms=due_ms + 2 * SECOND_MS)
+    case.do(at_ms=due_ms + 4 * SECOND_MS)
+    case.do(at_ms=due_ms + MINUTE_MS)
+    assert case.do(receive(), at_ms=due_ms + 2 * MINUTE_MS)[0].count == 1, "the message is gone"
+
+
+def test_after_a_restart_too_a_delayed_message_in_the_retry_lane_is_kept(case: Case) -> None:
+    case.do(create(retention_ms=HOUR_MS, lease_ms=SECOND_MS, max_receives=0), send(b"1", delay_ms=2 * HOUR_MS))
+    due_ms = 2 * HOUR_MS
+    case.do(receive(), at_ms=due_ms)
+    case.do(receive(), at_ms=due_ms + 2 * SECOND_MS)
+    case.do(at_ms=due_ms + 4 * SECOND_MS)
+    case.reopen()
+    assert case.do(receive(), at_ms=due_ms + 2 * MINUTE_MS)[0].count == 1, "the message is gone"
+
+
+def test_every_window_keeps_its_deadline_when_another_one_comes_due(case: Case) -> None:
+    case.do(create(lease_ms=30 * SECOND_MS), send(b"1", delay_ms=800))
+    case.do(send(b"2", priority=1), receive(limit=1))
+    case.do(at_ms=800)
+    deadline_ms = case.world.broker.next_deadline()
+    assert deadline_ms is not None and deadline_ms <= START_MS + 30 * SECOND_MS
+
+
+def test_fifo_messages_wait_for_their_delay(case: Case) -> None:
+    case.do(create(kind="fifo", delay_ms=700), send(b"1", groups=["g"], dedup_ids=["1"]))
+    assert case.do(receive())[0].count == 0
+    assert case.do(receive(), at_ms=700)[0].count == 1
+
+
+def test_a_fifo_channel_made_while_a_message_is_delayed_waits_too(case: Case) -> None:
+    case.do(create(kind="fifo", delay_ms=700), send(b"1", groups=["g"], dedup_ids=["1"]))
+    case.do(c.CreateChannel(queue="q", channel="tap"))
+    case.do(send(b"2", groups=["h"], dedup_ids=["2"]), c.QueueStats(name="q"), at_ms=7_000)
+    stats = case.do(c.QueueStats(name="q"), at_ms=7_000)[0].channels["tap"]
+    assert (stats.ready, stats.delayed, stats.oldest_ms) == (1, 1, START_MS)
+
+
+def test_an_ack_that_makes_room_wakes_a_subscription(case: Case) -> None:
+    case.do(create(in_flight_max=2), send(b"1", b"2", b"3"), receive(limit=2))
+    case.do(c.Subscribe(queue="q", credit=5, ticket=1))
+    replies = case.do(c.Ack(queue="q", spans=[c.Span(0, 0, 1)]))
+    assert replies[-1].count == 1
+
+
+def test_an_ack_that_frees_a_group_wakes_who_waits(case: Case) -> None:
+    case.do(create(kind="fifo", content_dedup=True), send(b"1", b"2", groups=["g", "g"]), receive(limit=1))
+    case.do(receive(wait_ms=20_000, ticket=1))
+    replies = case.do(c.Ack(queue="q", spans=[c.Span(0, 0, 1)]))
+    assert replies[-1].count == 1
+
+
+def test_browsing_pages_in_sequence_order_through_all_lanes(case: Case) -> None:
+    case.do(create(lease_ms=0, max_receives=0, backoff=Backoff("fixed", base_ms=2_000)), send(b"1", b"2"))
+    case.do(receive(limit=1))
+    case.do(receive(limit=1))
+    seen = case.do(c.Browse(queue="q", limit=1))[0]
+    assert [(one.sequence, one.state) for one in seen] == [(0, State.DELAYED)]
+
+
+def test_a_purge_and_the_counters_count_the_retry_lane(case: Case) -> None:
+    case.do(create(lease_ms=0, max_receives=0), send(b"12345"))
+    case.do(receive())
+    case.do(receive())
+    stats = case.do(c.QueueStats(name="q"))[0]
+    assert (stats.messages, stats.bytes >= 5) == (1, True)
+    assert case.do(c.PurgeQueue(name="q"))[0] == 1
+
+
+def test_a_channel_that_starts_at_a_time_sees_what_came_due_since(case: Case) -> None:
+    case.do(create(delay_ms=700), send(b"1"), at_ms=1_000)
+    case.do(at_ms=2_000)
+    case.do(c.CreateChannel(queue="q", channel="tap", start=START_MS), at_ms=3_000)
+    assert case.do(receive(channel="tap"), at_ms=3_000)[0].count == 1
+
+
+def test_retention_is_scheduled_for_what_came_due(case: Case) -> None:
+    case.do(create(retention_ms=DAY_MS), send(b"1", delay_ms=2 * HOUR_MS))
+    case.reopen()
+    case.do(at_ms=2 * HOUR_MS)
+    deadline_ms = case.world.broker.next_deadline()
+    assert deadline_ms is not None and deadline_ms <= START_MS + 2 * HOUR_MS + DAY_MS
+
+
+def test_far_delays_leave_the_same_lanes_live_and_reopened(case: Case) -> None:
+    case.do(send(b"1", delay_ms=2 * HOUR_MS))
+    for at_ms in (HOUR_MS, 2 * HOUR_MS - 1, 2 * HOUR_MS):
+        case.do(at_ms=at_ms)
+    assert case.do(receive(), at_ms=2 * HOUR_MS)[0].count == 1
+
+
+def test_the_world_can_fail(case: Case) -> None:
+    """A broker that answers wrongly is caught: here one that forgets a message."""
+    case.do(create(), send(b"1"))
+    case.world.model.queues["q"].channels[c.MAIN].copies.clear()
+    with pytest.raises(Violation, match="is done, or never was"):
+        case.do(receive())
+
+
+def test_the_world_sees_what_was_not_stored(case: Case) -> None:
+    """A store that loses a record is caught at the next commit."""
+    case.do(create(), send(b"1"), receive())
+    real, lost = case.world.store.commit, []
+
+    def forgetful(changes: Any) -> None:
+        if changes.records:
+            lost.append(changes.records.popitem())
+        real(changes)
+
+    case.world.store.commit = forgetful  # type: ignore[method-assign]
+    with pytest.raises((Violation, PenstockError, KeyError)):
+        case.do(c.Ack(queue="q", spans=[c.Span(0, 0, 1)]))
+        case.do(receive())
+    assert lost
