@@ -7,7 +7,6 @@ and its secret (HTTP basic authentication, which Prometheus speaks) and show the
 from __future__ import annotations
 
 import base64
-import binascii
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -78,7 +77,7 @@ class RestApp:
             return None
         try:
             access_key, _, secret_key = base64.b64decode(encoded, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             return None
         return credentials.check_password(access_key, secret_key)
 

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.server.auth import Credentials, Secret
+from penstock.server.settings import (
+    Allowance,
+    CredentialSettings,
+    DeclaredQueue,
+    HttpLimits,
+    InvalidSettings,
+    LogSettings,
+    ServerSettings,
+    Settings,
+    SqsSettings,
+    is_loopback,
+    load,
+    parse,
+)
+
+DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "server.md"
+
+WHOLE = """
+[server]
+data = "/var/lib/penstock"
+host = "0.0.0.0"
+sqs_port = 1
+http_port = 2
+nsq_tcp_port = 3
+nsq_http_port = 4
+insecure = true
+commit_in_thread = true
+stop_grace_s = 2.5
+
+[http]
+header_bytes_max = 1
+body_bytes_max = 2
+connections_max = 3
+pipelined_max = 4
+header_timeout_s = 5
+body_timeout_s = 6
+idle_timeout_s = 7
+
+[sqs]
+limits = "relaxed"
+region = "eu-west-1"
+account = "123456789012"
+auto_create = true
+
+[log]
+format = "json"
+level = "debug"
+requests = "all"
+
+[[credentials]]
+access_key = "AKADMIN"
+secret_key = "admin secret"
+
+[[credentials]]
+name = "worker"
+access_key = "AKWORKER"
+secret_key_env = "PENSTOCK_TEST_SECRET"
+
+[[credentials.allow]]
+queues = "orders*"
+rights = ["read", "write"]
+
+[[credentials.allow]]
+queues = ["billing", "audit-?"]
+rights = ["admin"]
+
+[[queues]]
+name = "orders"
+lease = 5
+retention = "none"
+max_receives = 3
+dead_letter = "orders-dead"
+tags = { team = "sales" }
+backoff = { shape = "linear", base_ms = 100 }
+
+[[queues]]
+name = "orders-dead"
+
+[[queues]]
+name = "billing.fifo"
+content_dedup = true
+"""
+
+
+def test_every_key_of_the_reference_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST_SECRET", "worker secret")
+    settings = parse(WHOLE)
+    settings.check()
+    assert settings.server.data == "/var/lib/penstock"
+    assert settings.http.idle_timeout_s == 7
+    assert settings.sqs.limits == "relaxed"
+    assert settings.log.requests == "all"
+    worker = settings.open_credentials().check_password("AKWORKER", "worker secret")
+    assert worker is not None
+    assert worker.name == "worker"
+
+
+def test_an_empty_file_is_the_defaults() -> None:
+    assert parse("") == Settings()
+    Settings().check()
+
+
+def test_queues_are_declared_in_seconds_and_become_the_cores_settings() -> None:
+    orders, _, billing = parse(WHOLE).queues
+    changes = orders.changes()
+    assert changes["lease_ms"] == 5_000
+    assert changes["retention_ms"] is None
+    assert changes["dead_letter"] == "orders-dead"
+    assert "delay_ms" not in changes
+    assert billing.changes() == {"kind": "fifo", "content_dedup": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[server]\nprot = 1", r"\[server\] has no key 'prot'.*its keys are: data, host, sqs_port"),
+        ("[server]\nsqs_prot = 1", "perhaps 'sqs_port' is meant"),
+        ("[sever]\nhost = 'x'", "the file has no key 'sever', perhaps 'server' is meant"),
+        ("[[queues]]\nname = 'a'\nleese = 1", r"\[\[queues\]\] has no key 'leese', perhaps 'lease'"),
+        (
+            "[[credentials]]\naccess_key='a'\nsecret_key='b'\n[[credentials.allow]]\nright=['read']",
+            r"\[\[credentials.allow\]\] has no key 'right', perhaps 'rights'",
+        ),
+        ("[server]\nsqs_port = 'x'", "Expected `int`, got `str` - at `server.sqs_port`"),
+        ("[sqs]\nlimits = 'loose'", "sqs.limits"),
+        ("[[credentials]]\nsecret_key = 'b'", "missing required field `access_key`"),
+        ("server = 3", "Expected `object`, got `int`"),
+        ("[server\n", "is not TOML"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(text: str, words: str) -> None:
+    with pytest.raises(InvalidSettings, match=words):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[server]\nsqs_port = 65536", "sqs_port is 65536: a port is from 0 to 65535"),
+        ("[server]\ntls_key = 'x'", "tls_certificate and tls_key go together"),
+        ("[server]\nhost = 'no such host.invalid'", "no address of this machine"),
+        ("[sqs]\naccount = '12'", "12 digits"),
+        ("[http]\nbody_bytes_max = 0", "body_bytes_max is 0"),
+        ("[[queues]]\nname = 'a b'", "cannot name a queue"),
+        ("[[queues]]\nname = 'a'\nlease = -1", "'a': lease_ms is -1000"),
+        ("[[queues]]\nname = 'a'\ncontent_dedup = true", "FIFO"),
+        ("[[queues]]\nname = 'a'\n[[queues]]\nname = 'a'", "declared twice"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(text: str, words: str) -> None:
+    with pytest.raises(InvalidSettings, match=words):
+        parse(text).check()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1"])
+def test_other_machines_are_served_only_with_credentials_or_on_purpose(host: str) -> None:
+    open_to_all = Settings().with_server(host=host)
+    with pytest.raises(InvalidSettings, match="--insecure"):
+        open_to_all.check()
+    open_to_all.with_server(insecure=True).check()
+    guarded = parse("[[credentials]]\naccess_key = 'a'\nsecret_key = 'b'").with_server(host=host)
+    guarded.check()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "localhost", "::1"])
+def test_this_machine_is_served_without_credentials(host: str) -> None:
+    assert is_loopback(host)
+    Settings().with_server(host=host).check()
+
+
+def test_flags_override_the_file_only_where_they_are_given() -> None:
+    settings = parse("[server]\nsqs_port = 1\nhttp_port = 2").with_server(sqs_port=0, http_port=None)
+    assert (settings.server.sqs_port, settings.server.http_port) == (0, 2)
+    assert parse("[sqs]\nregion = 'x'").with_sqs(limits="relaxed").sqs.region == "x"
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match=r"missing\.toml cannot be read"):
+        load(tmp_path / "missing.toml")
+    (tmp_path / "there.toml").write_text("[server]\nsqs_port = 5")
+    assert load(tmp_path / "there.toml").server.sqs_port == 5
+
+
+def test_the_examples_of_the_documentation_are_right_and_name_every_key() -> None:
+    text = DOCUMENTATION.read_text()
+    examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    for example in examples:
+        parse(example)
+    structs = (ServerSettings, HttpLimits, SqsSettings, LogSettings, CredentialSettings, Allowance, DeclaredQueue)
+    keys = {key for struct in structs for key in struct.__struct_fields__}
+    missing = [key for key in keys if not re.search(rf"\b{key}\b", text) and not key.startswith("nsq_")]
+    assert examples
+    assert not missing
+
+
+# -- credentials -------------------------------------------------------------------------------------------------------
+
+
+def credentials_of(text: str) -> Credentials:
+    return parse(f"[[credentials]]\naccess_key = 'AK'\n{text}").open_credentials()
+
+
+def test_a_secret_may_stand_in_the_file_in_a_variable_or_in_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s")
+    (tmp_path / "secret").write_text("s\n")
+    for text in ("secret_key='s'", "secret_key_env='PENSTOCK_TEST_SECRET'", f"secret_key_file='{tmp_path / 'secret'}'"):
+        assert credentials_of(text).check_password("AK", "s") is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "secret_key=''",
+        "secret_key='a'\nsecret_key_env='B'",
+        "secret_key_env='PENSTOCK_TEST_NO_SUCH'",
+        "secret_key_file='/no/such/file'",
+        "secret_key='a'\n[[credentials]]\naccess_key='AK'\nsecret_key='b'",
+    ],
+)
+def test_a_credential_without_a_secret_or_with_two_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSettings, match="AK"):
+        credentials_of(text)
+
+
+def test_a_key_without_an_allow_list_may_do_everything_and_an_empty_one_nothing() -> None:
+    everything = credentials_of("secret_key='s'").check_password("AK", "s")
+    nothing = credentials_of("secret_key='s'\nallow=[]").check_password("AK", "s")
+    assert everything is not None and nothing is not None
+    assert all(everything.allows(right, "any") for right in ("read", "write", "admin"))
+    assert not any(nothing.allows(right, "any") for right in ("read", "write", "admin"))
+
+
+def test_rights_hold_on_the_queues_that_match_and_on_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s")
+    worker = parse(WHOLE).open_credentials().check_password("AKWORKER", "s")
+    assert worker is not None
+    allowed = {
+        (right, queue)
+        for right in ("read", "write", "admin")
+        for queue in ("orders", "orders-eu", "Orders", "billing", "audit-1", "audit-10")
+        if worker.allows(right, queue)  # type: ignore[arg-type]
+    }
+    assert allowed == {
+        ("read", "orders"),
+        ("write", "orders"),
+        ("read", "orders-eu"),
+        ("write", "orders-eu"),
+        ("admin", "billing"),
+        ("admin", "audit-1"),
+    }
+
+
+@pytest.mark.parametrize(("access_key", "secret"), [("AK", "wrong"), ("AK", ""), ("other", "s"), ("", "")])
+def test_only_the_right_pair_stands_for_somebody(access_key: str, secret: str) -> None:
+    assert credentials_of("secret_key='s'").check_password(access_key, secret) is None
+
+
+def test_secrets_show_nowhere() -> None:
+    settings = parse("[[credentials]]\naccess_key = 'AK'\nsecret_key = 'hush'")
+    credential = settings.open_credentials().by_access_key("AK")
+    for shown in (repr(settings), str(settings), repr(credential), repr(Secret("hush")), f"{settings.credentials}"):
+        assert "hush" not in shown
+    with pytest.raises(TypeError):
+        pickle.dumps(Secret("hush"))
