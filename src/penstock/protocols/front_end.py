@@ -1,7 +1,8 @@
 """An HTTP front end of a node: a handler, its listener, its log lines and its counts.
 
 A server without credentials trusts everybody on its machine, but not the pages in their browsers: a page may send a
-form to any address, loopback included. Browsers say so with an `Origin` header; such requests are refused there.
+form to any address, or show an image from there, loopback included. Browsers say so with `Origin` or `Sec-Fetch-Site`;
+such requests are refused there. (An address that the user typed has `Sec-Fetch-Site: none`.)
 """
 
 from __future__ import annotations
@@ -110,10 +111,11 @@ def _http_families(protocol: str, server: HttpServer) -> Iterator[Metric]:
 
 
 def refusing_browsers(handler: Handler) -> Handler:
-    """The handler, for everybody but scripts of web pages."""
+    """The handler, for everybody but web pages."""
 
     def handle(exchange: Exchange) -> None:
-        if "origin" in exchange.request.headers:
+        headers = exchange.request.headers
+        if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
             exchange.outcome = "AccessDenied"
             exchange.respond(403, PLAIN_TEXT, b"web pages may not call a server that has no credentials configured\n")
         else:
