@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kill.killer import Killer
+from tests.kill.killer import Killer, PromiseBroken, Promises
 
 KILLS = int(os.environ.get("PENSTOCK_KILLS", "50"))
 KILLS_A_DIRECTORY = 10
@@ -20,3 +20,35 @@ def test_a_killed_process_keeps_its_promises(tmp_path: Path, seed: int) -> None:
         killer.kill_once()
     assert killer.counts["sent"] > 0, "the process did nothing"
     assert killer.counts["done"] > 0, "the process did nothing"
+
+
+def promises() -> Promises:
+    promised = Promises()
+    promised.read(["S 1 2 3 4", "s 1 2 3", "A 1", "a 1", "M 2", "m 2", "F g 4", "f g 4"])
+    return promised
+
+
+def test_kept_promises_are_accepted() -> None:
+    promises().check(waiting={3}, moved=[2])
+
+
+@pytest.mark.parametrize(
+    ("waiting", "moved", "broken"),
+    [
+        (set(), [2], "lost"),
+        ({1, 3}, [2], "back"),
+        ({3}, [], "gone"),
+        ({2, 3}, [2], "still there"),
+        ({3}, [2, 2], "twice"),
+        ({3}, [2, 1], "without being asked"),
+        ({3, 9}, [2], "nobody sent"),
+    ],
+)
+def test_a_broken_promise_is_noticed(waiting: set[int], moved: list[int], broken: str) -> None:
+    with pytest.raises(PromiseBroken, match=broken):
+        promises().check(waiting, moved)
+
+
+def test_a_group_out_of_order_is_noticed() -> None:
+    with pytest.raises(PromiseBroken, match="was done after"):
+        promises().read(["F g 3", "f g 3"])
