@@ -33,7 +33,7 @@ named.
 
 
 def machine(load_before: float, load_after: float) -> str:
-    """What the figures were measured on, and what else it had to do: a run of all benchmarks by itself loads one core."""
+    """What the figures were measured on, and how busy it was."""
     facts = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "processor": f"{cpu_model()}, {os.cpu_count()} cores",
