@@ -132,5 +132,3 @@ class Server:
             aws_secret_access_key=options.pop("secret_key", "test"),
             config=Config(retries={"max_attempts": 0}, **options),
         )
-
-

@@ -127,20 +127,19 @@ class BatchActions(MessageActions):
         entries = request.entries or []
         self._check("DeleteMessageBatchRequestEntry", entries)
         result = SettledResult([], [])
-        held = self._held(name, entries, result)
-        by_channel: dict[str, list[Held]] = {}
-        for each in held:
-            by_channel.setdefault(each.channel, []).append(each)
-        commands = [
-            Ack(queue=name, channel=channel, spans=_joined([each.span for each in group]))
-            for channel, group in by_channel.items()
-        ]
-        refused = await _refused(commands)
-        for each in held:
-            if config.is_fifo and (each.channel, each.span.first) in refused:
-                result.failed.append(_failed(each.id, expired(each.handle)))
-            else:
-                result.successful.append(SettledEntry(each.id))
+        rounds = _rounds(self._held(name, entries, result))
+        refused = await _refused(
+            [
+                Ack(queue=name, channel=round_[0].channel, spans=_joined([each.span for each in round_]))
+                for round_ in rounds
+            ]
+        )
+        for round_, errors in zip(rounds, refused, strict=True):
+            for each in round_:
+                if config.is_fifo and each.span.first in errors:
+                    result.failed.append(_failed(each.id, expired(each.handle)))
+                else:
+                    result.successful.append(SettledEntry(each.id))
         return result
 
     async def ChangeMessageVisibilityBatch(
@@ -153,21 +152,25 @@ class BatchActions(MessageActions):
         entries = request.entries or []
         self._check("ChangeMessageVisibilityBatchRequestEntry", entries)
         result = SettledResult([], [])
-        held = self._held(name, entries, result)
-        by_lease: dict[tuple[str, int], list[Held]] = {}
-        for each in held:
-            by_lease.setdefault((each.channel, each.visibility_s), []).append(each)
-        commands = [
-            Extend(queue=name, channel=channel, spans=[each.span for each in group], lease_ms=visibility_s * 1_000)
-            for (channel, visibility_s), group in by_lease.items()
-        ]
-        refused = await _refused(commands)
-        for each in held:
-            error = refused.get((each.channel, each.span.first))
-            if error is None:
-                result.successful.append(SettledEntry(each.id))
-            else:
-                result.failed.append(_failed(each.id, not_changed(error, each.visibility_s)))
+        rounds = _rounds(self._held(name, entries, result))
+        refused = await _refused(
+            [
+                Extend(
+                    queue=name,
+                    channel=round_[0].channel,
+                    spans=[each.span for each in round_],
+                    lease_ms=round_[0].visibility_s * 1_000,
+                )
+                for round_ in rounds
+            ]
+        )
+        for round_, errors in zip(rounds, refused, strict=True):
+            for each in round_:
+                error = errors.get(each.span.first)
+                if error is None:
+                    result.successful.append(SettledEntry(each.id))
+                else:
+                    result.failed.append(_failed(each.id, not_changed(error, each.visibility_s)))
         return result
 
     # -- rules for batches as a whole --
@@ -278,15 +281,28 @@ def _joined(spans: list[Span]) -> list[Span]:
     return joined
 
 
-async def _refused(commands: Sequence[Ack | Extend]) -> dict[tuple[str, int], PenstockError]:
-    """Settle; by channel and sequence number, what could not be settled and why."""
-    refused: dict[tuple[str, int], PenstockError] = {}
-    if not commands:
-        return refused
-    for command, reply in zip(commands, await ask_all(commands), strict=True):
+def _rounds(held: list[Held]) -> list[list[Held]]:
+    """Entries that one command can settle: of one channel, for one time, and no message twice on different attempts."""
+    rounds: dict[tuple[str, int, int], list[Held]] = {}
+    seen: dict[tuple[str, int], list[int]] = {}
+    for each in held:
+        attempts = seen.setdefault((each.channel, each.span.first), [])
+        if each.span.attempt not in attempts:
+            attempts.append(each.span.attempt)
+        key = (each.channel, each.visibility_s, attempts.index(each.span.attempt))
+        rounds.setdefault(key, []).append(each)
+    return list(rounds.values())
+
+
+async def _refused(commands: Sequence[Ack | Extend]) -> list[dict[int, PenstockError]]:
+    """Settle; for each command, by sequence number, what could not be settled and why."""
+    refused: list[dict[int, PenstockError]] = []
+    for reply in await ask_all(commands) if commands else ():
         if isinstance(reply, PenstockError):
             raise from_core(reply)
         settled: Settled = reply
+        errors: dict[int, PenstockError] = {}
         for first, last, error in settled.refused:
-            refused.update(((command.channel, sequence), error) for sequence in range(first, last + 1))
+            errors.update(dict.fromkeys(range(first, last + 1), error))
+        refused.append(errors)
     return refused

@@ -13,7 +13,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from penstock.core.attributes import Attributes, TypedBytes, TypedText
 from penstock.core.attributes import AttributeValue as StoredValue
@@ -38,6 +38,7 @@ _NOT_ALLOWED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\Z")
 _RESERVED = ("aws.", "amazon.")
 _NAME_LENGTH_MAX = 256
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 _NUMBER_DIGITS_MAX = 38
 _NUMBER_EXPONENT_MAX = 126
 _NUMBER_EXPONENT_MIN = -128
@@ -132,16 +133,18 @@ def _empty(name: str, kind: str) -> SqsError:
 
 
 def _is_number(text: str) -> bool:
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
+    """Whether a text is a number with 38 digits at most, of a size from 10^-128 to 10^126.
+
+    >>> _is_number("-12.50e+3"), _is_number("1" * 39), _is_number("1e127"), _is_number("NaN")
+    (True, False, False, False)
+    """
+    if not _NUMBER.fullmatch(text):
         return False
-    if not number.is_finite() or "_" in text or text != text.strip():
+    number = Decimal(text)
+    digits = "".join(map(str, number.as_tuple().digits)).strip("0")
+    if len(digits) > _NUMBER_DIGITS_MAX:
         return False
-    digits = len(number.normalize().as_tuple().digits)
-    if digits > _NUMBER_DIGITS_MAX:
-        return False
-    return number == 0 or _NUMBER_EXPONENT_MIN <= number.adjusted() <= _NUMBER_EXPONENT_MAX
+    return not digits or _NUMBER_EXPONENT_MIN <= number.adjusted() <= _NUMBER_EXPONENT_MAX
 
 
 def check_system(attributes: Mapping[str, AttributeValue]) -> None:
