@@ -1,58 +1,32 @@
-"""HTTP/1.1 for front ends that answer many small requests: an asyncio protocol on httptools.
+"""One client: bytes in, requests to the handler, one at a time; responses out, or a reason.
 
-How it works. A connection feeds what it reads to the parser. Complete requests wait in a short line; one at a time is
-*in flight*: the handler has an `Exchange` for it, and answers at once or later, from any callback of the loop. No task
-and no future is made for a request, and no timer: every connection has one deadline, and one sweep a second looks at
-all of them.
-
-    bytes ──► parser ──► waiting requests ──► in flight ──► response
-                │                              (one)
-                └──► rejection: answered when nothing is in flight any more, then the connection closes
-
-Whoever is refused hears why. A rejection is a response with a short reason in plain text; after it the connection is
-shut for writing, and what the client still sends is read and thrown away for a moment. (Closing at once would reset the
-connection while the client is sending, and the reason would be lost on its way.)
-
-Hanging up. A handler that waits for something (a long poll) sets `on_abandoned`. It is called once when the client goes
-away; the handler must then undo what it had begun, and `respond` does nothing. A client that closes its sending half is
-taken to have gone away if its request waits; any other request is answered first. The one who pipelines more
-than `pipelined_max` requests behind a waiting one is no longer read from, so that its hanging up shows only later.
-
-Limits: the header's size and the body's (431, 413), the time for each (408), connections (503), idle time (silence,
-as keep-alive has it). A client that does not read its response is cut off after `body_timeout_s`.
+The package says how it works.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
-import socket
-import ssl
 import time
-from collections.abc import Callable, Sequence
-from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, cast
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 
-from penstock.server.settings import HttpLimits
+from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers
+from penstock.protocols.http.request import Request
+
+if TYPE_CHECKING:
+    from penstock.protocols.http.server import HttpServer
 
 log = logging.getLogger("penstock.http")
 
-Headers = Sequence[tuple[str, str]]
-PLAIN_TEXT: Headers = (("content-type", "text/plain; charset=utf-8"),)
-
 _NEVER = math.inf
-_LINGER_S = 2.0
+LINGER_S = 2.0
 """How long a refused client may go on sending before it is cut off."""
-_SWEEP_S_MAX = 1.0
 _JOIN_BYTES_MAX = 64 * 1024
 """Responses up to this size are written as one piece; larger ones as head and body, to save the copy."""
-_BACKLOG = 4_096
 _NAMES_KEPT = 512
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
@@ -61,116 +35,6 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _IDLE, _HEAD, _BODY, _LINGER = range(4)
 """What a connection reads: nothing yet, a request's header, its body, or only what is thrown away."""
-
-
-class Request:
-    """A request, complete."""
-
-    __slots__ = ("body", "headers", "is_tls", "method", "path", "peer", "query", "raw_target")
-
-    def __init__(
-        self,
-        method: str,
-        raw_target: bytes,
-        headers: dict[str, str],
-        body: bytes,
-        peer: str = "",
-        is_tls: bool = False,
-    ) -> None:
-        self.method = method
-        self.raw_target = raw_target
-        """As the client sent it."""
-        self.headers = headers
-        """Names in lower case; values of repeated ones joined by ", "."""
-        self.body = body
-        self.peer = peer
-        """The client's address."""
-        self.is_tls = is_tls
-        self.path, self.query = ("/", "") if raw_target == b"/" else split_target(raw_target)
-        """`path` is decoded, `query` is not."""
-
-    def __repr__(self) -> str:
-        return f"Request({self.method} {self.path}, {len(self.body)} bytes)"
-
-
-def split_target(target: bytes) -> tuple[str, str]:
-    """The decoded path and the raw query of a request's target, which may be a whole URL (to a proxy).
-
-    >>> split_target(b"/orders%20new?x=%20"), split_target(b"http://host:9324?a")
-    (('/orders new', 'x=%20'), ('/', 'a'))
-    """
-    path, query = split_raw_target(target)
-    return unquote(path, "utf-8", "replace") if "%" in path else path, query
-
-
-def split_raw_target(target: bytes) -> tuple[str, str]:
-    """As `split_target`, with the path as it was sent.
-
-    >>> split_raw_target(b"/orders%20new?x")
-    ('/orders%20new', 'x')
-    """
-    path, _, query = target.decode("latin-1").partition("?")
-    if not path.startswith("/"):
-        _, separator, rest = path.partition("://")
-        if separator:
-            path = "/" + rest.partition("/")[2]
-    return path.partition("#")[0], query.partition("#")[0]
-
-
-class Exchange:
-    """A request in flight, and the way back. The labels are for the log and the metrics: the handler sets them."""
-
-    __slots__ = (
-        "_connection",
-        "_started",
-        "action",
-        "on_abandoned",
-        "outcome",
-        "principal",
-        "queue",
-        "request",
-        "request_id",
-    )
-
-    def __init__(self, connection: HttpConnection, request: Request, started: float) -> None:
-        self._connection: HttpConnection | None = connection
-        self._started = started
-        self.request = request
-        self.on_abandoned: Callable[[], None] | None = None
-        """Set by a handler that waits; called once if the client hangs up before `respond`."""
-        self.request_id = ""
-        self.principal = ""
-        self.action = ""
-        self.queue = ""
-        self.outcome = ""
-        """"ok" or the error's code; by default told from the status."""
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether nobody waits for the response any more: answered, or the client is gone."""
-        return self._connection is None
-
-    def respond(self, status: int, headers: Headers, body: bytes) -> bool:
-        """Answer, once. False if the client is gone, and the response with it."""
-        connection = self._connection
-        if connection is None:
-            return False
-        connection.answer(self, status, headers, body)
-        return True
-
-    def seconds(self) -> float:
-        """How long this request is in the handler's hands."""
-        return time.perf_counter() - self._started
-
-    def end(self) -> None:
-        """Cut the way back. For the connection alone."""
-        self._connection = None
-        self.on_abandoned = None
-
-
-Handler = Callable[[Exchange], None]
-Observer = Callable[[Exchange, int], None]
-"""Told of every response: the exchange and the status."""
 
 
 class _Rejection:
@@ -304,7 +168,7 @@ class HttpConnection(asyncio.Protocol):
         """The client reads again."""
         self._is_write_paused = False
         if self._reading == _LINGER:
-            self.deadline = self._server.now + _LINGER_S
+            self.deadline = self._server.now + LINGER_S
             return
         self._set_deadline()
         self._pump()
@@ -439,7 +303,7 @@ class HttpConnection(asyncio.Protocol):
     ) -> bytes:
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
-            raise ValueError("a response header holds a line break")
+            lines = "".join([f"{_one_line(name)}: {_one_line(value)}\r\n" for name, value in headers])
         if not keeps_alive:
             lines += "connection: close\r\n"
         elif request is not None and "connection" in request.headers:
@@ -461,7 +325,7 @@ class HttpConnection(asyncio.Protocol):
 
     # -- limits --
 
-    def sweep(self, now: float) -> None:
+    def expire(self) -> None:
         """The deadline has passed."""
         self.deadline = _NEVER
         if self._is_write_paused or self._reading == _LINGER:
@@ -555,7 +419,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser = None
         self._reading = _LINGER
         limits = self._server.limits
-        self.deadline = self._server.now + (limits.body_timeout_s if self._is_write_paused else _LINGER_S)
+        self.deadline = self._server.now + (limits.body_timeout_s if self._is_write_paused else LINGER_S)
         if can_half_close:
             transport.write_eof()
 
@@ -612,127 +476,6 @@ def _name(name: bytes) -> str:
     return text
 
 
-class HttpCounters:
-    """What happened since the start."""
-
-    __slots__ = ("abandoned", "connections", "rejections", "requests")
-
-    def __init__(self) -> None:
-        self.connections = 0
-        self.requests = 0
-        self.abandoned = 0
-        """Requests whose clients hung up before the response."""
-        self.rejections: dict[int, int] = {}
-        """By status: what the server refused before a handler saw it."""
-
-
-class HttpServer:
-    """Listens, and keeps the connections in order. All in one event loop."""
-
-    def __init__(self, handler: Handler, limits: HttpLimits | None = None, observer: Observer | None = None) -> None:
-        self.handler = handler
-        self.limits = limits or HttpLimits()
-        self.observer = observer
-        self.counters = HttpCounters()
-        self.is_draining = False
-        self.date_line = ""
-        """The Date header, as of the last sweep."""
-        self.now = 0.0
-        """The loop's time, as of the last sweep: exact enough for timeouts."""
-        self._connections: set[HttpConnection] = set()
-        self._listener: asyncio.Server | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._changed = asyncio.Event()
-
-    async def start(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> int:
-        """Listen. Port 0 picks a free one; returns the port."""
-        loop = asyncio.get_running_loop()
-        self._sweep()
-        self._listener = await loop.create_server(
-            lambda: HttpConnection(self), host, port, ssl=ssl, backlog=_BACKLOG, family=socket.AF_UNSPEC
-        )
-        return int(self._listener.sockets[0].getsockname()[1])
-
-    @property
-    def connections_open(self) -> int:
-        """Connections now."""
-        return len(self._connections)
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that are to be answered and do not wait for anything."""
-        return sum(connection.is_busy for connection in self._connections)
-
-    def stop_accepting(self) -> None:
-        """Listen no more; close who is idle. Every further response ends its connection."""
-        self.is_draining = True
-        if self._listener is not None:
-            self._listener.close()
-        for connection in list(self._connections):
-            connection.begin_drain()
-
-    async def settled(self, grace_s: float) -> bool:
-        """After `stop_accepting`: wait until only long polls are in flight. False if that takes too long."""
-        return await self._until(lambda: self.in_flight == 0, grace_s)
-
-    async def drain(self, grace_s: float) -> None:
-        """Stop accepting, answer what is in flight, close. Who is left after the grace hears 503."""
-        self.stop_accepting()
-        if not await self._until(self._nobody_is_owed, grace_s):
-            for connection in list(self._connections):
-                connection.end_drain()
-            await self._until(self._nobody_is_owed, _LINGER_S)
-        for connection in list(self._connections):
-            connection.leave()
-        await self._until(lambda: not self._connections, _LINGER_S)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _nobody_is_owed(self) -> bool:
-        return not any(connection.is_owed for connection in self._connections)
-
-    async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(left_s, 0.05))
-        return True
-
-    # -- for the connections --
-
-    def admit(self, connection: HttpConnection) -> bool:
-        """Note a new connection; False if it is one too many."""
-        self._connections.add(connection)
-        self.counters.connections += 1
-        return len(self._connections) <= self.limits.connections_max and not self.is_draining
-
-    def forget(self, connection: HttpConnection) -> None:
-        """The connection is closed."""
-        self._connections.discard(connection)
-        self._changed.set()
-
-    def count_rejection(self, status: int) -> None:
-        """A connection was ended with this status before a handler saw a request."""
-        self.counters.rejections[status] = self.counters.rejections.get(status, 0) + 1
-
-    def observe(self, exchange: Exchange, status: int) -> None:
-        """Tell the observer, whose failures are not the client's."""
-        assert self.observer is not None
-        try:
-            self.observer(exchange, status)
-        except Exception:
-            log.exception("the observer failed")
-
-    def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        limits = self.limits
-        self.now = now = loop.time()
-        self.date_line = f"date: {formatdate(usegmt=True)}\r\n"
-        for connection in [each for each in self._connections if each.deadline <= now]:
-            connection.sweep(now)
-        shortest_s = min(limits.header_timeout_s, limits.body_timeout_s, limits.idle_timeout_s)
-        self._timer = loop.call_later(min(_SWEEP_S_MAX, shortest_s / 4), self._sweep)
+def _one_line(text: str) -> str:
+    """Nobody writes a header of his own by way of a value."""
+    return " ".join(text.splitlines())

@@ -1,0 +1,44 @@
+"""HTTP/1.1 for front ends that answer many small requests: an asyncio protocol on httptools.
+
+`request` and `exchange` are what handlers see, `connection` is one client, `server` is all of them.
+
+How it works. A connection feeds what it reads to the parser. Complete requests wait in a short line; one at a time is
+*in flight*: the handler has an `Exchange` for it, and answers at once or later, from any callback of the loop. No task
+and no future is made for a request, and no timer: every connection has one deadline, and one sweep a second looks at
+all of them.
+
+    bytes ──► parser ──► waiting requests ──► in flight ──► response
+                │                              (one)
+                └──► rejection: answered when nothing is in flight any more, then the connection closes
+
+Whoever is refused hears why. A rejection is a response with a short reason in plain text; after it the connection is
+shut for writing, and what the client still sends is read and thrown away for a moment. (Closing at once would reset the
+connection while the client is sending, and the reason would be lost on its way.)
+
+Hanging up. A handler that waits for something (a long poll) sets `on_abandoned`. It is called once when the client goes
+away; the handler must then undo what it had begun, and `respond` does nothing. A client that closes its sending half is
+taken to have gone away if its request waits; any other request is answered first. The one who pipelines more
+than `pipelined_max` requests behind a waiting one is no longer read from, so that its hanging up shows only later.
+
+Limits: the header's size and the body's (431, 413), the time for each (408), connections (503), idle time (silence,
+as keep-alive has it). A client that does not read its response is cut off after `body_timeout_s`.
+"""
+
+from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Handler, Headers, Observer
+from penstock.protocols.http.request import Request, split_raw_target, split_target
+from penstock.protocols.http.server import HttpCounters, HttpServer
+from penstock.server.settings import HttpLimits
+
+__all__ = [
+    "PLAIN_TEXT",
+    "Exchange",
+    "Handler",
+    "Headers",
+    "HttpCounters",
+    "HttpLimits",
+    "HttpServer",
+    "Observer",
+    "Request",
+    "split_raw_target",
+    "split_target",
+]

@@ -1,0 +1,76 @@
+"""A request in flight: what a handler gets, and answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock.protocols.http.request import Request
+
+Headers = Sequence[tuple[str, str]]
+PLAIN_TEXT: Headers = (("content-type", "text/plain; charset=utf-8"),)
+
+
+class Answering(Protocol):
+    """Where responses go: a connection."""
+
+    def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
+        """Write the response to the request in flight."""
+        ...
+
+
+class Exchange:
+    """A request in flight, and the way back. The labels are for the log and the metrics: the handler sets them."""
+
+    __slots__ = (
+        "_connection",
+        "_started",
+        "action",
+        "on_abandoned",
+        "outcome",
+        "principal",
+        "queue",
+        "request",
+        "request_id",
+    )
+
+    def __init__(self, connection: Answering, request: Request, started: float) -> None:
+        self._connection: Answering | None = connection
+        self._started = started
+        self.request = request
+        self.on_abandoned: Callable[[], None] | None = None
+        """Set by a handler that waits; called once if the client hangs up before `respond`."""
+        self.request_id = ""
+        self.principal = ""
+        self.action = ""
+        self.queue = ""
+        self.outcome = ""
+        """"ok" or the error's code; by default told from the status."""
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits for the response any more: answered, or the client is gone."""
+        return self._connection is None
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> bool:
+        """Answer, once. False if the client is gone, and the response with it."""
+        connection = self._connection
+        if connection is None:
+            return False
+        connection.answer(self, status, headers, body)
+        return True
+
+    def seconds(self) -> float:
+        """How long this request is in the handler's hands."""
+        return time.perf_counter() - self._started
+
+    def end(self) -> None:
+        """Cut the way back. For the connection alone."""
+        self._connection = None
+        self.on_abandoned = None
+
+
+Handler = Callable[[Exchange], None]
+Observer = Callable[[Exchange, int], None]
+"""Told of every response: the exchange and the status."""

@@ -1,0 +1,147 @@
+"""Listens, keeps the time of all connections, and stops in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+
+from penstock.protocols.http.connection import LINGER_S, HttpConnection
+from penstock.protocols.http.exchange import Exchange, Handler, Observer
+from penstock.server.settings import HttpLimits
+
+log = logging.getLogger("penstock.http")
+
+_SWEEP_S_MAX = 1.0
+_BACKLOG = 4_096
+
+
+class HttpCounters:
+    """What happened since the start."""
+
+    __slots__ = ("abandoned", "connections", "rejections", "requests")
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.requests = 0
+        self.abandoned = 0
+        """Requests whose clients hung up before the response."""
+        self.rejections: dict[int, int] = {}
+        """By status: what the server refused before a handler saw it."""
+
+
+class HttpServer:
+    """Listens, and keeps the connections in order. All in one event loop."""
+
+    def __init__(self, handler: Handler, limits: HttpLimits | None = None, observer: Observer | None = None) -> None:
+        self.handler = handler
+        self.limits = limits or HttpLimits()
+        self.observer = observer
+        self.counters = HttpCounters()
+        self.is_draining = False
+        self.date_line = ""
+        """The Date header, as of the last sweep."""
+        self.now = 0.0
+        """The loop's time, as of the last sweep: exact enough for timeouts."""
+        self._connections: set[HttpConnection] = set()
+        self._listener: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+
+    async def start(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> int:
+        """Listen. Port 0 picks a free one; returns the port."""
+        loop = asyncio.get_running_loop()
+        self._sweep()
+        self._listener = await loop.create_server(
+            lambda: HttpConnection(self), host, port, ssl=ssl, backlog=_BACKLOG, family=socket.AF_UNSPEC
+        )
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    @property
+    def connections_open(self) -> int:
+        """Connections now."""
+        return len(self._connections)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are to be answered and do not wait for anything."""
+        return sum(connection.is_busy for connection in self._connections)
+
+    def stop_accepting(self) -> None:
+        """Listen no more; close who is idle. Every further response ends its connection."""
+        self.is_draining = True
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.begin_drain()
+
+    async def settled(self, grace_s: float) -> bool:
+        """After `stop_accepting`: wait until only long polls are in flight. False if that takes too long."""
+        return await self._until(lambda: self.in_flight == 0, grace_s)
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop accepting, answer what is in flight, close. Who is left after the grace hears 503."""
+        self.stop_accepting()
+        if not await self._until(self._nobody_is_owed, grace_s):
+            for connection in list(self._connections):
+                connection.end_drain()
+            await self._until(self._nobody_is_owed, LINGER_S)
+        for connection in list(self._connections):
+            connection.leave()
+        await self._until(lambda: not self._connections, LINGER_S)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _nobody_is_owed(self) -> bool:
+        return not any(connection.is_owed for connection in self._connections)
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(left_s, 0.05))
+        return True
+
+    # -- for the connections --
+
+    def admit(self, connection: HttpConnection) -> bool:
+        """Note a new connection; False if it is one too many."""
+        self._connections.add(connection)
+        self.counters.connections += 1
+        return len(self._connections) <= self.limits.connections_max and not self.is_draining
+
+    def forget(self, connection: HttpConnection) -> None:
+        """The connection is closed."""
+        self._connections.discard(connection)
+        self._changed.set()
+
+    def count_rejection(self, status: int) -> None:
+        """A connection was ended with this status before a handler saw a request."""
+        self.counters.rejections[status] = self.counters.rejections.get(status, 0) + 1
+
+    def observe(self, exchange: Exchange, status: int) -> None:
+        """Tell the observer, whose failures are not the client's."""
+        assert self.observer is not None
+        try:
+            self.observer(exchange, status)
+        except Exception:
+            log.exception("the observer failed")
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        limits = self.limits
+        self.now = now = loop.time()
+        self.date_line = f"date: {formatdate(usegmt=True)}\r\n"
+        for connection in [each for each in self._connections if each.deadline <= now]:
+            connection.expire()
+        shortest_s = min(limits.header_timeout_s, limits.body_timeout_s, limits.idle_timeout_s)
+        self._timer = loop.call_later(min(_SWEEP_S_MAX, shortest_s / 4), self._sweep)
