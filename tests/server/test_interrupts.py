@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -173,3 +176,74 @@ def test_a_timeout_around_a_receive_loses_nothing(store: TroubledStore) -> None:
         assert (await orders.receive()) is not None
 
     run_with_tasks(store, scenario)
+
+
+class Interrupter:
+    """Raises in the main thread, at a random moment while a block runs."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._armed = False
+        self._before = signal.signal(signal.SIGUSR1, self._raise)
+        self.hits = 0
+
+    def _raise(self, *_: Any) -> None:
+        if self._armed:
+            raise KeyboardInterrupt
+
+    def disturb(self, work: Any) -> None:
+        timer = threading.Timer(
+            self._random.uniform(0.0002, 0.004),
+            lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1),
+        )
+        timer.start()
+        try:
+            self._armed = True
+            while timer.is_alive():
+                work()
+            self._armed = False
+        except KeyboardInterrupt:
+            self.hits += 1
+        except penstock.PenstockError:
+            pass
+        finally:
+            self._armed = False
+            timer.join()
+
+    def close(self) -> None:
+        signal.signal(signal.SIGUSR1, self._before)
+
+
+def test_interrupts_at_any_moment_leave_nobody_hanging_and_the_shard_at_work(threads: World) -> None:
+    orders = threads.ps.create_queue("orders", max_receives=0)
+    stop = threading.Event()
+    rounds = [0] * 4
+
+    def work() -> None:
+        orders.send(b"x")
+        for message in orders.receive(3):
+            message.ack()
+
+    def keep_working(number: int) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(penstock.PenstockError):
+                work()
+                rounds[number] += 1
+
+    others = [threading.Thread(target=keep_working, args=(number,)) for number in range(4)]
+    for other in others:
+        other.start()
+    interrupter = Interrupter(seed=1)
+    for _ in range(150):
+        interrupter.disturb(work)
+    interrupter.close()
+    before = list(rounds)
+    deadline = time.monotonic() + 20
+    while any(now == then for now, then in zip(rounds, before, strict=True)) and time.monotonic() < deadline:
+        stop.wait(0.01)
+    stop.set()
+    for other in others:
+        other.join(20)
+        assert not other.is_alive()
+    assert all(now > then for now, then in zip(rounds, before, strict=True))
+    assert interrupter.hits > 10

@@ -177,10 +177,14 @@ class Shard:
     # -- a step --
 
     def run(self, step: Step) -> None:
-        """A whole step, committed here. `step.answered` is filled even when this raises (an interrupt)."""
-        self.begin(step)
-        if step.changes is not None:
-            self.commit(step)
+        """A whole step, committed here. Raises nothing but interrupts, and every call is answered then as well."""
+        try:
+            self.begin(step)
+            if step.changes is not None:
+                self.commit(step)
+        except BaseException as interrupt:
+            self.interrupted(step, interrupt)
+            raise
 
     def begin(self, step: Step) -> None:
         """Take the calls through the broker. If `step.changes` is set afterwards, `commit` has to follow."""
@@ -196,10 +200,6 @@ class Shard:
         except Exception as error:
             log.exception("the broker failed")
             self._go_down(step, error)
-        except BaseException as interrupt:
-            self._is_well = self._broker_is_good = False
-            self._interrupted(step, interrupt)
-            raise
 
     def commit(self, step: Step) -> None:
         """Make the step's changes durable, then end it; or deal with the failure."""
@@ -211,10 +211,6 @@ class Shard:
             self._survive_full_disk(step, error)
         except Exception as error:
             self._give_up_store(step, error)
-        except BaseException as interrupt:
-            self._is_well = self._store_is_good = False
-            self._interrupted(step, interrupt)
-            raise
 
     def _attempt_without_bugs(self, step: Step) -> None:
         while True:
@@ -402,7 +398,9 @@ class Shard:
         self._displace(step)
         self._answer_all(step, error, displaced=True)
 
-    def _interrupted(self, step: Step, interrupt: BaseException) -> None:
+    def interrupted(self, step: Step, interrupt: BaseException) -> None:
+        """A step was left in the middle, by Ctrl-C or a signal handler that raises: trust nothing that is in memory."""
+        self._is_well = self._broker_is_good = self._store_is_good = False
         self._displace(step)
         name = type(interrupt).__name__
         self._answer_all(step, CommitFailed(f"the step was interrupted ({name}): its outcome is not known"))
@@ -495,6 +493,10 @@ class Shard:
     def reports(self) -> list[Damage]:
         """The last reports of damaged chunks."""
         return list(self._reports)
+
+    def is_waiting(self, call: Call) -> bool:
+        """Whether a call is parked, or about to be put back."""
+        return call in self._parked or call in self._displaced
 
     def dismiss(self) -> list[Ticket]:
         """Nobody waits any longer. Returns who did, to be settled: their waits end with nothing."""

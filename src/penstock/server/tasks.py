@@ -172,7 +172,8 @@ class AsyncShard:
             return
         try:
             self.shard.begin(step)
-        except BaseException:
+        except BaseException as interrupt:
+            self.shard.interrupted(step, interrupt)
             self._end(step)
             raise
         if step.changes is None:

@@ -1,17 +1,20 @@
 """A shard for many threads: whoever comes first does the work of all.
 
-How it works. A calling thread that finds nobody at work *leads*: it runs a step itself, with its own call and all
-that were gathered meanwhile, and commits right there. A single thread thus never hands anything to another one.
-Threads that come while a step runs leave their call in the inbox and sleep on a lock of their own: they *follow*.
-During the commit's fdatasync the interpreter is free, so those whom the last step has served come back with their
-next calls and gather: the group commit. After its step a leader hands the lead to the first of them. (Leading some
-more steps for others, so that no step waits for a thread to wake up, was measured: it gathered less, and was slower.)
+How it works. A calling thread that finds nobody at work *leads*: it runs a step itself, with its own call and all that
+were gathered meanwhile, and commits right there. A single thread thus never hands anything to another one. Threads
+that come while a step runs leave their call in the inbox and sleep on a lock of their own: they *follow*. During the
+commit's fdatasync the interpreter is free, so those whom the last step has served come back with their next calls and
+gather: the group commit. After its step a leader lets go of the lead and wakes the first who waits, to lead the next
+one. (Leading some more steps for others, so that no step waits for a thread to wake up, was measured: it gathered less,
+and was slower.)
 
 No call is forgotten: a follower puts its call in the inbox before it tries for the lead, and a leader looks at the
-inbox again after it gave the lead back.
+inbox again after it let go.
 
-An interrupt (Ctrl-C) while a thread sleeps withdraws its receive first: a message never goes to somebody who left.
-One in the middle of a step is the shard's business; see there.
+Interrupts. Ctrl-C raises in the main thread, wherever it is. Asleep: its receive is withdrawn first, so that no message
+goes to somebody who left. In a step: the shard trusts nothing of it any more, and answers everybody. Between two lines
+of this file: whoever leaves `call` by an interrupt lets go of the lead if it has it (which is why the lead is a lock
+that knows its owner), and a follower that hears nothing for long looks whether its call got lost.
 
 A timer thread makes the steps for which no call comes: deadlines, delays, the end of long polls, lazy commits.
 """
@@ -26,40 +29,51 @@ from typing import Any
 
 from penstock.core.broker import Broker
 from penstock.core.commands import CancelWait, Command, Damage, Receive
+from penstock.core.config import SECOND_MS
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
 from penstock.store.errors import CommitFailed
 
 _NEVER_MS = 1 << 62
+_INSIDE_A_STEP = "called from inside a step of the same thread: a signal handler must not call Penstock"
+_QUEUE_WAIT_MS_MAX = 20 * SECOND_MS
+"""The longest wait that a queue can be configured with."""
+_PATIENCE_SECONDS = 1.0
+"""After how long without an answer a follower looks whether its call got lost. Steps take milliseconds."""
 
 
 class _SleepingCall(Call):
-    """A call whose caller sleeps until it is settled, or until it has to lead."""
+    """A call whose caller sleeps until it is settled, or should lead."""
 
-    __slots__ = ("_asleep", "leads", "settled", "withdrawn")
+    __slots__ = ("_asleep", "settled", "withdrawn")
 
     def __init__(self, command: Command) -> None:
         super().__init__(command)
         self.settled = False
-        self.leads = False
-        """Its caller was handed the lead, and has to run the next step."""
         self.withdrawn = False
-        """Its caller is busy with leaving, and cannot lead."""
+        """Its caller is busy with leaving, and does not listen."""
         self._asleep = threading.Lock()
         self._asleep.acquire()
 
     def settle(self) -> None:
-        """Wake the caller: the reply is there."""
+        """The reply is there."""
         self.settled = True
-        self._asleep.release()
+        self.wake()
 
-    def wake_to_lead(self) -> None:
-        """Wake the caller: it has the lead now."""
-        self.leads = True
-        self._asleep.release()
+    def wake(self) -> None:
+        """Let the caller look again. Twice is as good as once."""
+        with contextlib.suppress(RuntimeError):
+            self._asleep.release()
 
     def sleep(self) -> None:
-        """Until somebody wakes this call."""
-        self._asleep.acquire()
+        """Until somebody wakes this call, or it has been quiet for too long."""
+        self._asleep.acquire(timeout=self._patience_seconds())
+
+    def _patience_seconds(self) -> float:
+        if not self.parked_ms:
+            return _PATIENCE_SECONDS
+        assert isinstance(self.command, Receive)
+        wait_ms = _QUEUE_WAIT_MS_MAX if self.command.wait_ms is None else self.command.wait_ms
+        return min(wait_ms / 1_000 + _PATIENCE_SECONDS, threading.TIMEOUT_MAX)
 
 
 class ThreadedShard:
@@ -70,9 +84,9 @@ class ThreadedShard:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self._inbox: deque[_SleepingCall] = deque()
-        self._lead = threading.Lock()
-        self._leader = 0
-        self._handing_over = threading.Lock()
+        self._lead = threading.RLock()
+        self._stepping = 0
+        """The thread in which a step is running."""
         self._closed = False
         self._timer = _Timer(self)
 
@@ -80,20 +94,27 @@ class ThreadedShard:
         """Take a command through a step. Returns when its effect is as durable as it has to be."""
         if self._closed:
             raise ShardClosed("the store is closed: open it again")
-        if command.__class__ is not Receive and self._lead.acquire(blocking=False):
+        try:
+            if isinstance(command, Receive):
+                return self._call_and_sleep(command)
+            if not self._lead.acquire(blocking=False):
+                return self._call_and_sleep(command)
             call = Call(command)
             self._run_as_leader(call)
             return call.result()
-        return self._call_and_sleep(command)
+        except Exception:
+            raise
+        except BaseException:
+            self._let_go()
+            raise
 
     def _call_and_sleep(self, command: Command) -> Any:
         call = _SleepingCall(command)
         if self._lead.acquire(blocking=False):
             self._run_as_leader(call)
-        elif self._leader == threading.get_ident():
-            raise RuntimeError("called from inside a step of the same thread: a signal handler must not call Penstock")
         else:
-            self._enqueue(call)
+            self._inbox.append(call)
+            self._lead_if_needed()
         if not call.settled:
             self._sleep_until_settled(call)
         return call.result()
@@ -122,23 +143,32 @@ class ThreadedShard:
 
     def close(self) -> None:
         """Commit what is left, end every wait, close the store. Once more does nothing."""
-        self._closed = True
-        self._timer.stop()
         with self._lead:
+            if self._stepping == threading.get_ident():
+                raise RuntimeError(_INSIDE_A_STEP)
+            self._closed = True
             for ticket in self.shard.dismiss():
                 ticket.settle()
             self.shard.close()
-        self._serve_who_came_late()
+        self._lead_if_needed()
+        self._timer.stop()
 
     # -- leading --
 
     def _run_as_leader(self, own: Call | None) -> None:
-        self._leader = threading.get_ident()
+        """A step, by whoever has the lead; then let go of it."""
+        me = threading.get_ident()
+        if self._stepping == me:
+            self._lead.release()
+            raise RuntimeError(_INSIDE_A_STEP)
+        self._stepping = me
         try:
             self._step(own)
         finally:
-            self._leader = 0
-            self._give_up_lead()
+            self._stepping = 0
+            self._lead.release()
+            if self._inbox:
+                self._wake_an_heir()
 
     def _step(self, own: Call | None) -> None:
         calls: list[Call] = [] if own is None else [own]
@@ -158,70 +188,61 @@ class ThreadedShard:
             if wake_at_ms is not None and wake_at_ms < self._timer.at_ms:
                 self._timer.arm(wake_at_ms)
 
-    def _give_up_lead(self) -> None:
-        """To a follower, if any waits. Looks at the inbox afterwards: somebody may have come at the last moment."""
-        while True:
-            if self._inbox and self._hand_over():
-                return
-            self._lead.release()
-            if not self._inbox or not self._lead.acquire(blocking=False):
-                return
+    def _wake_an_heir(self) -> None:
+        """Somebody has to lead the next step: the first who listens."""
+        heir = next((call for call in list(self._inbox) if not call.withdrawn), None)
+        if heir is not None:
+            heir.wake()
 
-    def _hand_over(self) -> bool:
-        with self._handing_over:
-            for heir in list(self._inbox):
-                if not heir.withdrawn:
-                    heir.wake_to_lead()
-                    return True
-        self._serve_the_withdrawn()
-        return False
+    def _lead_if_needed(self) -> None:
+        if self._inbox and self._lead.acquire(blocking=False):
+            self._run_as_leader(None)
 
-    def _serve_the_withdrawn(self) -> None:
-        """Nobody is left to lead, but there are calls whose callers have not quite left yet."""
-        try:
-            while self._inbox:
-                self._step(None)
-        except BaseException:
-            self._lead.release()
-            raise
+    def _let_go(self) -> None:
+        """After an interrupt, which may have come at any point: keep nothing that others need."""
+        if self._stepping == threading.get_ident():
+            self._stepping = 0
+        with contextlib.suppress(RuntimeError):  # not this thread's (any more)
+            while True:
+                self._lead.release()
+        self._wake_an_heir()
+        self._timer.wake()
 
     # -- following --
-
-    def _enqueue(self, call: _SleepingCall) -> None:
-        self._inbox.append(call)
-        if self._lead.acquire(blocking=False):
-            self._run_as_leader(None)
 
     def _sleep_until_settled(self, call: _SleepingCall) -> None:
         try:
             while not call.settled:
                 call.sleep()
-                self._lead_if_told(call)
+                if not call.settled:
+                    self._look_after(call)
         except BaseException:
             self._withdraw(call)
             raise
 
-    def _lead_if_told(self, call: _SleepingCall) -> None:
-        with self._handing_over:
-            leads, call.leads = call.leads, False
-        if leads:
-            self._run_as_leader(None)
+    def _look_after(self, call: _SleepingCall) -> None:
+        """Woken without a reply: lead, if nobody does. Or it has been quiet for long: is the call still somewhere?"""
+        if not self._lead.acquire(blocking=False):
+            return
+        if not (self._inbox or call.settled or self.shard.is_waiting(call)):
+            self._find(call)
+        self._run_as_leader(None)
+
+    def _find(self, call: _SleepingCall) -> None:
+        """An interrupt in another thread hit the moment in which this call was nowhere."""
+        if call.reply is None or not call.parked_ms:
+            call.reply, call.error = None, CommitFailed("the step was interrupted: its outcome is not known")
+        call.settle()
 
     def _withdraw(self, call: _SleepingCall) -> None:
-        """The caller leaves. What it may have been handed, the lead or messages, goes to others."""
-        with self._handing_over:
-            call.withdrawn = True
-        self._lead_if_told(call)
-        if self._closed or call.command.__class__ is not Receive:
+        """The caller leaves. Messages that it may have been handed go to others."""
+        call.withdrawn = True
+        self._let_go()
+        if self._closed or not isinstance(call.command, Receive):
             return
         self.call(CancelWait(ticket=call))
         if call.reply is not None and call.reply.runs:
             self.call(give_back(call.reply))
-
-    def _serve_who_came_late(self) -> None:
-        """Calls that slipped in while the shard closed get their error."""
-        if self._inbox and self._lead.acquire(blocking=False):
-            self._run_as_leader(None)
 
 
 def _answer_the_forgotten(step: Step, calls: list[Call]) -> None:
@@ -234,46 +255,47 @@ def _answer_the_forgotten(step: Step, calls: list[Call]) -> None:
 
 
 class _Timer:
-    """A thread that ticks when the shard has to wake up by itself. It starts with the first need for it."""
+    """A thread that ticks when the shard has to wake up by itself."""
 
     def __init__(self, owner: ThreadedShard) -> None:
         self._owner = owner
-        self._changed = threading.Condition()
         self.at_ms = _NEVER_MS
         """When it ticks next."""
         self._stopped = False
-        self._thread: threading.Thread | None = None
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+        self._thread = threading.Thread(target=self._run, name="penstock-timer", daemon=True)
+        self._thread.start()
 
     def arm(self, at_ms: int) -> None:
-        """Tick at this time."""
-        with self._changed:
-            self.at_ms = at_ms
-            if self._thread is None and not self._stopped:
-                self._thread = threading.Thread(target=self._run, name="penstock-timer", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+        """Tick at this time. One that is lost comes again: every step asks for the next tick, and a tick is a step."""
+        self.at_ms = at_ms
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at the time again."""
+        with contextlib.suppress(RuntimeError):
+            self._asleep.release()
 
     def stop(self) -> None:
         """Tick no more."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        self._stopped = True
+        self.wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _run(self) -> None:
-        while self._wait():
+        while self._sleep_until_due():
             with contextlib.suppress(Exception):  # the shard has logged it, and says when to come again
                 self._owner.tick()
 
-    def _wait(self) -> bool:
-        """Sleep until it is time to tick; False when there will be no more ticks."""
-        with self._changed:
-            while not self._stopped:
-                left_ms = self.at_ms - self._owner.shard.clock.now_ms()
-                if left_ms <= 0:
-                    self.at_ms = _NEVER_MS
-                    return True
-                self._changed.wait(None if self.at_ms == _NEVER_MS else min(left_ms / 1_000, threading.TIMEOUT_MAX))
-            return False
+    def _sleep_until_due(self) -> bool:
+        """False when there will be no more ticks."""
+        while not self._stopped:
+            at_ms = self.at_ms
+            left_ms = at_ms - self._owner.shard.clock.now_ms()
+            if left_ms <= 0:
+                self.at_ms = _NEVER_MS
+                return True
+            self._asleep.acquire(timeout=-1 if at_ms == _NEVER_MS else min(left_ms / 1_000, threading.TIMEOUT_MAX))
+        return False
