@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.core import keys
 from penstock.core.commands import Run, Span
+from penstock.core.config import LEASE_MS_MAX
 from penstock.core.window import Entry, Window
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Attempts:
         self.windows = channel.windows
         self.known: dict[str, _AttemptRecord] = {}
 
-    def take_again(self, attempt_id: str, now_ms: int, lease_ms: int, session: int) -> list[Run] | None:
+    def take_again(self, attempt_id: str, now_ms: int, lease_ms: int) -> tuple[list[Run], int] | None:
         """The messages of an earlier receive with this id, if it still holds them all; their leases are renewed."""
         record = self.known.get(attempt_id)
         if record is None:
@@ -40,14 +41,18 @@ class Attempts:
             self.forget(attempt_id)
             return None
         runs = []
+        deadline_ms = now_ms + lease_ms
         for found in held:
             assert found is not None
             window, entry, first, stop = found
-            window.columns.extend(window.rows(entry, first, stop), now_ms + lease_ms)
+            rows = window.rows(entry, first, stop)
+            latest_ms = int(window.columns.received_ms[rows].min()) + LEASE_MS_MAX
+            deadline_ms = min(deadline_ms, latest_ms)
+            window.columns.extend(rows, min(now_ms + lease_ms, latest_ms))
             self.channel.touch_entry(window, entry)
-            self.channel.watch(window, now_ms + lease_ms)
+            self.channel.watch(window, min(now_ms + lease_ms, latest_ms))
             runs.append(self._run(window, entry, first, stop))
-        return runs
+        return runs, deadline_ms
 
     def remember(self, attempt_id: str, runs: Iterable[Run], expires_ms: int) -> None:
         """Remember what a receive with an attempt id was given."""

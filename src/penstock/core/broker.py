@@ -113,7 +113,7 @@ from penstock.core.window import Entry
 FORMAT_VERSION = 1
 BATCH_BYTES_MAX = 256 * 1024 * 1024
 RECEIVE_LIMIT_MAX = 1_000_000
-_GROUP_LENGTH_MAX = 128
+_TEXT_LENGTH_MAX = 128
 _SECRET_BYTES = 32
 _REALM_BYTES = 8
 
@@ -483,6 +483,8 @@ class Broker:
 
     def _create_queue(self, command: CreateQueue) -> QueueInfo:
         check_name(command.name, "queue")
+        for channel in command.channels:
+            check_name(channel, "channel")
         config = command.config
         config.check()
         existing = self.queues.get(command.name)
@@ -505,7 +507,7 @@ class Broker:
         self.queues[name] = self._by_id[queue.id] = queue
         queue.save_config()
         for channel in channels:
-            queue.add_channel(check_name(channel, "channel"), "head", self.now_ms)
+            queue.add_channel(channel, "head", self.now_ms)
         self.must_commit = True
         return queue
 
@@ -545,6 +547,9 @@ class Broker:
         queue.changed_ms = self.now_ms
         queue.save_config()
         queue.restart_retention()
+        queue.watch_consumers(self.now_ms)
+        for channel in queue.channels.values():
+            self.woke(channel)
         self.must_commit = True
         return queue.info()
 
@@ -593,6 +598,8 @@ class Broker:
         """Raise what is wrong with a send, before anything has happened. Returns its size, and the bodies joined."""
         if command.queue not in self.queues:
             check_name(command.queue, "queue")
+            for channel in command.channels:
+                check_name(channel, "channel")
         count = len(command.bodies)
         if not count:
             raise InvalidRequest("nothing to send: give at least one message")
@@ -609,12 +616,10 @@ class Broker:
             raise InvalidRequest(f"due_ms is {command.due_ms}: it must be within a hundred years")
         if config.is_fifo:
             self._check_fifo(command, config)
-        if command.groups is not None:
-            for group in command.groups:
-                if group is not None and not 1 <= len(group) <= _GROUP_LENGTH_MAX:
-                    raise InvalidName(
-                        f"a group's name has 1 to {_GROUP_LENGTH_MAX} characters; {group[:200]!r} has not"
-                    )
+        for what, texts in (("group", command.groups), ("dedup id", command.dedup_ids)):
+            for text in texts or ():
+                if text is not None:
+                    _check_text(text, what)
         return self._check_sizes(command, config)
 
     @staticmethod
@@ -810,11 +815,12 @@ class Broker:
         if not channel.queue.config.is_fifo:
             raise InvalidRequest(f"queue {channel.queue.name!r} is a standard queue: receive attempt ids are for FIFO")
         lease_ms = channel.queue.config.lease_ms if command.lease_ms is None else command.lease_ms
-        runs = channel.attempts.take_again(command.attempt_id, self.now_ms, lease_ms, command.session)
-        if runs is None:
+        again = channel.attempts.take_again(command.attempt_id, self.now_ms, lease_ms)
+        if again is None:
             return None
-        channel.attempts.remember(command.attempt_id, runs, self.now_ms + lease_ms)
-        return self._delivery(channel, runs, lease_ms)
+        runs, deadline_ms = again
+        channel.attempts.remember(command.attempt_id, runs, deadline_ms)
+        return self._delivery(channel, runs, deadline_ms - self.now_ms)
 
     def _channel_to_receive(self, queue_name: str, channel_name: str) -> Channel:
         queue = self._queue(queue_name)
@@ -925,8 +931,9 @@ class Broker:
         channel = self._channel(self._queue(command.queue), command.channel)
         if command.delay_ms is not None and not 0 <= command.delay_ms <= DELAY_MS_MAX:
             raise InvalidRequest(f"delay_ms is {command.delay_ms}: it must be from 0 to {DELAY_MS_MAX}")
+        error = _clean(command.error)
         return self._each(
-            command.spans, lambda span: channel.settlement.release(span, self.now_ms, command.delay_ms, command.error)
+            command.spans, lambda span: channel.settlement.release(span, self.now_ms, command.delay_ms, error)
         )
 
     def _extend(self, command: Extend) -> Settled:
@@ -1024,7 +1031,7 @@ class Broker:
         number = self.meta.next_session
         self.meta.next_session += 1
         self._save_meta()
-        self.sessions[number] = Session(command.name, command.ttl_ms, self.now_ms)
+        self.sessions[number] = Session(_clean(command.name), command.ttl_ms, self.now_ms)
         self._save_session(number)
         if command.ttl_ms is not None:
             self.schedule(self.now_ms + command.ttl_ms, "session", number)
@@ -1045,7 +1052,7 @@ class Broker:
     def _end_session_now(self, command: EndSession) -> int:
         self._check_session(command.session)
         self.must_commit = True
-        return self._end_session(command.session, command.error)
+        return self._end_session(command.session, _clean(command.error))
 
     def _end_session(self, number: int, error: str) -> int:
         count = 0
@@ -1136,6 +1143,7 @@ class Broker:
             match_error=command.error,
             per_second=command.per_second,
             end=queue.next_sequence,
+            paced_ms=self.now_ms - redrive.STEP_MS,
         )
         self.meta.next_task += 1
         self._save_meta()
@@ -1170,6 +1178,21 @@ class Broker:
             "sessions": {number: msgspec.to_builtins(session) for number, session in self.sessions.items()},
             "tasks": {number: msgspec.to_builtins(task) for number, task in self.tasks.items()},
         }
+
+
+def _check_text(name: str, what: str) -> None:
+    """A group or a dedup id: short, and text that can be written."""
+    if not 1 <= len(name) <= _TEXT_LENGTH_MAX:
+        raise InvalidName(f"a {what} has 1 to {_TEXT_LENGTH_MAX} characters; this one has {len(name)}: {name[:50]!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidName(f"a {what} must be valid text; {name[:50]!r} is not") from None
+
+
+def _clean(text: str) -> str:
+    """Text that can be written: what is not valid in it is replaced, because it only explains."""
+    return text.encode("utf-8", "replace").decode()
 
 
 _HANDLERS: dict[type[Command], Callable[[Broker, Any], Any]] = {

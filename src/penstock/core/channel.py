@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.core import keys
 from penstock.core.attempts import Attempts
 from penstock.core.chunk import Chunk
-from penstock.core.columns import LEASED, READY
+from penstock.core.columns import DELAYED, LEASED, READY
 from penstock.core.commands import ChannelStats, Failure
 from penstock.core.cursor import Cursor
 from penstock.core.demand import Line
@@ -104,6 +104,16 @@ class Channel:
         """Messages that are not due."""
         far = self.queue.far_count(self)
         return sum(window.delayed for window in self.windows.values()) + far
+
+    def never_delivered_delayed(self) -> int:
+        """Delayed messages in the windows that were not handed out yet."""
+        total = 0
+        for window in self.windows.values():
+            size, columns = window.columns.size, window.columns
+            total += int(((columns.state[:size] == DELAYED) & (columns.attempts[:size] == 0)).sum())
+            whole = (entry for entry in window.entries.values() if entry.is_whole)
+            total += sum(entry.count for entry in whole if entry.state == DELAYED and not entry.attempts)
+        return total
 
     def stats(self) -> ChannelStats:
         """Exact counts."""
@@ -286,6 +296,7 @@ class Channel:
         self._remove(window, entry)
         self.handout.reset_indexes()
         self.touch()
+        self.queue.broker.woke(self)
 
     def settle_moved(self, sequence: int, lane: int, now_ms: int) -> bool:
         """Take one ready message out, because it goes on elsewhere. False if it is not ready."""

@@ -486,6 +486,8 @@ class RedriveTask(msgspec.Struct):
     per_second: int | None = None
     cursor: int = -1
     end: int = 0
+    paced_ms: int = 0
+    """Up to when its rate is used up."""
 
 
 # -- descriptions ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Times are milliseconds. The ranges are checked in one place, `check`, for creati
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Any, Literal
 
@@ -143,14 +144,19 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         return config
 
     def check(self) -> None:
-        """Raise `InvalidConfig` for the first setting that is out of its range."""
+        """Raise `InvalidConfig` for the first setting that is of a wrong type, or out of its range."""
+        try:
+            msgspec.convert(msgspec.to_builtins(self), QueueConfig)
+        except msgspec.ValidationError as error:
+            raise InvalidConfig(str(error)) from None
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise InvalidConfig(f"{name} is {value}: it must be from {low} to {high}")
         backoff = self.backoff
-        if backoff.base_ms < 0 or backoff.ceiling_ms < 0:
-            raise InvalidConfig("backoff: base_ms and ceiling_ms must not be negative")
+        for name, value in (("base_ms", backoff.base_ms), ("ceiling_ms", backoff.ceiling_ms)):
+            if not 0 <= value <= DELAY_MS_MAX:
+                raise InvalidConfig(f"backoff {name} is {value}: it must be from 0 to {DELAY_MS_MAX}")
         if self.dead_letter is not None:
             check_name(self.dead_letter, "dead-letter queue")
         if not self.is_fifo:
@@ -179,6 +185,7 @@ _RANGES: tuple[tuple[str, int, int], ...] = (
 UNCHANGEABLE = frozenset({"kind", "partitions"})
 """Settings that a queue keeps for life."""
 
+NAME_LENGTH_MAX = 128
 _NAME = re.compile(r"[A-Za-z0-9._#-]{1,128}\Z")
 
 
@@ -201,7 +208,7 @@ def dead_letter_name(queue: str) -> str:
     >>> dead_letter_name("orders"), dead_letter_name("orders.fifo")
     ('orders.dead', 'orders.dead.fifo')
     """
-    stem, dot, suffix = queue.rpartition(".")
-    if dot and suffix == "fifo":
-        return f"{stem[:118]}.dead.fifo"
-    return f"{queue[:123]}.dead"
+    stem, ending = (queue[:-5], ".dead.fifo") if queue.endswith(".fifo") else (queue, ".dead")
+    if len(stem) + len(ending) > NAME_LENGTH_MAX:
+        stem = f"{stem[:100]}.{hashlib.sha256(queue.encode()).hexdigest()[:12]}"
+    return stem + ending

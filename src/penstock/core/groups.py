@@ -118,6 +118,7 @@ class FifoIndex:
         group = self._holding[sequence]
         group.postponed.add(sequence)
         self._put_back(group, sequence)
+        self._offer(group)
 
     def come_due(self, sequence: int) -> None:
         """A postponed message may be handed out."""

@@ -31,6 +31,19 @@ LOOK_AHEAD = 250_000
 """How many waiting messages a FIFO or fair channel looks at."""
 
 
+class Grant:
+    """One receive: what it may have, and what it has been given so far."""
+
+    __slots__ = ("deadline_ms", "left", "now_ms", "runs", "session")
+
+    def __init__(self, left: int, now_ms: int, deadline_ms: int, session: int) -> None:
+        self.left = left
+        self.now_ms = now_ms
+        self.deadline_ms = deadline_ms
+        self.session = session
+        self.runs: list[Run] = []
+
+
 class Handout:
     """Leases messages of one channel."""
 
@@ -80,10 +93,13 @@ class Handout:
     def _bring_in(self, window: Window, cursor: Cursor) -> tuple[Entry, Chunk] | None:
         upcoming = cursor.upcoming
         while cursor.ahead:
-            if not upcoming:
-                assert self.upcoming(window.lane, cursor, 1), "the cursor counts messages that are not there"
+            if not upcoming and not self.upcoming(window.lane, cursor, 1):
+                self.queue.report_missing(cursor)
+                self.channel.touch()
+                return None
             key = upcoming.popleft()
             if key in self.queue.quarantined:
+                cursor.sequence = key.base + key.messages
                 continue
             try:
                 chunk = self.shelf.load(key)
@@ -191,132 +207,95 @@ class Handout:
         """Lease up to `limit` messages, and say which."""
         if self.channel.paused or limit <= 0:
             return []
-        deadline_ms = now_ms + lease_ms
-        if self.queue.config.is_fifo:
-            sequences = self._fifo_index(now_ms)
-            self.look_ahead_fifo(now_ms)
-            runs = self._lease_sequences(
-                self.windows[lane_code(LaneKind.NORMAL, 0)] if self.windows else None,
-                sequences.take(limit),
-                now_ms,
-                deadline_ms,
-                session,
-            )
-        else:
-            runs = []
-            for window, heap, cursor in self._sources:
-                if heap or (cursor is not None and cursor.ahead) or (cursor is not None and self.queue.is_fair):
-                    limit -= self._take_from(window, heap, cursor, limit, runs, now_ms, deadline_ms, session)
-                    if limit <= 0:
-                        break
-        if runs:
+        grant = Grant(limit, now_ms, now_ms + lease_ms, session)
+        try:
+            if self.queue.config.is_fifo:
+                self._take_fifo(grant)
+            else:
+                self._take_standard(grant)
+        except ChunkDamaged:
+            if not grant.runs:
+                raise  # otherwise the damage is reported, and this receiver gets what came before it
+        if grant.runs:
             self.queue.broker.leased(self.channel, session)
-        return runs
+        return grant.runs
 
-    def _take_from(
-        self,
-        window: Window,
-        heap: Heap,
-        cursor: Cursor | None,
-        limit: int,
-        runs: list[Run],
-        now_ms: int,
-        deadline_ms: int,
-        session: int,
-    ) -> int:
-        if cursor is not None and self.queue.is_fair:
-            return self._take_fair(window, cursor, limit, runs, now_ms, deadline_ms, session)
-        taken = 0
-        while taken < limit:
+    def _take_fifo(self, grant: Grant) -> None:
+        index = self._fifo_index(grant.now_ms)
+        self.look_ahead_fifo(grant.now_ms)
+        if index.has_free():
+            self._lease_sequences(self.windows[lane_code(LaneKind.NORMAL, 0)], index.take(grant.left), grant)
+
+    def _take_standard(self, grant: Grant) -> None:
+        is_fair = self.queue.is_fair
+        for window, heap, cursor in self._sources:
+            if cursor is not None and is_fair:
+                self._take_fair(window, cursor, grant)
+            elif heap or (cursor is not None and cursor.ahead):
+                self._take_from(window, heap, cursor, grant)
+            if not grant.left:
+                break
+
+    def _take_from(self, window: Window, heap: Heap, cursor: Cursor | None, grant: Grant) -> None:
+        while grant.left:
             if heap:
-                found = window.take_run(heap, limit - taken)
-                if found is None:
-                    continue
-                entry, first, stop = found
-                chunk = self.channel.load(entry)
-                runs.append(self._lease(window, entry, chunk, first, stop, now_ms, deadline_ms, session))
-                taken += stop - first
+                found = window.take_run(heap, grant.left)
+                if found is not None:
+                    entry, first, stop = found
+                    self._lease(window, entry, self.channel.load(entry), first, stop, grant)
                 continue
             brought = None if cursor is None else self._bring_in(window, cursor)
             if brought is None:
                 break
             entry, chunk = brought
-            if entry.count <= limit - taken and chunk.due_ms is None:
-                runs.append(self._lease_whole(window, entry, chunk, now_ms, deadline_ms, session))
-                taken += entry.count
+            if entry.count <= grant.left and chunk.due_ms is None:
+                self._lease_whole(window, entry, chunk, grant)
             else:
-                self.offer(window, entry, chunk, now_ms)
-        return taken
+                self.offer(window, entry, chunk, grant.now_ms)
 
-    def _take_fair(
-        self,
-        window: Window,
-        cursor: Cursor,
-        limit: int,
-        runs: list[Run],
-        now_ms: int,
-        deadline_ms: int,
-        session: int,
-    ) -> int:
+    def _take_fair(self, window: Window, cursor: Cursor, grant: Grant) -> None:
         index = self._fair_index(window)
-        while index.size < LOOK_AHEAD and self.enter_next(window, cursor, now_ms) is not None:
+        while index.size < LOOK_AHEAD and self.enter_next(window, cursor, grant.now_ms) is not None:
             pass
-        found = self._lease_sequences(window, index.take(limit), now_ms, deadline_ms, session)
-        runs += found
-        return sum(run.count for run in found)
+        self._lease_sequences(window, index.take(grant.left), grant)
 
-    def _lease_sequences(
-        self, window: Window | None, sequences: list[int], now_ms: int, deadline_ms: int, session: int
-    ) -> list[Run]:
-        runs = []
+    def _lease_sequences(self, window: Window, sequences: list[int], grant: Grant) -> None:
         for first, stop in neighbours(sequences):
-            assert window is not None
             for entry, low, high in window.overlaps(first, stop):
-                chunk = self.channel.load(entry)
-                runs.append(self._lease(window, entry, chunk, low, high, now_ms, deadline_ms, session))
-        return runs
+                self._lease(window, entry, self.channel.load(entry), low, high, grant)
 
-    def _lease(
-        self,
-        window: Window,
-        entry: Entry,
-        chunk: Chunk,
-        first: int,
-        stop: int,
-        now_ms: int,
-        deadline_ms: int,
-        session: int,
-    ) -> Run:
+    def _lease(self, window: Window, entry: Entry, chunk: Chunk, first: int, stop: int, grant: Grant) -> None:
         count = stop - first
         if entry.is_whole and count == entry.count:
-            return self._lease_whole(window, entry, chunk, now_ms, deadline_ms, session)
+            self._lease_whole(window, entry, chunk, grant)
+            return
         rows = window.rows(entry, first, stop)
-        window.columns.lease(rows, now_ms, deadline_ms, session)
+        window.columns.lease(rows, grant.now_ms, grant.deadline_ms, grant.session)
         window.ready -= count
         window.leased += count
         self.shelf.touch(window, entry)
-        self.channel.watch(window, deadline_ms)
+        self.channel.watch(window, grant.deadline_ms)
         failures = entry.failures_of(first, stop - 1) if entry.failures else []
-        return self.run_of_rows(window, entry, rows, chunk, failures)
+        grant.runs.append(self.run_of_rows(window, entry, rows, chunk, failures))
+        grant.left -= count
 
-    def _lease_whole(
-        self, window: Window, entry: Entry, chunk: Chunk, now_ms: int, deadline_ms: int, session: int
-    ) -> Run:
+    def _lease_whole(self, window: Window, entry: Entry, chunk: Chunk, grant: Grant) -> None:
         count = entry.count
         window.ready -= count
         window.leased += count
         entry.state = LEASED
         entry.attempts += 1
-        entry.deadline_ms = deadline_ms
-        entry.received_ms = now_ms
+        entry.deadline_ms = grant.deadline_ms
+        entry.received_ms = grant.now_ms
         if not entry.first_ms:
-            entry.first_ms = now_ms
-        entry.holder = session
+            entry.first_ms = grant.now_ms
+        entry.holder = grant.session
         if not entry.dirty:
             self.shelf.touch(window, entry)
         window.watch_whole(entry)
-        self.channel.watch(window, deadline_ms)
-        return Run(chunk, 0, count, entry.attempts, entry.first_ms, list(entry.failures))
+        self.channel.watch(window, grant.deadline_ms)
+        grant.runs.append(Run(chunk, 0, count, entry.attempts, entry.first_ms, list(entry.failures)))
+        grant.left -= count
 
     @staticmethod
     def run_of_rows(window: Window, entry: Entry, rows: slice, chunk: Chunk, failures: list[Failure]) -> Run:

@@ -41,7 +41,7 @@ class Ladder:
         """The deliveries of some leased rows have failed."""
         columns = window.columns
         runs = list(window.entry_runs(rows, columns.attempts, columns.holder, columns.received_ms))
-        for entry, first, stop in runs:
+        for entry, first, stop in reversed(runs):
             if window.entries.get(entry.base) is entry:
                 with suppress(ChunkDamaged):  # quarantined and reported by now
                     self._fail_run(window, entry, first, stop, now_ms, delay_ms, error)
@@ -98,7 +98,7 @@ class Ladder:
             self.channel.watch(window, int(due_ms.min()))
         if self.channel.fifo is not None:
             give = self.channel.fifo.give_back if due_ms is None else self.channel.fifo.postpone
-            for sequence in range(first, stop):
+            for sequence in range(stop - 1, first - 1, -1):  # each goes before those that are back already
                 give(sequence)
         elif due_ms is None and not self.queue.config.is_fifo:
             window.offer_again(first, stop)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,12 +26,14 @@ from penstock.core import keys
 from penstock.core.channel import HORIZON_MS, Channel
 from penstock.core.chunk import Chunk
 from penstock.core.commands import Damage, QueueInfo, Run, Seen, Stats
-from penstock.core.config import DAY_MS, HOUR_MS, PRIORITY_MAX, QueueConfig
+from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, PRIORITY_MAX, QueueConfig
+from penstock.core.cursor import Cursor
 from penstock.core.dedup import Dedup
 from penstock.core.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX, Draft, Messages, Place
 from penstock.core.errors import ChunkDamaged
 from penstock.core.keys import ChunkKey, Kind, LaneKind, lane_code
-from penstock.core.states import State
+from penstock.core.runs import cut
+from penstock.core.states import Event, State
 from penstock.core.window import Window
 
 if TYPE_CHECKING:
@@ -257,7 +260,7 @@ class Queue:
             return
         for lane in self.lanes:
             ends = [channel.cursors[lane].sequence for channel in self.channels.values() if lane in channel.cursors]
-            for key in list(self._keys_of(lane)):
+            for key in self._keys_of(lane):
                 if ends and key.base >= min(ends):
                     break
                 if self._is_over(key):
@@ -265,16 +268,17 @@ class Queue:
         for lane, order in [place for place in self.far if not keys.lane_channel(place[0])]:
             for key in list(self._keys_of(lane, order)):
                 if all(key.base < channel.start for channel in self.channels.values()) and self._is_over(key):
-                    self.discard(key)
-                    self._take_from_bucket(lane, order, key.messages)
+                    self._discard_far(key)
 
     def _keys_of(self, lane: int, order: int = 0, base: int = 0) -> Iterator[ChunkKey]:
+        limit = 8
         while True:
-            page = self.shelf.keys(self.id, lane, base, _PAGE, order)
+            page = self.shelf.keys(self.id, lane, base, limit, order)
             yield from page
-            if len(page) < _PAGE:
+            if len(page) < limit:
                 return
             base = page[-1].base + 1
+            limit = min(4 * limit, _PAGE)
 
     def quarantine(self, key: ChunkKey, damage: ChunkDamaged) -> ChunkDamaged:
         """Put a damaged chunk aside: nobody is given it, nobody deletes it, everybody can see that it is there."""
@@ -297,6 +301,12 @@ class Queue:
         self.touch()
         self.broker.reports.append(Damage(self.name, first, last, str(damage)))
         return error
+
+    def report_missing(self, cursor: Cursor) -> None:
+        """Messages that were counted are not in the store: say so, once, and go on without them."""
+        last, reason = self.next_sequence - 1, f"{cursor.ahead} messages are not in the store any more"
+        self.broker.reports.append(Damage(self.name, cursor.sequence, last, reason))
+        cursor.restart(self.next_sequence, 0)
 
     def purge(self) -> int:
         """Everything that was sent so far goes."""
@@ -351,8 +361,8 @@ class Queue:
             if not young_max:
                 break
 
-    def _expiring(self, lane: int) -> Iterator[ChunkKey]:
-        return (key for key in self._keys_of(lane) if key not in self.quarantined)
+    def _expiring(self, lane: int, order: int = 0) -> Iterator[ChunkKey]:
+        return (key for key in self._keys_of(lane, order) if key not in self.quarantined)
 
     def _expire_retries(self, channel: Channel, oldest_kept_ms: int) -> None:
         for window in channel.windows.values():
@@ -367,22 +377,27 @@ class Queue:
 
     def restart_retention(self) -> None:
         """The configuration has changed, or the queue was opened: look again from the start."""
+        if self.config.retention_bytes is not None:
+            self._shrink(self.config.retention_bytes)
         if self.messages or any(channel.windows for channel in self.channels.values()):
             self._retention_ms = None
             self._watch_retention(-(1 << 40))
 
     def _shrink(self, bytes_max: int) -> None:
         while self.size > bytes_max:
-            oldest = min((key for lane in self.lanes for key in self._first_expiring(lane)), key=_by_base, default=None)
-            if oldest is None or self.size - oldest.size < 0 or self._is_newest(oldest):
+            shared = [(lane, 0) for lane in self.lanes]
+            shared += [place for place in self.far if not keys.lane_channel(place[0])]
+            firsts = (key for place in shared for key in self._first_expiring(*place))
+            oldest = min(firsts, key=_by_base, default=None)
+            if oldest is None or oldest.base + oldest.messages >= self.next_sequence:
                 return
-            self.drop_chunk(oldest)
+            if oldest.order:
+                self._discard_far(oldest)
+            else:
+                self.drop_chunk(oldest)
 
-    def _first_expiring(self, lane: int) -> list[ChunkKey]:
-        return [key for key, _ in zip(self._expiring(lane), range(1), strict=False)]
-
-    def _is_newest(self, key: ChunkKey) -> bool:
-        return key.base + key.messages >= self.next_sequence
+    def _first_expiring(self, lane: int, order: int = 0) -> list[ChunkKey]:
+        return list(islice(self._expiring(lane, order), 1))
 
     # -- far buckets --
 
@@ -401,16 +416,53 @@ class Queue:
             self.broker.schedule(max(order - HORIZON_MS, now_ms), "bucket", self, (lane, order))
         self._count_bucket(lane, order, self.far.get((lane, order), 0) + count)
 
-    def _take_from_bucket(self, lane: int, order: int, count: int) -> None:
-        left = self.far[lane, order] - count
-        if left:
-            self._count_bucket(lane, order, left)
-        else:
-            self._forget_bucket(lane, order)
+    def _discard_far(self, key: ChunkKey) -> None:
+        """Delete a chunk of a far bucket."""
+        self.discard(key)
+        self._take_from_bucket(key, key.messages)
+
+    def _take_from_bucket(self, key: ChunkKey, count: int) -> None:
+        place = (key.lane, key.order)
         for channel in self.channels.values():
-            if (lane, order) in channel.far_behind:
-                channel.far_behind[lane, order] -= count
+            if place in channel.far_behind and key.base < channel.start:
+                channel.far_behind[place] -= count
                 channel.touch()
+        left = self.far[place] - count
+        if left:
+            self._count_bucket(*place, left)
+        else:
+            self._forget_bucket(*place)
+
+    def ack_far(self, channel: Channel, first: int, stop: int, attempt: int, *, dry: bool) -> list[tuple[int, int]]:
+        """A late ack of messages of a channel that wait far ahead: which of them it reached. `dry` only looks."""
+        reached = []
+        for lane, order in [place for place in self.far if keys.lane_channel(place[0]) == channel.id]:
+            for key in list(self._keys_of(lane, order, max(0, first - CHUNK_MESSAGES_MAX))):
+                if key.base >= stop:
+                    break
+                low, high = max(first, key.base), min(stop, key.base + key.messages)
+                if low < high:
+                    reached += self._ack_far_chunk(key, low, high, attempt, dry)
+        return reached
+
+    def _ack_far_chunk(self, key: ChunkKey, first: int, stop: int, attempt: int, dry: bool) -> list[tuple[int, int]]:
+        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
+        window = Window(self.id, keys.lane_channel(key.lane), key.lane)
+        entry = window.add_encoded(key.base, self.shelf.read_record(record_key))
+        good = window.columns.rows_allowing(Event.ACK, entry.rows_of(first, stop), attempt)
+        runs = [(low, high) for ok, low, high in cut(good, first) if ok]
+        if dry or not runs:
+            return runs
+        for low, high in runs:
+            window.columns.settle(entry.rows_of(low, high))
+            entry.left -= high - low
+        self._take_from_bucket(key, sum(high - low for low, high in runs))
+        if entry.left:
+            self.shelf.changes.put_record(record_key, window.encode(entry))
+        else:
+            self.shelf.changes.delete_record(record_key)
+            self.discard(key)
+        return runs
 
     def _count_bucket(self, lane: int, order: int, count: int) -> None:
         self.far[lane, order] = count
@@ -560,7 +612,7 @@ class Queue:
     def consumer_seen(self, name: str, now_ms: int) -> None:
         """A consumer has shown a sign of life."""
         consumer = self.consumers[name]
-        if now_ms - consumer.seen_ms >= 60_000:
+        if now_ms - consumer.seen_ms >= min(MINUTE_MS, (self.config.consumer_retention_ms or MINUTE_MS) // 10):
             consumer.seen_ms = now_ms
             self._save_consumer(name)
 
@@ -668,18 +720,30 @@ class Queue:
         self.seal()
         firsts = [self._sent_ms(key) for lane in self.lanes for key in self._first_expiring(lane)]
         firsts += self.far_sent_ms(None)
+        channels = {name: channel.stats() for name, channel in self.channels.items()}
+        firsts += [channel.oldest_ms for channel in channels.values() if channel.oldest_ms is not None]
         return Stats(
             name=self.name,
             messages=self.messages,
             bytes=self.size,
-            delayed=sum(count for (lane, _), count in self.far.items() if not keys.lane_channel(lane)),
+            delayed=self._delayed(),
             sent=self.sent,
             quarantined=sum(key.messages for key in self.quarantined),
             oldest_ms=min(firsts, default=None),
             next_sequence=self.next_sequence,
-            channels={name: channel.stats() for name, channel in self.channels.items()},
+            channels=channels,
             consumers={name: consumer.offset for name, consumer in self.consumers.items()},
         )
+
+    def _delayed(self) -> int:
+        """Messages sent with a delay that are not due. In FIFO queues, those that the channels look at."""
+        total = sum(count for (lane, _), count in self.far.items() if not keys.lane_channel(lane))
+        for lane in self.lanes:
+            if keys.lane_kind(lane) == LaneKind.WAITING:
+                total += sum(key.messages for key in self._keys_of(lane) if key.aged_ms > self.broker.now_ms)
+        if self.config.is_fifo:
+            total += max((channel.never_delivered_delayed() for channel in self.channels.values()), default=0)
+        return total
 
     def info(self) -> QueueInfo:
         """The queue, described."""

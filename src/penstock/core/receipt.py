@@ -49,7 +49,11 @@ class Receipt(NamedTuple):
         except (UnicodeEncodeError, binascii.Error):
             data = b""
         body, seal = data[: _BODY.size], data[_BODY.size :]
-        if len(body) != _BODY.size or not hmac.compare_digest(seal, _mac(body, secret)):
+        if (
+            len(body) != _BODY.size
+            or base64.urlsafe_b64encode(data).decode() != text
+            or not hmac.compare_digest(seal, _mac(body, secret))
+        ):
             raise ForgedReceipt("this receipt was not made by this store, or was changed on its way")
         return cls(*_BODY.unpack(body))
 

@@ -14,7 +14,7 @@ from penstock.core import keys
 from penstock.core.channel import Channel
 from penstock.core.commands import MAIN, RedriveTask, Seen
 from penstock.core.draft import Messages
-from penstock.core.errors import PenstockError
+from penstock.core.errors import ChunkDamaged, PenstockError
 from penstock.core.keys import Kind
 from penstock.core.origin import Origin
 from penstock.core.states import State
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.core.queue import Queue
 
 STEP_MS = 50
+BURST_MS = 1_000
+"""How much of its rate a redrive may make up for at once."""
 _STEP_MESSAGES = 1_000
 
 
@@ -57,30 +59,34 @@ def _move_some(broker: Broker, task: RedriveTask, queue: Queue, channel: Channel
     limit = _allowance(task, now_ms)
     if limit <= 0:
         return
-    found = queue.browse(channel, task.cursor, limit, (State.READY,), task.contains)
+    try:
+        found = queue.browse(channel, task.cursor, limit, (State.READY,), task.contains)
+    except ChunkDamaged:
+        return  # quarantined and reported: the next step goes on behind it
     selected = None if task.sequences is None else set(task.sequences)
+    moved_before = task.moved
     for seen in found:
         if seen.sequence >= task.end:
             _end(task, "done")
-            return
+            break
         task.cursor = seen.sequence
-        if (
-            (selected is None or seen.sequence in selected)
-            and _wanted(task, seen)
-            and _move(broker, task, queue, channel, seen, now_ms)
-        ):
+        wanted = (selected is None or seen.sequence in selected) and _wanted(task, seen)
+        if wanted and _move(broker, task, queue, channel, seen, now_ms):
             task.moved += 1
         else:
             task.skipped += 1
+    if task.per_second is not None:
+        task.paced_ms += -(-(task.moved - moved_before) * 1_000 // task.per_second)
     if len(found) < limit:
         _end(task, "done")
 
 
 def _allowance(task: RedriveTask, now_ms: int) -> int:
+    """How many messages may be moved now. A standstill gives nobody the right to hurry afterwards."""
     if task.per_second is None:
         return _STEP_MESSAGES
-    allowed = (now_ms - task.started_ms + STEP_MS) * task.per_second // 1_000
-    return min(_STEP_MESSAGES, allowed - task.moved)
+    task.paced_ms = max(task.paced_ms, now_ms - BURST_MS)
+    return min(_STEP_MESSAGES, (now_ms - task.paced_ms) * task.per_second // 1_000)
 
 
 def _wanted(task: RedriveTask, seen: Seen) -> bool:

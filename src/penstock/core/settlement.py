@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from penstock.core.columns import LEASED, runs_of
 from penstock.core.commands import Refused, Span
 from penstock.core.config import LEASE_MS_MAX
-from penstock.core.errors import LeaseTooLong, PenstockError, StaleReceipt
+from penstock.core.errors import LeaseTooLong, StaleReceipt
 from penstock.core.runs import cut, gaps
 from penstock.core.states import Event
 from penstock.core.window import Entry, Window
@@ -46,14 +46,13 @@ class Settlement:
                 return entry.count, []
         return self._settle(span, Event.ACK, self._ack_run)
 
-    def _ack_run(self, window: Window, entry: Entry, first: int, stop: int) -> PenstockError | None:
+    def _ack_run(self, window: Window, entry: Entry, first: int, stop: int) -> None:
         window.uncount(entry, first, stop)
         self.channel.acked += stop - first
         if self.channel.fifo is not None:
             for sequence in range(first, stop):
                 self.channel.fifo.settle(sequence)
         self.channel.finish(window, entry, first, stop)
-        return None
 
     def ack_sequences(self, sequences: NDArray[np.int64], session: int) -> tuple[int, list[Refused]]:
         """As `ack`, for messages that a session holds."""
@@ -93,6 +92,8 @@ class Settlement:
                 for entry, start, end in window.overlaps(low, high):
                     good = window.columns.rows_allowing(Event.ACK, window.rows(entry, start, end), span.attempt)
                     left += [(run_first, run_stop) for ok, run_first, run_stop in cut(good, start) if not ok]
+        if left:
+            _, left = self._ack_far(left, span.attempt, dry=True)
         return not left and span.attempt > 0
 
     def release(self, span: Span, now_ms: int, delay_ms: int | None, error: str) -> tuple[int, list[Refused]]:
@@ -107,31 +108,37 @@ class Settlement:
     def extend(self, span: Span, now_ms: int, lease_ms: int) -> tuple[int, list[Refused]]:
         """A heartbeat."""
         deadline_ms = now_ms + lease_ms
+        too_long: list[Refused] = []
 
-        def prolong(window: Window, entry: Entry, first: int, stop: int) -> PenstockError | None:
+        def prolong(window: Window, entry: Entry, first: int, stop: int) -> None:
             rows = window.rows(entry, first, stop)
-            received_ms = int(window.columns.received_ms[rows].min())
-            if deadline_ms > received_ms + LEASE_MS_MAX:
-                return LeaseTooLong(
-                    f"messages {first} to {stop - 1} of queue {self.queue.name!r} were received "
-                    f"{(now_ms - received_ms) // 1000} s ago: a lease of {lease_ms // 1000} s more would end "
-                    f"later than "
-                    "12 hours after the receive; release them, or finish them"
-                )
-            window.columns.extend(rows, deadline_ms)
-            self.channel.touch_entry(window, entry)
-            self.channel.watch(window, deadline_ms)
-            return None
+            in_time = window.columns.received_ms[rows] + LEASE_MS_MAX >= deadline_ms
+            for good, low, high in cut(in_time, first):
+                if not good:
+                    too_long.append(self._too_long(low, high, lease_ms))
+                    continue
+                window.columns.extend(window.rows(entry, low, high), deadline_ms)
+                self.channel.touch_entry(window, entry)
+                self.channel.watch(window, deadline_ms)
 
-        return self._settle(span, Event.EXTEND, prolong)
+        done, stale = self._settle(span, Event.EXTEND, prolong)
+        return done - sum(each.last - each.first + 1 for each in too_long), too_long + stale
+
+    def _too_long(self, first: int, stop: int, lease_ms: int) -> Refused:
+        error = LeaseTooLong(
+            f"a lease of {lease_ms // 1000} s more for messages {first} to {stop - 1} of queue {self.queue.name!r} "
+            "would end later than 12 hours after their receive: finish them, or release them"
+        )
+        return Refused(first, stop - 1, error)
 
     def _settle(
-        self, span: Span, event: Event, apply: Callable[[Window, Entry, int, int], PenstockError | None]
+        self, span: Span, event: Event, apply: Callable[[Window, Entry, int, int], None]
     ) -> tuple[int, list[Refused]]:
         """Apply an event to those messages of a span to which it may happen; the others are refused."""
+        if span.attempt <= 0:
+            return 0, [self._stale(span.first, span.last + 1)]
         left = [(span.first, span.last + 1)]
         done = 0
-        refused: list[Refused] = []
         for window in list(self.windows.values()):
             pending, left = left, []
             for low, high in pending:
@@ -140,14 +147,26 @@ class Settlement:
                 for entry, start, end in found:
                     good = window.columns.rows_allowing(event, window.rows(entry, start, end), span.attempt)
                     for ok, first, stop in cut(good, start):
-                        error = apply(window, entry, first, stop) if ok and span.attempt else None
-                        if not ok or not span.attempt:
-                            left.append((first, stop))
-                        elif error is not None:
-                            refused.append(Refused(first, stop - 1, error))
-                        else:
+                        if ok:
+                            apply(window, entry, first, stop)
                             done += stop - first
-        return done, refused + [self._stale(low, high) for low, high in left]
+                        else:
+                            left.append((first, stop))
+        if left and event == Event.ACK:
+            acked, left = self._ack_far(left, span.attempt, dry=False)
+            done += acked
+            self.channel.acked += acked
+            self.channel.touch()
+        return done, [self._stale(low, high) for low, high in left]
+
+    def _ack_far(self, wanted: list[tuple[int, int]], attempt: int, *, dry: bool) -> tuple[int, list[tuple[int, int]]]:
+        """A late ack may be for messages that wait far ahead: how many it reached, and what is left."""
+        done, left = 0, []
+        for low, high in wanted:
+            reached = sorted(self.queue.ack_far(self.channel, low, high, attempt, dry=dry))
+            done += sum(stop - first for first, stop in reached)
+            left += gaps(low, high, [(None, *run) for run in reached])
+        return done, left
 
     def _stale(self, first: int, stop: int) -> Refused:
         what = f"message {first} is" if stop - first == 1 else f"messages {first} to {stop - 1} are"

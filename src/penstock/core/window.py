@@ -95,8 +95,9 @@ class Entry:
     def remember(self, failure: Failure) -> None:
         """Add a failed delivery to the history."""
         self.failures.append(failure)
-        if len(self.failures) > _FAILURES_KEPT * self.count:
-            del self.failures[0]
+        same = [each for each in self.failures if failure.first <= each.first and each.last <= failure.last]
+        if len(same) > _FAILURES_KEPT * (failure.last - failure.first + 1):
+            self.failures.remove(same[0])
 
     def failures_of(self, first: int, last: int) -> list[Failure]:
         """The failed deliveries of some messages."""
