@@ -47,9 +47,10 @@ class Violation(AssertionError):
     """The broker did something that the rules do not allow."""
 
 
-def demand(condition: object, message: str) -> None:
+def demand(condition: object, message: str | Callable[[], str]) -> None:
+    """Raise `Violation` unless the condition holds; a message that is costly to make is made then only."""
     if not condition:
-        raise Violation(message)
+        raise Violation(message if isinstance(message, str) else message())
 
 
 def held_by(delivery: c.Delivery) -> list[tuple[int, int]]:
@@ -114,11 +115,11 @@ class Message:
     sent_ms: int
     due_ms: int
     origin: Origin | None = None
+    appears_ms: int = 0
+    """When it can be received at first; retention counts from here, so that a delay may be longer."""
 
-    @property
-    def appears_ms(self) -> int:
-        """When it can be received at first; retention counts from here, so that a delay may be longer."""
-        return max(self.sent_ms, self.due_ms)
+    def __post_init__(self) -> None:
+        self.appears_ms = max(self.sent_ms, self.due_ms)
 
 
 @dataclass(slots=True, eq=False)
@@ -588,9 +589,10 @@ class Model:
         demand(len(set(sequences)) == len(sequences), f"{where}: a message twice in one delivery: {sequences}")
         for sequence in sequences:
             copy = channel.copies.get(sequence)
-            demand(copy is not None, f"{where}: message {sequence} is done, or never was, and was handed out")
-            assert copy is not None
-            demand(copy.state is State.READY, f"{where}: message {sequence} is {copy.state.name} and was handed out")
+            if copy is None:
+                raise Violation(f"{where}: message {sequence} is done, or never was, and was handed out")
+            if copy.state is not State.READY:
+                raise Violation(f"{where}: message {sequence} is {copy.state.name} and was handed out")
         expected = self.selectable(queue, channel, limit)
         demand(len(sequences) == expected, f"{where}: got {len(sequences)} messages {sequences}, not {expected}")
         copies = [channel.copies[sequence] for sequence in sequences]
@@ -602,13 +604,12 @@ class Model:
         if sequences:
             demand(delivery.received_ms == self.now_ms, f"{where}: received at {delivery.received_ms}")
             demand(delivery.deadline_ms == self.now_ms + lease, f"{where}: leased until {delivery.deadline_ms}")
-        for (run, index), copy in zip(taken, copies, strict=True):
+        shown = [pair for run in delivery.runs for pair in zip(run.attempts, run.first_received_ms, strict=True)]
+        for (run, index), copy, pair in zip(taken, copies, shown, strict=True):
             self._check_content(where, run, index, copy)
             self._lease(copy, lease, session)
-            attempts = int(run.attempts[index - run.start])
-            demand(attempts == copy.attempts, f"{where}: {attempts} attempts of {copy}")
-            first_ms = int(run.first_received_ms[index - run.start])
-            demand(first_ms == copy.first_received_ms, f"{where}: first received at {first_ms}: {copy}")
+            right = (copy.attempts, copy.first_received_ms)
+            demand(pair == right, lambda: f"{where}: attempts and first receive are {pair}, not {right}")  # noqa: B023
             self._excuse(queue.name, copy.message.sequence)
 
     def _excuse(self, queue: str, sequence: int) -> None:
@@ -660,17 +661,19 @@ class Model:
     def _check_content(self, where: str, run: c.Run, index: int, copy: Copy) -> None:
         chunk, message = run.chunk, copy.message
         got = (bytes(chunk.body(index)), chunk.attributes(index), chunk.group(index))
-        demand(got == (message.body, message.attributes, message.group), f"{where}: {got} was not sent as {message}")
+        is_same = got == (message.body, message.attributes, message.group)
+        demand(is_same, lambda: f"{where}: {got} was not sent as {message}")
         failures = [f for f in run.failures if f.first <= message.sequence <= f.last]
         failures.sort(key=lambda failure: failure.attempt)
         same = len(failures) == len(copy.history) and all(
             mine.matches(theirs) for mine, theirs in zip(copy.history, failures, strict=True)
         )
-        demand(same, f"{where}: history of {message.sequence} is {failures}, not {copy.history}")
+        demand(same, lambda: f"{where}: history of {message.sequence} is {failures}, not {copy.history}")
         self._check_origin(where, chunk.origin(index), message)
 
     def _check_origin(self, where: str, packed: bytes | None, message: Message) -> None:
-        demand((packed is not None) == (message.origin is not None), f"{where}: origin {packed!r} of {message}")
+        has_origin = message.origin is not None
+        demand((packed is not None) == has_origin, lambda: f"{where}: origin {packed!r} of {message}")
         if packed is None or message.origin is None:
             return
         shown, origin = msgspec.msgpack.decode(packed), message.origin
@@ -1314,20 +1317,20 @@ class Model:
         for sequence in old:
             self._forget(queue, sequence)
 
-    def next_due(self) -> tuple[int, str] | None:
-        """When something must happen although no command comes, and what."""
-        sessions = [(s.expires_ms, f"{s}") for s in self.sessions.values() if s.expires_ms is not None]
-        times = sessions + [(w.deadline_ms, f"{w}") for w in self.waiters if w.deadline_ms is not None]
+    def next_due(self) -> tuple[int, Any] | None:
+        """When something must happen although no command comes, and to what."""
+        times: list[tuple[int, Any]] = [(s.expires_ms, s) for s in self.sessions.values() if s.expires_ms is not None]
+        times += [(w.deadline_ms, w) for w in self.waiters if w.deadline_ms is not None]
         for queue in self.queues.values():
             for channel in queue.channels.values():
                 late = [copy for copy in channel.copies.values() if copy.state is not State.READY]
                 first = min(late, key=lambda copy: copy.deadline_ms, default=None)
-                times += [(first.deadline_ms, f"{queue.name}/{channel.name}: {first}")] if first else []
+                times += [(first.deadline_ms, (queue.name, channel.name, first))] if first else []
             kept = queue.stored.union(*(channel.copies for channel in queue.channels.values()))
             if queue.config.retention_ms is not None and kept:
-                oldest = min(queue.messages[sequence].appears_ms for sequence in kept)
-                times.append((oldest + queue.config.retention_ms, f"{queue.name}: retention"))
-        return min(times, default=None)
+                oldest_ms = min(queue.messages[sequence].appears_ms for sequence in kept)
+                times.append((oldest_ms + queue.config.retention_ms, (queue.name, "retention")))
+        return min(times, key=lambda time: time[0], default=None)
 
     def is_ambiguous(self, now_ms: int) -> bool:
         """Whether a leap to this time makes one message do two things whose order the rules leave open."""

@@ -114,14 +114,11 @@ class Simulator:
                 self._step(self.workload.commands(self._draw_count(), self.now_ms))
             self._drain()
         except Violation as violation:
-            raise Violation(f"seed {self.seed}: {violation}\n{self._story()}") from violation
+            raise Violation(f"seed {self.seed}: {violation}\n{self.world.story()}") from violation
         except Exception as error:
-            raise Violation(f"seed {self.seed}: {type(error).__name__}: {error}\n{self._story()}") from error
+            raise Violation(f"seed {self.seed}: {type(error).__name__}: {error}\n{self.world.story()}") from error
         self.counts["seeds"] += 1
         return self.counts
-
-    def _story(self) -> str:
-        return "\n".join(["the last steps:", *(f"  {line}" for line in self.world.trace)])
 
     def _draw_engine(self) -> Engine:
         return DiskEngine(self.rng) if self.rng.random() < 0.5 else MemoryEngine()
@@ -245,7 +242,7 @@ class Simulator:
         """The broker's life ends with this step; another one begins on what is kept."""
         broker = self.world.broker
         self.counts[f"fault: {self.fault.value}"] += 1
-        self.world.trace.append(f"{self.now_ms} {self.fault.value}")
+        self.world.trace.append((self.now_ms, self.fault.value, ""))
         if not broker.must_commit and self.rng.random() < 0.5:
             self._release(step)
         after = broker.snapshot()

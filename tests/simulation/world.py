@@ -90,11 +90,20 @@ class World:
         self.store = store
         self.entropy = entropy
         self.model = Model(now_ms)
-        self.trace: deque[str] = deque(maxlen=60)
+        self.trace: deque[tuple[int, Any, Any]] = deque(maxlen=60)
+        """What happened last: when, what (a command, a ticket or a remark), and what came of it."""
         self.broker = Broker.open(store, now_ms, entropy)
         self.model.identify = self.broker.message_id
         if self.broker.has_changes:
             self.commit()
+
+    def story(self) -> str:
+        """The last things that happened, for whoever reads a failure."""
+        lines = []
+        for now_ms, what, outcome in self.trace:
+            did = describe_command(what) if isinstance(what, c.Command) else what
+            lines.append(f"  {now_ms} {did} -> {describe(outcome)}")
+        return "\n".join(["the last steps:", *lines])
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -105,7 +114,7 @@ class World:
         self._read_arrivals(now_ms)
         woken = self.broker.take_woken()
         for ticket, delivery in woken:
-            self.trace.append(f"{now_ms} woken {ticket!r}: {describe(delivery)}")
+            self.trace.append((now_ms, f"woken {ticket!r}", delivery))
             self.model.woken(ticket, delivery)
         self.model.check_demand()
         self._look_at_redrives(now_ms)
@@ -119,7 +128,7 @@ class World:
             self._handle(c.CreateChannel(queue=command.queue, channel=c.MAIN), now_ms)
         may_create = isinstance(command, c.CreateChannel | c.Receive | c.Subscribe) and self._is_new_channel(command)
         outcome = self._ask(command, now_ms)
-        self.trace.append(f"{now_ms} {describe_command(command)} -> {describe(outcome)}")
+        self.trace.append((now_ms, command, outcome))
         if may_create and isinstance(command, c.CreateChannel | c.Receive | c.Subscribe):
             self._look_at_new_channel(command, now_ms)
         self.model.accept(command, outcome, now_ms)
@@ -217,7 +226,7 @@ class World:
 
     def reopen(self, store: Store, model: Model, now_ms: int) -> None:
         """The process starts again, on what the store holds."""
-        self.trace.append(f"{now_ms} reopened")
+        self.trace.append((now_ms, "reopened", ""))
         self.store = store
         self.broker = Broker.open(store, now_ms, self.entropy)
         self.model = model
