@@ -217,7 +217,7 @@ class Interrupter:
 def test_interrupts_at_any_moment_leave_nobody_hanging_and_the_shard_at_work(threads: World) -> None:
     orders = threads.ps.create_queue("orders", max_receives=0)
     stop = threading.Event()
-    rounds = [0] * 4
+    rounds = [0] * 2
 
     def work() -> None:
         orders.send(b"x")
@@ -230,11 +230,11 @@ def test_interrupts_at_any_moment_leave_nobody_hanging_and_the_shard_at_work(thr
                 work()
                 rounds[number] += 1
 
-    others = [threading.Thread(target=keep_working, args=(number,)) for number in range(4)]
+    others = [threading.Thread(target=keep_working, args=(number,)) for number in range(2)]
     for other in others:
         other.start()
     interrupter = Interrupter(seed=1)
-    for _ in range(150):
+    for _ in range(60):
         interrupter.disturb(work)
     interrupter.close()
     before = list(rounds)
@@ -246,4 +246,4 @@ def test_interrupts_at_any_moment_leave_nobody_hanging_and_the_shard_at_work(thr
         other.join(20)
         assert not other.is_alive()
     assert all(now > then for now, then in zip(rounds, before, strict=True))
-    assert interrupter.hits > 10
+    assert interrupter.hits > 5
