@@ -149,6 +149,8 @@ def _members(tree: _Tree) -> dict[str, Any]:
                 members[many.member] = dict(_pairs(node, many))
             else:
                 members[many.member] = [_item(each) for each in _in_order(node)]
+        elif many is not None and not many.key:
+            members[many.member] = [node]
         elif isinstance(node, dict):
             continue
         elif name in _INTEGERS:
