@@ -1111,10 +1111,13 @@ class Broker:
         self.must_commit = True
 
     def _browse(self, command: Browse) -> list[Seen]:
-        channel = self._channel_to_receive(command.queue, command.channel)
+        queue = self._queue(command.queue)
+        channel = queue.channels.get(command.channel)
+        if channel is None and command.channel != MAIN:
+            self._channel(queue, command.channel)  # raises; looking at the main channel does not create it
         if command.limit < 1:
             raise InvalidRequest(f"limit is {command.limit}: it must be at least 1")
-        return channel.queue.browse(channel, command.after, command.limit, command.states, command.contains)
+        return queue.browse(channel, command.after, command.limit, command.states, command.contains)
 
     # -- redrive --
 

@@ -127,7 +127,7 @@ class Ladder:
         self, entry: Entry, first: int, stop: int, lane: int, order: int, aged_ms: int
     ) -> tuple[ChunkKey, Chunk]:
         chunk = self.channel.load(entry).slice(first - entry.base, stop - entry.base).with_due(None)
-        key = ChunkKey(self.queue.id, lane, order, first, stop - first, chunk.size, max(aged_ms, entry.sent_ms))
+        key = ChunkKey(self.queue.id, lane, order, first, stop - first, chunk.size, max(aged_ms, entry.key.aged_ms))
         self.queue.keep(key, chunk)
         return key, chunk
 

@@ -677,9 +677,9 @@ class Queue:
         return heapq.merge(*sources, key=_by_base)
 
     def browse(
-        self, channel: Channel, after: int, limit: int, states: tuple[State, ...], contains: bytes | None
+        self, channel: Channel | None, after: int, limit: int, states: tuple[State, ...], contains: bytes | None
     ) -> list[Seen]:
-        """Messages with their state in a channel."""
+        """Messages with their state in a channel, or as a channel that is created now would see them."""
         seen: list[Seen] = []
         for key in self._log(after + 1, channel):
             if len(seen) >= limit:
@@ -688,7 +688,7 @@ class Queue:
                     break
             if key.base + key.messages - 1 <= after or key in self.quarantined:
                 continue
-            if not keys.lane_channel(key.lane) and key.base < channel.start:
+            if channel is not None and not keys.lane_channel(key.lane) and key.base < channel.start:
                 continue
             chunk = self._load(key)
             if contains is not None and contains not in bytes(chunk.bodies):
@@ -699,7 +699,11 @@ class Queue:
                     seen.append(found)
         return sorted(seen, key=_by_sequence)[:limit]
 
-    def _seen(self, channel: Channel, key: ChunkKey, chunk: Chunk, index: int) -> Seen:
+    def _seen(self, channel: Channel | None, key: ChunkKey, chunk: Chunk, index: int) -> Seen:
+        if channel is None:
+            due_ms = chunk.due(index)
+            is_due = due_ms <= self.broker.now_ms
+            return Seen(chunk, index, State.READY if is_due else State.DELAYED, 0, 0 if is_due else due_ms, [])
         if keys.lane_kind(key.lane) == LaneKind.FAR:
             if not keys.lane_channel(key.lane):
                 return Seen(chunk, index, State.DELAYED, 0, chunk.due(index), [])
