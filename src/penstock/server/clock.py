@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 _NANOSECONDS_PER_MS = 1_000_000
@@ -26,7 +27,7 @@ def _steady_ns() -> Callable[[], int]:
     boot_time = getattr(time, "CLOCK_BOOTTIME", None)
     if boot_time is None:
         return time.monotonic_ns
-    return lambda: time.clock_gettime_ns(boot_time)
+    return partial(time.clock_gettime_ns, boot_time)
 
 
 class SystemClock:

@@ -131,6 +131,10 @@ class Step:
         """Filled when the step is over: whom the driver has to settle."""
 
 
+_NOTED: frozenset[type[Command]] = frozenset({Receive, Subscribe, CancelWait})
+"""Commands whose end the shard's own books have to know of."""
+
+
 class _Met(Exception):
     """A call met a bug."""
 
@@ -268,7 +272,8 @@ class Shard:
         if step.parked:
             calls = self._park(step, calls)
         for call in calls:
-            self._note(call)
+            if call.command.__class__ in _NOTED:
+                self._note(call)
         step.answered += calls
         if step.woken:
             self._wake(step)
