@@ -1081,7 +1081,8 @@ class Model:
 
     def _accept_Browse(self, command: c.Browse, outcome: Outcome) -> None:
         if command.channel == c.MAIN and self._missing(command.queue, c.MAIN) == [e.ChannelNotFound]:
-            return  # what a channel that starts at the head would show; or a refusal
+            self._check_look_without_channel(command, outcome)
+            return
         if self._refused(outcome, self._missing(command.queue, command.channel)):
             return
         channel = self.queues[command.queue].channels[command.channel]
@@ -1108,6 +1109,19 @@ class Model:
                 mine.matches(theirs) for mine, theirs in zip(copy.history, one.failures, strict=True)
             )
             demand(same, f"{where}: history of {one.sequence} shows {one.failures}, not {copy.history}")
+
+    def _check_look_without_channel(self, command: c.Browse, seen: list[c.Seen]) -> None:
+        """The main channel is not there yet: what it would start with is shown, and nothing is made."""
+        queue = self.queues[command.queue]
+        shown = [one.sequence for one in seen]
+        demand(shown == sorted(shown) and len(shown) <= command.limit, f"{queue.name}: browsing shows {shown}")
+        for one in seen:
+            message = queue.messages.get(one.sequence)
+            demand(message is not None and one.attempts == 0, f"{queue.name}: no message {one.sequence}, or attempts")
+        is_whole = command.contains is None and len(command.states) == len(c.Browse(queue="").states)
+        if is_whole and len(seen) < command.limit:
+            missing = {sequence for sequence in queue.stored if sequence > command.after} - set(shown)
+            demand(not missing, f"{queue.name}: browsing does not show {missing}")
 
     def _accept_QueueStats(self, command: c.QueueStats, outcome: Outcome) -> None:
         if self._refused(outcome, self._missing(command.name)):

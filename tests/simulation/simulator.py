@@ -95,8 +95,8 @@ class Simulator:
         self.workload = Workload(self.rng)
         self.ledger = Ledger()
         self.counts: Counter[str] = Counter()
-        self.steps = steps if steps is not None else self.rng.randint(15, 70)
-        self.checks_every = self.rng.choice([1, 3, 10])
+        self.steps = steps if steps is not None else self.rng.randint(10, 45)
+        self.checks_every = self.rng.choice([1, 4, 12])
         self.world = World(self.engine.open(), self.now_ms, self.rng.randbytes(64))
         self.places: dict[tuple[str, str], tuple[int, int]] = {}
         self.saved = self._save()

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core import commands as c
 from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Backoff, QueueConfig
-from penstock.core.errors import ChannelNotFound, PenstockError
+from penstock.core.errors import PenstockError
 from penstock.core.states import State
 from penstock.store.memory import MemoryStore
 from tests.simulation.model import Violation
@@ -56,8 +56,15 @@ def receive(limit: int = 10, queue: str = "q", **options: Any) -> c.Receive:
 def test_browsing_makes_no_channel(case: Case) -> None:
     """A look must not leave a channel behind that keeps every message from then on."""
     case.do(create(channels=("tap",)), send(b"1"))
-    with pytest.raises(ChannelNotFound):
-        case.world.broker.handle(c.Browse(queue="q", channel=c.MAIN), case.now_ms)
+    assert len(case.do(c.Browse(queue="q", channel=c.MAIN))[0]) == 1
+    assert case.do(c.DescribeQueue(name="q"))[0].channels == ["tap"]
+
+
+@pytest.mark.parametrize("wrong", [{"limit": 0}, {"session": 99}, {"lease_ms": -1}, {"attempt_id": "a"}])
+def test_a_refused_receive_makes_no_channel(case: Case, wrong: dict[str, Any]) -> None:
+    case.do(create(channels=("tap",)), send(b"1"))
+    with pytest.raises(PenstockError):
+        case.world.broker.handle(c.Receive(**{"queue": "q", **wrong}), case.now_ms)
     assert case.do(c.DescribeQueue(name="q"))[0].channels == ["tap"]
 
 

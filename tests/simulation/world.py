@@ -130,7 +130,7 @@ class World:
         outcome = self._ask(command, now_ms)
         self.trace.append((now_ms, command, outcome))
         if may_create and isinstance(command, c.CreateChannel | c.Receive | c.Subscribe):
-            self._look_at_new_channel(command, now_ms)
+            self._look_at_new_channel(command, outcome, now_ms)
         self.model.accept(command, outcome, now_ms)
         self._read_arrivals(now_ms)
         return outcome
@@ -146,12 +146,17 @@ class World:
         queue = self.model.queues.get(command.queue)
         return queue is not None and command.channel not in queue.channels
 
-    def _look_at_new_channel(self, command: c.CreateChannel | c.Receive | c.Subscribe, now_ms: int) -> None:
-        """If the command made a channel, tell the model what it starts with."""
-        seen = self._ask(c.Browse(queue=command.queue, channel=command.channel, limit=ALL), now_ms)
-        if not isinstance(seen, PenstockError):
-            start = command.start if isinstance(command, c.CreateChannel) else "head"
-            self.model.channel_made(command.queue, command.channel, start, seen, now_ms)
+    def _look_at_new_channel(
+        self, command: c.CreateChannel | c.Receive | c.Subscribe, outcome: Outcome, now_ms: int
+    ) -> None:
+        """If the command made a channel, tell the model what it starts with. A refused one must not have made any."""
+        info = self._ask(c.DescribeQueue(name=command.queue), now_ms)
+        if isinstance(info, PenstockError) or command.channel not in info.channels:
+            return
+        demand(not isinstance(outcome, PenstockError), f"refused with {outcome!r}, and yet a channel was made")
+        seen = self.broker.handle(c.Browse(queue=command.queue, channel=command.channel, limit=ALL), now_ms)
+        start = command.start if isinstance(command, c.CreateChannel) else "head"
+        self.model.channel_made(command.queue, command.channel, start, seen, now_ms)
 
     def _let_due_happen(self, now_ms: int) -> None:
         """The broker does what is due before a command; a command without effect shows it to the model by itself."""
