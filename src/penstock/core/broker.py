@@ -616,10 +616,11 @@ class Broker:
             raise InvalidRequest(f"due_ms is {command.due_ms}: it must be within a hundred years")
         if config.is_fifo:
             self._check_fifo(command, config)
-        for what, texts in (("group", command.groups), ("dedup id", command.dedup_ids)):
-            for text in texts or ():
-                if text is not None:
-                    _check_text(text, what)
+        if command.groups or command.dedup_ids:
+            for what, texts in (("group", command.groups), ("dedup id", command.dedup_ids)):
+                for text in texts or ():
+                    if text is not None:
+                        _check_text(text, what)
         return self._check_sizes(command, config)
 
     @staticmethod

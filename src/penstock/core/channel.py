@@ -7,6 +7,7 @@ them, `Ladder` decides what becomes of those that fail. Here is what they share:
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,15 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["HORIZON_MS", "Channel"]
 
 
-class _ChannelRecord(msgspec.Struct, array_like=True):
-    name: str
-    paused: bool
-    start: int
-    acked: int
-    failed: int
-    dead: int
-    cursors: dict[int, tuple[int, int]]
-    far_behind: list[tuple[int, int, int]]
+_HEAD = struct.Struct("<?QQQQBIB")
+"""Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow."""
+_CURSOR = struct.Struct("<IQQ")
+_FAR = struct.Struct("<IQQ")
 
 
 class Channel:
@@ -72,6 +68,7 @@ class Channel:
         self.ladder = Ladder(self)
         self.attempts = Attempts(self)
         self._record_key = keys.channel_record(queue.id, channel_id)
+        self._encoded_name = name.encode()
         self._dirty = queue.broker.dirty_channels
 
     @property
@@ -355,29 +352,39 @@ class Channel:
 
     def save(self) -> None:
         """Write the channel's record."""
-        record = (  # the fields of _ChannelRecord
-            self.name,
-            self.paused,
-            self.start,
-            self.acked,
-            self.failed,
-            self.dead,
-            {lane: (cursor.sequence, cursor.ahead) for lane, cursor in self.cursors.items()},
-            [(*place, count) for place, count in self.far_behind.items()] if self.far_behind else (),
-        )
-        self.shelf.changes.records[self._record_key] = _encode(record)
+        parts = [
+            _HEAD.pack(
+                self.paused,
+                self.start,
+                self.acked,
+                self.failed,
+                self.dead,
+                len(self.cursors),
+                len(self.far_behind),
+                len(self._encoded_name),
+            ),
+            self._encoded_name,
+        ]
+        for lane, cursor in self.cursors.items():
+            parts.append(_CURSOR.pack(lane, cursor.sequence, cursor.ahead))
+        for (lane, order), count in self.far_behind.items():
+            parts.append(_FAR.pack(lane, order, count))
+        self.shelf.changes.records[self._record_key] = b"".join(parts)
 
     @classmethod
     def restore(cls, queue: Queue, channel_id: int, data: bytes) -> Channel:
         """Take a channel back from its record; its entries follow."""
-        record = msgspec.msgpack.decode(data, type=_ChannelRecord)
-        channel = cls(queue, channel_id, record.name, record.start)
-        channel.paused = record.paused
-        channel.acked, channel.failed, channel.dead = record.acked, record.failed, record.dead
-        channel.far_behind = {(lane, order): count for lane, order, count in record.far_behind}
-        for lane, (sequence, ahead) in record.cursors.items():
+        paused, start, acked, failed, dead, cursors, far_places, name_length = _HEAD.unpack_from(data)
+        at = _HEAD.size + name_length
+        channel = cls(queue, channel_id, data[_HEAD.size : at].decode(), start)
+        channel.paused = paused
+        channel.acked, channel.failed, channel.dead = acked, failed, dead
+        far_at = at + cursors * _CURSOR.size
+        for lane, sequence, ahead in _CURSOR.iter_unpack(data[at:far_at]):
             channel.cursors[lane] = Cursor(sequence, ahead)
             channel.window(lane)
+        far = data[far_at : far_at + far_places * _FAR.size]
+        channel.far_behind = {(lane, order): count for lane, order, count in _FAR.iter_unpack(far)}
         return channel
 
     def restore_entry(self, lane: int, base: int, data: bytes) -> None:

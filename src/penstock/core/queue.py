@@ -14,6 +14,7 @@ number names a message of the queue, and lanes only say when it may be handed ou
 from __future__ import annotations
 
 import heapq
+import struct
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -59,14 +60,8 @@ class _QueueRecord(msgspec.Struct, array_like=True):
     changed_ms: int
 
 
-class _CountersRecord(msgspec.Struct, array_like=True):
-    next_sequence: int
-    messages: int
-    size: int
-    sent: int
-    is_fair: bool
-    next_channel: int
-    lanes: list[int]
+_COUNTERS = struct.Struct("<QQQQ?I")
+"""Next sequence number, messages, their size, sent ever, whether it is fair, next channel; the lanes follow."""
 
 
 class _QuarantineRecord(msgspec.Struct, array_like=True):
@@ -761,16 +756,10 @@ class Queue:
 
     def save(self) -> None:
         """Write the queue's counters."""
-        record = (  # the fields of _CountersRecord
-            self.next_sequence,
-            self.messages,
-            self.size,
-            self.sent,
-            self.is_fair,
-            self.next_channel,
-            self.lanes,
+        counters = _COUNTERS.pack(
+            self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel
         )
-        self.shelf.changes.records[self._counters_key] = _encode(record)
+        self.shelf.changes.records[self._counters_key] = counters + bytes(self.lanes)
         if self.dedup.is_dirty:
             self.dedup.save(self.shelf.changes)
 
@@ -790,10 +779,9 @@ class Queue:
 
     def restore_counters(self, data: bytes) -> None:
         """Take the counters back from their record."""
-        record = msgspec.msgpack.decode(data, type=_CountersRecord)
-        self.next_sequence, self.messages, self.size = record.next_sequence, record.messages, record.size
-        self.sent, self.is_fair, self.next_channel = record.sent, record.is_fair, record.next_channel
-        self.lanes = record.lanes
+        counters = _COUNTERS.unpack_from(data)
+        self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel = counters
+        self.lanes = list(data[_COUNTERS.size :])
 
     def restore_consumer(self, name: str, data: bytes) -> None:
         """Take a consumer back from its record."""
