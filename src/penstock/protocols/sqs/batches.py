@@ -28,10 +28,9 @@ from penstock.protocols.sqs.messages import (
     check_grouping,
     check_visibility,
     expired,
-    md5,
     not_changed,
-    sequence_number,
 )
+from penstock.protocols.sqs.received import md5, sequence_number
 from penstock.protocols.sqs.service import Caller, ask_all
 from penstock.protocols.sqs.shapes import (
     BatchResultErrorEntry,
@@ -111,7 +110,7 @@ class BatchActions(MessageActions):
     ) -> SendMessageBatchResultEntry:
         return SendMessageBatchResultEntry(
             entry.id or "",
-            self.broker.message_id(sent.queue_id, sequence),
+            self.message_id(sent.queue_id, sequence),
             md5(draft.body),
             draft.md5_of_attributes,
             draft.md5_of_system_attributes,

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.core.attributes import Attributes, decode_attributes, encode_attributes
-from penstock.core.commands import Ack, Delivery, Extend, Receive, Run, Send, Sent, Settled, Span
-from penstock.core.config import QueueConfig, dead_letter_name
+from penstock.core.attributes import encode_attributes
+from penstock.core.commands import Ack, Delivery, Extend, Receive, Send, Sent, Settled, Span
+from penstock.core.config import QueueConfig
 from penstock.core.errors import ForgedReceipt, LeaseTooLong, PenstockError, StaleReceipt
-from penstock.core.origin import Origin
 from penstock.core.receipt import Receipt
 from penstock.protocols.sqs import message_attributes
 from penstock.protocols.sqs.attributes import message_bytes_max
 from penstock.protocols.sqs.errors import (
-    INVALID_ATTRIBUTE_NAME,
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,
     MESSAGE_NOT_INFLIGHT,
@@ -29,34 +24,17 @@ from penstock.protocols.sqs.errors import (
     no_such_queue,
 )
 from penstock.protocols.sqs.limits import VISIBILITY_SECONDS_MAX
-from penstock.protocols.sqs.service import Caller, ServiceBase, ask
+from penstock.protocols.sqs.received import Unpacking, Wanted, md5, sequence_number
+from penstock.protocols.sqs.service import Caller, ask
 from penstock.protocols.sqs.shapes import (
     ChangeMessageVisibilityRequest,
     DeleteMessageRequest,
-    Message,
     ReceiveMessageRequest,
     ReceiveMessageResult,
     SendMessageBatchRequestEntry,
     SendMessageRequest,
     SendMessageResult,
 )
-
-SYSTEM_ATTRIBUTES = frozenset(
-    {
-        "All",
-        "SenderId",
-        "SentTimestamp",
-        "ApproximateReceiveCount",
-        "ApproximateFirstReceiveTimestamp",
-        "SequenceNumber",
-        "MessageDeduplicationId",
-        "MessageGroupId",
-        "AWSTraceHeader",
-        "DeadLetterQueueSourceArn",
-    }
-)
-ANONYMOUS_SENDER = "AIDAPENSTOCK"
-"""The SenderId of messages whose senders are not known."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}\Z")
 _SECOND_MS = 1_000
@@ -75,7 +53,7 @@ class Draft(NamedTuple):
     md5_of_system_attributes: str | None
 
 
-class MessageActions(ServiceBase):
+class MessageActions(Unpacking):
     """The actions on one message, and what batches share with them."""
 
     async def SendMessage(self, caller: Caller, request: SendMessageRequest) -> SendMessageResult:
@@ -99,7 +77,7 @@ class MessageActions(ServiceBase):
             md5(draft.body),
             draft.md5_of_attributes,
             draft.md5_of_system_attributes,
-            self.broker.message_id(sent.queue_id, sequence),
+            self.message_id(sent.queue_id, sequence),
             sequence_number(sequence) if config.is_fifo else None,
         )
 
@@ -122,7 +100,7 @@ class MessageActions(ServiceBase):
         )
         if delivery is None or not delivery.runs:
             return ReceiveMessageResult()
-        return ReceiveMessageResult(self._messages(delivery, config.is_fifo, wanted))
+        return ReceiveMessageResult(self.unpack(delivery, config.is_fifo, wanted))
 
     async def DeleteMessage(self, caller: Caller, request: DeleteMessageRequest) -> None:
         """Delete a message that was received. One that is gone already, or that somebody else has, is fine."""
@@ -248,79 +226,6 @@ class MessageActions(ServiceBase):
                 )
             check_token(attempt_id, "ReceiveRequestAttemptId")
 
-    def _messages(self, delivery: Delivery, is_fifo: bool, wanted: Wanted) -> list[Message]:
-        messages = []
-        for run in delivery.runs:
-            count = run.stop - run.start
-            attempts = [run.attempt] * count if isinstance(run.attempt, int) else run.attempt.tolist()
-            for offset, body in enumerate(run.chunk.body_list(run.start, run.stop)):
-                messages.append(self._message(delivery, run, offset, body, attempts[offset], is_fifo, wanted))
-        return messages
-
-    def _message(
-        self, delivery: Delivery, run: Run, offset: int, body: bytes, attempt: int, is_fifo: bool, wanted: Wanted
-    ) -> Message:
-        chunk, index, broker = run.chunk, run.start + offset, self.broker
-        sequence = chunk.base + index
-        receipt = broker.receipt(delivery.queue_id, delivery.channel_id, sequence, attempt)
-        text, is_encoded = _text(body)
-        digest = md5(text.encode()) if is_encoded else md5(body)
-        stored_origin = chunk.origin(index)
-        if stored_origin is None and wanted.is_nothing and not is_encoded:
-            return Message(broker.message_id(delivery.queue_id, sequence), receipt, digest, text)
-        origin = None if stored_origin is None else Origin.decode(stored_origin)
-        message = Message(
-            broker.message_id(delivery.queue_id, sequence) if origin is None else origin.id, receipt, digest, text
-        )
-        stored = decode_attributes(chunk.attributes(index))
-        if wanted.system:
-            message.attributes = self._system_attributes(
-                delivery, run, offset, attempt, is_fifo, wanted.system, origin, stored
-            )
-        own = {} if wanted.own is None else message_attributes.from_stored(stored, wanted.own)
-        if is_encoded:
-            own[message_attributes.ENCODING] = message_attributes.BASE64
-        if own:
-            message.message_attributes = own
-            message.md5_of_message_attributes = message_attributes.checksum(own)
-        return message
-
-    def _system_attributes(
-        self,
-        delivery: Delivery,
-        run: Run,
-        offset: int,
-        attempt: int,
-        is_fifo: bool,
-        names: frozenset[str],
-        origin: Origin | None,
-        stored: Attributes,
-    ) -> dict[str, str]:
-        chunk, index = run.chunk, run.start + offset
-        is_dead_letter = origin is not None and self._is_dead_letter(origin, delivery.queue)
-        first_ms = run.first_ms if isinstance(run.first_ms, int) else int(run.first_ms[offset])
-        found: dict[str, str | None] = {
-            "SenderId": str(stored.get(message_attributes.STORED_SENDER, ANONYMOUS_SENDER)),
-            "SentTimestamp": str(chunk.sent_ms if origin is None else origin.sent_ms),
-            "ApproximateReceiveCount": str(attempt + (origin.attempts if origin and is_dead_letter else 0)),
-            "ApproximateFirstReceiveTimestamp": str(first_ms),
-            "AWSTraceHeader": _optional_text(stored.get(message_attributes.STORED_TRACE_HEADER)),
-            "MessageGroupId": chunk.group(index),
-            "DeadLetterQueueSourceArn": self.arns.of(origin.queue) if origin and is_dead_letter else None,
-        }
-        if is_fifo:
-            found["MessageDeduplicationId"] = chunk.dedup_id(index)
-            found["SequenceNumber"] = sequence_number(chunk.base + index)
-        wants_all = "All" in names
-        return {name: value for name, value in found.items() if value is not None and (wants_all or name in names)}
-
-    def _is_dead_letter(self, origin: Origin, queue: str) -> bool:
-        """Whether a message is where its source sends dead letters, and not where it was moved to from there."""
-        source = self.config(origin.queue)
-        if source is None:
-            return origin.queue != queue
-        return queue == (source.dead_letter or dead_letter_name(origin.queue))
-
     # -- settling --
 
     def receipt(self, name: str, handle: str | None) -> Receipt:
@@ -342,64 +247,6 @@ class MessageActions(ServiceBase):
             if channel.id == channel_id:
                 return channel.name
         raise invalid_receipt(handle or "")
-
-
-class Wanted(NamedTuple):
-    """What a receiver wants to have beside the body."""
-
-    system: frozenset[str]
-    own: Callable[[str], bool] | None
-
-    @property
-    def is_nothing(self) -> bool:
-        """Whether the body is enough."""
-        return self.own is None and not self.system
-
-    @classmethod
-    def of(cls, request: ReceiveMessageRequest) -> Wanted:
-        """As a request says."""
-        names = request.message_system_attribute_names or ()
-        older_names = request.attribute_names or ()
-        own = request.message_attribute_names
-        if not names and not older_names:
-            return NOTHING if not own else cls(frozenset(), message_attributes.wanted(own))
-        system = frozenset(names).union(older_names)
-        unknown = system - SYSTEM_ATTRIBUTES
-        if unknown:
-            raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {min(unknown)}.")
-        return cls(system, message_attributes.wanted(own or ()))
-
-
-NOTHING = Wanted(frozenset(), None)
-
-
-def md5(data: bytes) -> str:
-    """A checksum as SQS gives it."""
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
-
-
-def sequence_number(sequence: int) -> str:
-    """A FIFO message's sequence number: 20 digits, so that text sorts as numbers do.
-
-    >>> sequence_number(7)
-    '00000000000000000007'
-    """
-    return f"{sequence:020d}"
-
-
-def _text(body: bytes) -> tuple[str, bool]:
-    """A body as text, and whether it had to be encoded: it may have come through another front end."""
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        return base64.b64encode(body).decode(), True
-    if message_attributes.not_allowed_in(text) is None:
-        return text, False
-    return base64.b64encode(body).decode(), True
-
-
-def _optional_text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def check_token(text: str, parameter: str) -> None:

@@ -20,10 +20,13 @@ from penstock.core.errors import PenstockError, QueueExists
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, STORED_OVERHEAD_BYTES
 from penstock.protocols.sqs.names import FIFO_SUFFIX, Arns, Urls, queue_url
-from penstock.server.auth import RIGHTS, Principal, Right
+from penstock.server.auth import ANYBODY, RIGHTS, Principal, Right
 from penstock.server.settings import SqsSettings
 from penstock.server.shard import Call
 from penstock.server.tasks import AsyncShard
+
+_SEQUENCE_DIGITS = 12
+_SEQUENCES_MAX = 16**_SEQUENCE_DIGITS
 
 Asked = Command | tuple[Command, ...]
 """What a coroutine hands out: a command, or several that go through the same step."""
@@ -75,12 +78,22 @@ class ServiceBase:
         self.urls = Urls(needs_account=self.limits.is_strict)
         self.arns = Arns(settings.region, settings.account)
         self.account = settings.account
+        self._id_prefixes: dict[int, str] = {}
         self.auto_create = settings.auto_create
 
     @property
     def broker(self) -> Broker:
         """The broker as it is now, to be read from: configurations, ids, receipts. Changes go through `ask`."""
         return self.shard.shard.broker
+
+    def message_id(self, queue_id: int, sequence: int) -> str:
+        """As the broker's, faster: of the ids of a queue only the last twelve digits differ, for long enough."""
+        prefix = self._id_prefixes.get(queue_id)
+        if prefix is None:
+            prefix = self._id_prefixes[queue_id] = self.broker.message_id(queue_id, 0)[:-_SEQUENCE_DIGITS]
+        if sequence < _SEQUENCES_MAX:
+            return f"{prefix}{sequence:012x}"
+        return self.broker.message_id(queue_id, sequence)
 
     def config(self, name: str) -> QueueConfig | None:
         """A queue's configuration; None if it is not there."""
@@ -100,9 +113,11 @@ class ServiceBase:
     def check_rights(caller: Caller, name: str, *rights: Right) -> None:
         """Raise unless the caller has one of these rights on the queue."""
         caller.queue = name
-        allows = caller.principal.allows
+        principal = caller.principal
+        if principal is ANYBODY:
+            return
         for right in rights:
-            if allows(right, name):
+            if principal.allows(right, name):
                 return
         raise SqsError(ACCESS_DENIED, f"Access to the resource {caller.url(name)} is denied.")
 

@@ -1,0 +1,188 @@
+"""A delivery of the core as messages of SQS: ids, receipts, checksums, and what the receiver wants beside the body."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from penstock.core.attributes import Attributes, decode_attributes
+from penstock.core.commands import Delivery, Run
+from penstock.core.config import dead_letter_name
+from penstock.core.origin import Origin
+from penstock.protocols.sqs import message_attributes
+from penstock.protocols.sqs.errors import INVALID_ATTRIBUTE_NAME, SqsError
+from penstock.protocols.sqs.service import ServiceBase
+from penstock.protocols.sqs.shapes import Message, ReceiveMessageRequest
+
+SYSTEM_ATTRIBUTES = frozenset(
+    {
+        "All",
+        "SenderId",
+        "SentTimestamp",
+        "ApproximateReceiveCount",
+        "ApproximateFirstReceiveTimestamp",
+        "SequenceNumber",
+        "MessageDeduplicationId",
+        "MessageGroupId",
+        "AWSTraceHeader",
+        "DeadLetterQueueSourceArn",
+    }
+)
+ANONYMOUS_SENDER = "AIDAPENSTOCK"
+"""The SenderId of messages whose senders are not known."""
+
+
+class Wanted(NamedTuple):
+    """What a receiver wants to have beside the body."""
+
+    system: frozenset[str]
+    own: Callable[[str], bool] | None
+
+    @classmethod
+    def of(cls, request: ReceiveMessageRequest) -> Wanted:
+        """As a request says."""
+        names = request.message_system_attribute_names or ()
+        older_names = request.attribute_names or ()
+        own = request.message_attribute_names
+        if not names and not older_names:
+            return NOTHING if not own else cls(frozenset(), message_attributes.wanted(own))
+        system = frozenset(names).union(older_names)
+        unknown = system - SYSTEM_ATTRIBUTES
+        if unknown:
+            raise SqsError(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {min(unknown)}.")
+        return cls(system, message_attributes.wanted(own or ()))
+
+
+NOTHING = Wanted(frozenset(), None)
+
+
+class Unpacking(ServiceBase):
+    """Unpacks deliveries."""
+
+    def unpack(self, delivery: Delivery, is_fifo: bool, wanted: Wanted) -> list[Message]:
+        """The messages of a delivery."""
+        messages = []
+        receipt_of, queue_id, channel_id = self.broker.receipt, delivery.queue_id, delivery.channel_id
+        for run in delivery.runs:
+            chunk = run.chunk
+            attempts = [run.attempt] * run.count if isinstance(run.attempt, int) else run.attempt.tolist()
+            for offset, body in enumerate(chunk.body_list(run.start, run.stop)):
+                sequence = chunk.base + run.start + offset
+                text = text_of(body)
+                message = Message(
+                    self.message_id(queue_id, sequence),
+                    receipt_of(queue_id, channel_id, sequence, attempts[offset]),
+                    md5(body),
+                    text or "",
+                )
+                if text is None:
+                    message.body = base64.b64encode(body).decode()
+                    message.md5_of_body = md5(message.body.encode())
+                stored_origin = chunk.origin(run.start + offset)
+                origin = None if stored_origin is None else Origin.decode(stored_origin)
+                if origin is not None:
+                    message.message_id = origin.id
+                if wanted is not NOTHING or text is None:
+                    parcel = Parcel(delivery.queue, run, offset, attempts[offset], origin, is_fifo)
+                    self._add_attributes(message, parcel, wanted, is_encoded=text is None)
+                messages.append(message)
+        return messages
+
+    def _add_attributes(self, message: Message, parcel: Parcel, wanted: Wanted, is_encoded: bool) -> None:
+        stored = decode_attributes(parcel.run.chunk.attributes(parcel.position))
+        if wanted.system:
+            system = self._system_attributes(parcel, stored)
+            wants_all = "All" in wanted.system
+            message.attributes = {
+                name: value
+                for name, value in system.items()
+                if value is not None and (wants_all or name in wanted.system)
+            }
+        own = {} if wanted.own is None else message_attributes.from_stored(stored, wanted.own)
+        if is_encoded:
+            own[message_attributes.ENCODING] = message_attributes.BASE64
+        if own:
+            message.message_attributes = own
+            message.md5_of_message_attributes = message_attributes.checksum(own)
+
+    def _system_attributes(self, parcel: Parcel, stored: Attributes) -> dict[str, str | None]:
+        chunk, origin = parcel.run.chunk, parcel.origin
+        sent_ms, receives, source = chunk.sent_ms, parcel.attempt, None
+        if origin is not None:
+            sent_ms = origin.sent_ms
+            if self._is_dead_letter(origin, parcel.queue):
+                receives += origin.attempts
+                source = self.arns.of(origin.queue)
+        return {
+            "SenderId": str(stored.get(message_attributes.STORED_SENDER, ANONYMOUS_SENDER)),
+            "SentTimestamp": str(sent_ms),
+            "ApproximateReceiveCount": str(receives),
+            "ApproximateFirstReceiveTimestamp": str(parcel.first_ms),
+            "SequenceNumber": sequence_number(chunk.base + parcel.position) if parcel.is_fifo else None,
+            "MessageDeduplicationId": chunk.dedup_id(parcel.position) if parcel.is_fifo else None,
+            "MessageGroupId": chunk.group(parcel.position),
+            "AWSTraceHeader": _optional_text(stored.get(message_attributes.STORED_TRACE_HEADER)),
+            "DeadLetterQueueSourceArn": source,
+        }
+
+    def _is_dead_letter(self, origin: Origin, queue: str) -> bool:
+        """Whether a message is where its source sends dead letters, and not where it was moved to from there."""
+        source = self.config(origin.queue)
+        if source is None:
+            return origin.queue != queue
+        return queue == (source.dead_letter or dead_letter_name(origin.queue))
+
+
+class Parcel(NamedTuple):
+    """One message of a delivery."""
+
+    queue: str
+    run: Run
+    offset: int
+    attempt: int
+    origin: Origin | None
+    is_fifo: bool
+
+    @property
+    def position(self) -> int:
+        """Its place in its chunk."""
+        return self.run.start + self.offset
+
+    @property
+    def first_ms(self) -> int:
+        """When it was handed out first."""
+        first_ms = self.run.first_ms
+        return first_ms if isinstance(first_ms, int) else int(first_ms[self.offset])
+
+
+def md5(data: bytes) -> str:
+    """A checksum as SQS gives it."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def sequence_number(sequence: int) -> str:
+    """A FIFO message's sequence number: 20 digits, so that text sorts as numbers do.
+
+    >>> sequence_number(7)
+    '00000000000000000007'
+    """
+    return f"{sequence:020d}"
+
+
+def text_of(body: bytes) -> str | None:
+    """A body as text; None if it is none that SQS could carry: it may have come through another front end.
+
+    >>> text_of(b"text"), text_of(b"\\x00"), text_of(b"\\xff")
+    ('text', None, None)
+    """
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if message_attributes.not_allowed_in(text) is None else None
+
+
+def _optional_text(value: object) -> str | None:
+    return None if value is None else str(value)
