@@ -183,13 +183,15 @@ class Queue:
     """What must still be stored."""
     dedup: dict[tuple[str | None, str], tuple[int, int]] = field(default_factory=dict)
     incoming: list[Message] = field(default_factory=list)
+    was_open_ended: bool = False
+    """Whether it ever had no channel, so that nothing but retention ends what was sent then."""
 
 
 @dataclass(slots=True)
 class Consumer:
     offset: int
-    acked_ms: int
     active_ms: int
+    """When it last read or acknowledged."""
 
 
 @dataclass(slots=True)
@@ -282,6 +284,7 @@ class Model:
         queue = self.queues[name] = Queue(name, config)
         for channel in channels:
             self._new_channel(queue, channel)
+        queue.was_open_ended = not queue.channels
         return queue
 
     def _new_channel(self, queue: Queue, name: str) -> Channel:
@@ -573,7 +576,8 @@ class Model:
         demand(sorted(got) == sorted(known.held), f"a repeated receive attempt got {got}, not {known.held}")
         lease_ms = queue.config.lease_ms if command.lease_ms is None else command.lease_ms
         for sequence, _ in known.held:
-            channel.copies[sequence].deadline_ms = self.now_ms + lease_ms
+            copy = channel.copies[sequence]
+            copy.deadline_ms = min(self.now_ms + lease_ms, copy.received_ms + LEASE_MS_MAX)
 
     def _delivered(
         self, queue: Queue, channel: Channel, delivery: c.Delivery, limit: int, lease_ms: int | None, session: int
@@ -974,6 +978,7 @@ class Model:
             self._may_be_gone(queue, list(queue.stored))
         else:
             queue.stored.clear()
+            queue.was_open_ended = True
         self._end_waiters(command.queue, command.channel, e.ChannelNotFound)
 
     def _accept_PauseChannel(self, command: c.PauseChannel, outcome: Outcome) -> None:
@@ -1063,7 +1068,7 @@ class Model:
         if self._refused(outcome, must):
             return
         assert queue is not None
-        queue.consumers[command.consumer] = Consumer(command.offset, self.now_ms, self.now_ms)
+        queue.consumers[command.consumer] = Consumer(command.offset, self.now_ms)
         demand(outcome == command.offset, f"the consumer is at {outcome}, not {command.offset}")
         self._may_be_gone(queue, list(queue.stored))
 
@@ -1166,15 +1171,6 @@ class Model:
             demand(right, f"{where}: oldest is {shown_ms}, not {latest}")
 
     def _check_consumers(self, where: str, queue: Queue, shown: dict[str, int]) -> None:
-        retention_ms = queue.config.consumer_retention_ms
-        for name, consumer in list(queue.consumers.items()):
-            may_go = retention_ms is not None and consumer.acked_ms + retention_ms <= self.now_ms
-            must_go = retention_ms is not None and consumer.active_ms + retention_ms < self.now_ms
-            demand(name in shown or may_go, f"{where}: consumer {name} is gone")
-            demand(name not in shown or not must_go, f"{where}: consumer {name} was silent for too long")
-            if name not in shown:
-                del queue.consumers[name]
-                self._may_be_gone(queue, list(queue.stored))
         right = {name: consumer.offset for name, consumer in queue.consumers.items()}
         demand(shown == right, f"{where}: consumers are {shown}, not {right}")
 
@@ -1315,6 +1311,7 @@ class Model:
                 self._expire(queue, channel)
         for queue in list(self.queues.values()):
             self._retain(queue)
+            self._forget_consumers(queue)
 
     def _expire(self, queue: Queue, channel: Channel) -> None:
         for copy in channel.ordered():
@@ -1331,6 +1328,14 @@ class Model:
         for sequence in old:
             self._forget(queue, sequence)
 
+    def _forget_consumers(self, queue: Queue) -> None:
+        """Those that were silent for too long."""
+        retention_ms = queue.config.consumer_retention_ms
+        for name, consumer in list(queue.consumers.items()):
+            if retention_ms is not None and consumer.active_ms + retention_ms <= self.now_ms:
+                del queue.consumers[name]
+                self._may_be_gone(queue, list(queue.stored))
+
     def next_due(self) -> tuple[int, Any] | None:
         """When something must happen although no command comes, and to what."""
         times: list[tuple[int, Any]] = [(s.expires_ms, s) for s in self.sessions.values() if s.expires_ms is not None]
@@ -1340,6 +1345,9 @@ class Model:
                 late = [copy for copy in channel.copies.values() if copy.state is not State.READY]
                 first = min(late, key=lambda copy: copy.deadline_ms, default=None)
                 times += [(first.deadline_ms, (queue.name, channel.name, first))] if first else []
+            consumers_ms = queue.config.consumer_retention_ms
+            if consumers_ms is not None:
+                times += [(one.active_ms + consumers_ms, (queue.name, one)) for one in queue.consumers.values()]
             kept = queue.stored.union(*(channel.copies for channel in queue.channels.values()))
             if queue.config.retention_ms is not None and kept:
                 oldest_ms = min(queue.messages[sequence].appears_ms for sequence in kept)

@@ -129,7 +129,8 @@ class Simulator:
         """How many commands gather in one step: many, when the disk is slow."""
         if self.rng.random() < 0.1:
             self.counts["slow commits"] += 1
-            self.now_ms += self.rng.randint(100, 3_000)
+            later_ms = self.now_ms + self.rng.randint(100, 3_000)
+            self.now_ms = self.now_ms if self.world.model.is_ambiguous(later_ms) else later_ms
             return self.rng.randint(10, 30)
         return self.rng.choice([1, 1, 1, 2, 3, 6])
 
@@ -336,6 +337,9 @@ class Simulator:
         self._step([])
 
     def _check_nothing_is_left(self) -> None:
+        """What was sent while a queue had no channel waits for one that starts at the head: that may be purged."""
+        open_ended = [name for name, queue in self.world.model.queues.items() if queue.was_open_ended]
+        self._step([c.PurgeQueue(name=name) for name in open_ended])
         for name in list(self.world.model.queues):
             step = self.world.step([c.QueueStats(name=name)], self.now_ms)
             stats = step.outcomes[0][1]

@@ -331,7 +331,7 @@ class Workload:
         if held is None:
             return None
         self.held.append(held)
-        lease_ms = self.rng.choice([0, 100, 10_000, HOUR_MS, 12 * HOUR_MS])
+        lease_ms = self.rng.choice([0, 100, 9_700, 3_400_000, 12 * HOUR_MS])
         return c.Extend(queue=held.queue, channel=held.channel, spans=held.spans, lease_ms=lease_ms)
 
     def _work(self, now_ms: int) -> c.Command | None:
