@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from penstock.protocols.http import Exchange, Request
 from penstock.server.settings import SqsSettings
 from tests.protocols.sqs.refusals import refused
 from tests.protocols.sqs.serving import ACCOUNT, Server
@@ -202,3 +206,37 @@ def test_with_auto_create_the_first_use_makes_the_queue(tmp_path: Any) -> None:
         }
     finally:
         server.stop()
+
+
+def test_changes_made_at_the_same_time_are_all_kept(server: Server, sqs: Any, url: str) -> None:
+    def send_all_at_once() -> None:
+        """In one turn of the server's loop, so that they go through one step."""
+        loop = asyncio.get_running_loop()
+        for number in range(20):
+            body = json.dumps({"QueueUrl": url, "Tags": {f"tag-{number}": "x"}}).encode()
+            headers = {"host": "x", "x-amz-target": "AmazonSQS.TagQueue"}
+            exchange = Exchange(answered, Request("POST", b"/", headers, body), 0.0)  # type: ignore[arg-type]
+            loop.call_soon(server.front_end.handle, exchange)
+
+    answered = Answered()
+    server.do(send_all_at_once)
+    answered.wait_for(20)
+    assert answered.statuses == [200] * 20
+    assert len(sqs.list_queue_tags(QueueUrl=url)["Tags"]) == 20
+
+
+class Answered:
+    """Stands where a connection would: counts what comes back."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        self._changed = threading.Condition()
+
+    def answer(self, exchange: Exchange, status: int, _headers: Any, _body: bytes) -> None:
+        with self._changed:
+            self.statuses.append(status)
+            self._changed.notify()
+
+    def wait_for(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.statuses) == count, 10)

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.commands import ChangeQueue
+from penstock.core.config import QueueConfig
 from penstock.protocols.sqs.errors import OVER_LIMIT, SqsError, invalid_value, missing
-from penstock.protocols.sqs.service import Caller, ServiceBase, ask
+from penstock.protocols.sqs.service import Caller, ServiceBase
 from penstock.protocols.sqs.shapes import AddPermissionRequest, RemovePermissionRequest
 
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
@@ -43,32 +43,40 @@ class PermissionActions(ServiceBase):
     async def AddPermission(self, caller: Caller, request: AddPermissionRequest) -> None:
         """Add a statement to the policy."""
         name = self.queue_name(caller, request.queue_url, "admin")
-        config = await self.existing(name)
+        await self.existing(name)
         _check(request)
-        policy = _policy(config.labels.get(_POLICY), self.arns.of(name))
-        statements = policy["Statement"]
-        if any(statement.get("Sid") == request.label for statement in statements):
-            raise invalid_value(request.label, "Label", "Already exists.")
-        if len(statements) >= _STATEMENTS_MAX:
-            raise SqsError(OVER_LIMIT, f"{_STATEMENTS_MAX} statements are as many as a policy may have.")
-        statements.append(_statement(request, self.arns.of(name)))
-        labels = dict(config.labels) | {_POLICY: msgspec.json.encode(policy).decode()}
-        await ask(ChangeQueue(name=name, changes={"labels": labels}))
+        await self.change(name, lambda config: _added(config, request, self.arns.of(name)))
 
     async def RemovePermission(self, caller: Caller, request: RemovePermissionRequest) -> None:
         """Take a statement out of the policy. The policy goes with its last one."""
         name = self.queue_name(caller, request.queue_url, "admin")
-        config = await self.existing(name)
-        if not request.label:
+        label = request.label
+        if not label:
+            await self.existing(name)
             raise missing("Label")
-        policy = _policy(config.labels.get(_POLICY), self.arns.of(name))
-        kept = [statement for statement in policy["Statement"] if statement.get("Sid") != request.label]
-        if len(kept) == len(policy["Statement"]):
-            raise invalid_value(request.label, "Label", "can't find label.")
-        labels = {key: value for key, value in config.labels.items() if key != _POLICY}
-        if kept:
-            labels[_POLICY] = msgspec.json.encode(policy | {"Statement": kept}).decode()
-        await ask(ChangeQueue(name=name, changes={"labels": labels}))
+        await self.change(name, lambda config: _removed(config, label, self.arns.of(name)))
+
+
+def _added(config: QueueConfig, request: AddPermissionRequest, arn: str) -> dict[str, Any]:
+    policy = _policy(config.labels.get(_POLICY), arn)
+    statements = policy["Statement"]
+    if any(statement.get("Sid") == request.label for statement in statements):
+        raise invalid_value(request.label, "Label", "Already exists.")
+    if len(statements) >= _STATEMENTS_MAX:
+        raise SqsError(OVER_LIMIT, f"{_STATEMENTS_MAX} statements are as many as a policy may have.")
+    statements.append(_statement(request, arn))
+    return {"labels": config.labels | {_POLICY: msgspec.json.encode(policy).decode()}}
+
+
+def _removed(config: QueueConfig, label: str, arn: str) -> dict[str, Any]:
+    policy = _policy(config.labels.get(_POLICY), arn)
+    kept = [statement for statement in policy["Statement"] if statement.get("Sid") != label]
+    if len(kept) == len(policy["Statement"]):
+        raise invalid_value(label, "Label", "can't find label.")
+    labels = {key: value for key, value in config.labels.items() if key != _POLICY}
+    if kept:
+        labels[_POLICY] = msgspec.json.encode(policy | {"Statement": kept}).decode()
+    return {"labels": labels}
 
 
 def _check(request: AddPermissionRequest) -> None:

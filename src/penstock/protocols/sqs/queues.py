@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from penstock.core.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, PurgeQueue, QueueStats
+from penstock.core.commands import CreateQueue, DeleteQueue, DescribeQueue, PurgeQueue, QueueStats
 from penstock.core.config import QueueConfig
 from penstock.core.errors import QueueExists
 from penstock.protocols.sqs.attributes import (
@@ -201,33 +201,33 @@ class QueueActions(ServiceBase):
     async def SetQueueAttributes(self, caller: Caller, request: SetQueueAttributesRequest) -> None:
         """Change what a queue is told to do."""
         name = self.queue_name(caller, request.queue_url, "admin")
-        config = await self.existing(name)
         attributes = request.attributes
         if not attributes:
+            await self.existing(name)
             raise missing("Attribute.Name")
-        changes = self._reader(name, config.is_fifo).read(attributes, config)
-        await ask(ChangeQueue(name=name, changes=changes))
+        await self.change(name, lambda config: self._reader(name, config.is_fifo).read(attributes, config))
 
     # -- tags --
 
     async def TagQueue(self, caller: Caller, request: TagQueueRequest) -> None:
         """Add tags, or change them."""
         name = self.queue_name(caller, request.queue_url, "admin")
-        config = await self.existing(name)
-        if not request.tags:
+        tags = request.tags
+        if not tags:
+            await self.existing(name)
             raise missing("Tags")
-        tags = config.tags | request.tags
-        check_tags(tags)
-        await ask(ChangeQueue(name=name, changes={"tags": tags}))
+        await self.change(name, lambda config: {"tags": check_tags(config.tags | tags)})
 
     async def UntagQueue(self, caller: Caller, request: UntagQueueRequest) -> None:
         """Take tags away; those that are not there are fine."""
         name = self.queue_name(caller, request.queue_url, "admin")
-        config = await self.existing(name)
-        if not request.tag_keys:
+        keys = request.tag_keys
+        if not keys:
+            await self.existing(name)
             raise missing("TagKeys")
-        tags = {key: value for key, value in config.tags.items() if key not in request.tag_keys}
-        await ask(ChangeQueue(name=name, changes={"tags": tags}))
+        await self.change(
+            name, lambda config: {"tags": {key: value for key, value in config.tags.items() if key not in keys}}
+        )
 
     async def ListQueueTags(self, caller: Caller, request: QueueRequest) -> ListQueueTagsResult:
         """A queue's tags."""
@@ -245,8 +245,8 @@ def _exists(attribute: str) -> SqsError:
     )
 
 
-def check_tags(tags: dict[str, str]) -> None:
-    """Raise what is wrong with a queue's tags."""
+def check_tags(tags: dict[str, str]) -> dict[str, str]:
+    """A queue's tags, or what is wrong with them."""
     if len(tags) > TAGS_MAX:
         raise SqsError(INVALID_PARAMETER_VALUE, f"Too many tags added for queue: {len(tags)}, at most {TAGS_MAX}.")
     for key, value in tags.items():
@@ -254,6 +254,7 @@ def check_tags(tags: dict[str, str]) -> None:
             raise invalid_value(key, "TagKey", f"Must be 1 to {_TAG_KEY_LENGTH_MAX} in length.")
         if len(value) > _TAG_VALUE_LENGTH_MAX:
             raise invalid_value(value, "TagValue", f"Must be at most {_TAG_VALUE_LENGTH_MAX} in length.")
+    return tags
 
 
 def page_of(names: list[str], page_max: int | None, token: str | None) -> tuple[list[str], str | None]:

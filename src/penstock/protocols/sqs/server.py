@@ -140,7 +140,7 @@ class Visit:
         self._exchange = exchange
         self._shard = shard
         self._action: Action
-        self._caller: Caller
+        self._caller: Caller | None = None
         self._coroutine: Coroutine[Asked, Any, Shape | None]
         self._call: CallbackCall | None = None
         """A receive, which has to be undone if the client goes."""
@@ -182,11 +182,17 @@ class Visit:
             self._shard.withdraw(self._call)
 
     def _succeed(self, result: Shape | None) -> None:
-        exchange = self._exchange
-        exchange.queue = self._caller.queue
-        exchange.outcome = "ok"
+        self._label("ok")
         if not self._respond(result) and self._call is not None:
             self._shard.withdraw(self._call)
+
+    def _label(self, outcome: str) -> None:
+        """For the log and the metrics."""
+        exchange, caller = self._exchange, self._caller
+        exchange.outcome = outcome
+        if caller is not None:
+            exchange.queue = caller.queue
+            exchange.principal = caller.principal.name
 
     def _respond(self, result: Shape | None) -> bool:
         raise NotImplementedError
@@ -209,7 +215,7 @@ class JsonVisit(Visit):
     def fail(self, error: SqsError) -> None:
         """Answer with an error."""
         exchange = self._exchange
-        exchange.outcome = error.kind.code
+        self._label(error.kind.code)
         headers = (
             json_wire.CONTENT_TYPE,
             ("x-amzn-requestid", exchange.request_id),
@@ -231,7 +237,7 @@ class QueryVisit(Visit):
     def fail(self, error: SqsError) -> None:
         """Answer with an error."""
         exchange = self._exchange
-        exchange.outcome = error.kind.code
+        self._label(error.kind.code)
         headers = (query_wire.CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id))
         exchange.respond(error.kind.status, headers, query_wire.encode_error(error, exchange.request_id))
 

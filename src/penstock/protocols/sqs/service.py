@@ -10,11 +10,11 @@ command out to whoever drives the coroutine (`server.py`), and gets the settled 
 from __future__ import annotations
 
 import types
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from penstock.core.broker import Broker
-from penstock.core.commands import Command, CreateQueue
+from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue
 from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError, QueueExists
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
@@ -79,6 +79,8 @@ class ServiceBase:
         self.arns = Arns(settings.region, settings.account)
         self.account = settings.account
         self._id_prefixes: dict[int, str] = {}
+        self._changing: set[str] = set()
+        """Queues whose configuration has a change on its way."""
         self.auto_create = settings.auto_create
 
     @property
@@ -141,6 +143,18 @@ class ServiceBase:
             if config is None:
                 raise no_such_queue() from None
         return config
+
+    async def change(self, name: str, changes_of: Callable[[QueueConfig], dict[str, Any]]) -> None:
+        """Change a configuration, from what it is. Changes of one queue wait for each other, so that none is lost."""
+        await self.existing(name)
+        while name in self._changing:
+            await ask(DescribeQueue(name=name))  # a step later
+        changes = changes_of(await self.existing(name))
+        self._changing.add(name)
+        try:
+            await ask(ChangeQueue(name=name, changes=changes))
+        finally:
+            self._changing.discard(name)
 
 
 def default_config(is_fifo: bool) -> QueueConfig:
