@@ -54,7 +54,6 @@ MISSING_PARAMETER = ErrorKind("MissingRequiredParameterException", "MissingParam
 MALFORMED_INPUT = ErrorKind("SerializationException", "MalformedInput", 400, _COMMON)
 UNKNOWN_OPERATION = ErrorKind("UnknownOperationException", "InvalidAction", 400, _COMMON)
 ACCESS_DENIED = ErrorKind("AccessDeniedException", "AccessDenied", 403, _COMMON)
-REQUEST_TOO_LARGE = ErrorKind("RequestEntityTooLargeException", "RequestEntityTooLarge", 413, _COMMON)
 METHOD_NOT_ALLOWED = ErrorKind("MethodNotAllowedException", "MethodNotAllowed", 405, _COMMON)
 SERVICE_UNAVAILABLE = ErrorKind("ServiceUnavailableException", "ServiceUnavailable", 503, _COMMON)
 INTERNAL_FAILURE = ErrorKind("InternalFailure", "InternalFailure", 500, _COMMON)
