@@ -15,9 +15,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
-SCRIPTS = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]_*.py"))
+SCRIPTS = [*sorted(path.stem for path in Path(__file__).parent.glob("[a-z]_*.py")), "sqs"]
+"""Those that the library is measured by, then the front ends'."""
 
-PACKAGES = ["numpy", "xxhash", "uvloop", "litequeue", "persist-queue"]
+PACKAGES = ["numpy", "xxhash", "uvloop", "httptools", "msgspec", "litequeue", "persist-queue", "moto"]
 
 BUSY = " (**a busy machine: trust the ratios little, the rates not at all**)"
 
@@ -69,6 +70,15 @@ def filesystem(directory: Path) -> str:
     holding = [(Path(place), kind) for _, place, kind, *_ in mounts if directory.is_relative_to(place)]
     kind = max(holding, key=lambda mount: len(mount[0].parts))[1]
     return f"{kind} (in memory: a sync costs nothing here)" if kind in ("tmpfs", "ramfs") else kind
+
+
+def label(script: str) -> str:
+    """What the section of a script begins with.
+
+    >>> label("b_single_sends"), label("sqs")
+    ('b', 'sqs')
+    """
+    return script.partition("_")[0]
 
 
 def section(script: str, *, quick: bool) -> str:

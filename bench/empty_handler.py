@@ -1,0 +1,39 @@
+"""Penstock's HTTP front end with nothing behind it: every request gets the same small answer.
+
+Run as a process: the argument is a file, to which the port is written when the server listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from pathlib import Path
+
+import uvloop
+
+from penstock.protocols.http import Exchange, HttpServer
+
+_HEADERS = (("content-type", "application/x-amz-json-1.0"),)
+_BODY = b'{"MD5OfMessageBody":"5d41402abc4b2a76b9719d911017c592","MessageId":"01234567-89ab-4cde-8f01-23456789abcd"}'
+
+
+def handle(exchange: Exchange) -> None:
+    """Answer, whatever was asked."""
+    exchange.respond(200, _HEADERS, _BODY)
+
+
+async def serve(port_file: Path) -> None:
+    """Serve until killed."""
+    port = await HttpServer(handle).start("127.0.0.1", 0)
+    gc.collect()
+    gc.freeze()
+    partial = port_file.with_suffix(".partial")
+    partial.write_text(str(port))
+    partial.rename(port_file)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(Path(sys.argv[1])))

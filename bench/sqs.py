@@ -1,0 +1,271 @@
+"""How many SQS requests a second does one process complete, against what people run locally instead of SQS?
+
+The measures are ElasticMQ and moto's server, and, for what the way from the socket to the disk costs, Penstock's own
+HTTP front end with nothing behind it.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import NamedTuple
+
+from bench import elasticmq
+from bench.measure import Measured, Scale, at_least, at_most, empty_directory, parse_scale, plain, report, table
+from bench.sqs_load import BATCH, Address, Load, Outcome, Script, Tally, send_requests, sending, working
+from bench.sqs_servers import (
+    ELASTICMQ,
+    EMPTY,
+    MOTO,
+    PENSTOCK,
+    ask,
+    elasticmq_server,
+    empty_server,
+    moto_server,
+    penstock_server,
+)
+
+CONNECTIONS = 64
+SETTLE_S = 0.3
+COUNT_S = 2.0
+TURNS = 5
+WARM_UP_S = 2.0
+JVM_WARM_UP_S = 10.0
+"""For each kind of load."""
+SATURATED = 0.95
+"""From this share of a core on, the load generator is what is measured."""
+
+EMPTY_TARGET = 0.4
+MOTO_TARGETS = {1: 20, BATCH: 20}
+ELASTICMQ_TARGETS = {1: 2, BATCH: 3}
+"""By messages in a request."""
+
+
+class Scenario(NamedTuple):
+    """A kind of load."""
+
+    deletes: bool
+    batch: int
+    body_bytes: int
+
+    @property
+    def title(self) -> str:
+        """As the tables call it."""
+        what = "send, receive, delete" if self.deletes else "send"
+        how = "singles" if self.batch == 1 else f"batches of {self.batch}"
+        return f"{what}: {how}, {'1 KiB' if self.body_bytes == 1024 else f'{self.body_bytes} bytes'}"
+
+
+SCENARIOS = [Scenario(*each) for each in itertools.product((False, True), (1, BATCH), (100, 1024))]
+SMALL_SINGLES = [each for each in SCENARIOS if each.batch == 1 and each.body_bytes == 100]
+QUICK_SCENARIOS = [*SMALL_SINGLES, SCENARIOS[-1]]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long to load a server, and how often."""
+
+    settle_s: float
+    count_s: float
+    turns: int
+    warm_up_s: float
+    jvm_warm_up_s: float
+
+    @classmethod
+    def of(cls, scale: Scale) -> Pace:
+        """The real thing, or just enough to see that it runs."""
+        if scale.quick:
+            return cls(settle_s=0, count_s=0.05, turns=1, warm_up_s=0, jvm_warm_up_s=0)
+        return cls(SETTLE_S, COUNT_S, TURNS, WARM_UP_S, JVM_WARM_UP_S)
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+_queue_numbers = itertools.count(1)
+
+
+@contextmanager
+def queue(address: Address) -> Iterator[str]:
+    """A new queue's URL. The queue goes when the block ends, and takes its messages with it."""
+    url = ask(address, "CreateQueue", {"QueueName": f"bench-{next(_queue_numbers)}"})["QueueUrl"]
+    yield url
+    ask(address, "DeleteQueue", {"QueueUrl": url})
+
+
+def load_sqs(address: Address, scenario: Scenario, settle_s: float, count_s: float) -> Outcome:
+    """Load a server that speaks SQS."""
+    with queue(address) as url:
+        tally = Tally()
+        requests = send_requests(address, url, body_bytes=scenario.body_bytes, batch=scenario.batch)
+
+        def script(start: int) -> Script:
+            if scenario.deletes:
+                return working(requests, start, scenario.batch, tally, address, url)
+            return sending(requests, start, scenario.batch, tally)
+
+        outcome = run(address, script, settle_s, count_s)
+    under_way = 2 * CONNECTIONS * scenario.batch
+    if scenario.deletes and tally.deleted + under_way < 0.9 * tally.sent:
+        raise RuntimeError(f"no steady state: {tally.sent} messages sent, only {tally.deleted} deleted")
+    return outcome
+
+
+def load_empty(address: Address, scenario: Scenario, settle_s: float, count_s: float) -> Outcome:
+    """Load the empty handler with what the others get, as far as it is known without looking at the answers."""
+    requests = send_requests(address, "http://nowhere/0/q", body_bytes=scenario.body_bytes, batch=scenario.batch)
+    return run(address, lambda start: sending(requests, start, scenario.batch, Tally()), settle_s, count_s)
+
+
+def run(address: Address, script: Callable[[int], Script], settle_s: float, count_s: float) -> Outcome:
+    """Load a server over all connections."""
+    load = Load(address, [script(start) for start in range(CONNECTIONS)])
+    gc.collect()
+    gc.disable()
+    try:
+        return load.run(settle_s, count_s)
+    finally:
+        gc.enable()
+
+
+Contender = Callable[[Scenario, float, float], Outcome]
+
+
+class Figures(NamedTuple):
+    """What the turns of one scenario gave, by contender."""
+
+    rates: Measured
+    p50_ms: Measured
+    p99_ms: Measured
+    client_cpu: Mapping[str, float]
+
+
+def take_turns(
+    contenders: Mapping[str, Contender], scenarios: Sequence[Scenario], pace: Pace
+) -> dict[Scenario, Figures]:
+    """Let the contenders run in turns, scenario by scenario."""
+    outcomes: dict[Scenario, dict[str, list[Outcome]]] = {
+        scenario: {name: [] for name in contenders if name != EMPTY or scenario in SMALL_SINGLES}
+        for scenario in scenarios
+    }
+    for _ in range(pace.turns):
+        for scenario, of_scenario in outcomes.items():
+            for name, of_contender in of_scenario.items():
+                of_contender.append(contenders[name](scenario, pace.settle_s, pace.count_s))
+    return {scenario: figures(of_scenario) for scenario, of_scenario in outcomes.items()}
+
+
+def figures(outcomes: Mapping[str, Sequence[Outcome]]) -> Figures:
+    """The outcomes, measure by measure."""
+    return Figures(
+        rates=Measured({name: [each.rate for each in of_name] for name, of_name in outcomes.items()}),
+        p50_ms=Measured({name: [each.p50_ms for each in of_name] for name, of_name in outcomes.items()}),
+        p99_ms=Measured({name: [each.p99_ms for each in of_name] for name, of_name in outcomes.items()}),
+        client_cpu={name: max(each.client_cpu for each in of_name) for name, of_name in outcomes.items()},
+    )
+
+
+def warm_up(contenders: Mapping[str, Contender], scenarios: Sequence[Scenario], pace: Pace) -> None:
+    """Load everybody for a while, so that what has to be compiled, allocated or opened is."""
+    for name, contender in contenders.items():
+        seconds = pace.jvm_warm_up_s if name == ELASTICMQ else pace.warm_up_s
+        for scenario in scenarios if seconds else ():
+            contender(scenario, 0, seconds)
+
+
+# -- printing ----------------------------------------------------------------------------------------------------------
+
+
+def against(rival: str, found: Mapping[Scenario, Figures], targets: Mapping[int, float]) -> str:
+    """Penstock beside a rival: requests a second."""
+    rows = []
+    for scenario, of_scenario in found.items():
+        ratio = of_scenario.rates.ratio(PENSTOCK, to=rival)
+        rates = [plain(of_scenario.rates.rate(name)) for name in (PENSTOCK, rival)]
+        rows.append([scenario.title, *rates, str(ratio), at_least(targets[scenario.batch], ratio)])
+    return table(["requests/s", PENSTOCK, rival, "ratio", "target"], rows)
+
+
+def response_times(rival: str, found: Mapping[Scenario, Figures]) -> str:
+    """Penstock beside a rival: how long requests take."""
+    rows = []
+    for scenario, of_scenario in found.items():
+        ratio = of_scenario.p99_ms.ratio(PENSTOCK, to=rival)
+        cells = [
+            f"{plain(of_scenario.p50_ms.rate(name))} / {plain(of_scenario.p99_ms.rate(name))}"
+            for name in (PENSTOCK, rival)
+        ]
+        rows.append([scenario.title, *cells, str(ratio), at_most(1, ratio.median)])
+    return table(["p50 / p99, ms", PENSTOCK, rival, "ratio of the p99", "target"], rows)
+
+
+def of_the_empty_handler(found: Mapping[Scenario, Figures]) -> str:
+    """How much of what the HTTP front end could do is left."""
+    rows = []
+    for scenario in SMALL_SINGLES:
+        rates, client_cpu = found[scenario].rates, found[scenario].client_cpu
+        ratio = rates.ratio(PENSTOCK, to=EMPTY)
+        ceiling = "at least " if client_cpu[EMPTY] > SATURATED else ""
+        cells = [plain(rates.rate(PENSTOCK)), ceiling + plain(rates.rate(EMPTY))]
+        rows.append([scenario.title, *cells, str(ratio), at_least(EMPTY_TARGET, ratio)])
+    return table(["requests/s", PENSTOCK, EMPTY, "ratio", "target"], rows)
+
+
+def explanation(pace: Pace, missing: str | None) -> str:
+    """What was done."""
+    return f"""
+{CONNECTIONS} connections, each waiting for the response before it sends the next request, in AWS JSON 1.0 with the
+headers that boto3 sends; one load generator (`bench/sqs_load.py`) in a process of its own, on the same machine. Every
+server is one process. Penstock runs as `penstock serve` does, and syncs every send and every delete before it answers;
+ElasticMQ and moto keep everything in memory, as is their default. They take turns, {pace.turns} of {pace.count_s:g} s
+for every line, with a new queue for every turn. {about_elasticmq(pace, missing)}
+Moto's server ({version("moto")}) closes the connection after each response; connecting again is part of its time.
+
+*Send, receive, delete*: each connection sends, receives as many, deletes them, and starts over; all three count as
+requests. The *empty handler* is Penstock's HTTP front end answering every request with the same bytes; "at least" says
+that the load generator could not ask faster.
+"""
+
+
+def about_elasticmq(pace: Pace, missing: str | None) -> str:
+    """How it was treated."""
+    if missing is not None:
+        return f"ElasticMQ was left out: {missing}."
+    warm_up_s = pace.jvm_warm_up_s * len(SCENARIOS)
+    return f"""ElasticMQ ({elasticmq.VERSION}) is loaded for {warm_up_s:g} s before the first turn, in every
+way, so that its JVM has compiled what counts."""
+
+
+def main() -> None:
+    """Measure and print."""
+    scale = parse_scale(__doc__)
+    pace = Pace.of(scale)
+    scenarios = QUICK_SCENARIOS if scale.quick else SCENARIOS
+    missing = "the quick form starts no JVM" if scale.quick else elasticmq.fetch()
+    servers = {PENSTOCK: penstock_server, MOTO: moto_server, EMPTY: empty_server}
+    if missing is None:
+        servers[ELASTICMQ] = elasticmq_server
+    with ExitStack() as stack:
+        contenders: dict[str, Contender] = {}
+        for name, server in servers.items():
+            address = stack.enter_context(server(stack.enter_context(empty_directory())))
+            contenders[name] = contender(address, load_empty if name == EMPTY else load_sqs)
+        warm_up(contenders, scenarios, pace)
+        found = take_turns(contenders, scenarios, pace)
+    tables = [of_the_empty_handler(found)]
+    if missing is None:
+        tables += [against(ELASTICMQ, found, ELASTICMQ_TARGETS), response_times(ELASTICMQ, found)]
+    tables.append(against(MOTO, found, MOTO_TARGETS))
+    report("sqs. SQS over sockets", explanation(pace, missing), *tables)
+
+
+def contender(address: Address, load: Callable[[Address, Scenario, float, float], Outcome]) -> Contender:
+    """A server and the way to load it."""
+    return lambda scenario, settle_s, count_s: load(address, scenario, settle_s, count_s)
+
+
+if __name__ == "__main__":
+    main()
