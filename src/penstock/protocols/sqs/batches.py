@@ -9,6 +9,7 @@ from typing import NamedTuple
 from penstock.core.commands import Ack, Extend, Send, Sent, Settled, Span
 from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError
+from penstock.core.queue import Queue
 from penstock.protocols.sqs import message_attributes
 from penstock.protocols.sqs.errors import (
     BATCH_ENTRY_IDS_NOT_DISTINCT,
@@ -20,10 +21,10 @@ from penstock.protocols.sqs.errors import (
     TOO_MANY_ENTRIES,
     SqsError,
     from_core,
-    no_such_queue,
 )
 from penstock.protocols.sqs.messages import (
     Draft,
+    Held,
     MessageActions,
     check_grouping,
     check_visibility,
@@ -119,24 +120,21 @@ class BatchActions(MessageActions):
 
     async def DeleteMessageBatch(self, caller: Caller, request: DeleteMessageBatchRequest) -> SettledResult:
         """Delete messages that were received."""
-        name = self.queue_name(caller, request.queue_url, "read")
-        config = self.config(name)
-        if config is None:
-            raise no_such_queue()
+        queue = self.queue(self.queue_name(caller, request.queue_url, "read"))
         entries = request.entries or []
         self._check("DeleteMessageBatchRequestEntry", entries)
         result = SettledResult([], [])
-        rounds = _rounds(self._held(name, entries, result))
+        rounds = _rounds(self._held_entries(queue, entries, result))
         refused = await _refused(
             [
-                Ack(queue=name, channel=round_[0].channel, spans=_joined([each.span for each in round_]))
-                for round_ in rounds
+                Ack(queue=queue.name, channel=group[0].held.channel, spans=_joined([each.held.span for each in group]))
+                for group in rounds
             ]
         )
-        for round_, errors in zip(rounds, refused, strict=True):
-            for each in round_:
-                if config.is_fifo and each.span.first in errors:
-                    result.failed.append(_failed(each.id, expired(each.handle)))
+        for group, errors in zip(rounds, refused, strict=True):
+            for each in group:
+                if errors and queue.config.is_fifo and each.held.span.first in errors:
+                    result.failed.append(_failed(each.id, expired(each.held.handle)))
                 else:
                     result.successful.append(SettledEntry(each.id))
         return result
@@ -145,27 +143,25 @@ class BatchActions(MessageActions):
         self, caller: Caller, request: ChangeMessageVisibilityBatchRequest
     ) -> SettledResult:
         """Keep messages longer, or give them back."""
-        name = self.queue_name(caller, request.queue_url, "read")
-        if self.config(name) is None:
-            raise no_such_queue()
+        queue = self.queue(self.queue_name(caller, request.queue_url, "read"))
         entries = request.entries or []
         self._check("ChangeMessageVisibilityBatchRequestEntry", entries)
         result = SettledResult([], [])
-        rounds = _rounds(self._held(name, entries, result))
+        rounds = _rounds(self._held_entries(queue, entries, result))
         refused = await _refused(
             [
                 Extend(
-                    queue=name,
-                    channel=round_[0].channel,
-                    spans=[each.span for each in round_],
-                    lease_ms=round_[0].visibility_s * 1_000,
+                    queue=queue.name,
+                    channel=group[0].held.channel,
+                    spans=[each.held.span for each in group],
+                    lease_ms=group[0].visibility_s * 1_000,
                 )
-                for round_ in rounds
+                for group in rounds
             ]
         )
-        for round_, errors in zip(rounds, refused, strict=True):
-            for each in round_:
-                error = errors.get(each.span.first)
+        for group, errors in zip(rounds, refused, strict=True):
+            for each in group:
+                error = errors.get(each.held.span.first)
                 if error is None:
                     result.successful.append(SettledEntry(each.id))
                 else:
@@ -205,31 +201,27 @@ class BatchActions(MessageActions):
 
     # -- settling --
 
-    def _held(self, name: str, entries: Sequence[SettleEntry], result: SettledResult) -> list[Held]:
+    def _held_entries(self, queue: Queue, entries: Sequence[SettleEntry], result: SettledResult) -> list[HeldEntry]:
         """What the entries' receipts say; those that say nothing go to the failed ones."""
-        held = []
+        found = []
         for entry in entries:
             try:
-                receipt = self.receipt(name, entry.receipt_handle)
-                channel = self.channel(name, receipt.channel_id, entry.receipt_handle)
+                held = self.held(queue, entry.receipt_handle)
                 visibility_s = 0
                 if isinstance(entry, ChangeMessageVisibilityBatchRequestEntry):
                     visibility_s = check_visibility(entry.visibility_timeout)
             except SqsError as error:
                 result.failed.append(_failed(entry.id, error))
             else:
-                span = Span(receipt.sequence, receipt.sequence, receipt.attempt)
-                held.append(Held(entry.id or "", entry.receipt_handle or "", channel, span, visibility_s))
-        return held
+                found.append(HeldEntry(entry.id or "", held, visibility_s))
+        return found
 
 
-class Held(NamedTuple):
+class HeldEntry(NamedTuple):
     """An entry whose receipt was made here."""
 
     id: str
-    handle: str
-    channel: str
-    span: Span
+    held: Held
     visibility_s: int
 
 
@@ -280,16 +272,16 @@ def _joined(spans: list[Span]) -> list[Span]:
     return joined
 
 
-def _rounds(held: list[Held]) -> list[list[Held]]:
+def _rounds(entries: list[HeldEntry]) -> list[list[HeldEntry]]:
     """Entries that one command can settle: of one channel, for one time, and no message twice on different attempts."""
-    rounds: dict[tuple[str, int, int], list[Held]] = {}
+    rounds: dict[tuple[str, int, int], list[HeldEntry]] = {}
     seen: dict[tuple[str, int], list[int]] = {}
-    for each in held:
-        attempts = seen.setdefault((each.channel, each.span.first), [])
-        if each.span.attempt not in attempts:
-            attempts.append(each.span.attempt)
-        key = (each.channel, each.visibility_s, attempts.index(each.span.attempt))
-        rounds.setdefault(key, []).append(each)
+    for entry in entries:
+        channel, span = entry.held.channel, entry.held.span
+        attempts = seen.setdefault((channel, span.first), [])
+        if span.attempt not in attempts:
+            attempts.append(span.attempt)
+        rounds.setdefault((channel, entry.visibility_s, attempts.index(span.attempt)), []).append(entry)
     return list(rounds.values())
 
 

@@ -9,7 +9,7 @@ from penstock.core.attributes import encode_attributes
 from penstock.core.commands import Ack, Delivery, Extend, Receive, Send, Sent, Settled, Span
 from penstock.core.config import QueueConfig
 from penstock.core.errors import ForgedReceipt, LeaseTooLong, PenstockError, StaleReceipt
-from penstock.core.receipt import Receipt
+from penstock.core.queue import Queue
 from penstock.protocols.sqs import message_attributes
 from penstock.protocols.sqs.attributes import message_bytes_max
 from penstock.protocols.sqs.errors import (
@@ -104,30 +104,19 @@ class MessageActions(Unpacking):
 
     async def DeleteMessage(self, caller: Caller, request: DeleteMessageRequest) -> None:
         """Delete a message that was received. One that is gone already, or that somebody else has, is fine."""
-        name = self.queue_name(caller, request.queue_url, "read")
-        config = self.config(name)
-        if config is None:
-            raise no_such_queue()
-        handle = request.receipt_handle
-        receipt = self.receipt(name, handle)
-        _, channel_id, sequence, attempt = receipt
-        channel = self.channel(name, channel_id, handle)
-        settled: Settled = await ask(Ack(queue=name, channel=channel, spans=[Span(sequence, sequence, attempt)]))
-        if settled.refused and config.is_fifo:
-            raise expired(handle)
+        queue = self.queue(self.queue_name(caller, request.queue_url, "read"))
+        held = self.held(queue, request.receipt_handle)
+        settled: Settled = await ask(Ack(queue=queue.name, channel=held.channel, spans=[held.span]))
+        if settled.refused and queue.config.is_fifo:
+            raise expired(held.handle)
 
     async def ChangeMessageVisibility(self, caller: Caller, request: ChangeMessageVisibilityRequest) -> None:
         """Keep a message longer, or give it back."""
-        name = self.queue_name(caller, request.queue_url, "read")
-        if self.config(name) is None:
-            raise no_such_queue()
-        handle = request.receipt_handle
-        receipt = self.receipt(name, handle)
+        queue = self.queue(self.queue_name(caller, request.queue_url, "read"))
+        held = self.held(queue, request.receipt_handle)
         visibility_s = check_visibility(request.visibility_timeout)
-        channel = self.channel(name, receipt.channel_id, handle)
-        span = Span(receipt.sequence, receipt.sequence, receipt.attempt)
         settled: Settled = await ask(
-            Extend(queue=name, channel=channel, spans=[span], lease_ms=visibility_s * _SECOND_MS)
+            Extend(queue=queue.name, channel=held.channel, spans=[held.span], lease_ms=visibility_s * _SECOND_MS)
         )
         if settled.refused:
             raise not_changed(settled.refused[0].error, visibility_s)
@@ -228,25 +217,34 @@ class MessageActions(Unpacking):
 
     # -- settling --
 
-    def receipt(self, name: str, handle: str | None) -> Receipt:
+    def queue(self, name: str) -> Queue:
+        """A queue to settle messages of. None is created: nobody could hold its messages."""
+        queue = self.broker.queues.get(name)
+        if queue is None:
+            raise no_such_queue()
+        return queue
+
+    def held(self, queue: Queue, handle: str | None) -> Held:
         """What a receipt handle says, for a message of this queue."""
         if not handle:
             raise missing("ReceiptHandle")
         try:
-            receipt = self.broker.open_receipt(handle)
+            queue_id, channel_id, sequence, attempt = self.broker.open_receipt(handle)
         except ForgedReceipt:
             raise invalid_receipt(handle) from None
-        if self.broker.queue_name(receipt.queue_id) != name:
-            raise invalid_receipt(handle)
-        return receipt
+        if queue_id == queue.id:
+            for name, channel in queue.channels.items():
+                if channel.id == channel_id:
+                    return Held(handle, name, Span(sequence, sequence, attempt))
+        raise invalid_receipt(handle)
 
-    def channel(self, name: str, channel_id: int, handle: str | None) -> str:
-        """The channel that a receipt speaks of."""
-        queue = self.broker.queues[name]
-        for channel in queue.channels.values():
-            if channel.id == channel_id:
-                return channel.name
-        raise invalid_receipt(handle or "")
+
+class Held(NamedTuple):
+    """A message in somebody's hands."""
+
+    handle: str
+    channel: str
+    span: Span
 
 
 def check_token(text: str, parameter: str) -> None:

@@ -154,19 +154,14 @@ class Visit:
         self._go_on(None)
 
     def _go_on(self, answer: Call | list[Call] | None) -> None:
-        """Give the coroutine what it waits for, and see what it wants next. Never raises."""
+        """Give the coroutine what it waits for, and see what it wants next. Never raises: others are waiting, too."""
         try:
-            asked = self._coroutine.send(answer)
-            if type(asked) is tuple:
-                Together(asked, self._shard, self._go_on)
-            elif type(asked) is Receive:
-                self._call = self._shard.submit(asked, self._go_on)
-                if asked.wait_ms:
-                    self._exchange.on_abandoned = self._abandon
+            try:
+                asked = self._coroutine.send(answer)
+            except StopIteration as done:
+                self._succeed(done.value)
             else:
-                self._shard.submit(asked, self._go_on)  # type: ignore[arg-type]
-        except StopIteration as done:
-            self._succeed(done.value)
+                self._submit(asked)
         except SqsError as error:
             self.fail(error)
         except PenstockError as error:
@@ -174,6 +169,16 @@ class Visit:
         except Exception:
             log.exception("%s failed", self._action.name)
             self.fail(SqsError(INTERNAL_FAILURE, "The request failed on the server's side: its log says more."))
+
+    def _submit(self, asked: Asked) -> None:
+        if isinstance(asked, tuple):
+            Together(asked, self._shard, self._go_on)
+        elif type(asked) is Receive:
+            self._call = self._shard.submit(asked, self._go_on)
+            if asked.wait_ms:
+                self._exchange.on_abandoned = self._abandon
+        else:
+            self._shard.submit(asked, self._go_on)
 
     def _abandon(self) -> None:
         """The client has hung up while it waited."""
