@@ -781,8 +781,7 @@ class Broker:
     # -- receiving --
 
     def _receive(self, command: Receive) -> Delivery | None:
-        channel = self._channel_to_receive(command.queue, command.channel)
-        queue = channel.queue
+        queue = self._queue(command.queue)
         if not 1 <= command.limit <= RECEIVE_LIMIT_MAX:
             raise InvalidRequest(f"limit is {command.limit}: it must be from 1 to {RECEIVE_LIMIT_MAX}")
         if command.lease_ms is not None:
@@ -791,6 +790,9 @@ class Broker:
             raise InvalidRequest(f"wait_ms is {command.wait_ms}: it must not be negative")
         if command.session:
             self._check_session(command.session)
+        if command.attempt_id is not None and not queue.config.is_fifo:
+            raise InvalidRequest(f"queue {queue.name!r} is a standard queue: receive attempt ids are for FIFO")
+        channel = self._channel_to_receive(queue, command.channel)
         if command.attempt_id is not None:
             again = self._receive_again(channel, command)
             if again is not None:
@@ -813,8 +815,6 @@ class Broker:
 
     def _receive_again(self, channel: Channel, command: Receive) -> Delivery | None:
         assert command.attempt_id is not None
-        if not channel.queue.config.is_fifo:
-            raise InvalidRequest(f"queue {channel.queue.name!r} is a standard queue: receive attempt ids are for FIFO")
         lease_ms = channel.queue.config.lease_ms if command.lease_ms is None else command.lease_ms
         again = channel.attempts.take_again(command.attempt_id, self.now_ms, lease_ms)
         if again is None:
@@ -823,8 +823,7 @@ class Broker:
         channel.attempts.remember(command.attempt_id, runs, deadline_ms)
         return self._delivery(channel, runs, deadline_ms - self.now_ms)
 
-    def _channel_to_receive(self, queue_name: str, channel_name: str) -> Channel:
-        queue = self._queue(queue_name)
+    def _channel_to_receive(self, queue: Queue, channel_name: str) -> Channel:
         if queue.draft is not None:
             queue.seal()
         channel = queue.channels.get(channel_name)
@@ -858,11 +857,12 @@ class Broker:
         self.schedule(deadline_ms, "waiter", channel, waiter)
 
     def _subscribe(self, command: Subscribe) -> Subscribed:
-        channel = self._channel_to_receive(command.queue, command.channel)
+        queue = self._queue(command.queue)
         self._check_lease(command.lease_ms)
         self._check_session(command.session)
         if command.credit < 0:
             raise InvalidRequest(f"credit is {command.credit}: it must not be negative")
+        channel = self._channel_to_receive(queue, command.channel)
         number = self._next_subscription
         self._next_subscription += 1
         waiter = Waiter(command.ticket, command.credit, command.lease_ms, command.session, subscription=number)
@@ -1132,7 +1132,7 @@ class Broker:
             raise InvalidRequest(f"per_second is {command.per_second}: it must be at least 1")
         if any(task.queue == queue.name and task.status == "running" for task in self.tasks.values()):
             raise InvalidRequest(f"a redrive of queue {queue.name!r} is running: cancel it, or wait for it, first")
-        channel = self._channel_to_receive(command.queue, MAIN)
+        channel = self._channel_to_receive(queue, MAIN)
         task = RedriveTask(
             task=self.meta.next_task,
             queue=queue.name,
