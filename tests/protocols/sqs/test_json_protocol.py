@@ -72,6 +72,18 @@ def test_queue_urls_follow_the_host_that_the_client_used(server: Server, name: s
     assert answer.json == {"QueueUrl": f"http://localhost/{ACCOUNT}/{name}"}
 
 
+def test_nothing_long_that_a_client_sends_is_remembered(server: Server, name: str, url: str) -> None:
+    long = "n" * 100_000
+    service = server.front_end.service
+    for request in ({"QueueUrl": f"{server.url}/{ACCOUNT}/{long}"}, {"QueueUrl": f"http://{long}/{ACCOUNT}/{name}"}):
+        send_json(server, "ReceiveMessage", request)
+        assert request["QueueUrl"] not in service.urls._known
+    answer = send_json(server, "GetQueueUrl", {"QueueName": long})
+    assert answer.json["__type"] == "com.amazonaws.sqs#QueueDoesNotExist"
+    answer = send_json(server, "GetQueueUrl", {"QueueName": name}, Host="h" * 300)
+    assert answer.json == {"QueueUrl": f"http://localhost/{ACCOUNT}/{name}"}
+
+
 def test_a_queue_is_known_by_any_host_and_account(server: Server, name: str, url: str) -> None:
     for address in (
         f"https://sqs.us-east-1.amazonaws.com/123456789012/{name}",

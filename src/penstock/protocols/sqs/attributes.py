@@ -318,7 +318,7 @@ class AttributeReader:
         if not text:
             labels.pop(LABEL + name, None)
             return
-        policy = _json(text)
+        policy = _json(text) if len(text) <= _POLICY_BYTES_MAX else None
         if not isinstance(policy, dict) or set(policy) - {"redrivePermission", "sourceQueueArns"}:
             raise invalid_value(text, name, "Redrive allow policy is not a valid JSON map.")
         permission, sources = policy.get("redrivePermission"), policy.get("sourceQueueArns")

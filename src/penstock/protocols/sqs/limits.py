@@ -12,6 +12,8 @@ MESSAGE_BYTES_CEILING = 1024 * 1024
 """The largest MaximumMessageSize."""
 STORED_OVERHEAD_BYTES = 4_096
 """What the stored form of a message's attributes may have above SQS's count of their bytes."""
+NAME_LENGTH_MAX = 128
+"""No queue, by whatever front end, has a longer name."""
 VISIBILITY_SECONDS_MAX = 43_200
 PAGE_MAX = 1_000
 TAGS_MAX = 50

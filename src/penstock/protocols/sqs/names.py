@@ -14,8 +14,10 @@ from penstock.protocols.sqs.limits import Limits
 FIFO_SUFFIX = ".fifo"
 _STANDARD_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _FIFO_NAME = re.compile(r"[A-Za-z0-9_-]{1,75}\.fifo\Z")
+_HOST_LENGTH_MAX = 260
 _HOST = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?\Z|\[[0-9A-Fa-f:.]+\](:\d{1,5})?\Z")
 _URLS_REMEMBERED_MAX = 10_000
+_URL_LENGTH_REMEMBERED_MAX = 512
 
 
 def check_queue_name(name: str, is_fifo: bool, limits: Limits) -> None:
@@ -42,7 +44,7 @@ def base_url(request: Request, account: str) -> str:
     """What a queue's URL starts with, for this client."""
     headers = request.headers
     host = headers.get("host", "")
-    if not _HOST.match(host):
+    if len(host) > _HOST_LENGTH_MAX or not _HOST.match(host):
         host = "localhost"
     is_secure = request.is_tls or headers.get("x-forwarded-proto", "").lower() == "https"
     return f"{'https' if is_secure else 'http'}://{host}/{account}/"
@@ -75,7 +77,8 @@ class Urls:
             known = self._read(url)
             if len(self._known) >= _URLS_REMEMBERED_MAX:
                 self._known.clear()
-            self._known[url] = known
+            if len(url) <= _URL_LENGTH_REMEMBERED_MAX:
+                self._known[url] = known
         return known
 
     def _read(self, url: str) -> str:

@@ -164,7 +164,7 @@ class QueueActions(ServiceBase):
     async def ListQueues(self, caller: Caller, request: ListQueuesRequest) -> ListQueuesResult:
         """Queues by name, in pages if asked for."""
         prefix = request.queue_name_prefix or ""
-        names = [name for name in self.broker.queues if name.startswith(prefix) and self.may_see(caller, name)]
+        names = [name for name in list(self.broker.queues) if name.startswith(prefix) and self.may_see(caller, name)]
         page, token = page_of(names, request.max_results, request.next_token)
         return ListQueuesResult([caller.url(name) for name in page], token)
 
@@ -180,8 +180,8 @@ class QueueActions(ServiceBase):
 
     def sources_of(self, target: str) -> list[str]:
         """The names of the queues whose dead letters go there."""
-        queues = self.broker.queues
-        return [name for name, queue in queues.items() if dead_letter_target(name, queue.config) == target]
+        queues = list(self.broker.queues.items())
+        return [name for name, queue in queues if dead_letter_target(name, queue.config) == target]
 
     # -- attributes --
 

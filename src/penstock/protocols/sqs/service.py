@@ -18,7 +18,7 @@ from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQu
 from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError, QueueExists
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
-from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, STORED_OVERHEAD_BYTES
+from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES
 from penstock.protocols.sqs.names import FIFO_SUFFIX, Arns, Urls, queue_url
 from penstock.server.auth import ANYBODY, RIGHTS, Principal, Right
 from penstock.server.settings import SqsSettings
@@ -114,6 +114,8 @@ class ServiceBase:
     @staticmethod
     def check_rights(caller: Caller, name: str, *rights: Right) -> None:
         """Raise unless the caller has one of these rights on the queue."""
+        if len(name) > NAME_LENGTH_MAX:
+            raise no_such_queue()
         caller.queue = name
         principal = caller.principal
         if principal is ANYBODY:
