@@ -42,8 +42,7 @@ from penstock.server.tasks import AsyncShard, CallbackCall
 
 log = logging.getLogger("penstock.sqs")
 
-_ADDRESSES_REMEMBERED_MAX = 1_000
-_FORM = "application/x-www-form-urlencoded"
+_ADDRESSES_REMEMBERED_MAX = 100
 
 
 class SqsFrontEnd:
