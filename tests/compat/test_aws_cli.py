@@ -34,7 +34,9 @@ class Cli:
         }
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*self._command, *words], env=self._environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [*self._command, *words], env=self._environment, capture_output=True, text=True, timeout=60
+        )
 
     def __call__(self, *words: str) -> Any:
         done = self.run(*words)
