@@ -112,7 +112,7 @@ def _for_ever(work: Callable[[random.Random], None], seed: str) -> None:
 
 def run(directory: Path, log_path: Path, seed: int, first_number: int, ready: Any) -> None:
     """Open, make load, and never come back. In every other life the table is written while the load runs."""
-    options = {"apply_after_seconds": 0.01, "apply_written_bytes": 20_000} if seed % 2 else {}
+    options: dict[str, Any] = {"apply_after_seconds": 0.01, "apply_written_bytes": 20_000} if seed % 2 else {}
     with penstock.open(directory, **options) as ps:
         ps.create_queue("in", max_receives=0)
         ps.create_queue("out", max_receives=0)

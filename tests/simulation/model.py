@@ -1363,17 +1363,24 @@ class Model:
             for channel in queue.channels.values():
                 for copy in channel.copies.values():
                     goes_ms = copy.message.appears_ms + retention_ms
-                    if copy.state is not State.READY and max(copy.deadline_ms, goes_ms) <= now_ms:
+                    if copy.state is not State.READY and max(self._ends_ms(copy), goes_ms) <= now_ms:
                         return True
         return any(
             session.expires_ms is not None and session.expires_ms <= now_ms and self._has_lease_due(number, now_ms)
             for number, session in self.sessions.items()
         )
 
+    def _ends_ms(self, copy: Copy) -> int:
+        """When a lease or a delay ends, by its own deadline or with its session."""
+        session = self.sessions.get(copy.session) if copy.state is State.LEASED else None
+        expires_ms = session.expires_ms if session else None
+        return copy.deadline_ms if expires_ms is None else min(copy.deadline_ms, expires_ms)
+
     def can_go_back(self) -> bool:
         """Whether the clock may be earlier after a restart: not with what counts from times that would lie ahead."""
         kept = any(queue.config.retention_ms is not None and queue.messages for queue in self.queues.values())
-        return not kept and not any(session.ttl_ms for session in self.sessions.values())
+        watched = any(queue.consumers for queue in self.queues.values())
+        return not kept and not watched and not any(session.ttl_ms for session in self.sessions.values())
 
     def _has_lease_due(self, session: int, now_ms: int) -> bool:
         return any(

@@ -15,7 +15,7 @@ from penstock.core.errors import PenstockError
 from penstock.store.memory import MemoryStore
 from tests.simulation.world import World
 
-EXAMPLES = int(os.environ.get("PENSTOCK_EXAMPLES", "120"))
+EXAMPLES = int(os.environ.get("PENSTOCK_EXAMPLES", "400"))
 STEPS = 40
 START_MS = 1_700_000_000_000
 
@@ -234,6 +234,6 @@ TestBrokerAgainstModel.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,
     deadline=None,
-    derandomize=EXAMPLES <= 200,
+    derandomize="PENSTOCK_EXAMPLES" not in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -346,7 +346,7 @@ class Workload:
 
     def _open_session(self, now_ms: int) -> c.Command | None:
         self.counter += 1
-        return c.OpenSession(name=f"s{self.counter}", ttl_ms=self.rng.choice([None, 2_000, 60_000]))
+        return c.OpenSession(name=f"s{self.counter}", ttl_ms=self.rng.choice([None, 1_900, 58_700]))
 
     def _heartbeat(self, now_ms: int) -> c.Command | None:
         return c.Heartbeat(session=self.rng.choice(self.sessions)) if self.sessions else None
