@@ -403,3 +403,40 @@ def test_fin_by_sequence_settles_only_what_the_session_holds() -> None:
     assert settled.count == 3
     assert {number for each in settled.refused for number in range(each.first, each.last + 1)} == {4, 5}
     assert desk.counts() == (1, 2, 0)
+
+
+# -- giving back what nobody got --
+
+
+@pytest.mark.parametrize("kind", ["standard", "fifo"])
+def test_delivery_that_nobody_got_does_not_count(kind: str) -> None:
+    desk = Desk()
+    desk.create(kind=kind, max_receives=1)
+    desk.send_fifo("a", b"1", b"2", b"3")
+    delivery = desk.receive(2)
+    given_back = desk.do(c.GiveBack(queue="q", spans=spans_of(delivery)))
+    assert given_back.count == 2
+    assert desk.counts() == (3, 0, 0)
+    again = desk.receive(3)
+    assert bodies_of(again) == [b"1", b"2", b"3"]
+    assert attempts_of(again) == [1, 1, 1]
+    assert [seen.failures for seen in desk.browse()] == [[], [], []]
+    assert desk.ack(again).count == 3
+
+
+def test_delivery_that_nobody_got_counts_where_at_most_is_promised() -> None:
+    desk = Desk()
+    desk.create(policy="consume_once")
+    desk.send(b"1")
+    desk.do(c.GiveBack(queue="q", spans=spans_of(desk.receive())))
+    assert desk.receive().count == 0
+    assert desk.counts("q.dead") == (1, 0, 0)
+
+
+def test_nothing_can_be_given_back_twice() -> None:
+    desk = Desk()
+    desk.send(b"1")
+    delivery = desk.receive()
+    desk.do(c.GiveBack(queue="q", spans=spans_of(delivery)))
+    assert desk.do(c.GiveBack(queue="q", spans=spans_of(delivery))).count == 0
+    assert desk.counts() == (1, 0, 0)

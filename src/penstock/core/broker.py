@@ -45,6 +45,7 @@ from penstock.core.commands import (
     DescribeQueue,
     EndSession,
     Extend,
+    GiveBack,
     Heartbeat,
     ListQueues,
     ListRedrives,
@@ -937,6 +938,13 @@ class Broker:
             command.spans, lambda span: channel.settlement.release(span, self.now_ms, command.delay_ms, error)
         )
 
+    def _give_back(self, command: GiveBack) -> Settled:
+        channel = self._channel(self._queue(command.queue), command.channel)
+        if channel.queue.config.leases_are_durable:
+            error = "the receiver went away"
+            return self._each(command.spans, lambda span: channel.settlement.release(span, self.now_ms, 0, error))
+        return self._each(command.spans, channel.settlement.give_back)
+
     def _extend(self, command: Extend) -> Settled:
         channel = self._channel(self._queue(command.queue), command.channel)
         self._check_lease(command.lease_ms)
@@ -1216,6 +1224,7 @@ _HANDLERS: dict[type[Command], Callable[[Broker, Any], Any]] = {
     Ack: Broker._ack,
     AckSequences: Broker._ack_sequences,
     Release: Broker._release,
+    GiveBack: Broker._give_back,
     Extend: Broker._extend,
     CommitWork: Broker._commit_work,
     CreateChannel: Broker._create_channel,

@@ -122,6 +122,16 @@ class Columns:
         else:
             self.first_ms[at] = np.where(first == 0, now_ms, first)
 
+    def lease_one(self, row: int, now_ms: int, deadline_ms: int, holder: int) -> None:
+        """LEASE of one message: as `lease`, without the price of slices."""
+        self.state[row] = LEASED
+        self.attempts[row] += 1
+        self.deadline_ms[row] = deadline_ms
+        self.received_ms[row] = now_ms
+        self.holder[row] = holder
+        if not self.first_ms[row]:
+            self.first_ms[row] = now_ms
+
     def settle(self, at: Rows) -> None:
         """ACK, MOVE or DROP: over and done with."""
         self.state[at] = DONE
@@ -137,6 +147,12 @@ class Columns:
         self.state[at] = DELAYED
         self.deadline_ms[at] = due_ms
         self.holder[at] = 0
+
+    def undo_lease(self, at: Rows) -> None:
+        """As if it had never been handed out this time."""
+        self.retry(at)
+        self.attempts[at] -= 1
+        self.first_ms[at] = np.where(self.attempts[at] == 0, 0, self.first_ms[at])
 
     def extend(self, at: Rows, deadline_ms: int) -> None:
         """EXTEND: a later (or earlier) deadline."""

@@ -291,6 +291,17 @@ class Release(Command):
     error: str = ""
 
 
+class GiveBack(Command):
+    """The receiver left before it got a delivery: its messages are ready again, and the attempt does not count.
+
+    With an at-most policy it counts all the same: nobody knows how far the delivery came. Replies with `Settled`.
+    """
+
+    queue: str
+    spans: list[Span]
+    channel: str = MAIN
+
+
 class Extend(Command):
     """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
 

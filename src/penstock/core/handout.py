@@ -132,6 +132,15 @@ class Handout:
         else:
             window.offer_ready(entry, fresh=True)
 
+    def offer_again(self, window: Window, first: int, stop: int) -> None:
+        """Leased messages are ready again, in place: make them known."""
+        if self.fifo is not None:
+            for sequence in range(stop - 1, first - 1, -1):  # each goes before those that are back already
+                self.fifo.give_back(sequence)
+        elif not self.queue.config.is_fifo:
+            window.offer_again(first, stop)
+        self.queue.broker.woke(self.channel)
+
     def _hold_back(self, window: Window, entry: Entry, due_ms: NDArray[np.int64], now_ms: int) -> None:
         late = np.flatnonzero(due_ms > now_ms)
         if len(late) == 0:
@@ -270,7 +279,10 @@ class Handout:
             self._lease_whole(window, entry, chunk, grant)
             return
         rows = window.rows(entry, first, stop)
-        window.columns.lease(rows, grant.now_ms, grant.deadline_ms, grant.session)
+        if count == 1:
+            window.columns.lease_one(rows.start, grant.now_ms, grant.deadline_ms, grant.session)
+        else:
+            window.columns.lease(rows, grant.now_ms, grant.deadline_ms, grant.session)
         window.ready -= count
         window.leased += count
         self.shelf.touch(window, entry)
@@ -301,13 +313,18 @@ class Handout:
     def run_of_rows(window: Window, entry: Entry, rows: slice, chunk: Chunk, failures: list[Failure]) -> Run:
         """What a receiver is given of leased rows."""
         columns = window.columns
+        start, stop = rows.start - entry.start, rows.stop - entry.start
+        if stop - start == 1:
+            return Run(
+                chunk, start, stop, int(columns.attempts[rows.start]), int(columns.first_ms[rows.start]), failures
+            )
         attempts, first_ms = columns.attempts[rows].copy(), columns.first_ms[rows].copy()
         one_attempt = bool((attempts == attempts[0]).all())
         one_time = bool((first_ms == first_ms[0]).all())
         return Run(
             chunk,
-            rows.start - entry.start,
-            rows.stop - entry.start,
+            start,
+            stop,
             int(attempts[0]) if one_attempt else attempts,
             int(first_ms[0]) if one_time else first_ms,
             failures,

@@ -96,12 +96,11 @@ class Ladder:
             window.columns.postpone(rows, due_ms)
             window.delayed += count
             self.channel.watch(window, int(due_ms.min()))
-        if self.channel.fifo is not None:
-            give = self.channel.fifo.give_back if due_ms is None else self.channel.fifo.postpone
-            for sequence in range(stop - 1, first - 1, -1):  # each goes before those that are back already
-                give(sequence)
-        elif due_ms is None and not self.queue.config.is_fifo:
-            window.offer_again(first, stop)
+        if due_ms is None:
+            self.channel.handout.offer_again(window, first, stop)
+        elif self.channel.fifo is not None:
+            for sequence in range(stop - 1, first - 1, -1):
+                self.channel.fifo.postpone(sequence)
 
     def _move_to_retry(
         self,

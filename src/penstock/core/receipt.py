@@ -1,7 +1,9 @@
 """Receipts: what a receiver holds to settle a message later, over any wire and over restarts.
 
-A receipt carries queue, channel, sequence number and attempt, sealed with the store's key. It is refused as forged when
-the seal does not fit, and as stale when the message is not on that attempt any more.
+A receipt carries queue, channel, sequence number and attempt, sealed with the store's key (BLAKE2b in its keyed mode,
+which is a MAC as HMAC is, at a third of the price). It is refused as forged when the seal does not fit, and as stale
+when the message is not on that attempt any more. Body and seal are 42 bytes: 56 characters without padding or spare
+bits, so that no two texts are the same receipt.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import NamedTuple
 from penstock.core.errors import ForgedReceipt
 
 _BODY = struct.Struct(">QIQI")
-_SEAL_BYTES = 16
+_SEAL_BYTES = 18
+_TEXT_LENGTH = (_BODY.size + _SEAL_BYTES) // 3 * 4
 
 
 class Receipt(NamedTuple):
@@ -49,14 +52,10 @@ class Receipt(NamedTuple):
         except (UnicodeEncodeError, binascii.Error):
             data = b""
         body, seal = data[: _BODY.size], data[_BODY.size :]
-        if (
-            len(body) != _BODY.size
-            or base64.urlsafe_b64encode(data).decode() != text
-            or not hmac.compare_digest(seal, _mac(body, secret))
-        ):
+        if len(text) != _TEXT_LENGTH or len(body) != _BODY.size or not hmac.compare_digest(seal, _mac(body, secret)):
             raise ForgedReceipt("this receipt was not made by this store, or was changed on its way")
         return cls(*_BODY.unpack(body))
 
 
 def _mac(body: bytes, secret: bytes) -> bytes:
-    return hmac.digest(secret, body, hashlib.sha256)[:_SEAL_BYTES]
+    return hashlib.blake2b(body, key=secret, digest_size=_SEAL_BYTES).digest()

@@ -44,7 +44,25 @@ class Settlement:
             if entry.state == LEASED and entry.attempts == attempt:
                 self._ack_run(window, entry, first, entry.stop)
                 return entry.count, []
+        if first == last and self._ack_one(first, attempt):
+            return 1, []
         return self._settle(span, Event.ACK, self._ack_run)
+
+    def _ack_one(self, sequence: int, attempt: int) -> bool:
+        """One message of a spread entry, leased on that attempt: the common case of one by one."""
+        for window in self.windows.values():
+            entry = window.find(sequence)
+            if entry is None or entry.is_whole:
+                continue
+            row = entry.start + sequence - entry.base
+            if window.columns.state[row] == LEASED and window.columns.attempts[row] == attempt:
+                window.leased -= 1
+                self.channel.acked += 1
+                if self.channel.fifo is not None:
+                    self.channel.fifo.settle(sequence)
+                self.channel.finish(window, entry, sequence, sequence + 1)
+                return True
+        return False
 
     def _ack_run(self, window: Window, entry: Entry, first: int, stop: int) -> None:
         window.uncount(entry, first, stop)
@@ -104,6 +122,18 @@ class Settlement:
             self.channel.ladder.fail(window, rows, now_ms, delay_ms, error)
 
         return self._settle(span, Event.RETRY, fail)
+
+    def give_back(self, span: Span) -> tuple[int, list[Refused]]:
+        """The receiver went away before it got the messages: as if they had not been handed out."""
+
+        def undo(window: Window, entry: Entry, first: int, stop: int) -> None:
+            window.columns.undo_lease(window.rows(entry, first, stop))
+            window.leased -= stop - first
+            window.ready += stop - first
+            self.channel.touch_entry(window, entry)
+            self.channel.handout.offer_again(window, first, stop)
+
+        return self._settle(span, Event.RETRY, undo)
 
     def extend(self, span: Span, now_ms: int, lease_ms: int) -> tuple[int, list[Refused]]:
         """A heartbeat."""

@@ -330,6 +330,11 @@ class Window:
                 if entry.state == READY:
                     return entry, first, end
                 continue
+            if end - first == 1:
+                self._rest(heap, end, stop)
+                if self.columns.state[first + entry.start - entry.base] == READY:
+                    return entry, first, end
+                continue
             ready = self.columns.state[entry.rows_of(first, end)] == READY
             length = len(ready) if ready.all() else int(ready.argmin())
             if length:

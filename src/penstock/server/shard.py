@@ -46,9 +46,9 @@ from penstock.core.commands import (
     Damage,
     Delivery,
     DescribeQueue,
+    GiveBack,
     QueueInfo,
     Receive,
-    Release,
     Send,
     Subscribe,
 )
@@ -382,7 +382,7 @@ class Shard:
         undelivered, self._undelivered = self._undelivered, []
         for delivery in undelivered:
             with contextlib.suppress(PenstockError):
-                self.broker.handle(give_back(delivery, "the commit failed"), now_ms)
+                self.broker.handle(give_back(delivery), now_ms)
 
     def _close_store(self) -> None:
         try:
@@ -524,10 +524,10 @@ class Shard:
             self._store.close()
 
 
-def give_back(delivery: Delivery, error: str = "the receiver went away") -> Release:
-    """What to call with a delivery whose receiver has left: its messages are ready again at once."""
+def give_back(delivery: Delivery) -> GiveBack:
+    """What to call with a delivery that its receiver never got: its messages are ready, as if never handed out."""
     spans = [span for run in delivery.runs for span in run.spans()]
-    return Release(queue=delivery.queue, channel=delivery.channel, spans=spans, delay_ms=0, error=error)
+    return GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans)
 
 
 def _adds(command: Command) -> bool:
