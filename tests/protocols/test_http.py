@@ -357,6 +357,37 @@ def test_hanging_up_on_a_request_that_waits_is_noticed_once(how: str) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+def test_a_response_notices_a_client_that_hung_up_in_the_same_turn_of_the_loop(how: str) -> None:
+    """The handler keeps the loop until the client has left: the loop cannot know of it yet."""
+    responded: list[bool] = []
+
+    async def main() -> None:
+        def handler(exchange: Exchange) -> None:
+            exchange.on_abandoned = lambda: pytest.fail("respond has told already")
+            if how == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if how == "half":
+                client.shutdown(socket.SHUT_WR)
+            else:
+                client.close()
+            responded.append(exchange.respond(200, (), b"late"))
+
+        async with serving(handler) as server:
+            client = socket.create_connection(("127.0.0.1", server.port))
+            client.sendall(GET)
+            await until(lambda: bool(responded) and server.http.connections_open == 0)
+            assert responded == [False]
+            assert server.http.counters.abandoned == 1
+            if how == "half":
+                with client:
+                    [(status, reason)] = responses_in(client.recv(1_000))
+                assert status == 400
+                assert b"hung up" in reason
+
+    run(main())
+
+
 def test_a_client_that_stops_sending_is_answered_if_its_request_does_not_wait() -> None:
     async def main() -> None:
         handler = Holding()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import select
 import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
@@ -32,6 +33,9 @@ _NAMES_KEPT = 512
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _METHODS: dict[bytes, str] = {name.encode(): name for name in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS")}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_CLOSED_BY_CLIENT = getattr(select, "POLLRDHUP", 0)
+"""Besides resets, which are always told. Where the system does not know it, the loop alone tells of the end."""
 
 _IDLE, _HEAD, _BODY, _LINGER = range(4)
 """What a connection reads: nothing yet, a request's header, its body, or only what is thrown away."""
@@ -150,8 +154,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_eof = True
         if self._in_flight is not None and self._in_flight.on_abandoned is not None:
             self._abandon(self._in_flight)
-            self._waiting.clear()
-            self._reject(400, "the client stopped sending while its request waited: taken to have hung up")
+            self._reject_stopped()
         elif self._reading in (_HEAD, _BODY):
             self._reject(400, "the request ended before it was complete")
         elif self._reading == _LINGER:
@@ -298,6 +301,25 @@ class HttpConnection(asyncio.Protocol):
         if (self._waiting or self._rejection is not None or self._is_read_paused) and not self._is_pumping:
             self._pump()
 
+    def has_hung_up(self) -> bool:
+        """Ask the kernel whether the client has closed; give up the request in flight if so. For `Exchange.respond`.
+
+        A request, the end of its client and what it waits for may come in the same turn of the loop: the response is
+        ready then before the loop hears of the end.
+        """
+        assert self._transport is not None
+        assert self._in_flight is not None
+        if not self._transport.is_closing():
+            poller = select.poll()
+            poller.register(self._transport.get_extra_info("socket").fileno(), _CLOSED_BY_CLIENT)
+            if not poller.poll(0):
+                return False
+        self._in_flight.end()
+        self._in_flight = None
+        self._server.counters.abandoned += 1
+        self._reject_stopped()
+        return True
+
     def _head(
         self, status: int, headers: Headers, body_bytes: int, keeps_alive: bool, request: Request | None = None
     ) -> bytes:
@@ -396,6 +418,10 @@ class HttpConnection(asyncio.Protocol):
 
     def _reject_body(self) -> None:
         self._reject(413, f"the body is larger than {self._server.limits.body_bytes_max} bytes")
+
+    def _reject_stopped(self) -> None:
+        self._waiting.clear()
+        self._reject(400, "the client stopped sending while its request waited: taken to have hung up")
 
     def _say_why(self, rejection: _Rejection) -> None:
         transport = self._transport

@@ -19,6 +19,10 @@ class Answering(Protocol):
         """Write the response to the request in flight."""
         ...
 
+    def has_hung_up(self) -> bool:
+        """Whether the client is gone, although the loop has not said so yet; the request in flight is given up then."""
+        ...
+
 
 class Exchange:
     """A request in flight, and the way back. The labels are for the log and the metrics: the handler sets them."""
@@ -40,7 +44,9 @@ class Exchange:
         self._started = started
         self.request = request
         self.on_abandoned: Callable[[], None] | None = None
-        """Set by a handler that waits; called once if the client hangs up before `respond`."""
+        """Set by a handler that waits; called once if the client hangs up before `respond`.
+
+        `respond` looks again, and returns False for one who has hung up in this turn of the loop."""
         self.request_id = ""
         self.principal = ""
         self.action = ""
@@ -56,7 +62,7 @@ class Exchange:
     def respond(self, status: int, headers: Headers, body: bytes) -> bool:
         """Answer, once. False if the client is gone, and the response with it."""
         connection = self._connection
-        if connection is None:
+        if connection is None or (self.on_abandoned is not None and connection.has_hung_up()):
             return False
         connection.answer(self, status, headers, body)
         return True
