@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
 
-from tests.simulation.simulator import run_seed
+from penstock.core.broker import Broker
+from penstock.core.changes import Changes
+from tests.simulation.engines import Fault, Kept, MemoryEngine
+from tests.simulation.model import Violation
+from tests.simulation.simulator import Simulator, run_seed
 
 SEEDS = int(os.environ.get("PENSTOCK_SEEDS", "500"))
 SEEDS_A_TEST = 25
@@ -32,3 +37,28 @@ def test_no_seed_loses_repeats_or_reorders_anything(first: int) -> None:
 
 def test_the_same_seed_gives_the_same_life() -> None:
     assert run_seed(7) == run_seed(7)
+
+
+class ForgetfulEngine(MemoryEngine):
+    """Says that the last commit before a crash was kept, and loses it."""
+
+    def suffer(self, fault: Fault, changes: Changes, rng: random.Random) -> Kept:
+        return Kept.AFTER if fault is Fault.AFTER else super().suffer(fault, changes, rng)
+
+
+def test_a_store_that_loses_a_commit_is_found_out() -> None:
+    with pytest.raises(Violation, match="the reopened state is not the committed one"):
+        for seed in range(20):
+            Simulator(seed, ForgetfulEngine()).run()
+
+
+def test_a_broker_that_answers_before_the_commit_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(broker: Broker, now_ms: int) -> None:
+        honest(broker, now_ms)
+        broker.must_commit = False
+
+    honest = Broker.finish
+    monkeypatch.setattr(Broker, "finish", finish)
+    with pytest.raises(Violation, match="without a commit"):
+        for seed in range(5):
+            run_seed(seed)
