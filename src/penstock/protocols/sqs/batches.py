@@ -32,7 +32,7 @@ from penstock.protocols.sqs.messages import (
     not_changed,
 )
 from penstock.protocols.sqs.received import md5, sequence_number
-from penstock.protocols.sqs.service import Caller, ask_all
+from penstock.protocols.sqs.service import Caller, ask, ask_all
 from penstock.protocols.sqs.shapes import (
     BatchResultErrorEntry,
     ChangeMessageVisibilityBatchRequest,
@@ -65,58 +65,64 @@ class BatchActions(MessageActions):
         if config.is_fifo:
             _check_all_grouped(entries, config)
         result = SendMessageBatchResult([], [])
-        drafts: dict[int, Draft] = {}
+        drafted: list[tuple[SendMessageBatchRequestEntry, Draft]] = []
         size = 0
-        for index, entry in enumerate(entries):
+        for entry in entries:
             try:
-                draft = drafts[index] = self.draft(caller, entry, config)
-                size += draft.size
+                draft = self.draft(caller, entry, config)
             except SqsError as error:
                 result.failed.append(_failed(entry.id, error))
                 size += _size(entry)
+            else:
+                drafted.append((entry, draft))
+                size += draft.size
         self._check_length(size)
-        if drafts:
-            await self._send_all(name, config, entries, drafts, result)
+        if drafted:
+            await self._send_all(name, config, drafted, result)
         return result
 
     async def _send_all(
         self,
         name: str,
         config: QueueConfig,
-        entries: list[SendMessageBatchRequestEntry],
-        drafts: dict[int, Draft],
+        drafted: list[tuple[SendMessageBatchRequestEntry, Draft]],
         result: SendMessageBatchResult,
     ) -> None:
         """One command for each delay in use: in nearly every batch, one."""
-        by_delay: dict[int | None, list[int]] = {}
-        for index, draft in drafts.items():
-            by_delay.setdefault(draft.delay_ms, []).append(index)
-        runs = list(by_delay.values())
-        replies = await ask_all([_send(name, [drafts[index] for index in run]) for run in runs])
-        sent_entries: dict[int, SendMessageBatchResultEntry] = {}
-        for run, reply in zip(runs, replies, strict=True):
+        if len({draft.delay_ms for _, draft in drafted}) == 1:
+            sent: Sent = await ask(_send(name, [draft for _, draft in drafted]))
+            result.successful = self._sent(config, drafted, sent)
+            return
+        runs: dict[int | None, list[tuple[SendMessageBatchRequestEntry, Draft]]] = {}
+        for each in drafted:
+            runs.setdefault(each[1].delay_ms, []).append(each)
+        replies = await ask_all([_send(name, [draft for _, draft in run]) for run in runs.values()])
+        for run, reply in zip(runs.values(), replies, strict=True):
             if isinstance(reply, PenstockError):
                 error = from_core(reply)
-                if len(runs) == 1:
-                    raise error
-                result.failed += [_failed(entries[index].id, error) for index in run]
+                result.failed += [_failed(entry.id, error) for entry, _ in run]
             else:
-                for position, index in enumerate(run):
-                    sequence = reply.sequence(position)
-                    sent_entries[index] = self._sent(config, entries[index], drafts[index], reply, sequence)
-        result.successful = [sent_entries[index] for index in sorted(sent_entries)]
+                result.successful += self._sent(config, run, reply)
+        places = {entry.id: place for place, (entry, _) in enumerate(drafted)}
+        result.successful.sort(key=lambda entry: places[entry.id])
 
     def _sent(
-        self, config: QueueConfig, entry: SendMessageBatchRequestEntry, draft: Draft, sent: Sent, sequence: int
-    ) -> SendMessageBatchResultEntry:
-        return SendMessageBatchResultEntry(
-            entry.id or "",
-            self.message_id(sent.queue_id, sequence),
-            md5(draft.body),
-            draft.md5_of_attributes,
-            draft.md5_of_system_attributes,
-            sequence_number(sequence) if config.is_fifo else None,
-        )
+        self, config: QueueConfig, drafted: list[tuple[SendMessageBatchRequestEntry, Draft]], sent: Sent
+    ) -> list[SendMessageBatchResultEntry]:
+        queue_id, is_fifo, message_id = sent.queue_id, config.is_fifo, self.message_id
+        first = sent.first
+        sequences = range(first, first + len(drafted)) if sent.sequences is None else sent.sequences
+        return [
+            SendMessageBatchResultEntry(
+                entry.id or "",
+                message_id(queue_id, sequence),
+                md5(draft.body),
+                draft.md5_of_attributes,
+                draft.md5_of_system_attributes,
+                sequence_number(sequence) if is_fifo else None,
+            )
+            for (entry, draft), sequence in zip(drafted, sequences, strict=True)
+        ]
 
     async def DeleteMessageBatch(self, caller: Caller, request: DeleteMessageBatchRequest) -> SettledResult:
         """Delete messages that were received."""
@@ -132,8 +138,11 @@ class BatchActions(MessageActions):
             ]
         )
         for group, errors in zip(rounds, refused, strict=True):
+            if not errors or not queue.config.is_fifo:
+                result.successful += [SettledEntry(each.id) for each in group]
+                continue
             for each in group:
-                if errors and queue.config.is_fifo and each.held.span.first in errors:
+                if each.held.span.first in errors:
                     result.failed.append(_failed(each.id, expired(each.held.handle)))
                 else:
                     result.successful.append(SettledEntry(each.id))
@@ -262,18 +271,30 @@ def _failed(id_: str | None, error: SqsError) -> BatchResultErrorEntry:
 
 
 def _joined(spans: list[Span]) -> list[Span]:
-    """Spans of one message each, with neighbours on the same attempt joined; repeated ones once."""
+    """Spans of one message each, with neighbours on the same attempt joined; repeated ones once.
+
+    >>> _joined([Span(6, 6, 1), Span(5, 5, 1), Span(7, 7, 2), Span(5, 5, 1)])
+    [Span(first=5, last=6, attempt=1), Span(first=7, last=7, attempt=2)]
+    """
     joined: list[Span] = []
-    for span in sorted(set(spans)):
-        if joined and span.first == joined[-1].last + 1 and span.attempt == joined[-1].attempt:
-            joined[-1] = Span(joined[-1].first, span.last, span.attempt)
+    ordered = sorted(set(spans))
+    first, last, attempt = ordered[0]
+    for span in ordered[1:]:
+        if span[0] == last + 1 and span[2] == attempt:
+            last += 1
         else:
-            joined.append(span)
+            joined.append(Span(first, last, attempt))
+            first, last, attempt = span
+    joined.append(Span(first, last, attempt))
     return joined
 
 
 def _rounds(entries: list[HeldEntry]) -> list[list[HeldEntry]]:
     """Entries that one command can settle: of one channel, for one time, and no message twice on different attempts."""
+    if len({(held.channel, held.span.first) for _, held, _ in entries}) == len(entries) and (
+        len({(held.channel, visibility_s) for _, held, visibility_s in entries}) == 1
+    ):
+        return [entries]
     rounds: dict[tuple[str, int, int], list[HeldEntry]] = {}
     seen: dict[tuple[str, int], list[int]] = {}
     for entry in entries:
