@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,9 +34,13 @@ CONNECTIONS = 64
 SETTLE_S = 0.3
 COUNT_S = 2.0
 TURNS = 5
-WARM_UP_S = 2.0
-JVM_WARM_UP_S = 10.0
-"""For each kind of load."""
+WARM_UP_S = 1.0
+"""Of every kind of load, for everybody."""
+JVM_PASS_S = 5.0
+JVM_PASSES_MAX = 10
+JVM_GAIN = 1.05
+JVM_PASSES_WITHOUT_GAIN = 2
+"""A JVM is warm when so many passes over all kinds of load in a row were not `JVM_GAIN` times faster than before."""
 SATURATED = 0.95
 """From this share of a core on, the load generator is what is measured."""
 
@@ -73,14 +78,13 @@ class Pace:
     count_s: float
     turns: int
     warm_up_s: float
-    jvm_warm_up_s: float
 
     @classmethod
     def of(cls, scale: Scale) -> Pace:
         """The real thing, or just enough to see that it runs."""
         if scale.quick:
-            return cls(settle_s=0, count_s=0.05, turns=1, warm_up_s=0, jvm_warm_up_s=0)
-        return cls(SETTLE_S, COUNT_S, TURNS, WARM_UP_S, JVM_WARM_UP_S)
+            return cls(settle_s=0, count_s=0.05, turns=1, warm_up_s=0)
+        return cls(SETTLE_S, COUNT_S, TURNS, WARM_UP_S)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -168,12 +172,29 @@ def figures(outcomes: Mapping[str, Sequence[Outcome]]) -> Figures:
     )
 
 
-def warm_up(contenders: Mapping[str, Contender], scenarios: Sequence[Scenario], pace: Pace) -> None:
-    """Load everybody for a while, so that what has to be compiled, allocated or opened is."""
-    for name, contender in contenders.items():
-        seconds = pace.jvm_warm_up_s if name == ELASTICMQ else pace.warm_up_s
-        for scenario in scenarios if seconds else ():
-            contender(scenario, 0, seconds)
+def warm_up(contenders: Mapping[str, Contender], scenarios: Sequence[Scenario], pace: Pace) -> float:
+    """Load everybody for a while before it counts. How long the JVM took, in seconds."""
+    for contender in contenders.values() if pace.warm_up_s else ():
+        load_once(contender, scenarios, pace.warm_up_s)
+    return warm_up_jvm(contenders[ELASTICMQ], scenarios) if ELASTICMQ in contenders else 0
+
+
+def warm_up_jvm(contender: Contender, scenarios: Sequence[Scenario]) -> float:
+    """Load a server until it gets no faster: its compiler goes on for minutes. How long it took, in seconds."""
+    started_s = time.monotonic()
+    best, without_gain = 0.0, 0
+    for _ in range(JVM_PASSES_MAX):
+        rate = load_once(contender, scenarios, JVM_PASS_S)
+        without_gain = 0 if rate > best * JVM_GAIN else without_gain + 1
+        best = max(best, rate)
+        if without_gain == JVM_PASSES_WITHOUT_GAIN:
+            break
+    return time.monotonic() - started_s
+
+
+def load_once(contender: Contender, scenarios: Sequence[Scenario], seconds: float) -> float:
+    """One pass over all kinds of load; the sum of the rates."""
+    return sum(contender(scenario, 0, seconds).rate for scenario in scenarios)
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------
@@ -214,14 +235,14 @@ def of_the_empty_handler(found: Mapping[Scenario, Figures]) -> str:
     return table(["requests/s", PENSTOCK, EMPTY, "ratio", "target"], rows)
 
 
-def explanation(pace: Pace, missing: str | None) -> str:
+def explanation(pace: Pace, about_elasticmq: str) -> str:
     """What was done."""
     return f"""
 {CONNECTIONS} connections, each waiting for the response before it sends the next request, in AWS JSON 1.0 with the
 headers that boto3 sends; one load generator (`bench/sqs_load.py`) in a process of its own, on the same machine. Every
 server is one process. Penstock runs as `penstock serve` does, and syncs every send and every delete before it answers;
-ElasticMQ and moto keep everything in memory, as is their default. They take turns, {pace.turns} of {pace.count_s:g} s
-for every line, with a new queue for every turn. {about_elasticmq(pace, missing)}
+ElasticMQ and moto keep everything in memory, as is their default. Turns last {pace.count_s:g} s, {pace.turns} for
+every server and line, with a new queue for every turn. {about_elasticmq}
 Moto's server ({version("moto")}) closes the connection after each response; connecting again is part of its time.
 
 *Send, receive, delete*: each connection sends, receives as many, deletes them, and starts over; all three count as
@@ -230,13 +251,10 @@ that the load generator could not ask faster.
 """
 
 
-def about_elasticmq(pace: Pace, missing: str | None) -> str:
-    """How it was treated."""
-    if missing is not None:
-        return f"ElasticMQ was left out: {missing}."
-    warm_up_s = pace.jvm_warm_up_s * len(SCENARIOS)
-    return f"""ElasticMQ ({elasticmq.VERSION}) is loaded for {warm_up_s:g} s before the first turn, in every
-way, so that its JVM has compiled what counts."""
+def how_warm(seconds: float) -> str:
+    """What happened to ElasticMQ before the first turn."""
+    return f"""Before the first turn, ElasticMQ ({elasticmq.VERSION}) was
+loaded in every way until its JVM got no faster, for {seconds:.0f} s."""
 
 
 def main() -> None:
@@ -253,13 +271,14 @@ def main() -> None:
         for name, server in servers.items():
             address = stack.enter_context(server(stack.enter_context(empty_directory())))
             contenders[name] = contender(address, load_empty if name == EMPTY else load_sqs)
-        warm_up(contenders, scenarios, pace)
+        jvm_warm_up_s = warm_up(contenders, scenarios, pace)
         found = take_turns(contenders, scenarios, pace)
     tables = [of_the_empty_handler(found)]
     if missing is None:
         tables += [against(ELASTICMQ, found, ELASTICMQ_TARGETS), response_times(ELASTICMQ, found)]
     tables.append(against(MOTO, found, MOTO_TARGETS))
-    report("sqs. SQS over sockets", explanation(pace, missing), *tables)
+    about_elasticmq = how_warm(jvm_warm_up_s) if missing is None else f"ElasticMQ was left out: {missing}."
+    report("sqs. SQS over sockets", explanation(pace, about_elasticmq), *tables)
 
 
 def contender(address: Address, load: Callable[[Address, Scenario, float, float], Outcome]) -> Contender:
