@@ -34,6 +34,7 @@ from pathlib import Path
 
 from penstock.core.changes import Buffer, Changes
 from penstock.core.errors import StoreError
+from penstock.store.ahead import ReadAhead
 from penstock.store.ballast import Ballast
 from penstock.store.base import Store, Table
 from penstock.store.disk import Disk, RealDisk, is_full
@@ -125,6 +126,7 @@ class EmbeddedStore:
         self._changed = threading.Condition(threading.Lock())
         self._newest = Layer(table.position)
         self._layers: tuple[Layer, ...] = (self._newest,)
+        self._ahead = ReadAhead(table, self._is_hidden) if background else None
         self._replay()
         self._applier: threading.Thread | None = None
         if background:
@@ -159,6 +161,8 @@ class EmbeddedStore:
             self._wait_for_applier()
         if changes.chunks:
             self._check_space(changes)
+        if self._ahead is not None:
+            self._ahead.before_sync()
         position = self._append(changes)
         with self._changed:
             newest = self._newest
@@ -170,6 +174,8 @@ class EmbeddedStore:
             due = self._is_due(newest)
             if first or due:
                 self._changed.notify_all()
+        if self._ahead is not None and (changes.chunks or changes.dropped):
+            self._ahead.forget(changes.chunks, changes.dropped)
         if due and self._applier is None:
             self._apply_or_note()
 
@@ -258,6 +264,8 @@ class EmbeddedStore:
             if older is None:
                 return
             self._apply_layer(older, newest)
+            if self._ahead is not None:
+                self._ahead.table_changed()
             with self._changed:
                 self._layers = (newest,)
                 self._no_room = None
@@ -383,7 +391,10 @@ class EmbeddedStore:
                 raise KeyError(key)
             if chunk is not Missing.ASK_BELOW:
                 return joined(chunk)
-        return self._table.read_chunk(key)
+        return (self._ahead or self._table).read_chunk(key)
+
+    def _is_hidden(self, key: bytes) -> bool:
+        return any(layer.hides_chunk(key) for layer in self._layers)
 
     def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
         """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
@@ -419,6 +430,8 @@ class EmbeddedStore:
                 self.apply_now()
         self._failure = self._failure or CommitFailed(f"the store in {self._directory} is closed")
         self._journal.close()
+        if self._ahead is not None:
+            self._ahead.close()
         self._table.close()
         if self._directory_lock is not None:
             self._directory_lock.release()

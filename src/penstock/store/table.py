@@ -12,7 +12,8 @@ keys and opening a store never touch a body. Records are small and live in their
 faster. `secure_delete` is off: writing zeros over freed pages made it fifty times slower.
 
 The interpreter. Python's `sqlite3` lets go of the interpreter lock for every statement and has to get it back after it.
-With a busy thread beside, that can take a while. So small rows go in by the dozen, in one statement.
+With a busy thread beside, that can take a while. So small rows go in by the dozen, in one statement. Large bodies are
+read as an open blob, which copies them once, and lets go of the lock meanwhile; a `SELECT` copies them twice.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _delete_statement(table: str, rows: int) -> str:
     return f"DELETE FROM {table} WHERE key IN ({','.join('?' * rows)})"
 
 
-_READ_CHUNK = "SELECT body FROM chunks WHERE key = ?"
+_FIND_CHUNK = f"SELECT id, iif(length(body) <= {SMALL_CHUNK_BYTES}, body, NULL) FROM chunks WHERE key = ?"
 
 
 def _between(select: str, start: bytes, end: bytes | None) -> tuple[str, list[bytes | int]]:
@@ -116,11 +117,24 @@ class TableReads:
 
     def read_chunk(self, key: bytes) -> bytes:
         """A chunk; `KeyError` if it is not there."""
-        row = self.connection.execute(_READ_CHUNK, (key,)).fetchone()
+        if self.connection.in_transaction:
+            return self._read_chunk(key)
+        self.connection.execute("BEGIN")
+        try:
+            return self._read_chunk(key)
+        finally:
+            self.connection.execute("COMMIT")
+
+    def _read_chunk(self, key: bytes) -> bytes:
+        """Find the row and read its body, within one transaction: row numbers are used again."""
+        row = self.connection.execute(_FIND_CHUNK, (key,)).fetchone()
         if row is None:
             raise KeyError(key)
-        body: bytes = row[0]
-        return body
+        row_number, small_body = row
+        if small_body is not None:
+            return bytes(small_body)
+        with self.connection.blobopen("chunks", "body", row_number, readonly=True) as blob:
+            return blob.read()
 
     def list_chunks(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:
         """Up to `limit` chunk keys from `start` (inclusive) to `end` (exclusive), in order."""
