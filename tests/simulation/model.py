@@ -968,6 +968,7 @@ class Model:
         for sequence in sorted(got):
             self._offer(channel, queue.messages[sequence])
         queue.stored |= got
+        self._may_be_gone(queue, list(queue.stored))
 
     def _accept_DeleteChannel(self, command: c.DeleteChannel, outcome: Outcome) -> None:
         if self._refused(outcome, self._missing(command.queue, command.channel)):
