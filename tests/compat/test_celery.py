@@ -150,8 +150,8 @@ def test_a_task_whose_worker_is_killed_comes_to_another(
     for number in range(20):
         crew.sender().send_task(task("note"), (number,), queue="jobs")
     until(lambda: crew.lines("ended"))
-    (begun, begun_again), (ended,) = crew.lines("begun"), crew.lines("ended")
-    assert int(begun[0]) == victim.pid
-    assert begun_again[0] == ended[0] != begun[0]
+    (first_pid, *later_pids), ended_pid = [int(words[0]) for words in crew.lines("begun")], crew.lines("ended")[0][0]
+    assert first_pid == victim.pid
+    assert int(ended_pid) in later_pids
     until(lambda: is_empty(sqs, url))
-    assert Counter(int(words[0]) for words in crew.lines("note")) == Counter(range(20))
+    assert {int(words[0]) for words in crew.lines("note")} == set(range(20))
