@@ -24,7 +24,6 @@ from penstock.protocols.sqs.errors import (
 )
 from penstock.protocols.sqs.messages import (
     Draft,
-    Held,
     MessageActions,
     check_grouping,
     check_visibility,
@@ -133,7 +132,7 @@ class BatchActions(MessageActions):
         rounds = _rounds(self._held_entries(queue, entries, result))
         refused = await _refused(
             [
-                Ack(queue=queue.name, channel=group[0].held.channel, spans=_joined([each.held.span for each in group]))
+                Ack(queue=queue.name, channel=group[0].channel, spans=_joined([each.span for each in group]))
                 for group in rounds
             ]
         )
@@ -142,8 +141,8 @@ class BatchActions(MessageActions):
                 result.successful += [SettledEntry(each.id) for each in group]
                 continue
             for each in group:
-                if each.held.span.first in errors:
-                    result.failed.append(_failed(each.id, expired(each.held.handle)))
+                if each.span.first in errors:
+                    result.failed.append(_failed(each.id, expired(each.handle)))
                 else:
                     result.successful.append(SettledEntry(each.id))
         return result
@@ -161,8 +160,8 @@ class BatchActions(MessageActions):
             [
                 Extend(
                     queue=queue.name,
-                    channel=group[0].held.channel,
-                    spans=[each.held.span for each in group],
+                    channel=group[0].channel,
+                    spans=[each.span for each in group],
                     lease_ms=group[0].visibility_s * 1_000,
                 )
                 for group in rounds
@@ -170,7 +169,7 @@ class BatchActions(MessageActions):
         )
         for group, errors in zip(rounds, refused, strict=True):
             for each in group:
-                error = errors.get(each.held.span.first)
+                error = errors.get(each.span.first)
                 if error is None:
                     result.successful.append(SettledEntry(each.id))
                 else:
@@ -210,27 +209,29 @@ class BatchActions(MessageActions):
 
     # -- settling --
 
-    def _held_entries(self, queue: Queue, entries: Sequence[SettleEntry], result: SettledResult) -> list[HeldEntry]:
+    def _held_entries(self, queue: Queue, entries: Sequence[SettleEntry], result: SettledResult) -> list[Held]:
         """What the entries' receipts say; those that say nothing go to the failed ones."""
         found = []
         for entry in entries:
             try:
-                held = self.held(queue, entry.receipt_handle)
+                channel, span = self.held(queue, entry.receipt_handle)
                 visibility_s = 0
                 if isinstance(entry, ChangeMessageVisibilityBatchRequestEntry):
                     visibility_s = check_visibility(entry.visibility_timeout)
             except SqsError as error:
                 result.failed.append(_failed(entry.id, error))
             else:
-                found.append(HeldEntry(entry.id or "", held, visibility_s))
+                found.append(Held(entry.id or "", entry.receipt_handle, channel, span, visibility_s))
         return found
 
 
-class HeldEntry(NamedTuple):
+class Held(NamedTuple):
     """An entry whose receipt was made here."""
 
     id: str
-    held: Held
+    handle: str | None
+    channel: str
+    span: Span
     visibility_s: int
 
 
@@ -289,16 +290,15 @@ def _joined(spans: list[Span]) -> list[Span]:
     return joined
 
 
-def _rounds(entries: list[HeldEntry]) -> list[list[HeldEntry]]:
+def _rounds(entries: list[Held]) -> list[list[Held]]:
     """Entries that one command can settle: of one channel, for one time, and no message twice on different attempts."""
-    if len({(held.channel, held.span.first) for _, held, _ in entries}) == len(entries) and (
-        len({(held.channel, visibility_s) for _, held, visibility_s in entries}) == 1
-    ):
+    kinds = {(channel, visibility_s) for _, _, channel, _, visibility_s in entries}
+    if len(kinds) == 1 and len({entry.span.first for entry in entries}) == len(entries):
         return [entries]
-    rounds: dict[tuple[str, int, int], list[HeldEntry]] = {}
+    rounds: dict[tuple[str, int, int], list[Held]] = {}
     seen: dict[tuple[str, int], list[int]] = {}
     for entry in entries:
-        channel, span = entry.held.channel, entry.held.span
+        channel, span = entry.channel, entry.span
         attempts = seen.setdefault((channel, span.first), [])
         if span.attempt not in attempts:
             attempts.append(span.attempt)

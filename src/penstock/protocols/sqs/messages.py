@@ -105,18 +105,18 @@ class MessageActions(Unpacking):
     async def DeleteMessage(self, caller: Caller, request: DeleteMessageRequest) -> None:
         """Delete a message that was received. One that is gone already, or that somebody else has, is fine."""
         queue = self.queue(self.queue_name(caller, request.queue_url, "read"))
-        held = self.held(queue, request.receipt_handle)
-        settled: Settled = await ask(Ack(queue=queue.name, channel=held.channel, spans=[held.span]))
+        channel, span = self.held(queue, request.receipt_handle)
+        settled: Settled = await ask(Ack(queue=queue.name, channel=channel, spans=[span]))
         if settled.refused and queue.config.is_fifo:
-            raise expired(held.handle)
+            raise expired(request.receipt_handle)
 
     async def ChangeMessageVisibility(self, caller: Caller, request: ChangeMessageVisibilityRequest) -> None:
         """Keep a message longer, or give it back."""
         queue = self.queue(self.queue_name(caller, request.queue_url, "read"))
-        held = self.held(queue, request.receipt_handle)
+        channel, span = self.held(queue, request.receipt_handle)
         visibility_s = check_visibility(request.visibility_timeout)
         settled: Settled = await ask(
-            Extend(queue=queue.name, channel=held.channel, spans=[held.span], lease_ms=visibility_s * _SECOND_MS)
+            Extend(queue=queue.name, channel=channel, spans=[span], lease_ms=visibility_s * _SECOND_MS)
         )
         if settled.refused:
             raise not_changed(settled.refused[0].error, visibility_s)
@@ -224,8 +224,8 @@ class MessageActions(Unpacking):
             raise no_such_queue()
         return queue
 
-    def held(self, queue: Queue, handle: str | None) -> Held:
-        """What a receipt handle says, for a message of this queue."""
+    def held(self, queue: Queue, handle: str | None) -> tuple[str, Span]:
+        """What a receipt handle says, for a message of this queue: the channel, and which message on which attempt."""
         if not handle:
             raise missing("ReceiptHandle")
         try:
@@ -235,16 +235,8 @@ class MessageActions(Unpacking):
         if queue_id == queue.id:
             for name, channel in queue.channels.items():
                 if channel.id == channel_id:
-                    return Held(handle, name, Span(sequence, sequence, attempt))
+                    return name, Span(sequence, sequence, attempt)
         raise invalid_receipt(handle)
-
-
-class Held(NamedTuple):
-    """A message in somebody's hands."""
-
-    handle: str
-    channel: str
-    span: Span
 
 
 def check_token(text: str, parameter: str) -> None:
