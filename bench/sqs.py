@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from bench import elasticmq
 from bench.measure import Measured, Scale, at_least, at_most, empty_directory, parse_scale, plain, report, table
-from bench.sqs_load import BATCH, Address, Load, Outcome, Script, Tally, send_requests, sending, working
+from bench.sqs_load import BATCH, Address, Load, Outcome, Script, Server, Tally, send_requests, sending, working
 from bench.sqs_servers import (
     ELASTICMQ,
     EMPTY,
@@ -100,8 +100,9 @@ def queue(address: Address) -> Iterator[str]:
     ask(address, "DeleteQueue", {"QueueUrl": url})
 
 
-def load_sqs(address: Address, scenario: Scenario, settle_s: float, count_s: float) -> Outcome:
+def load_sqs(server: Server, scenario: Scenario, settle_s: float, count_s: float) -> Outcome:
     """Load a server that speaks SQS."""
+    address = server.address
     with queue(address) as url:
         tally = Tally()
         requests = send_requests(address, url, body_bytes=scenario.body_bytes, batch=scenario.batch)
@@ -111,22 +112,23 @@ def load_sqs(address: Address, scenario: Scenario, settle_s: float, count_s: flo
                 return working(requests, start, scenario.batch, tally, address, url)
             return sending(requests, start, scenario.batch, tally)
 
-        outcome = run(address, script, settle_s, count_s)
+        outcome = run(server, script, settle_s, count_s)
     under_way = 2 * CONNECTIONS * scenario.batch
     if scenario.deletes and tally.deleted + under_way < 0.9 * tally.sent:
         raise RuntimeError(f"no steady state: {tally.sent} messages sent, only {tally.deleted} deleted")
     return outcome
 
 
-def load_empty(address: Address, scenario: Scenario, settle_s: float, count_s: float) -> Outcome:
+def load_empty(server: Server, scenario: Scenario, settle_s: float, count_s: float) -> Outcome:
     """Load the empty handler with what the others get, as far as it is known without looking at the answers."""
-    requests = send_requests(address, "http://nowhere/0/q", body_bytes=scenario.body_bytes, batch=scenario.batch)
-    return run(address, lambda start: sending(requests, start, scenario.batch, Tally()), settle_s, count_s)
+    url = "http://nowhere/0/q"
+    requests = send_requests(server.address, url, body_bytes=scenario.body_bytes, batch=scenario.batch)
+    return run(server, lambda start: sending(requests, start, scenario.batch, Tally()), settle_s, count_s)
 
 
-def run(address: Address, script: Callable[[int], Script], settle_s: float, count_s: float) -> Outcome:
+def run(server: Server, script: Callable[[int], Script], settle_s: float, count_s: float) -> Outcome:
     """Load a server over all connections."""
-    load = Load(address, [script(start) for start in range(CONNECTIONS)])
+    load = Load(server, [script(start) for start in range(CONNECTIONS)])
     gc.collect()
     gc.disable()
     try:
@@ -144,6 +146,7 @@ class Figures(NamedTuple):
     rates: Measured
     p50_ms: Measured
     p99_ms: Measured
+    server_cpu_us: Measured
     client_cpu: Mapping[str, float]
 
 
@@ -164,10 +167,15 @@ def take_turns(
 
 def figures(outcomes: Mapping[str, Sequence[Outcome]]) -> Figures:
     """The outcomes, measure by measure."""
+
+    def measured(measure: Callable[[Outcome], float]) -> Measured:
+        return Measured({name: [measure(each) for each in of_name] for name, of_name in outcomes.items()})
+
     return Figures(
-        rates=Measured({name: [each.rate for each in of_name] for name, of_name in outcomes.items()}),
-        p50_ms=Measured({name: [each.p50_ms for each in of_name] for name, of_name in outcomes.items()}),
-        p99_ms=Measured({name: [each.p99_ms for each in of_name] for name, of_name in outcomes.items()}),
+        rates=measured(lambda outcome: outcome.rate),
+        p50_ms=measured(lambda outcome: outcome.p50_ms),
+        p99_ms=measured(lambda outcome: outcome.p99_ms),
+        server_cpu_us=measured(lambda outcome: outcome.server_cpu_us),
         client_cpu={name: max(each.client_cpu for each in of_name) for name, of_name in outcomes.items()},
     )
 
@@ -223,6 +231,15 @@ def response_times(rival: str, found: Mapping[Scenario, Figures]) -> str:
     return table(["p50 / p99, ms", PENSTOCK, rival, "ratio of the p99", "target"], rows)
 
 
+def processor_times(rival: str, found: Mapping[Scenario, Figures]) -> str:
+    """Penstock beside a rival: what a request costs, wherever the threads of a server ran."""
+    rows = []
+    for scenario, of_scenario in found.items():
+        cells = [plain(of_scenario.server_cpu_us.rate(name)) for name in (PENSTOCK, rival)]
+        rows.append([scenario.title, *cells, str(of_scenario.server_cpu_us.ratio(rival, to=PENSTOCK))])
+    return table(["processor time a request, us", PENSTOCK, rival, f"{rival} to {PENSTOCK}"], rows)
+
+
 def of_the_empty_handler(found: Mapping[Scenario, Figures]) -> str:
     """How much of what the HTTP front end could do is left."""
     rows = []
@@ -247,7 +264,8 @@ Moto's server ({version("moto")}) closes the connection after each response; con
 
 *Send, receive, delete*: each connection sends, receives as many, deletes them, and starts over; all three count as
 requests. The *empty handler* is Penstock's HTTP front end answering every request with the same bytes; "at least" says
-that the load generator could not ask faster.
+that the load generator could not ask faster. Penstock works in one thread, ElasticMQ in many: on a machine that others
+use as well, many threads get more of it than one, which is why the processor time is shown.
 """
 
 
@@ -268,22 +286,26 @@ def main() -> None:
         servers[ELASTICMQ] = elasticmq_server
     with ExitStack() as stack:
         contenders: dict[str, Contender] = {}
-        for name, server in servers.items():
-            address = stack.enter_context(server(stack.enter_context(empty_directory())))
-            contenders[name] = contender(address, load_empty if name == EMPTY else load_sqs)
+        for name, start in servers.items():
+            server = stack.enter_context(start(stack.enter_context(empty_directory())))
+            contenders[name] = contender(server, load_empty if name == EMPTY else load_sqs)
         jvm_warm_up_s = warm_up(contenders, scenarios, pace)
         found = take_turns(contenders, scenarios, pace)
     tables = [of_the_empty_handler(found)]
     if missing is None:
-        tables += [against(ELASTICMQ, found, ELASTICMQ_TARGETS), response_times(ELASTICMQ, found)]
+        tables += [
+            against(ELASTICMQ, found, ELASTICMQ_TARGETS),
+            response_times(ELASTICMQ, found),
+            processor_times(ELASTICMQ, found),
+        ]
     tables.append(against(MOTO, found, MOTO_TARGETS))
     about_elasticmq = how_warm(jvm_warm_up_s) if missing is None else f"ElasticMQ was left out: {missing}."
     report("sqs. SQS over sockets", explanation(pace, about_elasticmq), *tables)
 
 
-def contender(address: Address, load: Callable[[Address, Scenario, float, float], Outcome]) -> Contender:
+def contender(server: Server, load: Callable[[Server, Scenario, float, float], Outcome]) -> Contender:
     """A server and the way to load it."""
-    return lambda scenario, settle_s, count_s: load(address, scenario, settle_s, count_s)
+    return lambda scenario, settle_s, count_s: load(server, scenario, settle_s, count_s)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import select
 import socket
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 Script = Generator[bytes, bytes, None]
@@ -40,6 +42,19 @@ class Address(NamedTuple):
 
     host: str
     port: int
+
+
+class Server(NamedTuple):
+    """A process to be loaded."""
+
+    address: Address
+    pid: int
+
+    def cpu_s(self) -> float:
+        """The processor time that all its threads have taken so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        user, system = fields[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -210,6 +225,8 @@ class Outcome:
     """Completed requests a second."""
     p50_ms: float
     p99_ms: float
+    server_cpu_us: float
+    """Processor time that the server took for a request, over all its threads."""
     client_cpu: float
     """The share of a core that the load generator itself took. Near 1, it measured itself."""
 
@@ -217,8 +234,8 @@ class Outcome:
 class Load:
     """Many connections to one server, each with its script."""
 
-    def __init__(self, address: Address, scripts: Sequence[Script]) -> None:
-        self._address = address
+    def __init__(self, server: Server, scripts: Sequence[Script]) -> None:
+        self._server = server
         self._poll = select.epoll()
         self._lanes: dict[int, Lane] = {}
         for script in scripts:
@@ -229,16 +246,18 @@ class Load:
         for lane in list(self._lanes.values()):
             self._send(lane)
         self._serve_until(time.perf_counter() + settle_s)
-        started_s, cpu_s = time.perf_counter(), time.process_time()
+        started_s, client_s, server_s = time.perf_counter(), time.process_time(), self._server.cpu_s()
         latencies_s = self._serve_until(started_s + count_s)
-        seconds, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
+        seconds = time.perf_counter() - started_s
+        client_s, server_s = time.process_time() - client_s, self._server.cpu_s() - server_s
         self._finish()
         latencies_s.sort()
         return Outcome(
             rate=len(latencies_s) / seconds,
             p50_ms=quantile(latencies_s, 0.5) * 1_000,
             p99_ms=quantile(latencies_s, 0.99) * 1_000,
-            client_cpu=cpu_s / seconds,
+            server_cpu_us=server_s / len(latencies_s) * 1_000_000,
+            client_cpu=client_s / seconds,
         )
 
     def _serve_until(self, end_s: float) -> list[float]:
@@ -289,7 +308,7 @@ class Load:
         self._poll.unregister(lane.socket.fileno())
 
     def _connect(self) -> socket.socket:
-        connected = socket.create_connection(self._address)
+        connected = socket.create_connection(self._server.address)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connected
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import elasticmq
-from bench.sqs_load import Address
+from bench.sqs_load import Address, Server
 
 HOST = "127.0.0.1"
 _ROOT = Path(__file__).resolve().parent.parent
@@ -28,49 +28,49 @@ EMPTY = "empty handler"
 
 
 @contextmanager
-def penstock_server(directory: Path) -> Iterator[Address]:
+def penstock_server(directory: Path) -> Iterator[Server]:
     """Penstock, as `penstock serve` starts it: every acknowledgement after its `fdatasync`."""
     ready_file = directory / "ready.json"
     ports = ["--sqs-port", "0", "--http-port", "0"]
     command = [sys.executable, "-m", "penstock", "serve", "--data", str(directory / "data"), *ports]
-    with process([*command, "--ready-file", str(ready_file)], directory, ready_file.exists):
-        yield Address(HOST, json.loads(ready_file.read_text())["listening"]["sqs"]["port"])
+    with process([*command, "--ready-file", str(ready_file)], directory, ready_file.exists) as pid:
+        yield Server(Address(HOST, json.loads(ready_file.read_text())["listening"]["sqs"]["port"]), pid)
 
 
 @contextmanager
-def elasticmq_server(directory: Path) -> Iterator[Address]:
+def elasticmq_server(directory: Path) -> Iterator[Server]:
     """ElasticMQ, in memory."""
     address = Address(HOST, free_port())
-    with process(elasticmq.command(*address), directory, lambda: answers(address)):
-        yield address
+    with process(elasticmq.command(*address), directory, lambda: answers(address)) as pid:
+        yield Server(address, pid)
 
 
 @contextmanager
-def moto_server(directory: Path) -> Iterator[Address]:
+def moto_server(directory: Path) -> Iterator[Server]:
     """Moto's stand-alone server, in memory."""
     address = Address(HOST, free_port())
     command = [sys.executable, "-m", "moto.server", "-H", address.host, "-p", str(address.port)]
-    with process(command, directory, lambda: answers(address)):
-        yield address
+    with process(command, directory, lambda: answers(address)) as pid:
+        yield Server(address, pid)
 
 
 @contextmanager
-def empty_server(directory: Path) -> Iterator[Address]:
+def empty_server(directory: Path) -> Iterator[Server]:
     """Penstock's HTTP front end, with nothing behind it."""
     port_file = directory / "port"
-    with process([sys.executable, "-m", "bench.empty_handler", str(port_file)], directory, port_file.exists):
-        yield Address(HOST, int(port_file.read_text()))
+    with process([sys.executable, "-m", "bench.empty_handler", str(port_file)], directory, port_file.exists) as pid:
+        yield Server(Address(HOST, int(port_file.read_text())), pid)
 
 
 @contextmanager
-def process(command: Sequence[str], directory: Path, is_ready: Callable[[], bool]) -> Iterator[None]:
-    """A server until the block's end. What it prints goes to a file, so that nobody has to read it."""
+def process(command: Sequence[str], directory: Path, is_ready: Callable[[], bool]) -> Iterator[int]:
+    """A server's process id; it runs until the block's end. What it prints goes to a file."""
     printed = directory / "printed"
     with printed.open("wb") as output:
         child = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         wait_for(is_ready, child, printed)
-        yield
+        yield child.pid
     finally:
         child.terminate()
         try:
