@@ -72,6 +72,25 @@ def test_promptly_consumed_chunks_never_reach_the_table(tmp_path: Path) -> None:
     assert table_keys(tmp_path) == []
 
 
+def test_journal_of_a_promptly_consumed_queue_is_used_again_early(tmp_path: Path) -> None:
+    options = StoreOptions(apply_after_seconds=1000, apply_dead_bytes=1 << 20, segment_bytes=512 << 10)
+    store = open_embedded(tmp_path, options=options)
+    for number in range(200):
+        store.commit(changes_of({b"c/%d" % number: BODY}))
+        store.commit(changes_of({b"c/%d" % number: None}))
+    until(lambda: store.stats.transactions > 0)
+    assert store.stats.chunks_applied == 0
+    store.close()
+
+
+def test_journal_of_a_backlog_is_not_applied_early(tmp_path: Path) -> None:
+    store = open_embedded(tmp_path, options=StoreOptions(apply_after_seconds=1000, apply_dead_bytes=1 << 20))
+    for number in range(30):
+        store.commit(changes_of({b"c/%d" % number: BODY}))
+    assert store.stats.transactions == 0
+    store.close()
+
+
 def test_idle_store_is_applied_after_its_time(tmp_path: Path) -> None:
     store = open_embedded(tmp_path, options=StoreOptions(apply_after_seconds=0.02))
     store.commit(changes_of({b"c": BODY}))

@@ -417,11 +417,11 @@ def test_thread_makes_segments_ready_ahead(tmp_path: Path) -> None:
 
 
 def test_journal_starts_small_and_grows_with_use(tmp_path: Path) -> None:
-    journal = FileJournal(RealDisk(), tmp_path, IDENTITY)
+    journal = FileJournal(RealDisk(), tmp_path, IDENTITY, segment_bytes=8 << 20, first_segment_bytes=1 << 20)
     list(journal.replay(0))
-    assert journal.nbytes == 2 << 20
+    assert journal.nbytes == 1 << 20
     for number in range(1, 120):
         journal.append(commit_of(number, 100_000))
     journal.close()
     sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
-    assert sizes[:3] == [2 << 20, 8 << 20, 16 << 20]
+    assert sizes[:3] == [1 << 20, 4 << 20, 8 << 20]

@@ -11,9 +11,11 @@ becomes current.
 
 Writing into blocks that exist changes no metadata, so `fdatasync` flushes the data and nothing else. A thread keeps
 enough ready segments ahead: it renames one that was trimmed, or writes zeros into a new file. It does this before they
-are needed, so that a commit does not pay for it. The first segments are small, and each new one four times larger up to
-`segment_bytes`: a small store takes a small place. A commit that is larger than a segment gets one that is made longer
-for it.
+are needed, so that a commit does not pay for it. Zeros compete with commits for the disk, so that recycling is much
+better, and up to `SPARES_MAX` trimmed segments are kept for it. They are small, so that zeros hold commits up for a
+short time only, and a small store takes a small place: it has one segment, and the next is made when that begins to
+fill. (Where `first_segment_bytes` is smaller than `segment_bytes`, each new one is four times larger up to there.) A
+commit that is larger than a segment gets one that is made longer for it.
 
 Disk full. The last `headroom_bytes` of what is ready are kept for commits that add no chunk: acknowledgements succeed
 when sends are refused. A commit that does not fit asks the thread for one more segment, waits for the answer, and
@@ -42,11 +44,13 @@ from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
 from penstock.store.journal.frames import FRAMES_START, aligned, encode_frame, segment_header
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
 
-SEGMENT_BYTES = 16 << 20
-FIRST_SEGMENT_BYTES = 2 << 20
+SEGMENT_BYTES = 4 << 20
+FIRST_SEGMENT_BYTES = 4 << 20
 HEADROOM_BYTES = 512 << 10
-SPARES_MAX = 4
+SPARES_MAX = 16
 GROWTH = 4
+FIRST_USE = 16
+"""A segment that is filled to this part is the time to make the next one ready."""
 RETRY_SECONDS = 1.0
 
 _TEMPORARY_NAME = "new.tmp"
@@ -336,8 +340,8 @@ class FileJournal:
         self._ready_bytes += segment.free
 
     def _set_low_mark(self, newest: _Segment) -> None:
-        """How much has to be ready, at least: a whole segment, but less while they are still growing."""
-        self._low_bytes = newest.size // 2 if newest.size < self._segment_bytes else self._segment_bytes
+        """How much has to be ready, at least: nearly a whole segment."""
+        self._low_bytes = newest.size - newest.size // FIRST_USE
 
     def _create_segment(self, sequence: int, size: int) -> _Segment:
         temporary = self._directory / _TEMPORARY_NAME
@@ -437,10 +441,11 @@ class FileJournal:
         current = self._current
         if current is None or self._failed is not None or self._number > self._trimmed or self._retired:
             return
-        if current.size + self._ready_bytes <= 2 * self._first_segment_bytes:
-            return
-        self._create_segment(self._next_sequence(), self._first_segment_bytes).file.close()
-        for segment in [current, *self._ready]:
+        superfluous = [*self._ready]
+        if current.size > self._first_segment_bytes:
+            self._create_segment(self._next_sequence(), self._first_segment_bytes).file.close()
+            superfluous.append(current)
+        for segment in superfluous:
             self._disk.remove(segment.path)
         self._disk.sync_directory(self._directory)
 
