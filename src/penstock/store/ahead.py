@@ -2,7 +2,7 @@
 
 Consumers take the chunks of a lane in key order. When one is read from the table, a thread fetches those behind it, so
 that the next `read_chunk` finds its chunk in memory: the table is read while the consumer waits for the sync of its
-acknowledgements, and a long backlog is consumed as fast as a short one.
+acknowledgements, and not in the middle of a receive.
 
 How far. The first read of a lane fetches one chunk ahead, and each further one twice as many, up to `LANE_CHUNKS_MAX`
 and about `LANE_BYTES_MAX`: who looks at one chunk does not cause ten to be read. A read that goes back stops it until
