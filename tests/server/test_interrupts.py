@@ -21,6 +21,14 @@ from tests.client.adapter import ENTROPY, World
 from tests.server.stores import Gate, TroubledStore
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard() -> Any:
+    """A process that was started in the background ignores Ctrl-C from birth; these tests are about hearing it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def threads(store: TroubledStore) -> Any:
     world = World(store.open, tasks=False)

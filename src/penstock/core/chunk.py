@@ -55,8 +55,12 @@ Values = Sequence[bytes | None]
 
 
 def _offsets_of(values: Sequence[Buffer]) -> NDArray[np.int32]:
-    offsets = np.zeros(len(values) + 1, dtype=np.int32)
-    np.cumsum(np.fromiter(map(len, values), dtype=np.int32, count=len(values)), out=offsets[1:])
+    lengths = list(map(len, values))
+    count = len(lengths)
+    if count and lengths.count(lengths[0]) == count:  # messages of one length are common, and quickly counted
+        return np.arange(count + 1, dtype=np.int32) * np.int32(lengths[0])
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
