@@ -55,12 +55,13 @@ Values = Sequence[bytes | None]
 
 
 def _offsets_of(values: Sequence[Buffer]) -> NDArray[np.int32]:
-    lengths = list(map(len, values))
-    count = len(lengths)
-    if count and lengths.count(lengths[0]) == count:  # messages of one length are common, and quickly counted
-        return np.arange(count + 1, dtype=np.int32) * np.int32(lengths[0])
+    count = len(values)
+    if count > 1 and len(values[0]) == len(values[-1]) == len(values[count // 2]):
+        lengths = list(map(len, values))
+        if lengths.count(lengths[0]) == count:  # messages of one length are common, and quickly counted
+            return np.arange(count + 1, dtype=np.int32) * np.int32(lengths[0])
     offsets = np.zeros(count + 1, dtype=np.int32)
-    np.cumsum(lengths, out=offsets[1:])
+    np.cumsum(np.fromiter(map(len, values), dtype=np.int32, count=count), out=offsets[1:])
     return offsets
 
 
