@@ -247,7 +247,7 @@ class Load:
             self._send(lane)
         self._serve_until(time.perf_counter() + settle_s)
         started_s, client_s, server_s = time.perf_counter(), time.process_time(), self._server.cpu_s()
-        latencies_s = self._serve_until(started_s + count_s)
+        latencies_s = self._serve_until(started_s + count_s, responses_min=1)
         seconds = time.perf_counter() - started_s
         client_s, server_s = time.process_time() - client_s, self._server.cpu_s() - server_s
         self._finish()
@@ -260,11 +260,11 @@ class Load:
             client_cpu=client_s / seconds,
         )
 
-    def _serve_until(self, end_s: float) -> list[float]:
-        """Let the scripts go on until then. How long each response took."""
+    def _serve_until(self, end_s: float, responses_min: int = 0) -> list[float]:
+        """Let the scripts go on until then, and until there are some responses. How long each response took."""
         latencies_s: list[float] = []
         lanes, now_s = self._lanes, time.perf_counter
-        while now_s() < end_s:
+        while now_s() < end_s or len(latencies_s) < responses_min:
             for number in self._readable():
                 lane = lanes[number]
                 response = lane.read()
