@@ -24,6 +24,20 @@ from penstock.core.window import Entry, Window
 if TYPE_CHECKING:
     from penstock.core.channel import Channel
 
+Part = tuple[int, int]
+"""Sequence numbers from the first up to, not including, the second."""
+Judge = Callable[[Window, slice], NDArray[np.bool_]]
+Apply = Callable[[Window, Entry, int, int], None]
+
+
+def _allowing(event: Event, attempt: int) -> Judge:
+    """Approves of messages to which an event may happen, on that attempt."""
+    return lambda window, rows: window.columns.rows_allowing(event, rows, attempt)
+
+
+def _do_nothing(window: Window, entry: Entry, first: int, stop: int) -> None:
+    """For who only wants to know."""
+
 
 class Settlement:
     """Settles messages of one channel."""
@@ -74,45 +88,27 @@ class Settlement:
 
     def ack_sequences(self, sequences: NDArray[np.int64], session: int) -> tuple[int, list[Refused]]:
         """As `ack`, for messages that a session holds."""
+
+        def held(window: Window, rows: slice) -> NDArray[np.bool_]:
+            columns = window.columns
+            mask: NDArray[np.bool_] = (columns.state[rows] == LEASED) & (columns.holder[rows] == session)
+            return mask
+
         done, refused = 0, []
         for first, stop in runs_of(np.unique(sequences).astype(np.intp)):
-            acked, left = self._ack_held(first, stop, session)
+            acked, left = self._walk(first, stop, held, self._ack_run)
             done += acked
-            refused += left
+            refused += [self._stale(low, high) for low, high in left]
         return done, refused
-
-    def _ack_held(self, first: int, stop: int, session: int) -> tuple[int, list[Refused]]:
-        left = [(first, stop)]
-        done = 0
-        for window in list(self.windows.values()):
-            pending, left = left, []
-            for low, high in pending:
-                left += gaps(low, high, window.overlaps(low, high))
-                for entry, start, end in window.overlaps(low, high):
-                    rows = window.rows(entry, start, end)
-                    columns = window.columns
-                    held = (columns.state[rows] == LEASED) & (columns.holder[rows] == session)
-                    for good, run_first, run_stop in cut(held, start):
-                        if good:
-                            self._ack_run(window, entry, run_first, run_stop)
-                            done += run_stop - run_first
-                        else:
-                            left.append((run_first, run_stop))
-        return done, [self._stale(low, high) for low, high in left]
 
     def can_ack(self, span: Span) -> bool:
         """Whether `ack` would settle all of a span."""
-        left = [(span.first, span.last + 1)]
-        for window in self.windows.values():
-            pending, left = left, []
-            for low, high in pending:
-                left += gaps(low, high, window.overlaps(low, high))
-                for entry, start, end in window.overlaps(low, high):
-                    good = window.columns.rows_allowing(Event.ACK, window.rows(entry, start, end), span.attempt)
-                    left += [(run_first, run_stop) for ok, run_first, run_stop in cut(good, start) if not ok]
+        if span.attempt <= 0:
+            return False
+        _, left = self._walk(span.first, span.last + 1, _allowing(Event.ACK, span.attempt), _do_nothing)
         if left:
             _, left = self._ack_far(left, span.attempt, dry=True)
-        return not left and span.attempt > 0
+        return not left
 
     def release(self, span: Span, now_ms: int, delay_ms: int | None, error: str) -> tuple[int, list[Refused]]:
         """A delivery failed, says the receiver."""
@@ -161,33 +157,38 @@ class Settlement:
         )
         return Refused(first, stop - 1, error)
 
-    def _settle(
-        self, span: Span, event: Event, apply: Callable[[Window, Entry, int, int], None]
-    ) -> tuple[int, list[Refused]]:
+    def _settle(self, span: Span, event: Event, apply: Apply) -> tuple[int, list[Refused]]:
         """Apply an event to those messages of a span to which it may happen; the others are refused."""
         if span.attempt <= 0:
             return 0, [self._stale(span.first, span.last + 1)]
-        left = [(span.first, span.last + 1)]
-        done = 0
-        for window in list(self.windows.values()):
-            pending, left = left, []
-            for low, high in pending:
-                found = window.overlaps(low, high)
-                left += gaps(low, high, found)
-                for entry, start, end in found:
-                    good = window.columns.rows_allowing(event, window.rows(entry, start, end), span.attempt)
-                    for ok, first, stop in cut(good, start):
-                        if ok:
-                            apply(window, entry, first, stop)
-                            done += stop - first
-                        else:
-                            left.append((first, stop))
+        done, left = self._walk(span.first, span.last + 1, _allowing(event, span.attempt), apply)
         if left and event == Event.ACK:
             acked, left = self._ack_far(left, span.attempt, dry=False)
             done += acked
             self.channel.acked += acked
             self.channel.touch()
         return done, [self._stale(low, high) for low, high in left]
+
+    def _walk(self, first: int, stop: int, judge: Judge, apply: Apply) -> tuple[int, list[Part]]:
+        """Apply something to those messages of a run of which `judge` approves, in whatever window they are now.
+
+        Returns how many that were, and the parts of the run that were found nowhere or not approved of.
+        """
+        done, left = 0, [(first, stop)]
+        for window in list(self.windows.values()):
+            pending, left = left, []
+            for low, high in pending:
+                found = window.overlaps(low, high)
+                left += gaps(low, high, found)
+                for entry, start, end in found:
+                    good = judge(window, window.rows(entry, start, end))
+                    for ok, run_first, run_stop in cut(good, start):
+                        if ok:
+                            apply(window, entry, run_first, run_stop)
+                            done += run_stop - run_first
+                        else:
+                            left.append((run_first, run_stop))
+        return done, left
 
     def _ack_far(self, wanted: list[tuple[int, int]], attempt: int, *, dry: bool) -> tuple[int, list[tuple[int, int]]]:
         """A late ack may be for messages that wait far ahead: how many it reached, and what is left."""
