@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -31,6 +32,8 @@ from bench.sqs_servers import (
 )
 
 CONNECTIONS = 64
+MOTO_CONNECTIONS = 8
+"""Moto is fastest with few."""
 SETTLE_S = 0.3
 COUNT_S = 2.0
 TURNS = 5
@@ -100,7 +103,9 @@ def queue(address: Address) -> Iterator[str]:
     ask(address, "DeleteQueue", {"QueueUrl": url})
 
 
-def load_sqs(server: Server, scenario: Scenario, settle_s: float, count_s: float) -> Outcome:
+def load_sqs(
+    server: Server, scenario: Scenario, settle_s: float, count_s: float, connections: int = CONNECTIONS
+) -> Outcome:
     """Load a server that speaks SQS."""
     address = server.address
     with queue(address) as url:
@@ -112,8 +117,8 @@ def load_sqs(server: Server, scenario: Scenario, settle_s: float, count_s: float
                 return working(requests, start, scenario.batch, tally, address, url)
             return sending(requests, start, scenario.batch, tally)
 
-        outcome = run(server, script, settle_s, count_s)
-    under_way = 2 * CONNECTIONS * scenario.batch
+        outcome = run(server, script, settle_s, count_s, connections)
+    under_way = 2 * connections * scenario.batch
     if scenario.deletes and tally.deleted + under_way < 0.9 * tally.sent:
         raise RuntimeError(f"no steady state: {tally.sent} messages sent, only {tally.deleted} deleted")
     return outcome
@@ -123,12 +128,12 @@ def load_empty(server: Server, scenario: Scenario, settle_s: float, count_s: flo
     """Load the empty handler with what the others get, as far as it is known without looking at the answers."""
     url = "http://nowhere/0/q"
     requests = send_requests(server.address, url, body_bytes=scenario.body_bytes, batch=scenario.batch)
-    return run(server, lambda start: sending(requests, start, scenario.batch, Tally()), settle_s, count_s)
+    return run(server, lambda start: sending(requests, start, scenario.batch, Tally()), settle_s, count_s, CONNECTIONS)
 
 
-def run(server: Server, script: Callable[[int], Script], settle_s: float, count_s: float) -> Outcome:
-    """Load a server over all connections."""
-    load = Load(server, [script(start) for start in range(CONNECTIONS)])
+def run(server: Server, script: Callable[[int], Script], settle_s: float, count_s: float, connections: int) -> Outcome:
+    """Load a server over so many connections."""
+    load = Load(server, [script(start) for start in range(connections)])
     gc.collect()
     gc.disable()
     try:
@@ -137,6 +142,8 @@ def run(server: Server, script: Callable[[int], Script], settle_s: float, count_
         gc.enable()
 
 
+LoadServer = Callable[[Server, Scenario, float, float], Outcome]
+LOADS: dict[str, LoadServer] = {EMPTY: load_empty, MOTO: partial(load_sqs, connections=MOTO_CONNECTIONS)}
 Contender = Callable[[Scenario, float, float], Outcome]
 
 
@@ -258,9 +265,10 @@ def explanation(pace: Pace, about_elasticmq: str) -> str:
 {CONNECTIONS} connections, each waiting for the response before it sends the next request, in AWS JSON 1.0 with the
 headers that boto3 sends; one load generator (`bench/sqs_load.py`) in a process of its own, on the same machine. Every
 server is one process. Penstock runs as `penstock serve` does, and syncs every send and every delete before it answers;
-ElasticMQ and moto keep everything in memory, as is their default. Turns last {pace.count_s:g} s, {pace.turns} for
-every server and line, with a new queue for every turn. {about_elasticmq}
-Moto's server ({version("moto")}) closes the connection after each response; connecting again is part of its time.
+ElasticMQ and moto keep everything in memory, as is their default. Turns last {pace.count_s:g} s, {pace.turns} for every
+server and line, with a new queue for each. {about_elasticmq}
+Moto's server ({version("moto")}) is loaded over {MOTO_CONNECTIONS} connections, with which it is fastest, and closes
+them after each response; connecting again is part of its time.
 
 *Send, receive, delete*: each connection sends, receives as many, deletes them, and starts over; all three count as
 requests. The *empty handler* is Penstock's HTTP front end answering every request with the same bytes; "at least" says
@@ -288,7 +296,7 @@ def main() -> None:
         contenders: dict[str, Contender] = {}
         for name, start in servers.items():
             server = stack.enter_context(start(stack.enter_context(empty_directory())))
-            contenders[name] = contender(server, load_empty if name == EMPTY else load_sqs)
+            contenders[name] = contender(server, LOADS.get(name, load_sqs))
         jvm_warm_up_s = warm_up(contenders, scenarios, pace)
         found = take_turns(contenders, scenarios, pace)
     tables = [of_the_empty_handler(found)]
@@ -303,7 +311,7 @@ def main() -> None:
     report("sqs. SQS over sockets", explanation(pace, about_elasticmq), *tables)
 
 
-def contender(server: Server, load: Callable[[Server, Scenario, float, float], Outcome]) -> Contender:
+def contender(server: Server, load: LoadServer) -> Contender:
     """A server and the way to load it."""
     return lambda scenario, settle_s, count_s: load(server, scenario, settle_s, count_s)
 
