@@ -33,7 +33,7 @@ from bench.sqs_servers import (
 
 CONNECTIONS = 64
 MOTO_CONNECTIONS = 8
-"""Moto is fastest with few."""
+"""More make moto no faster, and its batches slower."""
 SETTLE_S = 0.3
 COUNT_S = 2.0
 TURNS = 5
@@ -267,7 +267,7 @@ headers that boto3 sends; one load generator (`bench/sqs_load.py`) in a process 
 server is one process. Penstock runs as `penstock serve` does, and syncs every send and every delete before it answers;
 ElasticMQ and moto keep everything in memory, as is their default. Turns last {pace.count_s:g} s, {pace.turns} for every
 server and line, with a new queue for each. {about_elasticmq}
-Moto's server ({version("moto")}) is loaded over {MOTO_CONNECTIONS} connections, with which it is fastest, and closes
+Moto's server ({version("moto")}) is loaded over {MOTO_CONNECTIONS} connections, since 64 make it no faster, and closes
 them after each response; connecting again is part of its time.
 
 *Send, receive, delete*: each connection sends, receives as many, deletes them, and starts over; all three count as
