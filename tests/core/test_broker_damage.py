@@ -244,3 +244,17 @@ def test_redrive_goes_on_past_the_damage() -> None:
     (task,) = desk.do(c.ListRedrives())
     assert (task.status, task.moved) == ("done", 2)
     assert bodies_of(desk.receive(10)) == [b"0", b"2"]
+
+
+def test_messages_that_vanished_from_the_store_are_reported_once_and_passed() -> None:
+    desk = Desk(checks=False)
+    desk.send(b"0", b"1")
+    for key in desk.chunk_keys():
+        del desk.store._chunks[key]
+    desk.reopen()
+    assert desk.receive(10).count == 0
+    desk.send(b"2")
+    assert bodies_of(desk.receive(10)) == [b"2"]
+    (report,) = desk.broker.take_reports()
+    assert (report.queue, report.first) == ("q", 0)
+    assert "2 messages are not in the store" in report.reason
