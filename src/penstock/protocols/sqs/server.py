@@ -16,6 +16,7 @@ import itertools
 import logging
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any
 
@@ -130,7 +131,7 @@ def _form(request: Request) -> dict[str, str]:
     return fields
 
 
-class Visit:
+class Visit(ABC):
     """An action at work for one exchange."""
 
     __slots__ = ("_action", "_call", "_caller", "_coroutine", "_exchange", "_shard")
@@ -198,12 +199,13 @@ class Visit:
             exchange.queue = caller.queue
             exchange.principal = caller.principal.name
 
+    @abstractmethod
     def _respond(self, result: Shape | None) -> bool:
-        raise NotImplementedError
+        """Answer with a result; False if the client is gone."""
 
+    @abstractmethod
     def fail(self, error: SqsError) -> None:
         """Answer with an error."""
-        raise NotImplementedError
 
 
 class JsonVisit(Visit):
