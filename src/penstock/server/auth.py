@@ -8,11 +8,17 @@ does it have this right on that queue? The rights:
     admin    create, configure, purge and delete queues; move messages between them
 
 None of them includes another. Secrets are compared in constant time, and show in no log: their `repr` hides them.
+
+A bearer token is either `access_key:secret_key`, or a token of its own that the credential has beside its secret.
+Tokens are looked up by a keyed hash, whose key is drawn when the server starts: how long a look-up takes says nothing
+about the tokens that are there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -22,6 +28,7 @@ import msgspec
 Right = Literal["read", "write", "admin"]
 RIGHTS: tuple[Right, ...] = ("read", "write", "admin")
 _REMEMBERED_MAX = 10_000
+_HASH_KEY_BYTES = 32
 
 
 class Secret:
@@ -99,14 +106,15 @@ ANYBODY = Principal("anybody", "", [Grant()])
 
 
 class Credential:
-    """An access key, its secret, and whom they stand for."""
+    """An access key, its secret, whom they stand for, and perhaps a token of its own."""
 
-    __slots__ = ("access_key", "principal", "secret")
+    __slots__ = ("access_key", "principal", "secret", "token")
 
-    def __init__(self, access_key: str, secret: Secret, principal: Principal) -> None:
+    def __init__(self, access_key: str, secret: Secret, principal: Principal, token: Secret | None = None) -> None:
         self.access_key = access_key
         self.secret = secret
         self.principal = principal
+        self.token = token
 
     def __repr__(self) -> str:
         return f"Credential({self.access_key!r}, {self.secret!r}, {self.principal!r})"
@@ -120,11 +128,15 @@ class Credentials:
     (False, None)
     """
 
-    __slots__ = ("_by_access_key", "_decoy")
+    __slots__ = ("_by_access_key", "_by_token", "_decoy", "_hash_key")
 
     def __init__(self, credentials: Iterable[Credential] = ()) -> None:
         self._by_access_key = {each.access_key: each for each in credentials}
         self._decoy = Secret("there is no such access key")
+        self._hash_key = os.urandom(_HASH_KEY_BYTES)
+        self._by_token = {
+            self._hash(each.token.reveal()): each for each in self._by_access_key.values() if each.token is not None
+        }
 
     @property
     def are_required(self) -> bool:
@@ -141,3 +153,20 @@ class Credentials:
         secret = self._decoy if credential is None else credential.secret
         is_right = secret.matches(secret_key)
         return credential.principal if is_right and credential is not None else None
+
+    def check_bearer(self, token: str) -> Principal | None:
+        """Whom a bearer token stands for: a credential's own token, or `access_key:secret_key`. None if nobody.
+
+        >>> worker = Principal("worker", "AK1", [Grant()])
+        >>> known = Credentials([Credential("AK1", Secret("s3cret"), worker, Secret("tok-1"))])
+        >>> known.check_bearer("tok-1"), known.check_bearer("AK1:s3cret"), known.check_bearer("AK1:guess")
+        (Principal('worker'), Principal('worker'), None)
+        """
+        credential = self._by_token.get(self._hash(token))
+        if credential is not None and credential.token is not None and credential.token.matches(token):
+            return credential.principal
+        access_key, _, secret_key = token.partition(":")
+        return self.check_password(access_key, secret_key)
+
+    def _hash(self, token: str) -> bytes:
+        return hashlib.blake2b(token.encode("utf-8", "surrogateescape"), key=self._hash_key).digest()

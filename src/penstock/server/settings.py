@@ -22,6 +22,8 @@ from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Right, Secret
 
 SECOND_MS = 1_000
+_UNKNOWN_SECRET_BYTES = 32
+_CALLED = {"secret_key": "secret", "token": "token"}
 
 
 class InvalidSettings(InvalidRequest):
@@ -103,6 +105,10 @@ class CredentialSettings(_Section, frozen=True):
     """The environment variable that holds the secret."""
     secret_key_file: str | None = None
     """The file that holds the secret."""
+    token: str | None = None
+    """A bearer token of its own, beside `access_key:secret_key` or instead of the secret."""
+    token_env: str | None = None
+    token_file: str | None = None
     name: str | None = None
     """Whom the key stands for, in logs and as SQS's SenderId."""
     allow: list[Allowance] | None = None
@@ -229,17 +235,31 @@ class Settings(_Section, frozen=True):
     def open_credentials(self) -> Credentials:
         """The credentials, with their secrets fetched from where they are kept."""
         found: dict[str, Credential] = {}
+        tokens: set[str] = set()
         for each in self.credentials:
             if each.access_key in found:
                 raise InvalidSettings(f"the access key {each.access_key!r} is there twice")
-            found[each.access_key] = _credential(each)
+            credential = found[each.access_key] = _credential(each)
+            if credential.token is not None:
+                if credential.token.reveal() in tokens:
+                    raise InvalidSettings(f"the token of {each.access_key!r} is another credential's token, too")
+                tokens.add(credential.token.reveal())
         return Credentials(found.values())
 
 
 def _credential(settings: CredentialSettings) -> Credential:
     grants = [Grant()] if settings.allow is None else [_grant(allowance) for allowance in settings.allow]
     principal = Principal(settings.name or settings.access_key, settings.access_key, grants)
-    return Credential(settings.access_key, Secret(_secret(settings)), principal)
+    where = f"the credentials of {settings.access_key!r}"
+    if not settings.access_key:
+        raise InvalidSettings(f"{where}: neither the access key nor the secret may be empty")
+    token = _kept_secret(settings, "token", where)
+    secret = _kept_secret(settings, "secret_key", where)
+    if secret is None:
+        if token is None:
+            raise InvalidSettings(f"{where}: give one of secret_key, secret_key_env and secret_key_file, or a token")
+        secret = Secret(os.urandom(_UNKNOWN_SECRET_BYTES).hex())  # nobody knows it: only the token opens
+    return Credential(settings.access_key, secret, principal, token)
 
 
 def _grant(allowance: Allowance) -> Grant:
@@ -247,20 +267,23 @@ def _grant(allowance: Allowance) -> Grant:
     return Grant(tuple(queues), tuple(allowance.rights))
 
 
-def _secret(settings: CredentialSettings) -> str:
-    where = f"the credentials of {settings.access_key!r}"
-    sources = [settings.secret_key, settings.secret_key_env, settings.secret_key_file]
-    if sum(source is not None for source in sources) != 1:
-        raise InvalidSettings(f"{where}: give one of secret_key, secret_key_env and secret_key_file")
-    if settings.secret_key is not None:
-        secret = settings.secret_key
-    elif settings.secret_key_env is not None:
-        secret = os.environ.get(settings.secret_key_env, "")
+def _kept_secret(settings: CredentialSettings, name: str, where: str) -> Secret | None:
+    """The secret that stands in the settings, in an environment variable, or in a file; None if none is given."""
+    plain, variable, path = (getattr(settings, name + ending) for ending in ("", "_env", "_file"))
+    given = sum(source is not None for source in (plain, variable, path))
+    if given == 0:
+        return None
+    if given > 1:
+        raise InvalidSettings(f"{where}: give one of {name}, {name}_env and {name}_file")
+    if plain is not None:
+        secret = plain
+    elif variable is not None:
+        secret = os.environ.get(variable, "")
     else:
-        secret = _read_secret(Path(str(settings.secret_key_file)), where)
-    if not secret or not settings.access_key:
-        raise InvalidSettings(f"{where}: neither the access key nor the secret may be empty")
-    return secret
+        secret = _read_secret(Path(path), where)
+    if not secret:
+        raise InvalidSettings(f"{where}: neither the access key nor the {_CALLED[name]} may be empty")
+    return Secret(secret)
 
 
 def _read_secret(path: Path, where: str) -> str:
