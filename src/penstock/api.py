@@ -1,0 +1,132 @@
+"""Everything that `import penstock` offers, by name. A name added here is there as `penstock.<name>`."""
+
+from penstock.client.aio.batch import AsyncBatch
+from penstock.client.aio.channel import AsyncChannel
+from penstock.client.aio.consumer import AsyncConsumer
+from penstock.client.aio.message import AsyncMessage
+from penstock.client.aio.penstock import AsyncPenstock
+from penstock.client.aio.queue import AsyncQueue
+from penstock.client.aio.redrive import AsyncRedrive
+from penstock.client.aio.session import AsyncSession
+from penstock.client.aio.unit_of_work import AsyncUnitOfWork
+from penstock.client.content import (
+    FailedAttempt,
+    PeekedMessage,
+    Record,
+    RecordList,
+    RunView,
+    SentMessage,
+    SentMessages,
+)
+from penstock.client.opening import open, open_async
+from penstock.client.settings import QueueSettings
+from penstock.client.sync.batch import Batch
+from penstock.client.sync.channel import Channel
+from penstock.client.sync.consumer import Consumer
+from penstock.client.sync.message import Message
+from penstock.client.sync.penstock import Penstock
+from penstock.client.sync.queue import Queue
+from penstock.client.sync.redrive import Redrive
+from penstock.client.sync.session import Session
+from penstock.client.sync.unit_of_work import UnitOfWork
+from penstock.core.commands import ChannelStats, Damage, QueueInfo, RedriveTask, Stats
+from penstock.core.config import Backoff, QueueConfig
+from penstock.core.errors import (
+    BatchTooLarge,
+    ChannelNotFound,
+    ChunkDamaged,
+    ConsumerNotFound,
+    ForeignReceipt,
+    ForgedReceipt,
+    InvalidConfig,
+    InvalidName,
+    InvalidRequest,
+    LeaseTooLong,
+    MessageTooLarge,
+    NotFound,
+    OverLimit,
+    PenstockError,
+    QueueExists,
+    QueueNotFound,
+    ReceiptRefused,
+    RewindRefused,
+    SessionNotFound,
+    StaleReceipt,
+    StoreError,
+    TaskNotFound,
+    Throttled,
+    WorkRefused,
+)
+from penstock.core.states import State
+from penstock.server.shard import ShardClosed
+from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged, StoreLocked, StoreReadOnly, StoreVersion
+
+__all__ = [
+    "AsyncBatch",
+    "AsyncChannel",
+    "AsyncConsumer",
+    "AsyncMessage",
+    "AsyncPenstock",
+    "AsyncQueue",
+    "AsyncRedrive",
+    "AsyncSession",
+    "AsyncUnitOfWork",
+    "Backoff",
+    "Batch",
+    "BatchTooLarge",
+    "Channel",
+    "ChannelNotFound",
+    "ChannelStats",
+    "ChunkDamaged",
+    "CommitFailed",
+    "Consumer",
+    "ConsumerNotFound",
+    "Damage",
+    "DiskFull",
+    "FailedAttempt",
+    "ForeignReceipt",
+    "ForgedReceipt",
+    "InvalidConfig",
+    "InvalidName",
+    "InvalidRequest",
+    "LeaseTooLong",
+    "Message",
+    "MessageTooLarge",
+    "NotFound",
+    "OverLimit",
+    "PeekedMessage",
+    "Penstock",
+    "PenstockError",
+    "Queue",
+    "QueueConfig",
+    "QueueExists",
+    "QueueInfo",
+    "QueueNotFound",
+    "QueueSettings",
+    "ReceiptRefused",
+    "Record",
+    "RecordList",
+    "Redrive",
+    "RedriveTask",
+    "RewindRefused",
+    "RunView",
+    "SentMessage",
+    "SentMessages",
+    "Session",
+    "SessionNotFound",
+    "ShardClosed",
+    "StaleReceipt",
+    "State",
+    "Stats",
+    "StoreDamaged",
+    "StoreError",
+    "StoreLocked",
+    "StoreReadOnly",
+    "StoreVersion",
+    "TaskNotFound",
+    "Throttled",
+    "UnitOfWork",
+    "WorkRefused",
+    "open",
+    "open_async",
+]
