@@ -239,6 +239,10 @@ class Chunk:
         """When a message is due; 0 if it always was."""
         return 0 if self.due_ms is None else int(self.due_ms[index])
 
+    def column(self, section: Section) -> BinaryColumn | None:
+        """An optional part of every message, as it is stored; None when no message has it."""
+        return self._columns.get(section)
+
     def _value(self, section: Section, index: int) -> bytes | None:
         column = self._columns.get(section)
         return None if column is None else column[index]

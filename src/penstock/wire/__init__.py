@@ -1,0 +1,1 @@
+"""Formats that servers and clients share: bytes on the wire, and what they mean."""

@@ -1,0 +1,115 @@
+"""Messages as Arrow record batches: how Spark, pyarrow and the REST API's Arrow stream see a run of messages.
+
+A chunk's offsets and bodies are the two buffers of an Arrow binary array, so `value` is wrapped and not copied; so is
+`key`, the group. A slice of a chunk is the same buffers with an Arrow offset. The batch keeps the chunk's memory alive.
+
+    offset     int64, not null                  the message's sequence number: where it stands in its queue
+    timestamp  timestamp[us, UTC], not null     when it was first sent (a moved message keeps its first time)
+    key        binary                           the group; null when it has none
+    value      binary, not null                 the body
+    headers    list<struct<key: string, value: binary>>   the attributes, when asked for; null when it has none
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.core.attributes import AttributeValue, decode_attributes
+from penstock.core.chunk import BinaryColumn, Chunk, Section
+from penstock.core.origin import Origin
+
+HEADERS = pa.list_(
+    pa.field(
+        "element",
+        pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]),
+        nullable=False,
+    )
+)
+
+
+@cache
+def record_schema(*, include_headers: bool = False) -> Any:
+    """The schema of every batch that `record_batch` makes.
+
+    >>> record_schema().names
+    ['offset', 'timestamp', 'key', 'value']
+    """
+    fields = [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary(), nullable=False),
+    ]
+    if include_headers:
+        fields.append(pa.field("headers", HEADERS))
+    return pa.schema(fields)
+
+
+def record_batch(chunk: Chunk, start: int, stop: int, *, include_headers: bool = False) -> Any:
+    """The messages of a chunk from index `start` up to, not including, `stop`, as a `pyarrow.RecordBatch`.
+
+    >>> chunk = Chunk.of(100, 5, [b"one", b"two", b"three"], groups=[None, b"g", None])
+    >>> record_batch(chunk, 1, 3).select(["offset", "key", "value"]).to_pylist()
+    [{'offset': 101, 'key': b'g', 'value': b'two'}, {'offset': 102, 'key': None, 'value': b'three'}]
+    """
+    columns = [
+        pa.array(np.arange(chunk.base + start, chunk.base + stop, dtype=np.int64)),
+        _timestamps(chunk, start, stop),
+        _keys(chunk.column(Section.GROUPS), start, stop),
+        _binary(chunk.offsets, chunk.bodies, start, stop),
+    ]
+    if include_headers:
+        columns.append(_headers(chunk, start, stop))
+    return pa.RecordBatch.from_arrays(columns, schema=record_schema(include_headers=include_headers))
+
+
+def _binary(offsets: NDArray[np.int32], data: Any, start: int, stop: int, validity: Any = None) -> Any:
+    if not offsets.flags.aligned:
+        offsets = offsets.copy()
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), stop - start, buffers, offset=start)
+
+
+def _keys(groups: BinaryColumn | None, start: int, stop: int) -> Any:
+    if groups is None:
+        return pa.nulls(stop - start, pa.binary())
+    is_set = np.packbits(np.diff(groups.offsets) > 0, bitorder="little")
+    return _binary(groups.offsets, groups.data, start, stop, pa.py_buffer(is_set))
+
+
+def _timestamps(chunk: Chunk, start: int, stop: int) -> Any:
+    times_us = np.full(stop - start, chunk.sent_ms * 1_000, dtype=np.int64)
+    origins = chunk.column(Section.ORIGINS)
+    if origins is not None:
+        moved = np.flatnonzero(np.diff(origins.offsets[start : stop + 1])).tolist()
+        for index in moved:
+            times_us[index] = Origin.decode(origins[start + index] or b"").sent_ms * 1_000
+    return pa.array(times_us).cast(pa.timestamp("us", tz="UTC"))
+
+
+def _headers(chunk: Chunk, start: int, stop: int) -> Any:
+    attributes = chunk.column(Section.ATTRIBUTES)
+    if attributes is None:
+        return pa.nulls(stop - start, HEADERS)
+    values = [attributes[index] for index in range(start, stop)]
+    return pa.array([None if each is None else _header_list(each) for each in values], type=HEADERS)
+
+
+def _header_list(stored: bytes) -> list[dict[str, Any]]:
+    return [{"key": name, "value": header_bytes(value)} for name, value in decode_attributes(stored).items()]
+
+
+def header_bytes(value: AttributeValue) -> bytes:
+    """An attribute's value as a header's: bytes as they are, text as UTF-8, numbers as their text.
+
+    >>> header_bytes("price"), header_bytes(b"raw"), header_bytes(12)
+    (b'price', b'raw', b'12')
+    """
+    if isinstance(value, bytes):
+        return bytes(value)
+    return str(value).encode()
