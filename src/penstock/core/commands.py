@@ -39,8 +39,23 @@ class Span(NamedTuple):
         return self.last - self.first + 1
 
 
-class Command(msgspec.Struct, kw_only=True):
-    """Base of every command."""
+class Once(NamedTuple):
+    """A command's name for who may have to send it again: its client, and the client's own count of commands.
+
+    A command whose name is known is not done again: it gets the reply of the first time. The client says up to which
+    number it has got its replies (`answered`: every number below has), so that they can be forgotten.
+    """
+
+    client: str
+    number: int
+    answered: int = 0
+
+
+class Command(msgspec.Struct, kw_only=True, array_like=True, tag=True):
+    """Base of every command. Encoded, it is an array: the name of its class, then its fields in order."""
+
+    once: Once | None = None
+    """Do this at most once, however often it comes."""
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------

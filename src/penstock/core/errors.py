@@ -23,6 +23,10 @@
     ├── RewindRefused             a consumer's acknowledgement would go back
     ├── WorkRefused               a unit of work holds something that can no longer be settled
     ├── ChunkDamaged              stored bytes do not match their checksum
+    ├── AccessDenied              the server does not know the caller, or does not let it do that
+    ├── ConnectionLost            the server cannot be reached, or does not answer
+    │   ├── NotSent               the command has not been done, and will not be
+    │   └── OutcomeUnknown        the command left, and no answer came: it was done once, or not at all
     └── StoreError                the store's side: see `penstock.store.errors`
 
 Bugs are assertions and are not in this tree. Every message says what was wrong, where, and what to do.
@@ -125,6 +129,22 @@ class WorkRefused(PenstockError):
 
 class ChunkDamaged(PenstockError):
     """Stored messages do not match their checksum. They are quarantined, not deleted."""
+
+
+class AccessDenied(PenstockError):
+    """The server does not know the caller, or the caller has no right to do that."""
+
+
+class ConnectionLost(PenstockError, ConnectionError):
+    """The server cannot be reached, or does not answer. The two kinds below say what became of the command."""
+
+
+class NotSent(ConnectionLost):
+    """The command has not been done, and will not be: it never left, or was refused before it was looked at."""
+
+
+class OutcomeUnknown(ConnectionLost):
+    """The command left, and no answer came in time: it was done once, or not at all."""
 
 
 class StoreError(PenstockError):
