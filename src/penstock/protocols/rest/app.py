@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from penstock.core.commands import ListQueues, QueueStats, Stats
 from penstock.core.errors import PenstockError, QueueNotFound
+from penstock.protocols.rest.mounted import MOUNTED
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, queue_families, render
 from penstock.server.node import Services
@@ -38,6 +39,7 @@ class RestApp:
                 Route("/healthz", self.healthz),
                 Route("/version", self.version),
                 Route("/metrics", self.metrics),
+                *(route for routes in MOUNTED for route in routes(self._services)),
             ]
         )
 
