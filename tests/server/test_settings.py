@@ -11,9 +11,11 @@ from penstock.server.settings import (
     Allowance,
     CredentialSettings,
     DeclaredQueue,
+    HandshakeRule,
     HttpLimits,
     InvalidSettings,
     LogSettings,
+    NsqSettings,
     ServerSettings,
     Settings,
     SqsSettings,
@@ -146,6 +148,11 @@ def test_what_is_wrong_in_the_file_is_named(text: str, words: str) -> None:
     ("text", "words"),
     [
         ("[server]\nsqs_port = 65536", "sqs_port is 65536: a port is from 0 to 65535"),
+        ("[nsq]\nready_max = 0", "ready_max is 0: it must be larger than 0"),
+        ("[nsq]\ndeflate_level_max = 10", "deflate_level_max is 10: it must be from 1 to 9"),
+        ("[nsq]\nmessage_timeout_s = 1000", "must not be larger than message_timeout_max_s"),
+        ("[nsq]\ntls_required = true", "tls_required needs .server. tls_certificate"),
+        ("[[nsq.handshake]]\nreceipt_timeout_s = 0", "receipt_timeout_s is 0"),
         ("[server]\ntls_key = 'x'", "tls_certificate and tls_key go together"),
         ("[server]\nhost = 'no such host.invalid'", "no address of this machine"),
         ("[sqs]\naccount = '12'", "12 digits"),
@@ -195,7 +202,8 @@ def test_the_examples_of_the_documentation_are_right_and_name_every_key() -> Non
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     for example in examples:
         parse(example)
-    structs = (ServerSettings, HttpLimits, SqsSettings, LogSettings, CredentialSettings, Allowance, DeclaredQueue)
+    structs = (ServerSettings, HttpLimits, SqsSettings, NsqSettings, HandshakeRule, LogSettings, CredentialSettings)
+    structs += (Allowance, DeclaredQueue)
     keys = {key for struct in structs for key in struct.__struct_fields__}
     missing = [key for key in keys if not re.search(rf"\b{key}\b", text) and not key.startswith("nsq_")]
     assert examples

@@ -17,10 +17,10 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from prometheus_client.core import Metric
@@ -64,6 +64,8 @@ class Services:
     request_log: RequestLog
     metric_sources: list[Callable[[], Iterable[Metric]]]
     """A front end adds what it wants to be shown among the metrics."""
+    extras: dict[str, Any] = field(default_factory=dict)
+    """What front ends share with each other: NSQ's `Topics` as "nsq", for its TCP and its HTTP side."""
     is_stopping: bool = False
 
 

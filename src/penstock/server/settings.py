@@ -80,6 +80,52 @@ class SqsSettings(_Section, frozen=True):
     """Create a queue when it is first used, instead of saying that it does not exist."""
 
 
+class HandshakeRule(_Section, frozen=True):
+    """Channels whose messages are confirmed in two steps: a `[[nsq.handshake]]` table. Patterns are as in a shell."""
+
+    topic: str = "*"
+    channel: str = "*"
+    receipt_timeout_s: float = 5.0
+    """From the delivery to the first TOUCH (or FIN, or REQ)."""
+    processing_timeout_s: float = 60.0
+    """From each TOUCH to the next, or to FIN or REQ."""
+
+
+class NsqSettings(_Section, frozen=True):
+    """How the NSQ front end presents itself. The defaults are nsqd's."""
+
+    message_bytes_max: int = 1024 * 1024
+    body_bytes_max: int = 5 * 1024 * 1024
+    """Of a whole MPUB, IDENTIFY or AUTH."""
+    message_timeout_s: float = 60.0
+    """How long a client has for a message, if it does not say so itself."""
+    message_timeout_max_s: float = 900.0
+    """What a client may ask for; and how long TOUCH can keep a message at most."""
+    requeue_timeout_max_s: float = 3600.0
+    """What REQ and DPUB may ask for."""
+    client_timeout_s: float = 60.0
+    """A client that is silent for so long is gone; heartbeats come twice in that time."""
+    heartbeat_interval_max_s: float = 60.0
+    ready_max: int = 2_500
+    """RDY: messages that one client may have in flight."""
+    output_buffer_bytes_max: int = 64 * 1024
+    output_buffer_timeout_min_s: float = 0.025
+    output_buffer_timeout_max_s: float = 30.0
+    output_buffer_timeout_s: float = 0.25
+    channel_consumers_max: int = 0
+    """Clients that may subscribe to one channel; 0: any number."""
+    connections_max: int = 10_000
+    in_flight_max: int = 1_000_000
+    """Messages that a channel of a topic created here may have in flight."""
+    deflate: bool = True
+    deflate_level_max: int = 6
+    snappy: bool = True
+    """Offered only if python-snappy is installed."""
+    tls_required: bool = False
+    """Nothing but IDENTIFY before a client has switched to TLS."""
+    handshake: list[HandshakeRule] = []
+
+
 class LogSettings(_Section, frozen=True):
     """What is logged, and how."""
 
@@ -117,6 +163,7 @@ class CredentialSettings(_Section, frozen=True):
         return f"CredentialSettings({self.access_key!r})"
 
 
+_MAY_BE_0 = frozenset({"channel_consumers_max"})
 Unlimited = Literal["none"]
 """TOML has no null: `retention = "none"` keeps messages for ever."""
 
@@ -177,6 +224,7 @@ class Settings(_Section, frozen=True):
     server: ServerSettings = ServerSettings()
     http: HttpLimits = HttpLimits()
     sqs: SqsSettings = SqsSettings()
+    nsq: NsqSettings = NsqSettings()
     log: LogSettings = LogSettings()
     credentials: list[CredentialSettings] = []
     queues: list[DeclaredQueue] = []
@@ -207,8 +255,28 @@ class Settings(_Section, frozen=True):
         for name in self.http.__struct_fields__:
             if not getattr(self.http, name) > 0:
                 raise InvalidSettings(f"[http] {name} is {getattr(self.http, name)}: it must be larger than 0")
+        self._check_nsq()
         self._check_queues()
         self._check_exposure()
+
+    def _check_nsq(self) -> None:
+        nsq = self.nsq
+        for name in nsq.__struct_fields__:
+            value = getattr(nsq, name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0 and name not in _MAY_BE_0:
+                raise InvalidSettings(f"[nsq] {name} is {value}: it must be larger than 0")
+        if not 1 <= nsq.deflate_level_max <= 9:
+            raise InvalidSettings(f"[nsq] deflate_level_max is {nsq.deflate_level_max}: it must be from 1 to 9")
+        for low, high in (("message_timeout_s", "message_timeout_max_s"), ("message_bytes_max", "body_bytes_max")):
+            if getattr(nsq, low) > getattr(nsq, high):
+                raise InvalidSettings(f"[nsq] {low} is {getattr(nsq, low)}: it must not be larger than {high}")
+        if nsq.tls_required and self.server.tls_certificate is None:
+            raise InvalidSettings("[nsq] tls_required needs [server] tls_certificate and tls_key")
+        for rule in nsq.handshake:
+            for name in ("receipt_timeout_s", "processing_timeout_s"):
+                if not 0 < getattr(rule, name) <= 12 * 3600:
+                    value = getattr(rule, name)
+                    raise InvalidSettings(f"[[nsq.handshake]] {name} is {value}: it must be from 0 to 12 hours")
 
     def _check_queues(self) -> None:
         seen: set[str] = set()
