@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from penstock.core.errors import PenstockError
-from penstock.server import settings
-from penstock.server.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.server.settings import Settings
 
 EXIT_REFUSED = 2
 """The settings cannot be followed, or the store cannot be opened: the message says why."""
@@ -36,6 +37,9 @@ def serve(
     ready_file: Annotated[Path | None, typer.Option(help="Written, as JSON, when everything listens.")] = None,
 ) -> None:
     """Serve queues until SIGTERM or SIGINT."""
+    from penstock.server import settings
+    from penstock.server.settings import Settings
+
     try:
         loaded = Settings() if config is None else settings.load(config)
         chosen = loaded.with_server(
@@ -58,6 +62,7 @@ def _run(chosen: Settings, ready_file: Path | None) -> None:
     """The server's own libraries are loaded here, so that other commands start without them."""
     from penstock import assembly
     from penstock.server.log import configure
+    from penstock.server.settings import Settings
 
     configure(chosen.log)
     server, defaults = chosen.server, Settings().server

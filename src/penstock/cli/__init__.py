@@ -1,0 +1,48 @@
+"""The command line: `penstock`. On a data directory, or on a server: `--data` or `--url`, see `penstock.cli.store`.
+
+A command's libraries are loaded when it runs. `penstock --help` must not wait for numpy.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from penstock.cli.consumers import consumers
+from penstock.cli.dead_letters import redrive
+from penstock.cli.exits import errors_reported
+from penstock.cli.messages import ack, peek, receive, release, send
+from penstock.cli.queues import channels, queues
+from penstock.cli.stats import stats, top
+from penstock.serve import serve
+
+app = typer.Typer(
+    help="A durable message queue in one directory.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 3 nothing there, 4 unreachable, 5 not allowed.",
+)
+app.add_typer(queues, name="queue")
+app.add_typer(channels, name="channel")
+app.add_typer(consumers, name="consumer")
+for command in (serve, send, receive, ack, release, peek, redrive, stats, top):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; what goes wrong is one line on the error stream, and an exit status."""
+    with errors_reported():
+        app()
+
+
+@app.command()
+def demo() -> None:
+    """Send, receive, fail, retry, dead-letter and redrive on a temporary directory, and show what happened."""
+    from penstock import demo as demonstration
+    from penstock.cli.output import stdout
+
+    demonstration.run(stdout())
+
+
+if __name__ == "__main__":
+    main()

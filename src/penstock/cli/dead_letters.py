@@ -1,0 +1,71 @@
+"""`penstock redrive`: dead letters go back to where they failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.exits import Exit
+from penstock.cli.output import AsJson, print_done, print_rows, progress
+from penstock.cli.store import on_store
+
+if TYPE_CHECKING:
+    from penstock import Penstock, Redrive, RedriveTask
+
+_LOOK_SECONDS = 0.1
+
+
+@on_store()
+def redrive(
+    ps: Penstock,
+    queue: Annotated[str, typer.Argument(help="The dead-letter queue.", show_default=False)],
+    to: Annotated[str | None, typer.Option(help="Another target than where the messages came from.")] = None,
+    message_id: Annotated[
+        list[str] | None, typer.Option("--id", help="Only this message; may be given several times.")
+    ] = None,
+    contains: Annotated[str | None, typer.Option(help="Only messages whose body holds this text.")] = None,
+    error: Annotated[str | None, typer.Option(help="Only messages one of whose errors holds this text.")] = None,
+    rate: Annotated[int | None, typer.Option(min=1, help="Messages a second at most.")] = None,
+    wait: Annotated[bool, typer.Option(help="Wait until it is done. A server goes on without us, too.")] = True,
+    tasks: Annotated[bool, typer.Option("--tasks", help="Start nothing: list the redrives of the queue.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring dead letters back, and wait until that is done.
+
+    penstock redrive orders.dead --error timeout --rate 100
+    """
+    if tasks:
+        print_rows(map(_row, ps.redrives(queue)), as_json, f"Redrives of {queue}")
+        return
+    started = ps.redrive(queue, to=to, ids=message_id, contains=contains, error=error, rate=rate)
+    task = _followed(started, queue) if wait else started.progress()
+    text = f"{task.status}: {task.moved} moved, {task.skipped} left where they are"
+    print_done(text + (f" ({task.error})" if task.error else ""), _row(task), as_json)
+    if task.status in ("failed", "cancelled"):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _followed(started: Redrive, queue: str) -> RedriveTask:
+    """Wait for the end, with a bar. Ctrl-C stops the redrive: what was moved stays moved."""
+    with progress(f"Redriving {queue}") as told:
+        try:
+            while (task := started.wait(timeout=_LOOK_SECONDS)).status == "running":
+                told(task.moved + task.skipped, task.to_move)
+        except KeyboardInterrupt:
+            started.cancel()
+            raise
+    return task
+
+
+def _row(task: RedriveTask) -> dict[str, Any]:
+    return {
+        "task": task.task,
+        "queue": task.queue,
+        "target": task.target,
+        "status": task.status,
+        "moved": task.moved,
+        "skipped": task.skipped,
+        "to_move": task.to_move,
+        "error": task.error,
+    }

@@ -1,0 +1,81 @@
+"""Exit statuses that scripts can use. One table, which docs/cli.md prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    """It did what it was asked to do."""
+    FAILED = 1
+    """It was refused, or went wrong: the error stream says why."""
+    USAGE = 2
+    """The command line or the settings cannot be followed."""
+    NOTHING = 3
+    """Nothing was there: no message to receive or to show, no such queue, channel, consumer or directory."""
+    UNREACHABLE = 4
+    """The server does not answer, or another process has the directory: the same again later may work."""
+    REFUSED = 5
+    """The token is missing or wrong, or does not allow this."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+
+
+# By name, so that knowing the errors does not load the libraries that raise them.
+_EXITS = {
+    "NotFound": Exit.NOTHING,
+    "StoreLocked": Exit.UNREACHABLE,
+    "ConnectionLost": Exit.UNREACHABLE,
+    "NotAllowed": Exit.REFUSED,
+}
+
+
+def exit_of(error: BaseException) -> Exit:
+    """The status that stands for an error.
+
+    >>> from penstock.core.errors import QueueNotFound, StaleReceipt
+    >>> exit_of(QueueNotFound("no such queue")), exit_of(StaleReceipt("too late"))
+    (<Exit.NOTHING: 3>, <Exit.FAILED: 1>)
+    """
+    for kind in type(error).__mro__:
+        if kind.__name__ in _EXITS:
+            return _EXITS[kind.__name__]
+    return Exit.FAILED
+
+
+@contextmanager
+def errors_reported() -> Iterator[None]:
+    """What goes wrong inside is one line on the error stream, and an exit status."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(Exit.INTERRUPTED) from None
+    except BrokenPipeError:
+        _nobody_reads()
+        raise SystemExit(Exit.OK) from None
+    except Exception as error:
+        if not is_expected(error):
+            raise
+        print(f"penstock: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(exit_of(error)) from None
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether this is for the user to know, and no fault of the program."""
+    from penstock.core.errors import PenstockError
+
+    return isinstance(error, PenstockError | OSError)
+
+
+def _nobody_reads() -> None:
+    """Whoever read our output has gone (`| head`). Nothing more may be written, not even at the end."""
+    import os
+
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())

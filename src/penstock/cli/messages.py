@@ -1,0 +1,340 @@
+"""`penstock send`, `receive`, `ack`, `release`, `peek`: messages in and out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from penstock.cli import bodies as inputs
+from penstock.cli.exits import Exit
+from penstock.cli.output import AsJson, described, for_people, print_done, print_json, print_rows, progress
+from penstock.cli.store import on_store
+
+if TYPE_CHECKING:
+    from penstock import Channel, Message, PeekedMessage, Penstock, Queue, SentMessages
+
+Name = Annotated[str, typer.Argument(help="The queue's name.", show_default=False)]
+ChannelName = Annotated[str, typer.Option("--channel", "-c", help="The channel to read.")]
+Receipts = Annotated[list[str], typer.Argument(help="Receipts, as `receive --no-ack --json` prints them.")]
+
+SHOWN_MAX = 20
+"""More messages than this are counted for people, not listed."""
+FOLLOW_SECONDS = 20.0
+FOLLOW_RUN = 100
+TAKE_MAX = 1_000
+
+
+# -- send --------------------------------------------------------------------------------------------------------------
+
+
+@on_store(creates=True)
+def send(
+    ps: Penstock,
+    queue: Name,
+    bodies: Annotated[
+        list[str] | None,
+        typer.Argument(help="Bodies. None, and no --file: each line of standard input is one.", show_default=False),
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option("--file", "-f", help="A file to send; `-` is standard input. May be given several times."),
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of the files is a message.")] = False,
+    null: Annotated[bool, typer.Option("--null", "-0", help="Messages end with NUL bytes, as `find -print0`.")] = False,
+    attribute: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be given several times.")] = None,
+    group: Annotated[str | None, typer.Option(help="The group the messages belong to.")] = None,
+    dedup_id: Annotated[
+        str | None, typer.Option(help="Of one message: the same id within five minutes adds no other.")
+    ] = None,
+    priority: Annotated[int, typer.Option(min=0, max=9, help="The highest goes first.")] = 0,
+    delay: Annotated[float | None, typer.Option(help="Seconds to keep the messages back.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing when all is well.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send messages. What stands on the command line is sent as a whole or not at all; longer input in runs.
+
+    penstock send orders tea cake
+
+    penstock send orders --file menu.pdf
+
+    find . -name '*.jpg' -print0 | penstock send pictures --null
+    """
+    files, separator = _inputs(bodies, file, lines, null)
+    if dedup_id is not None and (files or len(bodies or ()) != 1):
+        raise typer.BadParameter(
+            "is for one message: with several, all but the first would be dropped", param_hint="--dedup-id"
+        )
+    attributes = _attributes(attribute or [])
+
+    def send_run(run: list[bytes]) -> SentMessages:
+        return ps.queue(queue).send_many(
+            run,
+            attributes=[attributes] * len(run) if attributes else None,
+            groups=[group] * len(run) if group else None,
+            dedup_ids=[dedup_id] if dedup_id else None,
+            priority=priority,
+            delay=delay,
+        )
+
+    if files:
+        _send_files(queue, inputs.from_files(files, separator), inputs.size_of(files), send_run, as_json, quiet)
+    else:
+        sent = _rows(send_run([body.encode(errors="surrogateescape") for body in bodies or ()]))
+        if not quiet:
+            print_rows(sent, as_json, f"Sent to {queue}")
+
+
+def _inputs(
+    bodies: list[str] | None, files: list[Path] | None, lines: bool, null: bool
+) -> tuple[list[Path], bytes | None]:
+    """The files to read, none if the bodies are given; and what ends a message there, if anything does."""
+    if lines and null:
+        raise typer.BadParameter("give one of --lines and --null")
+    if bodies and (files or lines or null):
+        raise typer.BadParameter("bodies and --file, --lines or --null do not go together", param_hint="BODIES")
+    if bodies:
+        return [], None
+    if null:
+        return files or [inputs.STDIN], b"\0"
+    return files or [inputs.STDIN], b"\n" if lines or not files else None
+
+
+def _send_files(
+    queue: str,
+    runs: Iterable[list[bytes]],
+    size: int | None,
+    send_run: Callable[[list[bytes]], SentMessages],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Send run by run. If one fails, those before it are sent, and the user is told how many that was."""
+    count = done_bytes = 0
+    with progress(f"Sending to {queue}", total=size, unit="bytes") as told:
+        for run in runs:
+            try:
+                sent = send_run(run)
+            except BaseException:
+                if count:
+                    print(f"penstock: {count:,} messages were sent to {queue} before this:", file=sys.stderr)
+                raise
+            count += len(run)
+            done_bytes += sum(map(len, run)) + len(run)
+            told(done_bytes)
+            if as_json and not quiet:
+                print_json(_rows(sent))
+    if not as_json and not quiet:
+        print(f"{count:,} messages sent to {queue}")
+
+
+def _rows(sent: SentMessages) -> list[dict[str, Any]]:
+    return [{"id": one.id, "sequence": one.sequence, "duplicate": one.duplicate} for one in sent]
+
+
+def _attributes(given: Iterable[str]) -> dict[str, str]:
+    attributes = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--attribute")
+        attributes[name] = value
+    return attributes
+
+
+# -- receive -----------------------------------------------------------------------------------------------------------
+
+
+@on_store()
+def receive(
+    ps: Penstock,
+    queue: Name,
+    max: Annotated[
+        int | None,
+        typer.Option(
+            "--max", "-n", min=1, help="How many messages at most: 1, or with --follow no limit.", show_default=False
+        ),
+    ] = None,
+    wait: Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the first one.")] = 0.0,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C, or until --max messages came.")] = False,
+    lease: Annotated[float | None, typer.Option(help="Seconds for which the messages are yours.")] = None,
+    channel: ChannelName = "main",
+    ack: Annotated[
+        bool, typer.Option(help="Acknowledge what is printed. Otherwise it stays leased, and its receipt is printed.")
+    ] = True,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Append the bodies (or JSON) to a file, on disk before the ack."),
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, a line each.")] = False,
+    null: Annotated[bool, typer.Option("--null", "-0", help="Print bodies only, each ended by a NUL byte.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Receive messages and print them. Exit status 3 when there was none.
+
+    penstock receive orders --max 10 --wait 5
+
+    penstock receive orders --follow --json | jq .body
+    """
+    if as_json and (raw or null):
+        raise typer.BadParameter("--json and --raw or --null do not go together")
+    source = receiver(ps, queue, channel)
+    limit = max or (None if follow else 1)
+    wait = FOLLOW_SECONDS if follow else wait
+    with _writer(
+        output, as_json=as_json, raw=raw or null, end=b"\0" if null else b"\n", title=f"Received from {queue}"
+    ) as write:
+        count = 0
+        for messages in _runs(source, limit, wait, lease, follow):
+            count += len(messages)
+            write([_received(message, ack) for message in messages], [message.body for message in messages])
+            if ack:
+                source.ack([message.receipt for message in messages])
+    if not count:
+        raise typer.Exit(Exit.NOTHING)
+
+
+def receiver(ps: Penstock, queue: str, channel: str) -> Queue | Channel:
+    """Where a queue's messages come out: through `main`, or another channel, which must be there."""
+    return ps.queue(queue) if channel == "main" else existing(ps, queue, channel)
+
+
+def existing(ps: Penstock, queue: str, channel: str) -> Channel:
+    """A channel that is there; a handle alone would make it."""
+    import penstock
+
+    handle = ps.queue(queue)
+    if channel not in handle.info().channels:
+        hint = f"`penstock channel create {queue} {channel}` makes one"
+        raise penstock.ChannelNotFound(f"queue {queue!r} has no channel {channel!r}: {hint}")
+    return handle.channel(channel)
+
+
+def _runs(
+    source: Queue | Channel, limit: int | None, wait: float, lease: float | None, follow: bool
+) -> Iterator[list[Message]]:
+    """Messages as they come, in runs, until there are so many, or, unless we follow, no more."""
+    left = limit
+    while left is None or left > 0:
+        size = min(left or TAKE_MAX, FOLLOW_RUN if follow else TAKE_MAX)
+        messages = source.receive(size, wait=wait, lease=lease)
+        if messages:
+            yield messages
+            left = None if left is None else left - len(messages)
+        elif not follow:
+            return
+        wait = FOLLOW_SECONDS if follow else 0.0
+
+
+def _received(message: Message, ack: bool) -> dict[str, Any]:
+    return described(message) | {"attempts": message.attempts} | ({} if ack else {"receipt": message.receipt})
+
+
+Write = Callable[[list[dict[str, Any]], list[bytes]], None]
+
+
+@contextmanager
+def _writer(output: Path | None, *, as_json: bool, raw: bool, end: bytes, title: str) -> Iterator[Write]:
+    """How received messages are put out: a table, JSON, or bare bodies; on standard output or in a file."""
+    if output is None:
+        yield _to_bodies(sys.stdout.buffer, end) if raw else _to_rows(as_json, title)
+        return
+    with output.open("ab") as stream:
+        into_file = _to_json(stream) if as_json else _to_bodies(stream, end)
+
+        def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
+            into_file(rows, bodies)
+            os.fsync(stream.fileno())
+
+        yield write
+
+
+def _to_rows(as_json: bool, title: str) -> Write:
+    def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
+        print_rows(rows if as_json else map(for_people, rows), as_json, title)
+        sys.stdout.flush()
+
+    return write
+
+
+def _to_json(stream: BinaryIO) -> Write:
+    def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
+        import msgspec
+
+        stream.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        stream.flush()
+
+    return write
+
+
+def _to_bodies(stream: BinaryIO, end: bytes) -> Write:
+    def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
+        stream.write(end.join([*bodies, b""]))
+        stream.flush()
+
+    return write
+
+
+# -- settle ------------------------------------------------------------------------------------------------------------
+
+
+@on_store()
+def ack(ps: Penstock, queue: Name, receipts: Receipts, channel: ChannelName = "main", as_json: AsJson = False) -> None:
+    """Acknowledge messages that were received with --no-ack."""
+    count = receiver(ps, queue, channel).ack(receipts)
+    print_done(f"{count} acknowledged", {"acknowledged": count}, as_json)
+
+
+@on_store()
+def release(
+    ps: Penstock,
+    queue: Name,
+    receipts: Receipts,
+    channel: ChannelName = "main",
+    delay: Annotated[
+        float | None, typer.Option(help="Seconds until it is handed out again (the queue's backoff).")
+    ] = None,
+    error: Annotated[str, typer.Option(help="What went wrong; it is kept with the message.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Give messages back that were received with --no-ack: the work on them failed."""
+    count = receiver(ps, queue, channel).release(receipts, delay=delay, error=error)
+    print_done(f"{count} released", {"released": count}, as_json)
+
+
+# -- look --------------------------------------------------------------------------------------------------------------
+
+
+@on_store(read_only=True)
+def peek(
+    ps: Penstock,
+    queue: Name,
+    max: Annotated[int, typer.Option("--max", "-n", min=1, help="How many messages at most.")] = 10,
+    contains: Annotated[str | None, typer.Option(help="Only messages whose body holds this text.")] = None,
+    after: Annotated[int, typer.Option(help="Only messages after this sequence number.")] = -1,
+    channel: ChannelName = "main",
+    raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, a line each.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show messages without taking them. Exit status 3 when there is none.
+
+    Works on a directory while another process has it open.
+    """
+    needle = None if contains is None else contains.encode()
+    seen = receiver(ps, queue, channel).browse(after=after, limit=max, contains=needle)
+    if raw:
+        _to_bodies(sys.stdout.buffer, b"\n")([], [message.body for message in seen])
+    else:
+        rows = map(_peeked, seen)
+        print_rows(rows if as_json else map(for_people, rows), as_json, f"Waiting in {queue}")
+    if not seen:
+        raise typer.Exit(Exit.NOTHING)
+
+
+def _peeked(message: PeekedMessage) -> dict[str, Any]:
+    errors = [failure.error for failure in message.history]
+    return described(message) | {"state": message.state.name, "attempts": message.attempts, "why": errors}

@@ -1,0 +1,190 @@
+"""`penstock stats` and `penstock top`: how much there is, and how fast it moves."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.exits import Exit
+from penstock.cli.output import AsJson, print_json, print_rows, stdout, table
+from penstock.cli.store import on_store
+
+if TYPE_CHECKING:
+    from penstock import ChannelStats, Penstock, Stats
+
+Names = Annotated[list[str] | None, typer.Argument(help="Queues. None: all of them.", show_default=False)]
+Prefix = Annotated[str, typer.Option(help="Only queues whose names start so.")]
+
+
+def queue_row(stats: Stats) -> dict[str, Any]:
+    """A queue's counts over all its channels."""
+    channels = stats.channels.values()
+    return {
+        "queue": stats.name,
+        "ready": sum(channel.ready for channel in channels),
+        "leased": sum(channel.leased for channel in channels),
+        "delayed": sum(channel.delayed for channel in channels),
+        "messages": stats.messages,
+        "bytes": stats.bytes,
+        "channels": list(stats.channels),
+    }
+
+
+def channel_row(queue: str, stats: ChannelStats) -> dict[str, Any]:
+    """A channel's counts."""
+    return {
+        "queue": queue,
+        "channel": stats.name,
+        "ready": stats.ready,
+        "leased": stats.leased,
+        "delayed": stats.delayed,
+        "acked": stats.acked,
+        "failed": stats.failed,
+        "dead": stats.dead,
+        "receivers": stats.waiting_receivers,
+        "paused": stats.paused,
+        "oldest_at": None if stats.oldest_ms is None else stats.oldest_ms / 1_000,
+    }
+
+
+@on_store(read_only=True)
+def stats(ps: Penstock, queues: Names = None, prefix: Prefix = "", as_json: AsJson = False) -> None:
+    """Show exact counts of every channel of queues. Works on a directory while another process has it open."""
+    rows = [
+        channel_row(each.name, channel) for each in counts(ps, queues, prefix) for channel in each.channels.values()
+    ]
+    print_rows(rows if as_json else map(_with_age, rows), as_json, "Channels")
+
+
+def _with_age(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for people: how old the oldest message is, instead of when it was sent."""
+    shown = {name: value for name, value in row.items() if name != "oldest_at"}
+    at = row["oldest_at"]
+    return shown | {"oldest": "" if at is None else age(time.time() - at)}
+
+
+def age(seconds: float) -> str:
+    """A length of time, roughly.
+
+    >>> age(3.2), age(90), age(7_300), age(200_000)
+    ('3s', '1m', '2h', '2d')
+    """
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
+
+
+def counts(ps: Penstock, queues: list[str] | None, prefix: str) -> Iterator[Stats]:
+    """The counts of these queues, or of all. One that goes meanwhile is left out; one that was named must be there."""
+    import penstock
+
+    for name in queues or ps.queues(prefix):
+        try:
+            yield ps.queue(name).stats()
+        except penstock.QueueNotFound:
+            if queues:
+                raise
+
+
+# -- top ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was there at one moment."""
+
+    at: float
+    queues: dict[str, Stats]
+
+
+@on_store(read_only=True)
+def top(
+    ps: Penstock,
+    queues: Names = None,
+    prefix: Prefix = "",
+    interval: Annotated[float, typer.Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look twice, print the table once, and end.")] = False,
+    looks: Annotated[int | None, typer.Option(min=1, help="End after so many tables.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Watch queues and channels: how much waits, how much is in flight, messages a second in and out.
+
+    The busiest come first. On a terminal the table is drawn anew; elsewhere tables follow each other. Ctrl-C ends it.
+    """
+    tables = rated(looks_at(ps, queues, prefix, interval), 1 if once else looks)
+    if not as_json and sys.stdout.isatty() and not once:
+        _live(tables)
+        return
+    for rows in tables:
+        if as_json:
+            print_json(rows)
+        else:
+            stdout().print(table(rows, "Queues"))
+        if once and not rows:
+            raise typer.Exit(Exit.NOTHING)
+
+
+def looks_at(ps: Penstock, queues: list[str] | None, prefix: str, interval: float) -> Iterator[Look]:
+    """One look after the other, for ever."""
+    next_at = time.monotonic()
+    while True:
+        yield Look(time.monotonic(), {each.name: each for each in counts(ps, queues, prefix)})
+        next_at = max(next_at + interval, time.monotonic())
+        time.sleep(next_at - time.monotonic())
+
+
+def rated(looks: Iterator[Look], count: int | None) -> Iterator[list[dict[str, Any]]]:
+    """Between each two looks: the table."""
+    before = next(looks)
+    while count is None or count > 0:
+        now = next(looks)
+        yield rows_between(before, now)
+        before, count = now, None if count is None else count - 1
+
+
+def rows_between(before: Look, now: Look) -> list[dict[str, Any]]:
+    """A row for each channel, the busiest first. A queue that was not there before has no rates yet."""
+    seconds = max(now.at - before.at, 1e-6)
+    rows = [row for name, each in now.queues.items() for row in _rows(before.queues.get(name), each, seconds)]
+    return sorted(rows, key=lambda row: (-(row["sent_per_s"] + row["acked_per_s"]), -row["ready"], row["queue"]))
+
+
+def _rows(before: Stats | None, now: Stats, seconds: float) -> Iterable[dict[str, Any]]:
+    sent = _rate(None if before is None else before.sent, now.sent, seconds)
+    for name, channel in now.channels.items():
+        earlier = None if before is None else before.channels.get(name)
+        yield {
+            "queue": now.name,
+            "channel": name,
+            "ready": channel.ready,
+            "leased": channel.leased,
+            "delayed": channel.delayed,
+            "sent_per_s": sent,
+            "acked_per_s": _rate(None if earlier is None else earlier.acked, channel.acked, seconds),
+            "failed_per_s": _rate(None if earlier is None else earlier.failed, channel.failed, seconds),
+            "dead": channel.dead,
+            "receivers": channel.waiting_receivers,
+        }
+
+
+def _rate(before: int | None, now: int, seconds: float) -> float:
+    """How many a second; 0 where a counter began anew."""
+    return 0.0 if before is None or now < before else round((now - before) / seconds, 1)
+
+
+def _live(tables: Iterable[list[dict[str, Any]]]) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    console = stdout()
+    with Live(Text("looking ..."), console=console, screen=True, auto_refresh=False) as live:
+        for rows in tables:
+            shown = rows[: max(1, console.height - 6)]
+            more = f" ({len(rows) - len(shown):,} more)" if len(shown) < len(rows) else ""
+            live.update(table(shown, f"{time.strftime('%H:%M:%S')}  Ctrl-C ends{more}"), refresh=True)

@@ -1,0 +1,126 @@
+"""Where the queues are: a data directory or a server, by flags or by the environment. One place picks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from penstock import Penstock
+
+DEFAULT_DIRECTORY = Path("data")
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        "-d",
+        help="The data directory (./data). Also PENSTOCK_DATA.",
+        show_default=False,
+        rich_help_panel="Where the queues are",
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        "-u",
+        help="A server instead: penstock://host:9325, or penstocks:// for TLS. Also PENSTOCK_URL.",
+        show_default=False,
+        rich_help_panel="Where the queues are",
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        help="The server's token. PENSTOCK_TOKEN is better: other users of a machine can see command lines.",
+        show_default=False,
+        rich_help_panel="Where the queues are",
+    ),
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def on_store(
+    *, read_only: bool = False, creates: bool = False
+) -> Callable[[Callable[Concatenate[Penstock, P], R]], Callable[..., R]]:
+    """Make a command of a function that works on an open store: it gets `--data`, `--url` and `--token` in front.
+
+    `read_only` commands may run beside the process that has the directory open. Only a command that `creates`
+    makes a directory that is not there.
+    """
+
+    def decorate(function: Callable[Concatenate[Penstock, P], R]) -> Callable[..., R]:
+        @functools.wraps(function)
+        def command(*arguments: Any, data: Data = None, url: Url = None, token: Token = None, **options: Any) -> R:
+            with opened(data, url, token, read_only=read_only, creates=creates) as ps:
+                return function(ps, *arguments, **options)
+
+        _describe(command, function)
+        return command
+
+    return decorate
+
+
+def _describe(command: Callable[..., Any], function: Callable[..., Any]) -> None:
+    """Give a command the signature that the command line is made from: the function's, and the place to work on."""
+    where = {"data": Data, "url": Url, "token": Token}
+    names = {"Penstock": object}
+    own = list(inspect.signature(function, locals=names, eval_str=True).parameters.values())[1:]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, keyword, default=None, annotation=hint) for name, hint in where.items()]
+    parameters = [each.replace(kind=keyword) for each in own] + added
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+
+
+@contextmanager
+def opened(
+    data: Path | None, url: str | None, token: str | None, *, read_only: bool = False, creates: bool = False
+) -> Iterator[Penstock]:
+    """The store that flags and environment name, open while the block runs."""
+    place = chosen(data, url)
+    if isinstance(place, Path):
+        with _directory(place, read_only=read_only, creates=creates) as ps:
+            yield ps
+    else:
+        with _server(place, token or os.environ.get("PENSTOCK_TOKEN")) as ps:
+            yield ps
+
+
+def chosen(data: Path | None, url: str | None) -> Path | str:
+    """A directory, or a server's address. Flags go before the environment, and two of a kind contradict each other."""
+    if data is not None and url is not None:
+        raise typer.BadParameter("give one of --data and --url")
+    if data is not None or url is not None:
+        return data or url or DEFAULT_DIRECTORY
+    in_data, in_url = os.environ.get("PENSTOCK_DATA"), os.environ.get("PENSTOCK_URL")
+    if in_data and in_url:
+        raise typer.BadParameter("PENSTOCK_DATA and PENSTOCK_URL are both set: say --data or --url")
+    return in_url or Path(in_data or DEFAULT_DIRECTORY)
+
+
+def _directory(directory: Path, *, read_only: bool, creates: bool) -> Penstock:
+    import penstock
+
+    if not creates and not directory.is_dir():
+        raise penstock.NotFound(f"there is no directory {directory}: name the data directory with --data")
+    try:
+        return penstock.open(directory, read_only=read_only)
+    except penstock.StoreLocked as error:
+        raise penstock.StoreLocked(f"{error} Ask that process instead, with --url, if it is a server.") from None
+
+
+def _server(url: str, token: str | None) -> Penstock:
+    import penstock
+
+    return penstock.connect(url, token=token)
