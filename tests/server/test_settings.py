@@ -15,6 +15,7 @@ from penstock.server.settings import (
     HttpLimits,
     InvalidSettings,
     LogSettings,
+    LookupSettings,
     NsqSettings,
     ServerSettings,
     Settings,
@@ -153,6 +154,9 @@ def test_what_is_wrong_in_the_file_is_named(text: str, words: str) -> None:
         ("[nsq]\nmessage_timeout_s = 1000", "must not be larger than message_timeout_max_s"),
         ("[nsq]\ntls_required = true", "tls_required needs .server. tls_certificate"),
         ("[[nsq.handshake]]\nreceipt_timeout_s = 0", "receipt_timeout_s is 0"),
+        ("[nsq]\nlookup = ['nowhere']", "lookup is 'nowhere': give HOST:PORT"),
+        ("[nsq]\nlookup = ['::1:4160']", "give HOST:PORT"),
+        ("[nsq]\nlatency_percentiles = [99]", "latency_percentiles has 99"),
         ("[server]\ntls_key = 'x'", "tls_certificate and tls_key go together"),
         ("[server]\nhost = 'no such host.invalid'", "no address of this machine"),
         ("[sqs]\naccount = '12'", "12 digits"),
@@ -203,7 +207,7 @@ def test_the_examples_of_the_documentation_are_right_and_name_every_key() -> Non
     for example in examples:
         parse(example)
     structs = (ServerSettings, HttpLimits, SqsSettings, NsqSettings, HandshakeRule, LogSettings, CredentialSettings)
-    structs += (Allowance, DeclaredQueue)
+    structs += (Allowance, DeclaredQueue, LookupSettings)
     keys = {key for struct in structs for key in struct.__struct_fields__}
     missing = [key for key in keys if not re.search(rf"\b{key}\b", text) and not key.startswith("nsq_")]
     assert examples

@@ -124,6 +124,50 @@ class NsqSettings(_Section, frozen=True):
     tls_required: bool = False
     """Nothing but IDENTIFY before a client has switched to TLS."""
     handshake: list[HandshakeRule] = []
+    lookup: list[str] = []
+    """Lookup services that are told of our topics, each HOST:TCPPORT."""
+    lookup_heartbeat_s: float = 5.0
+    """How often each of them hears that we are alive, and how much waits here."""
+    broadcast_address: str | None = None
+    """Where clients that ask a lookup service reach us; None: the host that we listen on."""
+    broadcast_tcp_port: int | None = None
+    """None: the port that we listen on."""
+    broadcast_http_port: int | None = None
+    latency_percentiles: list[float] = []
+    """Of the time from send to FIN, in /stats: say [0.5, 0.99]. None are kept by default, as in nsqd."""
+    latency_window_s: float = 600.0
+
+
+class LookupSettings(_Section, frozen=True):
+    """`penstock lookup`: where it listens, and how long it believes in a node. The defaults are nsqlookupd's."""
+
+    host: str = "127.0.0.1"
+    tcp_port: int = 4160
+    http_port: int = 4161
+    broadcast_address: str | None = None
+    """Where nodes and clients reach us; None: the host that we listen on."""
+    insecure: bool = False
+    """Serve other machines. There are no credentials here: whoever reaches the ports may change what is registered."""
+    inactive_producer_timeout_s: float = 300.0
+    """A node that is silent for so long is no longer named."""
+    tombstone_lifetime_s: float = 45.0
+    connections_max: int = 10_000
+    names_max: int = 100_000
+    """Topics and channels that are kept."""
+
+    def check(self) -> None:
+        """Raise `InvalidSettings` for the first thing that cannot be followed."""
+        for name in ("tcp_port", "http_port"):
+            if not 0 <= getattr(self, name) <= 65_535:
+                raise InvalidSettings(f"[lookup] {name} is {getattr(self, name)}: a port is from 0 to 65535")
+        for name in ("inactive_producer_timeout_s", "tombstone_lifetime_s", "connections_max", "names_max"):
+            if not getattr(self, name) > 0:
+                raise InvalidSettings(f"[lookup] {name} is {getattr(self, name)}: it must be larger than 0")
+        if not self.insecure and not is_loopback(self.host):
+            raise InvalidSettings(
+                f"host {self.host!r} can be reached from other machines, and a lookup service knows no credentials: "
+                "listen on 127.0.0.1, or say --insecure if everybody who reaches it may change what is registered"
+            )
 
 
 class LogSettings(_Section, frozen=True):
@@ -225,6 +269,7 @@ class Settings(_Section, frozen=True):
     http: HttpLimits = HttpLimits()
     sqs: SqsSettings = SqsSettings()
     nsq: NsqSettings = NsqSettings()
+    lookup: LookupSettings = LookupSettings()
     log: LogSettings = LogSettings()
     credentials: list[CredentialSettings] = []
     queues: list[DeclaredQueue] = []
@@ -237,6 +282,16 @@ class Settings(_Section, frozen=True):
         """
         given = {name: value for name, value in overrides.items() if value is not None}
         return msgspec.structs.replace(self, server=msgspec.structs.replace(self.server, **given))
+
+    def with_nsq(self, **overrides: Any) -> Settings:
+        """These settings, with some of the NSQ front end's overridden."""
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return msgspec.structs.replace(self, nsq=msgspec.structs.replace(self.nsq, **given))
+
+    def with_lookup(self, **overrides: Any) -> Settings:
+        """These settings, with some of the lookup service's overridden."""
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return msgspec.structs.replace(self, lookup=msgspec.structs.replace(self.lookup, **given))
 
     def with_sqs(self, **overrides: Any) -> Settings:
         """These settings, with some of the SQS front end's overridden."""
@@ -272,6 +327,11 @@ class Settings(_Section, frozen=True):
                 raise InvalidSettings(f"[nsq] {low} is {getattr(nsq, low)}: it must not be larger than {high}")
         if nsq.tls_required and self.server.tls_certificate is None:
             raise InvalidSettings("[nsq] tls_required needs [server] tls_certificate and tls_key")
+        for address in nsq.lookup:
+            parse_address(address, "[nsq] lookup")
+        for each in nsq.latency_percentiles:
+            if not 0 < each <= 1:
+                raise InvalidSettings(f"[nsq] latency_percentiles has {each}: one is from 0 to 1, as in 0.99")
         for rule in nsq.handshake:
             for name in ("receipt_timeout_s", "processing_timeout_s"):
                 if not 0 < getattr(rule, name) <= 12 * 3600:
@@ -359,6 +419,24 @@ def _read_secret(path: Path, where: str) -> str:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{where}: the secret cannot be read from {path}: {error}") from None
+
+
+def parse_address(text: str, what: str) -> tuple[str, int]:
+    """The host and the port of HOST:PORT.
+
+    >>> parse_address("lookup1:4160", "--lookup"), parse_address("[::1]:4160", "--lookup")
+    (('lookup1', 4160), ('::1', 4160))
+    >>> parse_address("lookup1", "--lookup")
+    Traceback (most recent call last):
+        ...
+    penstock.server.settings.InvalidSettings: --lookup is 'lookup1': give HOST:PORT
+    """
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) <= 65_535
+    if not colon or not bare or not is_port or (":" in bare and bare == host):
+        raise InvalidSettings(f"{what} is {text!r}: give HOST:PORT")
+    return bare, int(port)
 
 
 def is_loopback(host: str) -> bool:

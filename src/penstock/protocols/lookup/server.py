@@ -1,0 +1,262 @@
+"""The nodes' connections: each tells what it has, and that it is alive.
+
+A connection is closed when it does not introduce itself in time, sends what cannot be followed, or is silent for longer
+than a living node is. What it registered goes with it; a node that lives comes again and registers again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from penstock.protocols.lookup.registry import Identity, Load, Peer, Registry, TooManyNames
+from penstock.protocols.lookup.wire import LOADS, CommandReader, LookupCommand, Refusal, response
+from penstock.protocols.nsq.names import is_name
+from penstock.server.settings import LookupSettings
+
+log = logging.getLogger("penstock.lookup")
+
+IDENTIFY_TIMEOUT_S = 10.0
+_SWEEP_S = 1.0
+_BACKLOG = 1_024
+_LOADS = msgspec.json.Decoder(dict[str, Load])
+_IDENTITY = msgspec.json.Decoder(Identity)
+_OK = response(b"OK")
+
+
+class LookupAnswer(msgspec.Struct, frozen=True):
+    """What a node hears of the service when it introduces itself."""
+
+    tcp_port: int
+    http_port: int
+    version: str
+    broadcast_address: str
+    hostname: str
+    commands: tuple[str, ...] = (LOADS,)
+    """Those that nsqlookupd does not have."""
+
+
+class LookupServer:
+    """Listens for nodes. All in one event loop."""
+
+    def __init__(self, settings: LookupSettings, registry: Registry) -> None:
+        self._settings = settings
+        self.registry = registry
+        self.answer = b"{}"
+        """To IDENTIFY."""
+        self._connections: set[LookupConnection] = set()
+        self._listener: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> int:
+        """Listen; returns the port."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            lambda: LookupConnection(self),
+            self._settings.host,
+            self._settings.tcp_port,
+            backlog=_BACKLOG,
+            family=socket.AF_UNSPEC,
+        )
+        self._sweep()
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    def introduce(self, answer: LookupAnswer) -> None:
+        """What nodes shall hear, once the ports are known."""
+        self.answer = msgspec.json.encode(answer)
+
+    def stop(self) -> None:
+        """Close everything."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for connection in list(self._connections):
+            connection.close()
+
+    @property
+    def connections_open(self) -> int:
+        """Connections now."""
+        return len(self._connections)
+
+    def admit(self, connection: LookupConnection) -> bool:
+        """Note a new connection; False if it is one too many."""
+        self._connections.add(connection)
+        return len(self._connections) <= self._settings.connections_max
+
+    def forget(self, connection: LookupConnection) -> None:
+        """A connection is closed."""
+        self._connections.discard(connection)
+
+    def _sweep(self) -> None:
+        now_s = time.monotonic()
+        silence_s = self._settings.inactive_producer_timeout_s
+        for connection in [each for each in self._connections if each.is_overdue(now_s, silence_s)]:
+            connection.expire()
+        self._timer = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+
+
+class LookupConnection(asyncio.Protocol):
+    """One node. Made by `LookupServer`."""
+
+    def __init__(self, server: LookupServer) -> None:
+        self._server = server
+        self._reader = CommandReader()
+        self._transport: asyncio.Transport | None = None
+        self._address = ""
+        self._peer: Peer | None = None
+        self._since_s = time.monotonic()
+
+    # -- the transport's calls --
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, or refuse if there are too many."""
+        self._transport = cast(asyncio.Transport, transport)
+        host, port, *_ = transport.get_extra_info("peername") or ("", 0)
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if not self._server.admit(self):
+            self._refuse(Refusal("E_INVALID", "too many connections"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The node is gone."""
+        self._transport = None
+        self._server.forget(self)
+        if self._peer is not None:
+            log.info("%s is gone: %s", _described(self._peer), error or "it closed the connection")
+            self._server.registry.remove(self._peer)
+
+    def data_received(self, data: bytes) -> None:
+        """Follow the commands that are complete."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        replies: list[bytes] = []
+        try:
+            for command in self._reader.feed(data):
+                replies.append(self._follow(command))
+        except Refusal as refusal:
+            self._transport.writelines(replies)
+            self._refuse(refusal)
+        else:
+            self._transport.writelines(replies)
+
+    def pause_writing(self) -> None:
+        """The node does not read our answers: it is not read from either."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The node reads again."""
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    # -- the server's calls --
+
+    def is_overdue(self, now_s: float, silence_s: float) -> bool:
+        """Whether a living node would have said something by now."""
+        if self._peer is None:
+            return now_s - self._since_s > IDENTIFY_TIMEOUT_S
+        return now_s - self._peer.seen_s > silence_s
+
+    def expire(self) -> None:
+        """Give the node up."""
+        if self._peer is not None:
+            log.warning("%s is silent: it is given up", _described(self._peer))
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """The service ends."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # -- commands --
+
+    def _refuse(self, refusal: Refusal) -> None:
+        assert self._transport is not None
+        log.warning("%s is refused: %s", self._address, refusal)
+        self._transport.write(response(str(refusal).encode()))
+        self._transport.close()
+
+    def _follow(self, command: LookupCommand) -> bytes:
+        handler = _COMMANDS.get(command.name)
+        if handler is None:
+            raise Refusal("E_INVALID", f"invalid command {command.name[:64]}")
+        return handler(self, command)
+
+    def _ping(self, command: LookupCommand) -> bytes:
+        if self._peer is not None:
+            self._peer.seen_s = time.monotonic()
+        return _OK
+
+    def _identify(self, command: LookupCommand) -> bytes:
+        if self._peer is not None:
+            raise Refusal("E_INVALID", "cannot IDENTIFY again")
+        try:
+            identity = _IDENTITY.decode(command.body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise Refusal("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
+        if not (identity.broadcast_address and identity.tcp_port and identity.http_port and identity.version):
+            raise Refusal("E_BAD_BODY", "IDENTIFY missing fields")
+        self._peer = Peer(identity, self._address, time.monotonic())
+        self._server.registry.add(self._peer)
+        log.info("%s has come", _described(self._peer))
+        return response(self._server.answer)
+
+    def _register(self, command: LookupCommand) -> bytes:
+        peer, topic, channel = self._named(command)
+        try:
+            self._server.registry.register(peer, topic, channel)
+        except TooManyNames as error:
+            return response(f"E_REGISTER_FAILED {error}".encode())
+        return _OK
+
+    def _unregister(self, command: LookupCommand) -> bytes:
+        self._server.registry.unregister(*self._named(command))
+        return _OK
+
+    def _loads(self, command: LookupCommand) -> bytes:
+        peer = self._identified()
+        try:
+            self._server.registry.note_loads(peer, _LOADS.decode(command.body))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise Refusal("E_BAD_BODY", "LOADS failed to decode JSON body") from None
+        peer.seen_s = time.monotonic()
+        return _OK
+
+    def _identified(self) -> Peer:
+        if self._peer is None:
+            raise Refusal("E_INVALID", "client must IDENTIFY")
+        return self._peer
+
+    def _named(self, command: LookupCommand) -> tuple[Peer, str, str | None]:
+        peer = self._identified()
+        if not command.arguments:
+            raise Refusal("E_INVALID", f"{command.name} insufficient number of params")
+        topic = command.arguments[0]
+        channel = command.arguments[1] if len(command.arguments) > 1 else ""
+        if not is_name(topic):
+            raise Refusal("E_BAD_TOPIC", f"{command.name} topic name '{topic}' is not valid")
+        if channel and not is_name(channel):
+            raise Refusal("E_BAD_CHANNEL", f"{command.name} channel name '{channel}' is not valid")
+        return peer, topic, channel or None
+
+
+_COMMANDS: dict[str, Callable[[LookupConnection, LookupCommand], bytes]] = {
+    "PING": LookupConnection._ping,
+    "IDENTIFY": LookupConnection._identify,
+    "REGISTER": LookupConnection._register,
+    "UNREGISTER": LookupConnection._unregister,
+    LOADS: LookupConnection._loads,
+}
+
+
+def _described(peer: Peer) -> str:
+    identity = peer.identity
+    name = f"{identity.broadcast_address}:{identity.tcp_port}"
+    return f"{name if name.isprintable() else ascii(name)} ({peer.remote_address})"

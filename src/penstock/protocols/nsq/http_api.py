@@ -1,0 +1,186 @@
+"""What the HTTP APIs of nsqd and nsqlookupd have in common: routes, arguments, and the shape of answers and errors.
+
+An answer is JSON, plain text, or nothing; an error is `{"message": "MISSING_ARG_TOPIC"}` with its status.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from penstock.core.commands import Command
+from penstock.core.errors import PenstockError
+from penstock.protocols.http import PLAIN_TEXT, Exchange, Headers, Request
+from penstock.protocols.nsq.names import is_name
+from penstock.server.auth import ANYBODY, Principal
+from penstock.server.shard import Call
+from penstock.server.tasks import AsyncShard
+
+log = logging.getLogger("penstock.nsq.http")
+
+_VERSION = ("x-nsq-content-type", "nsq; version=1.0")
+_JSON: Headers = (("content-type", "application/json; charset=utf-8"), _VERSION)
+_TEXT: Headers = (*PLAIN_TEXT, _VERSION)
+_ARGUMENTS_MAX = 100
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})|;")
+
+Answer = Any
+"""None, text as str or bytes, or something that becomes JSON."""
+Work = Coroutine[Command, Any, Answer]
+"""An answer that needs the store: it yields commands (`await Ask(command)`) and gets their replies."""
+
+
+class ApiError(Exception):
+    """An error as the API tells it: a status, and a word in capitals."""
+
+    def __init__(self, status: int, message: str, headers: Headers = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = headers
+
+
+class Arguments:
+    """What a request's URL carries.
+
+    >>> Arguments("topic=orders&topic=other").text("topic")
+    'orders'
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, query: str) -> None:
+        self._values: dict[str, str] = {}
+        if not query:
+            return
+        if _BAD_ESCAPE.search(query) is not None:
+            raise ApiError(400, "INVALID_REQUEST")
+        try:
+            pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_ARGUMENTS_MAX)
+        except ValueError:
+            raise ApiError(400, "INVALID_REQUEST") from None
+        for name, value in pairs:
+            self._values.setdefault(name, value)
+
+    def text(self, name: str) -> str | None:
+        """The first value of an argument."""
+        return self._values.get(name)
+
+    def needed(self, name: str) -> str:
+        """The first value of an argument that must be there."""
+        value = self._values.get(name)
+        if value is None:
+            raise ApiError(400, f"MISSING_ARG_{name.upper()}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """An argument that is true, 1, false or 0; the default for anything else."""
+        return _FLAGS.get(self._values.get(name, ""), default)
+
+    def name(self, argument: str, refusal: str) -> str:
+        """The name of a topic or a channel; `refusal` says that it is not one."""
+        value = self.needed(argument)
+        if not is_name(value):
+            raise ApiError(400, refusal)
+        return value
+
+    def topic_and_channel(self) -> tuple[str, str]:
+        """Both names, where an operation needs both."""
+        return self.name("topic", "INVALID_ARG_TOPIC"), self.name("channel", "INVALID_ARG_CHANNEL")
+
+
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class ApiCall:
+    """A request being answered: its arguments, its body, and who sent it."""
+
+    __slots__ = ("arguments", "principal", "request")
+
+    def __init__(self, request: Request, arguments: Arguments, principal: Principal = ANYBODY) -> None:
+        self.request = request
+        self.arguments = arguments
+        self.principal = principal
+
+
+Route = Callable[[ApiCall], Answer | Work]
+Routes = Mapping[str, Mapping[str, Route]]
+"""Path → method → what answers it."""
+
+
+def find_route(routes: Routes, request: Request) -> Route:
+    """What answers a request."""
+    methods = routes.get(request.path)
+    if methods is None:
+        raise ApiError(404, "NOT_FOUND")
+    route = methods.get(request.method)
+    if route is None:
+        raise ApiError(405, "METHOD_NOT_ALLOWED", (("allow", ", ".join(methods)),))
+    return route
+
+
+def respond(exchange: Exchange, answer: Answer) -> None:
+    """Answer a request."""
+    exchange.outcome = "ok"
+    if answer is None:
+        exchange.respond(200, _TEXT, b"")
+    elif isinstance(answer, str | bytes):
+        exchange.respond(200, _TEXT, answer.encode() if isinstance(answer, str) else answer)
+    else:
+        exchange.respond(200, _JSON, msgspec.json.encode(answer))
+
+
+def refuse(exchange: Exchange, error: ApiError) -> None:
+    """Answer a request with an error."""
+    exchange.outcome = error.message
+    exchange.respond(error.status, (*_JSON, *error.headers), msgspec.json.encode({"message": error.message}))
+
+
+class Ask:
+    """`reply = await Ask(command)`: what an answer needs of the store."""
+
+    __slots__ = ("_command",)
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+
+    def __await__(self) -> Any:
+        call: Call = yield self._command
+        return call.result()
+
+
+class Errand:
+    """Drives an answer that needs the store, without a task: it goes on when a command is settled."""
+
+    __slots__ = ("_exchange", "_shard", "_translate", "_work")
+
+    def __init__(
+        self, exchange: Exchange, shard: AsyncShard, work: Work, translate: Callable[[PenstockError], ApiError]
+    ) -> None:
+        self._exchange = exchange
+        self._shard = shard
+        self._work = work
+        self._translate = translate
+        self._go_on(None)
+
+    def _go_on(self, call: Call | None) -> None:
+        """Never raises: others are waiting, too."""
+        try:
+            try:
+                command = self._work.send(call)
+            except StopIteration as done:
+                respond(self._exchange, done.value)
+            else:
+                self._shard.submit(command, self._go_on)
+        except ApiError as error:
+            refuse(self._exchange, error)
+        except PenstockError as error:
+            refuse(self._exchange, self._translate(error))
+        except Exception:
+            log.exception("%s failed", self._exchange.request)
+            refuse(self._exchange, ApiError(500, "INTERNAL_ERROR"))
