@@ -1091,7 +1091,9 @@ class Broker:
             raise InvalidRequest(f"offset is {offset}: it must not be negative")
         if not 1 <= command.limit <= RECEIVE_LIMIT_MAX:
             raise InvalidRequest(f"limit is {command.limit}: it must be from 1 to {RECEIVE_LIMIT_MAX}")
-        runs, next_offset = queue.read(offset or 0, command.limit)
+        if command.bytes_max is not None and command.bytes_max < 1:
+            raise InvalidRequest(f"bytes_max is {command.bytes_max}: it must be at least 1")
+        runs, next_offset = queue.read(offset or 0, command.limit, command.end, command.bytes_max)
         return Records(queue.name, queue.id, runs, next_offset, queue.next_sequence)
 
     def _ack_consumer(self, command: AckConsumer) -> int:

@@ -408,6 +408,10 @@ class ReadRecords(Command):
     consumer: str | None = None
     offset: int | None = None
     limit: int = 100
+    end: int | None = None
+    """Only messages before this offset."""
+    bytes_max: int | None = None
+    """Stop before there are more bytes of bodies than this; one message comes in any case."""
 
 
 class Records(msgspec.Struct):

@@ -636,22 +636,38 @@ class Queue:
                 self.delete_consumer(name)
             self.watch_consumers(now_ms)
 
-    def read(self, offset: int, limit: int) -> tuple[list[Run], int]:
-        """Messages from an offset on, in sequence order, and the offset after the last of them."""
+    def read(
+        self, offset: int, limit: int, end: int | None = None, bytes_max: int | None = None
+    ) -> tuple[list[Run], int]:
+        """Messages from an offset on, in sequence order, and the offset after the last of them.
+
+        With `end`: that one, once nothing is left before it.
+        """
         runs: list[Run] = []
+        if end is not None and end <= offset:
+            return runs, offset
         for key in self._log(offset, None):
-            stop = key.base + key.messages
-            if limit <= 0:
+            if limit <= 0 or (bytes_max is not None and runs and bytes_max <= 0):
+                return runs, offset
+            if end is not None and key.base >= end:
                 break
-            if stop <= offset or key in self.quarantined:
+            if key.base + key.messages <= offset or key in self.quarantined:
                 continue
             chunk = self._load(key)
             start = max(offset, key.base) - key.base
-            end = min(key.messages, start + limit)
-            runs.append(Run(chunk, start, end, 0, 0))
-            limit -= end - start
-            offset = key.base + end
-        return runs, offset
+            stop = min(key.messages, start + limit, key.messages if end is None else end - key.base)
+            if bytes_max is not None:
+                fitting = _fitting(chunk, start, stop, bytes_max)
+                if fitting == start and runs:
+                    return runs, offset
+                stop = max(fitting, start + 1)
+                bytes_max -= int(chunk.offsets[stop] - chunk.offsets[start])
+            runs.append(Run(chunk, start, stop, 0, 0))
+            limit -= stop - start
+            offset = key.base + stop
+            if stop < key.messages:
+                return runs, offset
+        return runs, offset if end is None else max(offset, min(end, self.next_sequence))
 
     def _load(self, key: ChunkKey) -> Chunk:
         try:
@@ -819,6 +835,12 @@ def _bucket(due_ms: int, now_ms: int) -> int:
 
 def _by_sequence(seen: Seen) -> int:
     return seen.sequence
+
+
+def _fitting(chunk: Chunk, start: int, stop: int, bytes_max: int) -> int:
+    """Up to where bodies fit into so many bytes."""
+    limit = int(chunk.offsets[start]) + bytes_max
+    return min(stop, int(np.searchsorted(chunk.offsets, limit, side="right")) - 1)
 
 
 def _by_base(key: ChunkKey) -> int:
