@@ -1,0 +1,240 @@
+"""What the tests talk to: `penstock serve` or the real nsqd, each a process of its own on free ports of loopback.
+
+The conformance tests run against Penstock. With NSQ_TESTS_AGAINST=nsqd they run against nsqd instead (it is built with
+Go): that is how we know that they expect the right things. Where Penstock differs on purpose, a test asks `is_nsqd`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import boto3
+from botocore.config import Config
+
+from bench import nsq_tools
+from tests.nsq.wire import Address, Connection
+
+ROOT = Path(__file__).resolve().parents[2]
+HOST = "127.0.0.1"
+START_S_MAX = 30.0
+AGAINST_NSQD = os.environ.get("NSQ_TESTS_AGAINST") == "nsqd"
+
+
+class Process:
+    """A program that listens, its directory and its log. It may be killed and started again, on the same ports."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.log_path = directory / "log"
+        self.process: subprocess.Popen[bytes]
+
+    def run(self, command: list[str], is_ready: Callable[[], bool]) -> None:
+        with self.log_path.open("ab") as log:
+            environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+            self.process = subprocess.Popen(
+                command, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+        until(lambda: is_ready() or self.process.poll() is not None, START_S_MAX)
+        assert self.process.poll() is None, self.log_path.read_text()
+
+    def kill(self) -> None:
+        """As a power failure would; without effect on one that has ended."""
+        self.process.kill()
+        self.process.wait(START_S_MAX)
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(START_S_MAX)
+
+    def memory_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+
+    def failures_logged(self) -> list[str]:
+        """What the log has of things that must not happen."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return [line for line in lines if "Traceback" in line or '"level": "error"' in line.lower()]
+
+
+class Broker(Process):
+    """Something that serves NSQ's TCP and HTTP protocols."""
+
+    is_nsqd = False
+    tcp_port = 0
+    http_port = 0
+
+    def start(self) -> Broker:
+        raise NotImplementedError
+
+    @property
+    def address(self) -> Address:
+        return (HOST, self.tcp_port)
+
+    @property
+    def tcp_address(self) -> str:
+        return f"{HOST}:{self.tcp_port}"
+
+    @property
+    def http_address(self) -> str:
+        return f"{HOST}:{self.http_port}"
+
+    def connect(self, **identity: Any) -> Connection:
+        """A new connection, identified when anything is given."""
+        connection = Connection(self.address)
+        if identity:
+            connection.identify(**identity)
+        return connection
+
+    def subscriber(self, topic: str, channel: str = "ch", ready: int = 0, **identity: Any) -> Connection:
+        return self.connect(**identity).subscribe(topic, channel, ready)
+
+    def publish(self, topic: str, *bodies: bytes) -> None:
+        with self.connect() as connection:
+            connection.publish(topic, *bodies)
+
+    def http(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        return http_call(HOST, self.http_port, method, path, body, headers)
+
+    def post(self, path: str, body: bytes = b"", **query: str) -> bytes:
+        """A POST that must succeed."""
+        status, answer = self.http("POST", f"{path}?{urlencode(query)}", body)
+        assert status == 200, (status, answer)
+        return answer
+
+    def stats(self, **query: str) -> Any:
+        status, answer = self.http("GET", f"/stats?{urlencode({'format': 'json', **query})}")
+        assert status == 200, (status, answer)
+        return json.loads(answer)
+
+    def topic(self, name: str) -> Any:
+        """The statistics of a topic; None if there is none."""
+        return next((each for each in self.stats(topic=name)["topics"] or [] if each["topic_name"] == name), None)
+
+    def channel(self, topic: str, name: str = "ch") -> Any:
+        """The statistics of a channel; None if there is none."""
+        channels = (self.topic(topic) or {"channels": []})["channels"]
+        return next((each for each in channels if each["channel_name"] == name), None)
+
+
+class Penstock(Broker):
+    """`penstock serve`, as users run it."""
+
+    def __init__(self, directory: Path, *flags: str, settings: str = "") -> None:
+        super().__init__(directory)
+        self.data = directory / "data"
+        self._flags = list(flags)
+        if settings:
+            (directory / "penstock.toml").write_text(settings)
+            self._flags += ["--config", str(directory / "penstock.toml")]
+        self._ports = {"sqs": 0, "http": 0, "nsq-tcp": 0, "nsq-http": 0}
+
+    def start(self) -> Penstock:
+        ready_file = self.directory / "ready.json"
+        ready_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "penstock", "serve", "--data", str(self.data), "--ready-file", str(ready_file)]
+        for name, port in self._ports.items():
+            command += [f"--{name}-port", str(port)]
+        self.run([*command, *self._flags], ready_file.exists)
+        listening = json.loads(ready_file.read_text())["listening"]
+        names = {"nsq-tcp": "nsq"}
+        self._ports = {name: listening[names.get(name, name)]["port"] for name in self._ports}
+        self.tcp_port, self.http_port = self._ports["nsq-tcp"], self._ports["nsq-http"]
+        return self
+
+    @property
+    def sqs_url(self) -> str:
+        return f"http://{HOST}:{self._ports['sqs']}"
+
+    def sqs(self) -> Any:
+        """boto3, without retries, which would hide things."""
+        return boto3.client(
+            "sqs",
+            endpoint_url=self.sqs_url,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            config=Config(retries={"max_attempts": 0}),
+        )
+
+    def metrics(self) -> str:
+        return http_call(HOST, self._ports["http"], "GET", "/metrics")[1].decode()
+
+
+class Nsqd(Broker):
+    """The real one."""
+
+    is_nsqd = True
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        super().__init__(directory)
+        self._flags = flags
+
+    def start(self) -> Nsqd:
+        self.tcp_port, self.http_port = self.tcp_port or free_port(), self.http_port or free_port()
+        data = self.directory / "nsqd"
+        data.mkdir(exist_ok=True)
+        addresses = [f"--tcp-address={self.tcp_address}", f"--http-address={self.http_address}"]
+        addresses.append(f"--broadcast-address={HOST}")
+        command = [nsq_tools.program("nsqd"), f"--data-path={data}", *addresses, *self._flags]
+        self.run(command, lambda: listens(self.http_port))
+        return self
+
+
+@contextmanager
+def running(broker: Broker) -> Iterator[Any]:
+    """A broker that has ended when the block has; its log must be clean."""
+    try:
+        yield broker.start()
+    finally:
+        broker.kill()
+    if not broker.is_nsqd:
+        assert broker.failures_logged() == []
+
+
+def http_call(
+    host: str, port: int, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(host, port, timeout=START_S_MAX)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def until(condition: Callable[[], object], seconds: float = START_S_MAX) -> None:
+    """Wait for something that comes by itself."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
