@@ -13,6 +13,7 @@ from penstock.cli.exits import errors_reported
 from penstock.cli.messages import ack, peek, receive, release, send
 from penstock.cli.queues import channels, queues
 from penstock.cli.stats import stats, top
+from penstock.lookup_command import lookup
 from penstock.serve import serve
 
 app = typer.Typer(
@@ -25,7 +26,7 @@ app = typer.Typer(
 app.add_typer(queues, name="queue")
 app.add_typer(channels, name="channel")
 app.add_typer(consumers, name="consumer")
-for command in (serve, send, receive, ack, release, peek, redrive, stats, top):
+for command in (serve, lookup, send, receive, ack, release, peek, redrive, stats, top):
     app.command()(command)
 
 

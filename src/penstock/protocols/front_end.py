@@ -36,7 +36,7 @@ class HttpFrontEnd:
         handler = self._make_handler(services)
         if not services.credentials.are_required:
             handler = refusing_browsers(handler)
-        observer = _Observer(self.name, services.meter, services.request_log)
+        observer = RequestObserver(self.name, services.meter, services.request_log)
         self._server = HttpServer(handler, services.settings.http, observer.note)
         tls = tls_context(settings)
         port = await self._server.start(settings.host, self._port, tls)
@@ -62,7 +62,7 @@ class HttpFrontEnd:
         return () if self._server is None else _http_families(self.name, self._server)
 
 
-class _Observer:
+class RequestObserver:
     """Turns a finished exchange into a count and, if it is wanted, a line of the log."""
 
     __slots__ = ("_log", "_meter", "_protocol")

@@ -1,9 +1,11 @@
-"""Names of topics and channels, as NSQ has them."""
+"""Names of topics and channels, as NSQ has them; and which NSQ that is."""
 
 from __future__ import annotations
 
 import re
 
+NSQ_VERSION = "1.3.0"
+"""The nsqd and nsqlookupd whose behaviour this is; tools compare it with those of other nodes."""
 NAME_LENGTH_MAX = 64
 EPHEMERAL = "#ephemeral"
 _NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?\Z")

@@ -1,0 +1,57 @@
+"""A service as a process: until a signal ends it, in order; and how it says that it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import uvloop
+
+
+class Announcement(Protocol):
+    """Where a service listens: a struct that becomes the ready file."""
+
+    def line(self) -> str:
+        """For people: a single line."""
+        ...
+
+
+def run(service: contextlib.AbstractAsyncContextManager[Announcement], ready_file: Path | None) -> None:
+    """Serve until SIGTERM or SIGINT. Returns when everything is closed. A second signal ends the process at once."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(service, ready_file))
+
+
+async def _serve(service: contextlib.AbstractAsyncContextManager[Announcement], ready_file: Path | None) -> None:
+    _allow_many_files()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: os._exit(1) if stopping.is_set() else stopping.set())
+    async with service as ready:
+        gc.collect()
+        gc.freeze()
+        announce(ready, ready_file)
+        await stopping.wait()
+
+
+def announce(ready: Announcement, ready_file: Path | None) -> None:
+    """Say where everything listens: a line for people, and the file, whole or not at all, for programs."""
+    if ready_file is not None:
+        partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}.partial")
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(ready)) + b"\n")
+        partial.replace(ready_file)
+    print(ready.line(), flush=True)
+
+
+def _allow_many_files() -> None:
+    """Every connection is an open file: take as many as the system lets us."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
