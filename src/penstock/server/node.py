@@ -32,6 +32,7 @@ from penstock.server.auth import Credentials
 from penstock.server.clock import Clock, SystemClock
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, store_families
+from penstock.server.partition_map import PartitionMaps
 from penstock.server.settings import DeclaredQueue, InvalidSettings, Settings
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
@@ -66,6 +67,8 @@ class Services:
     """A front end adds what it wants to be shown among the metrics."""
     extras: dict[str, Any] = field(default_factory=dict)
     """What front ends share with each other: NSQ's `Topics` as "nsq", for its TCP and its HTTP side."""
+    partition_maps: PartitionMaps | None = None
+    """Which node owns what, if there are several; None: this one owns everything."""
     is_stopping: bool = False
 
 

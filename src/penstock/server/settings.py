@@ -170,6 +170,24 @@ class LookupSettings(_Section, frozen=True):
             )
 
 
+class RestSettings(_Section, frozen=True):
+    """How the REST API, on `http_port`, presents itself. Sizes, connections and times are those of `[http]`."""
+
+    cors_origins: list[str] = []
+    """Web pages of these origins may call: `https://console.example.org`. None may by default."""
+    requests_per_second: float | None = None
+    """What each caller may ask for; beyond it gets 429. None: any number."""
+    requests_burst: int = 100
+    """How many requests may come at once, if there were few before."""
+    receive_max: int = 10_000
+    """Messages of one receive."""
+    wait_max_s: float = 300.0
+    """How long a receive may wait."""
+    response_bytes_max: int = 32 * 1024 * 1024
+    """Bytes of bodies in one response; what is beyond stays where it is."""
+    sessions_max: int = 100_000
+
+
 class LogSettings(_Section, frozen=True):
     """What is logged, and how."""
 
@@ -270,6 +288,7 @@ class Settings(_Section, frozen=True):
     sqs: SqsSettings = SqsSettings()
     nsq: NsqSettings = NsqSettings()
     lookup: LookupSettings = LookupSettings()
+    rest: RestSettings = RestSettings()
     log: LogSettings = LogSettings()
     credentials: list[CredentialSettings] = []
     queues: list[DeclaredQueue] = []
@@ -311,6 +330,7 @@ class Settings(_Section, frozen=True):
             if not getattr(self.http, name) > 0:
                 raise InvalidSettings(f"[http] {name} is {getattr(self.http, name)}: it must be larger than 0")
         self._check_nsq()
+        self._check_rest()
         self._check_queues()
         self._check_exposure()
 
@@ -337,6 +357,18 @@ class Settings(_Section, frozen=True):
                 if not 0 < getattr(rule, name) <= 12 * 3600:
                     value = getattr(rule, name)
                     raise InvalidSettings(f"[[nsq.handshake]] {name} is {value}: it must be from 0 to 12 hours")
+
+    def _check_rest(self) -> None:
+        for name in self.rest.__struct_fields__:
+            value = getattr(self.rest, name)
+            if isinstance(value, int | float) and not value > 0:
+                raise InvalidSettings(f"[rest] {name} is {value}: it must be larger than 0")
+        for origin in self.rest.cors_origins:
+            scheme, found, rest = origin.partition("://")
+            if origin != "*" and (scheme not in ("http", "https") or not found or not rest or "/" in rest):
+                raise InvalidSettings(
+                    f"[rest] cors_origins has {origin!r}: an origin is scheme://host or scheme://host:port"
+                )
 
     def _check_queues(self) -> None:
         seen: set[str] = set()
