@@ -141,3 +141,97 @@ def test_the_end_of_a_session_ends_its_units_takes(ps: Any) -> None:
     ps.queue("in").receive()
     with pytest.raises(penstock.WorkRefused):
         work.commit()
+
+
+def test_puts_keep_their_order_in_each_queue_whatever_their_options(ps: Any) -> None:
+    ps.create_queue("line.fifo", kind="fifo", content_dedup=True)
+    work = ps.unit_of_work()
+    for number in range(9):
+        delay = 0 if number % 3 else None
+        work.put("line.fifo", str(number), group="g", delay=delay, attributes={"n": number} if number % 2 else None)
+        work.put("other", f"other {number}")
+    sent = work.commit()
+    received = ps.queue("line.fifo").receive(9)
+    assert [message.text for message in received] == [str(number) for number in range(9)]
+    assert [message.attributes.get("n") for message in received] == [None, 1, None, 3, None, 5, None, 7, None]
+    assert [one.id for one in sent[::2]] == [message.id for message in received]
+    assert [one.id for one in sent[1::2]] == [message.id for message in ps.queue("other").receive(9)]
+
+
+def test_a_unit_that_gets_too_large_says_so_at_the_put_and_can_still_be_committed(
+    ps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.client.puts.BATCH_BYTES_MAX", 10)
+    work = ps.unit_of_work()
+    work.put("out", b"12345")
+    with pytest.raises(penstock.BatchTooLarge, match="6 bytes more would make 11"):
+        work.put("out", b"123456")
+    work.put("out", b"12345")
+    assert len(work.commit()) == 2
+
+
+def test_a_put_asks_nobody(ps: Any) -> None:
+    work = ps.unit_of_work()
+    ps.close()
+    work.put("out", b"a", delay=1, attributes={"n": 1})
+    work.rollback()
+    assert work.state == "rolled back"
+
+
+def test_rolling_back_succeeds_when_the_store_is_closed(ps: Any) -> None:
+    ps.queue("in").send(b"1")
+    work = ps.unit_of_work()
+    work.take("in")
+    ps.close()
+    work.rollback()
+    assert work.state == "rolled back"
+
+
+def test_the_end_of_a_session_rolls_back_all_its_units_in_one_step(ps: Any) -> None:
+    for queue in ("in", "also"):
+        ps.queue(queue).send_many([b"1", b"2"])
+    session = ps.session("worker")
+    units = [session.unit_of_work() for _ in range(2)]
+    for work in units:
+        work.take("in")
+        work.take("also")
+        work.put("out", b"a")
+    assert session.end() == 4
+    assert ps.queues() == ["also", "in"]
+    assert [len(ps.queue(queue).receive(9)) for queue in ("in", "also")] == [2, 2]
+
+
+def test_a_commit_that_was_refused_can_be_repeated_when_the_reason_is_gone(ps: Any) -> None:
+    ps.create_queue("out", message_bytes_max=1)
+    ps.queue("in").send(b"1")
+    work = ps.unit_of_work()
+    work.take("in")
+    work.put("out", b"too long")
+    with pytest.raises(penstock.MessageTooLarge):
+        work.commit()
+    ps.queue("out").configure(message_bytes_max=100)
+    assert [one.sequence for one in work.commit()] == [0]
+    assert ps.queue("in").stats().messages == 0
+
+
+def test_a_commit_while_others_put_takes_each_put_or_refuses_it(ps: Any) -> None:
+    work = ps.unit_of_work()
+    accepted: list[int] = []
+
+    def put(first: int) -> None:
+        for number in range(first, first + 500):
+            try:
+                work.put("out", str(number))
+            except penstock.InvalidRequest:
+                return
+            accepted.append(number)
+
+    threads = [threading.Thread(target=put, args=(first,)) for first in (0, 1_000)]
+    for thread in threads:
+        thread.start()
+    sent = work.commit()
+    for thread in threads:
+        thread.join()
+    assert len(sent) == len(accepted)
+    stored = [int(message.text) for message in ps.queue("out").receive(1_000)] if sent else []
+    assert sorted(stored) == sorted(accepted)

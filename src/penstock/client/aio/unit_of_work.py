@@ -2,11 +2,16 @@
 
 Takes are leases, and puts are held here until the commit, which is a single command: acknowledge all takes and send
 all puts. A unit that is not committed rolls back: its puts are forgotten and its takes released. If the process dies,
-the leases run out, and that is the rollback.
+the leases run out, and that is the rollback. Puts to one queue keep their order.
+
+A commit that fails leaves the unit open: it can be tried again (after `NotSent`, or when the disk has space again), or
+rolled back. Whether a commit was done that failed with `OutcomeUnknown` or `CommitFailed` is not known; rolling back
+is right in both cases, since what was acknowledged cannot be released.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from types import TracebackType
 from typing import Self
@@ -15,11 +20,16 @@ from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.message import AsyncMessage, error_text, messages_of
 from penstock.client.bodies import Body, encode_body
 from penstock.client.content import SentMessage, SentMessages
+from penstock.client.puts import Puts
 from penstock.client.settling import merged_spans
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
 from penstock.core.attributes import Attributes, encode_attributes
 from penstock.core.commands import MAIN, Ack, CommitWork, Delivery, Receive, Release, Send, Sent, Span
-from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.errors import InvalidRequest
+
+_LOG = logging.getLogger("penstock.client")
+_Taken = dict[tuple[str, str], list[Span]]
+"""What was taken, by queue and channel."""
 
 
 class AsyncUnitOfWork:
@@ -30,8 +40,8 @@ class AsyncUnitOfWork:
         self._session = session
         self._lock = threading.Lock()
         self._state = "open"
-        self._taken: dict[tuple[str, str], list[Span]] = {}
-        self._puts: list[Send] = []
+        self._taken: _Taken = {}
+        self._puts = Puts()
 
     @property
     def state(self) -> str:
@@ -68,7 +78,7 @@ class AsyncUnitOfWork:
         if delivery is None or not delivery.runs:
             return []
         spans = [span for run in delivery.runs for span in run.spans()]
-        if not self._remember(queue, channel, spans):
+        if not self.hold(queue, channel, spans):
             await self._release(queue, channel, spans, "the unit of work was over")
             self._check_open()
         return messages_of(self._caller, delivery)
@@ -85,7 +95,10 @@ class AsyncUnitOfWork:
         delay: Seconds | None = None,
         due: Moment | None = None,
     ) -> None:
-        """Hold a message until the commit. Nobody sees it before."""
+        """Hold a message until the commit. Nobody sees it before, and nothing goes over the network.
+
+        `BatchTooLarge` if the unit would become larger than one commit may be.
+        """
         encoded = encode_attributes(attributes)
         send = Send(
             queue=queue,
@@ -99,31 +112,26 @@ class AsyncUnitOfWork:
         )
         with self._lock:
             self._check_open()
-            self._puts.append(send)
+            self._puts.add(send)
 
     async def commit(self) -> list[SentMessage]:
         """Acknowledge all takes and send all puts, in one commit. Returns what became of the puts, in order.
 
         `WorkRefused` if something that was taken can no longer be settled: nothing is done then.
         """
-        command = self._begin_commit()
+        command = self.begin_commit()
         try:
             replies: list[Sent] = await self._caller.call(command) if command.acks or command.sends else []
         except BaseException:
-            self._state = "open"
+            self.end_commit("open")
             raise
-        self._state = "committed"
-        return [SentMessages(self._caller.identity, sent)[0] for sent in replies]
+        self.end_commit("committed")
+        sent = [SentMessages(self._caller.identity, reply) for reply in replies]
+        return [sent[index][position] for index, position in self._puts.places]
 
     async def rollback(self, *, error: str = "rolled back") -> None:
         """Forget the puts and release the takes. Never fails: a lease that cannot be released runs out."""
-        with self._lock:
-            if self._state != "open":
-                return
-            self._state = "rolled back"
-            taken, self._taken = self._taken, {}
-            self._puts.clear()
-        for (queue, channel), spans in taken.items():
+        for (queue, channel), spans in self.abandon().items():
             await self._release(queue, channel, spans, error)
 
     async def __aenter__(self) -> Self:
@@ -134,18 +142,18 @@ class AsyncUnitOfWork:
     ) -> None:
         await self.rollback(error="rolled back" if error is None else error_text(error))
 
-    def _check_open(self) -> None:
-        if self._state != "open":
-            raise InvalidRequest(f"the unit of work is {self._state}: start another one")
+    # -- for who drives units, as a listener does --
 
-    def _remember(self, queue: str, channel: str, spans: list[Span]) -> bool:
+    def hold(self, queue: str, channel: str, spans: list[Span]) -> bool:
+        """Messages that were received for this unit: the commit acknowledges them. False if the unit is over."""
         with self._lock:
             if self._state != "open":
                 return False
             self._taken.setdefault((queue, channel), []).extend(spans)
             return True
 
-    def _begin_commit(self) -> CommitWork:
+    def begin_commit(self) -> CommitWork:
+        """The command that commits this unit. Whoever carries it out says `end_commit`."""
         with self._lock:
             self._check_open()
             self._state = "committing"
@@ -153,10 +161,30 @@ class AsyncUnitOfWork:
                 Ack(queue=queue, channel=channel, spans=merged_spans(spans))
                 for (queue, channel), spans in self._taken.items()
             ]
-            return CommitWork(acks=acks, sends=list(self._puts))
+            return CommitWork(acks=acks, sends=list(self._puts.sends))
+
+    def end_commit(self, state: str) -> None:
+        """The commit was done (`committed`), or was not and may be tried again (`open`)."""
+        self._state = state
+
+    def abandon(self) -> _Taken:
+        """Roll back as far as no command is needed: what is returned has still to be released."""
+        with self._lock:
+            if self._state != "open":
+                return {}
+            self._state = "rolled back"
+            taken, self._taken = self._taken, {}
+            self._puts = Puts()
+            return taken
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise InvalidRequest(f"the unit of work is {self._state}: start another one")
 
     async def _release(self, queue: str, channel: str, spans: list[Span], error: str) -> None:
         try:
             await self._caller.call(Release(queue=queue, channel=channel, spans=merged_spans(spans), error=error))
-        except PenstockError:
-            return
+        except Exception as failure:  # whatever it is: a rollback succeeds
+            _LOG.debug(
+                "messages of queue %r were not released, and come back when their lease ends: %s", queue, failure
+            )
