@@ -1,38 +1,103 @@
+"""The command line, as people and scripts use it: what it prints, and how it exits."""
+
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import pty
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import penstock
-from penstock.cli import app
+from penstock.cli import main
+from penstock.cli.exits import Exit
+
+DEADLINE_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out.decode()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.text.splitlines()]
+
+
+def run(*arguments: str, stdin: bytes = b"") -> Ended:
+    """The whole command line, in this process."""
+    out, err = io.BytesIO(), io.StringIO()
+    stdout = io.TextIOWrapper(out, encoding="utf-8")
+    kept = sys.argv, sys.stdin
+    sys.argv, sys.stdin = ["penstock", *arguments], io.TextIOWrapper(io.BytesIO(stdin))
+    try:
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        sys.argv, sys.stdin = kept
+    stdout.flush()
+    return Ended(int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
 class Shell:
-    """Runs commands on one directory."""
+    """Runs commands on one store, named by these flags."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, *where: str) -> None:
+        self.where = where
 
-    def __call__(self, *arguments: str, stdin: str | None = None) -> str:
-        result = CliRunner().invoke(app, [*arguments, "--data", str(self.directory)], input=stdin)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == 0, result.output
-        return result.output
+    def ended(self, *arguments: str, stdin: bytes = b"") -> Ended:
+        return run(*arguments, *self.where, stdin=stdin)
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> str:
+        ended = self.ended(*arguments, stdin=stdin)
+        assert ended.status == 0, ended
+        return ended.text
 
     def json(self, *arguments: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self(*arguments, "--json").splitlines()]
+        ended = self.ended(*arguments, "--json")
+        assert ended.status in (Exit.OK, Exit.NOTHING), ended
+        assert bool(ended.rows) == (ended.status == Exit.OK) or arguments[0] in ("queue", "channel", "consumer")
+        return ended.rows
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PENSTOCK_DATA", "PENSTOCK_URL", "PENSTOCK_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
-    return Shell(tmp_path / "data")
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def shell(directory: Path) -> Iterator[Shell]:
+    yield Shell("--data", str(directory))
+
+
+def bodies(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["body"] for row in rows]
+
+
+# -- send --------------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_sent_is_received_once(shell: Shell) -> None:
@@ -47,8 +112,72 @@ def test_what_is_sent_is_received_once(shell: Shell) -> None:
 
 
 def test_lines_of_standard_input_are_messages(shell: Shell) -> None:
-    shell("send", "orders", stdin="one\ntwo\n")
-    assert [message["body"] for message in shell.json("receive", "orders", "--max", "5")] == ["one", "two"]
+    assert "2 messages sent" in shell("send", "orders", stdin=b"one\ntwo\n")
+    assert bodies(shell.json("receive", "orders", "--max", "5")) == ["one", "two"]
+
+
+def test_a_file_is_one_message_with_its_bytes(shell: Shell, tmp_path: Path) -> None:
+    content = bytes(range(256)) * 10
+    (tmp_path / "photo").write_bytes(content)
+    shell("send", "orders", "--file", str(tmp_path / "photo"))
+    assert shell.ended("receive", "orders", "--raw").out == content + b"\n"
+
+
+def test_lines_of_several_files_are_messages_in_order(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "first").write_text("a\nb")
+    (tmp_path / "second").write_text("c\n")
+    shell("send", "orders", "--lines", "-f", str(tmp_path / "first"), "-f", str(tmp_path / "second"))
+    assert bodies(shell.json("receive", "orders", "--max", "5")) == ["a", "b", "c"]
+
+
+def test_messages_that_end_with_nul_may_hold_newlines(shell: Shell) -> None:
+    shell("send", "orders", "--null", stdin=b"a\nb\0c\0")
+    assert shell.ended("receive", "orders", "--max", "5", "--null").out == b"a\nb\0c\0"
+
+
+def test_a_large_file_goes_in_runs_and_arrives_whole(shell: Shell, tmp_path: Path) -> None:
+    lines = [f"{number:06} {'x' * 100}" for number in range(25_000)]
+    (tmp_path / "large").write_text("\n".join(lines))
+    assert "25,000 messages sent" in shell("send", "orders", "--lines", "--file", str(tmp_path / "large"))
+    assert shell("receive", "orders", "--max", "30000", "--raw").splitlines() == lines
+
+
+def test_a_failure_in_the_middle_of_a_file_says_how_much_was_sent(shell: Shell, tmp_path: Path) -> None:
+    shell("queue", "create", "orders", "--set", "message_bytes_max=1024")
+    (tmp_path / "input").write_text("fine\n" * 2_500 + "x" * 2_000)
+    ended = shell.ended("send", "orders", "--lines", "--file", str(tmp_path / "input"))
+    assert ended.status == Exit.FAILED
+    assert "2,500 messages were sent to orders before this" in ended.err
+    assert shell.json("stats", "orders")[0]["ready"] == 2_500
+
+
+def test_a_missing_file_is_one_line_and_status_1(shell: Shell, tmp_path: Path) -> None:
+    ended = shell.ended("send", "orders", "--file", str(tmp_path / "nowhere"))
+    assert (ended.status, len(ended.err.splitlines())) == (Exit.FAILED, 1)
+    assert "nowhere" in ended.err
+
+
+def test_a_dedup_id_adds_a_message_once_and_is_refused_for_several(shell: Shell) -> None:
+    assert shell.json("send", "orders", "tea", "--dedup-id", "7")[0]["duplicate"] is False
+    assert shell.json("send", "orders", "tea", "--dedup-id", "7")[0]["duplicate"] is True
+    assert shell.ended("send", "orders", "tea", "cake", "--dedup-id", "7").status == Exit.USAGE
+
+
+def test_priority_delay_and_group_are_kept(shell: Shell) -> None:
+    shell("send", "orders", "low")
+    shell("send", "orders", "high", "--priority", "9", "--group", "g")
+    shell("send", "orders", "later", "--delay", "600")
+    received = shell.json("receive", "orders", "--max", "5")
+    assert [(row["body"], row.get("group")) for row in received] == [("high", "g"), ("low", None)]
+    assert [row["state"] for row in shell.json("peek", "orders")] == ["DELAYED"]
+
+
+def test_quiet_prints_nothing(shell: Shell) -> None:
+    assert shell("send", "orders", "tea", "--quiet") == ""
+    assert shell("send", "orders", "--quiet", stdin=b"tea\n") == ""
+
+
+# -- receive, settle, peek ---------------------------------------------------------------------------------------------
 
 
 def test_a_message_received_without_ack_is_acknowledged_by_its_receipt(shell: Shell) -> None:
@@ -56,22 +185,76 @@ def test_a_message_received_without_ack_is_acknowledged_by_its_receipt(shell: Sh
     (message,) = shell.json("receive", "orders", "--no-ack", "--lease", "600")
     assert shell.json("receive", "orders") == []
     assert "1 acknowledged" in shell("ack", "orders", message["receipt"])
-    with pytest.raises(penstock.StaleReceipt):
-        shell("ack", "orders", message["receipt"])
+    assert shell.ended("ack", "orders", message["receipt"]).status == Exit.FAILED
+
+
+def test_a_released_message_comes_back_with_the_error(shell: Shell) -> None:
+    shell("send", "orders", "tea")
+    (message,) = shell.json("receive", "orders", "--no-ack", "--lease", "600")
+    assert shell.json("release", "orders", message["receipt"], "--error", "too hot") == [{"released": 1}]
+    assert shell.json("peek", "orders")[0]["why"] == ["too hot"]
+    assert shell.json("receive", "orders")[0]["attempts"] == 2
+
+
+def test_bodies_that_are_no_text_are_base64_in_json_and_escaped_in_tables(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\x00")
+    shell("send", "orders", "--file", str(tmp_path / "bytes"))
+    assert shell.json("peek", "orders")[0]["body_base64"] == "/wA="
+    assert "\\xff" in shell("peek", "orders")
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(shell: Shell) -> None:
+    shell("send", "orders", "[bold]tea[/bold]")
+    assert "[bold]tea[/bold]" in shell("peek", "orders")
+
+
+def test_output_appends_bodies_to_a_file_before_the_ack(shell: Shell, tmp_path: Path) -> None:
+    target = tmp_path / "bodies"
+    target.write_text("before\n")
+    shell("send", "orders", "tea", "cake")
+    shell("receive", "orders", "--max", "5", "--output", str(target))
+    assert target.read_text() == "before\ntea\ncake\n"
+    assert shell.json("stats", "orders")[0]["acked"] == 2
+
+
+def test_messages_that_could_not_be_written_are_not_acknowledged(shell: Shell) -> None:
+    shell("send", "orders", "tea")
+    ended = shell.ended("receive", "orders", "--output", "/dev/full", "--lease", "0")
+    assert ended.status == Exit.FAILED
+    assert bodies(shell.json("receive", "orders")) == ["tea"]
+
+
+def test_follow_ends_when_max_messages_came(shell: Shell) -> None:
+    shell("send", "orders", "a", "b", "c")
+    assert bodies(shell.json("receive", "orders", "--follow", "--max", "2")) == ["a", "b"]
+
+
+def test_a_channel_is_received_from_and_must_be_there(shell: Shell) -> None:
+    shell("channel", "create", "orders", "audit")
+    shell("send", "orders", "tea")
+    assert bodies(shell.json("receive", "orders", "--channel", "audit")) == ["tea"]
+    assert bodies(shell.json("receive", "orders")) == ["tea"]
+    ended = shell.ended("receive", "orders", "--channel", "adit")
+    assert (ended.status, "channel create orders adit" in ended.err) == (Exit.NOTHING, True)
 
 
 def test_peeking_takes_nothing_and_finds_text(shell: Shell) -> None:
     shell("send", "orders", "tea", "cake")
-    assert [message["body"] for message in shell.json("peek", "orders", "--contains", "ak")] == ["cake"]
+    assert bodies(shell.json("peek", "orders", "--contains", "ak")) == ["cake"]
     assert "READY" in shell("peek", "orders")
+    assert shell("peek", "orders", "--raw", "--after", "0") == "cake\n"
     assert len(shell.json("peek", "orders")) == 2
+    assert shell.ended("peek", "orders", "--contains", "beer").status == Exit.NOTHING
+
+
+# -- queues, channels, consumers ---------------------------------------------------------------------------------------
 
 
 def test_queues_are_created_listed_described_purged_and_deleted(shell: Shell) -> None:
     shell("queue", "create", "orders", "--lease", "5", "--max-receives", "2")
     shell("send", "orders", "tea")
     (row,) = shell.json("queue", "list")
-    assert (row["queue"], row["ready"], row["channels"]) == ("orders", 1, "main")
+    assert (row["queue"], row["ready"], row["channels"]) == ("orders", 1, ["main"])
     described = json.loads(shell("queue", "describe", "orders"))
     assert described["config"]["lease_ms"] == 5_000
     assert described["stats"]["messages"] == 1
@@ -80,29 +263,184 @@ def test_queues_are_created_listed_described_purged_and_deleted(shell: Shell) ->
     assert shell.json("queue", "list") == []
 
 
-def test_dead_letters_are_redriven(shell: Shell) -> None:
-    with penstock.open(shell.directory) as ps:
+def test_settings_are_changed_one_by_one(shell: Shell) -> None:
+    backoff = '{"shape": "fixed", "base_ms": 50}'
+    shell("queue", "create", "orders", "--policy", "consume_times", "--consume-times", "3", "--retention", "none")
+    shell("queue", "configure", "orders", "--lease", "7", "--set", f"backoff={backoff}")
+    (described,) = shell.json("queue", "describe", "orders")
+    config = described["config"]
+    assert (config["lease_ms"], config["policy"], config["consume_times"]) == (7_000, "consume_times", 3)
+    assert (config["retention_ms"], config["backoff"]["base_ms"]) == (None, 50)
+
+
+@pytest.mark.parametrize("setting", ["leese=5", "lease=-1", "lease"])
+def test_a_wrong_setting_is_refused_by_name(shell: Shell, setting: str) -> None:
+    ended = shell.ended("queue", "create", "orders", "--set", setting)
+    assert ended.status in (Exit.FAILED, Exit.USAGE)
+    assert "lee" in ended.err or "lease" in ended.err
+
+
+def test_a_queue_that_exists_with_other_settings_is_not_changed_by_create(shell: Shell) -> None:
+    shell("queue", "create", "orders", "--lease", "5")
+    shell("queue", "create", "orders", "--lease", "5")
+    assert shell.ended("queue", "create", "orders", "--lease", "6").status == Exit.FAILED
+
+
+def test_channels_are_listed_paused_purged_and_deleted(shell: Shell) -> None:
+    shell("channel", "create", "orders", "audit")
+    shell("send", "orders", "tea")
+    shell("channel", "pause", "orders", "audit")
+    assert shell.json("receive", "orders", "--channel", "audit") == []
+    paused = {row["channel"]: row["paused"] for row in shell.json("channel", "list", "orders")}
+    assert paused == {"main": False, "audit": True}
+    shell("channel", "unpause", "orders", "audit")
+    assert shell.json("channel", "purge", "orders", "audit")[0]["purged"] == 1
+    assert bodies(shell.json("receive", "orders")) == ["tea"]
+    shell("channel", "delete", "orders", "audit")
+    assert [row["channel"] for row in shell.json("channel", "list", "orders")] == ["main"]
+    assert shell.ended("channel", "delete", "orders", "audit").status == Exit.NOTHING
+
+
+def test_a_consumer_reads_on_from_where_it_was(shell: Shell) -> None:
+    shell("send", "orders", "a", "b", "c")
+    assert bodies(shell.json("consumer", "read", "orders", "report", "--max", "2")) == ["a", "b"]
+    assert shell.json("consumer", "list", "orders")[0] == {
+        "queue": "orders",
+        "consumer": "report",
+        "offset": 2,
+        "behind": 1,
+    }
+    assert bodies(shell.json("consumer", "read", "orders", "report", "--no-ack")) == ["c"]
+    assert bodies(shell.json("consumer", "read", "orders", "report")) == ["c"]
+    assert shell.ended("consumer", "read", "orders", "report").status == Exit.NOTHING
+    assert shell.ended("consumer", "move", "orders", "report", "0").status == Exit.FAILED
+    shell("consumer", "move", "orders", "report", "0", "--allow-rewind")
+    assert len(shell.json("consumer", "read", "orders", "report")) == 3
+    shell("consumer", "delete", "orders", "report")
+    assert shell.json("consumer", "list", "orders") == []
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+def kill(directory: Path, *texts: str) -> None:
+    with penstock.open(directory) as ps:
         orders = ps.create_queue("orders", max_receives=1)
-        orders.send(b"tea")
-        message = orders.receive()
-        assert message is not None
-        message.release(error="too hot")
-    (dead,) = shell.json("peek", "orders.dead")
-    assert dead["why"] == "too hot"
+        orders.send_many(texts)
+        for message in orders.receive(max=len(texts)):
+            message.release(error="too hot")
+
+
+def test_dead_letters_are_redriven(shell: Shell, directory: Path) -> None:
+    kill(directory, "tea", "cake")
+    rows = shell.json("peek", "orders.dead")
+    assert [row["why"] for row in rows] == [["too hot"], ["too hot"]]
+    (task,) = shell.json("redrive", "orders.dead", "--id", rows[1]["id"])
+    assert (task["status"], task["moved"]) == ("done", 1)
+    assert bodies(shell.json("receive", "orders", "--max", "9")) == ["cake"]
     assert "done: 1 moved" in shell("redrive", "orders.dead")
-    assert [message["body"] for message in shell.json("receive", "orders")] == ["tea"]
+    assert bodies(shell.json("receive", "orders", "--max", "9")) == ["tea"]
+    assert len(shell.json("redrive", "orders.dead", "--tasks")) == 2
+
+
+def test_a_redrive_of_nothing_known_is_status_3(shell: Shell, directory: Path) -> None:
+    kill(directory, "tea")
+    assert shell.ended("redrive", "nowhere.dead").status == Exit.NOTHING
+
+
+# -- stats and top -----------------------------------------------------------------------------------------------------
+
+
+def test_stats_count_every_channel(shell: Shell) -> None:
+    shell("channel", "create", "orders", "audit")
+    shell("send", "orders", "tea", "cake")
+    shell("receive", "orders")
+    rows = {row["channel"]: (row["ready"], row["acked"]) for row in shell.json("stats", "orders")}
+    assert rows == {"main": (1, 1), "audit": (2, 0)}
+    assert "oldest" in shell("stats")
+    assert shell.ended("stats", "nowhere").status == Exit.NOTHING
+
+
+def test_top_once_shows_depth_and_rates(shell: Shell, directory: Path) -> None:
+    with penstock.open(directory) as ps:
+        ps.queue("orders").send_many([b"x"] * 10)
+        ps.queue("idle").send(b"x")
+        assert ps.queue("orders").receive(lease=600)
+        (row, idle) = shell.json("top", "--once", "--interval", "0.1")
+    assert (row["queue"], row["ready"], row["leased"], row["sent_per_s"]) == ("orders", 9, 1, 0.0)
+    assert idle["queue"] == "idle"
+
+
+def test_top_counts_what_happens_between_two_looks(directory: Path) -> None:
+    from penstock.cli.stats import Look, rows_between
+
+    with penstock.open(directory) as ps:
+        orders = ps.queue("orders")
+        orders.send(b"x")
+        before = Look(10.0, {"orders": orders.stats()})
+        orders.send_many([b"x"] * 10)
+        orders.receive_batch(max=6).ack()
+        now = Look(12.0, {"orders": orders.stats(), "new": ps.queue("new").channel("main") and ps.queue("new").stats()})
+    row, new = rows_between(before, now)
+    assert (row["sent_per_s"], row["acked_per_s"], row["ready"]) == (5.0, 3.0, 5)
+    assert (new["queue"], new["sent_per_s"]) == ("new", 0.0)
+
+
+def test_top_of_an_empty_store_is_status_3(shell: Shell, directory: Path) -> None:
+    penstock.open(directory).close()
+    assert shell.ended("top", "--once", "--interval", "0.05").status == Exit.NOTHING
+
+
+# -- where -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_names_the_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DATA", str(directory))
+    assert run("send", "orders", "tea").status == 0
+    assert run("peek", "orders", "--raw").text == "tea\n"
+    monkeypatch.setenv("PENSTOCK_URL", "penstock://127.0.0.1:1")
+    ended = run("peek", "orders")
+    assert (ended.status, "PENSTOCK_URL" in ended.err) == (Exit.USAGE, True)
+    assert run("peek", "orders", "--data", str(directory)).status == 0
+
+
+def test_a_directory_and_a_server_at_once_are_refused(directory: Path) -> None:
+    assert run("peek", "orders", "--data", str(directory), "--url", "penstock://127.0.0.1:1").status == Exit.USAGE
+
+
+def test_a_mistyped_directory_is_not_created(tmp_path: Path) -> None:
+    for command in (["receive", "orders"], ["queue", "list"], ["queue", "purge", "orders"], ["top", "--once"]):
+        assert run(*command, "--data", str(tmp_path / "nowhere")).status == Exit.NOTHING
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_looking_works_beside_the_process_that_has_the_directory(shell: Shell, directory: Path) -> None:
+    with penstock.open(directory) as ps:
+        ps.queue("orders").send(b"tea")
+        for command in (["peek", "orders"], ["queue", "list"], ["stats"], ["queue", "describe", "orders"]):
+            shell(*command)
+        ended = shell.ended("receive", "orders")
+    assert ended.status == Exit.UNREACHABLE
+    assert "--url" in ended.err
+
+
+# -- as a process ------------------------------------------------------------------------------------------------------
 
 
 def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, timeout=60)
 
 
-def test_an_error_is_one_line_and_status_1(tmp_path: Path) -> None:
-    penstock.open(tmp_path / "data").close()
-    ended = run_module("receive", "nowhere", "--data", str(tmp_path / "data"))
-    assert ended.returncode == 1
+def test_an_error_is_one_line_and_a_status(directory: Path) -> None:
+    penstock.open(directory).close()
+    ended = run_module("receive", "nowhere", "--data", str(directory))
+    assert ended.returncode == Exit.NOTHING
     assert ended.stderr.startswith("penstock: there is no queue 'nowhere'")
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_wrong_usage_is_status_2() -> None:
+    assert run_module("send").returncode == Exit.USAGE
 
 
 def test_the_demo_shows_a_message_die_and_come_back() -> None:
@@ -112,7 +450,80 @@ def test_the_demo_shows_a_message_die_and_come_back() -> None:
         assert word in ended.stdout
 
 
-def test_help_names_every_command() -> None:
+def test_help_names_every_command_and_loads_no_library() -> None:
     ended = run_module("--help")
-    for command in ("demo", "send", "receive", "ack", "peek", "redrive", "queue"):
+    commands = ("demo", "send", "receive", "ack", "peek", "redrive", "queue", "channel", "consumer", "top", "stats")
+    for command in commands:
         assert command in ended.stdout
+    probe = "import sys, penstock.cli; print([name for name in ('numpy', 'msgspec', 'asyncio') if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"
+
+
+def test_ctrl_c_ends_following_with_130_and_what_was_printed_is_acknowledged(directory: Path) -> None:
+    with penstock.open(directory) as ps:
+        ps.queue("orders").send(b"tea")
+    command = [sys.executable, "-m", "penstock", "receive", "orders", "--follow", "--raw", "--data", str(directory)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"tea\n"
+    while Shell("--data", str(directory)).json("stats")[0]["leased"]:
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=DEADLINE_SECONDS)
+    assert child.returncode == Exit.INTERRUPTED, errors
+    assert b"Traceback" not in errors
+    with penstock.open(directory) as ps:
+        assert ps.queue("orders").stats().channels["main"].acked == 1
+
+
+def test_a_reader_that_goes_away_is_no_error(shell: Shell, directory: Path) -> None:
+    shell("send", "orders", stdin=b"line\n" * 50_000)
+    command = (
+        f"{sys.executable} -m penstock peek orders -n 50000 --raw --data {directory} | head -1; echo ${{PIPESTATUS[0]}}"
+    )
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert ended.stdout == "line\n0\n"
+    assert ended.stderr == ""
+
+
+def test_sending_a_slow_pipe_does_not_wait_for_its_end(shell: Shell, directory: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "send", "orders", "--json", "--data", str(directory)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write(b"first\n")
+    child.stdin.flush()
+    assert json.loads(child.stdout.readline())["sequence"] == 0
+    child.communicate(b"second\n", timeout=DEADLINE_SECONDS)
+    assert shell("receive", "orders", "--max", "5", "--raw") == "first\nsecond\n"
+
+
+def on_a_terminal(*arguments: str) -> tuple[int, str]:
+    """Run a command on a pseudo-terminal: the status, and all that it wrote there."""
+    parent, child = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    command = [sys.executable, "-m", "penstock", *arguments]
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment)
+    os.close(child)
+    written = b""
+    with contextlib.suppress(OSError):
+        while piece := os.read(parent, 65_536):
+            written += piece
+    os.close(parent)
+    return process.wait(DEADLINE_SECONDS), written.decode()
+
+
+def test_long_sends_show_a_bar_on_a_terminal(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "input").write_text("line\n" * 5_000)
+    status, written = on_a_terminal("send", "orders", "--lines", "-f", str(tmp_path / "input"), "-d", str(directory))
+    assert status == 0
+    assert "Sending to orders" in written
+    assert "5,000 messages sent" in written
+
+
+def test_top_draws_its_table_anew_on_a_terminal(shell: Shell, directory: Path) -> None:
+    shell("send", "orders", "tea")
+    status, written = on_a_terminal("top", "--looks", "2", "--interval", "0.05", "-d", str(directory))
+    assert status == 0
+    assert "orders" in written
+    assert "Ctrl-C ends" in written

@@ -6,7 +6,7 @@ import base64
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Row = Mapping[str, Any]
+HEADINGS = {"sent_per_s": "in/s", "acked_per_s": "out/s", "failed_per_s": "failed/s"}
+WORD_MAX = 12
+"""A column gets at least so much room, if its cells need it."""
 
 
 def print_rows(rows: Iterable[Row], as_json: bool, title: str) -> None:
@@ -45,17 +48,22 @@ def print_done(text: str, row: Row, as_json: bool) -> None:
 
 
 def table(rows: Sequence[Row], title: str) -> Any:
-    """Rows as a table. What looks like markup in a message is shown as it is."""
+    """Rows as a table, without columns that are empty. What looks like markup in a message is shown as it is."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
     if not rows:
         return Text(f"{title}: nothing")
-    drawn = Table(title=Text(title), title_justify="left")
-    columns = dict.fromkeys(column for row in rows for column in row)
+    drawn = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    columns = dict.fromkeys(column for row in rows for column in row if cell(row[column]))
     for column in columns:
         numbers = all(isinstance(row.get(column, 0), int | float) for row in rows)
-        drawn.add_column(column, overflow="fold", justify="right" if numbers else "left")
+        heading = HEADINGS.get(column, column.replace("_", " "))
+        longest = max(len(cell(row.get(column, ""))) for row in rows)
+        width = min(longest, WORD_MAX)
+        justify: Literal["left", "right"] = "right" if numbers else "left"
+        drawn.add_column(heading, overflow="fold", min_width=width, no_wrap=numbers, justify=justify)
     for row in rows:
         drawn.add_row(*(Text(cell(row.get(column, ""))) for column in columns))
     return drawn

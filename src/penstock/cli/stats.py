@@ -71,8 +71,8 @@ def _with_age(row: dict[str, Any]) -> dict[str, Any]:
 def age(seconds: float) -> str:
     """A length of time, roughly.
 
-    >>> age(3.2), age(90), age(7_300), age(200_000)
-    ('3s', '1m', '2h', '2d')
+    >>> age(3.2), age(130), age(7_300), age(200_000)
+    ('3s', '2m', '2h', '2d')
     """
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= length:
