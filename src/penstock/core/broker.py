@@ -19,16 +19,18 @@ from typing import Any
 
 import msgspec
 
-from penstock.core import keys, redrive
+from penstock.core import keys, position, redrive
 from penstock.core.changes import Changes, Reader
 from penstock.core.channel import Channel
-from penstock.core.chunk import Chunk
+from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.commands import (
     MAIN,
     Ack,
     AckConsumer,
     AckSequences,
+    AckUpTo,
     AddCredit,
+    AlreadyDone,
     Browse,
     CancelRedrive,
     CancelWait,
@@ -45,12 +47,17 @@ from penstock.core.commands import (
     DescribeQueue,
     EndSession,
     Extend,
+    ExtendSequences,
+    FindOffsets,
     GiveBack,
     Heartbeat,
     ListQueues,
     ListRedrives,
+    Offsets,
     OpenSession,
     PauseChannel,
+    PauseQueue,
+    PurgeBacklog,
     PurgeChannel,
     PurgeQueue,
     QueueInfo,
@@ -61,6 +68,7 @@ from penstock.core.commands import (
     RedriveTask,
     Refused,
     Release,
+    ReleaseSequences,
     Run,
     Seen,
     Send,
@@ -105,6 +113,7 @@ from penstock.core.errors import (
     WorkRefused,
 )
 from penstock.core.keys import Kind
+from penstock.core.marks import Marks
 from penstock.core.origin import Origin
 from penstock.core.queue import Queue
 from penstock.core.receipt import Receipt
@@ -134,6 +143,7 @@ class Session(msgspec.Struct, array_like=True):
     name: str
     ttl_ms: int | None
     seen_ms: int
+    bound: bool = False
 
 
 class Broker:
@@ -146,6 +156,7 @@ class Broker:
         self.queues: dict[str, Queue] = {}
         self.sessions: dict[int, Session] = {}
         self.tasks: dict[int, RedriveTask] = {}
+        self.marks = Marks()
         self.must_commit = False
         self.drafts: dict[Queue, None] = {}
         self.dirty_queues: dict[Queue, None] = {}
@@ -220,6 +231,7 @@ class Broker:
             self.tasks[keys.number_of(record_key)] = task
             if task.status == "running":
                 self.schedule(self.now_ms, "redrive", task)
+        self.marks.restore(list(self._records(Kind.MARK)))
         self._restored(channels.values())
 
     def _restored(self, channels: Any) -> None:
@@ -395,7 +407,9 @@ class Broker:
     def _serve_next(self, channel: Channel, ready: int) -> bool:
         waiter, share = channel.line.next(ready)
         try:
-            runs = self._take(channel, share, waiter.lease_ms, waiter.session, waiter.attempt_id)
+            runs = self._take(
+                channel, share, waiter.lease_ms, waiter.session, waiter.attempt_id, room_bytes=waiter.room_bytes
+            )
         except ChunkDamaged:  # reported; what comes after it can be served
             channel.line.join_first(waiter)
             return True
@@ -407,17 +421,24 @@ class Broker:
         if not waiter.standing:
             self._waiters.pop(waiter.ticket, None)
             return True
-        waiter.credit -= delivery.count
-        if waiter.credit > 0:
-            channel.line.join(waiter)
+        waiter.take(delivery.count, 0 if waiter.room_bytes is None else sum(run.nbytes for run in runs))
+        if waiter.is_open:
+            channel.line.join_once(waiter)
         return True
 
     def _take(
-        self, channel: Channel, limit: int, lease_ms: int | None, session: int, attempt_id: str | None
+        self,
+        channel: Channel,
+        limit: int,
+        lease_ms: int | None,
+        session: int,
+        attempt_id: str | None,
+        *,
+        room_bytes: int | None = None,
     ) -> list[Run]:
         if lease_ms is None:
             lease_ms = channel.queue.config.lease_ms
-        runs = channel.handout.take(limit, self.now_ms, lease_ms, session)
+        runs = channel.handout.take(limit, self.now_ms, lease_ms, session, room_bytes)
         if attempt_id is not None and runs:
             channel.attempts.remember(attempt_id, runs, self.now_ms + lease_ms)
         return runs
@@ -587,7 +608,7 @@ class Broker:
 
     def _send(self, command: Send) -> Sent:
         queue = self.queues.get(command.queue)
-        config = QueueConfig() if queue is None else queue.config
+        config = command.config if queue is None else queue.config
         size = self._check_send(command, config)
         if queue is None:
             if not command.create:
@@ -638,7 +659,11 @@ class Broker:
     @staticmethod
     def _check_sizes(command: Send, config: QueueConfig) -> tuple[int, bytes | None]:
         bodies, attributes = command.bodies, command.attributes
-        if len(bodies) == 1:
+        if isinstance(bodies, PackedBodies):
+            joined, size = bodies.data, len(bodies.data)
+            if attributes is None and size <= BATCH_BYTES_MAX and bodies.longest() <= config.message_bytes_max:
+                return size, joined
+        elif len(bodies) == 1:
             joined, size = bodies[0], len(bodies[0])
         else:
             joined = b"".join(bodies)
@@ -867,18 +892,35 @@ class Broker:
         number = self._next_subscription
         self._next_subscription += 1
         waiter = Waiter(command.ticket, command.credit, command.lease_ms, command.session, subscription=number)
+        waiter.room_bytes = command.room_bytes
+        if command.in_flight:
+            self._limit_in_flight(channel, waiter)
         self._subscriptions[number] = (channel, waiter)
         self._waiters[command.ticket] = (channel, waiter)
         self._credit(channel, waiter, command.credit)
         return Subscribed(number)
 
+    @staticmethod
+    def _limit_in_flight(channel: Channel, waiter: Waiter) -> None:
+        if not waiter.session or waiter.session in channel.subscribers:
+            raise InvalidRequest("a limit on messages in flight needs a session that has no such subscription here yet")
+        waiter.limit = waiter.credit
+        waiter.hold(channel.held_by(waiter.session))
+        channel.subscribers[waiter.session] = waiter
+
     def _set_credit(self, command: SetCredit) -> None:
         channel, waiter = self._subscription(command.subscription)
-        self._credit(channel, waiter, command.credit)
+        if command.room_bytes is not None:
+            waiter.room_bytes = command.room_bytes
+        if command.credit is not None:
+            self._credit(channel, waiter, command.credit)
+        else:
+            channel.line_up(waiter)
 
     def _add_credit(self, command: AddCredit) -> None:
         channel, waiter = self._subscription(command.subscription)
-        self._credit(channel, waiter, waiter.credit + command.credit)
+        allowed = waiter.credit if waiter.limit is None else waiter.limit
+        self._credit(channel, waiter, allowed + command.credit)
 
     def _subscription(self, number: int) -> tuple[Channel, Waiter]:
         found = self._subscriptions.get(number)
@@ -889,12 +931,8 @@ class Broker:
     def _credit(self, channel: Channel, waiter: Waiter, credit: int) -> None:
         if credit < 0:
             raise InvalidRequest(f"credit is {credit}: it must not be negative")
-        waiter.credit = credit
-        if not credit:
-            channel.line.leave(waiter)
-        else:
-            channel.line.join_once(waiter)
-            self.woke(channel)
+        waiter.allow(credit)
+        channel.line_up(waiter)
 
     def _cancel_wait(self, command: CancelWait) -> None:
         channel, waiter = self._waiters.pop(command.ticket, (None, None))
@@ -902,6 +940,8 @@ class Broker:
             channel.line.leave(waiter)
             if waiter.subscription is not None:
                 del self._subscriptions[waiter.subscription]
+                if channel.subscribers.get(waiter.session) is waiter:
+                    del channel.subscribers[waiter.session]
 
     def _dismiss(self, channel: Channel, error: PenstockError) -> None:
         """A channel goes: so do those who wait for it."""
@@ -926,13 +966,32 @@ class Broker:
 
     def _ack_sequences(self, command: AckSequences) -> Settled:
         channel = self._channel(self._queue(command.queue), command.channel)
-        self.must_commit = True
-        return Settled(*channel.settlement.ack_sequences(command.sequences, command.session))
+        self.must_commit = self.must_commit or command.durable
+        return channel.settlement.ack_sequences(command.sequences, command.session)
+
+    def _release_sequences(self, command: ReleaseSequences) -> Settled:
+        channel = self._channel(self._queue(command.queue), command.channel)
+        self._check_delay(command.delay_ms)
+        return channel.settlement.release_sequences(
+            command.sequences, command.session, self.now_ms, command.delay_ms, _clean(command.error)
+        )
+
+    def _extend_sequences(self, command: ExtendSequences) -> Settled:
+        channel = self._channel(self._queue(command.queue), command.channel)
+        self._check_lease(command.lease_ms)
+        held_ms_max = LEASE_MS_MAX if command.held_ms_max is None else min(command.held_ms_max, LEASE_MS_MAX)
+        return channel.settlement.extend_sequences(
+            command.sequences, command.session, self.now_ms, command.lease_ms, held_ms_max
+        )
+
+    @staticmethod
+    def _check_delay(delay_ms: int | None) -> None:
+        if delay_ms is not None and not 0 <= delay_ms <= DELAY_MS_MAX:
+            raise InvalidRequest(f"delay_ms is {delay_ms}: it must be from 0 to {DELAY_MS_MAX}")
 
     def _release(self, command: Release) -> Settled:
         channel = self._channel(self._queue(command.queue), command.channel)
-        if command.delay_ms is not None and not 0 <= command.delay_ms <= DELAY_MS_MAX:
-            raise InvalidRequest(f"delay_ms is {command.delay_ms}: it must be from 0 to {DELAY_MS_MAX}")
+        self._check_delay(command.delay_ms)
         error = _clean(command.error)
         return self._each(
             command.spans, lambda span: channel.settlement.release(span, self.now_ms, command.delay_ms, error)
@@ -961,7 +1020,20 @@ class Broker:
             settled.refused = settled.refused + refused
         return settled
 
-    def _commit_work(self, command: CommitWork) -> list[Sent]:
+    def _commit_work(self, command: CommitWork) -> list[Sent] | AlreadyDone:
+        if command.mark is None:
+            return self._do_work(command)
+        name, number = command.mark
+        self.marks.check(name, number)
+        if number <= self.marks.last(name):
+            self.must_commit = True  # what it tells of may still be on its way to the disk
+            return AlreadyDone(name, self.marks.last(name))
+        replies = self._do_work(command)
+        self.marks.set(name, number, self.now_ms, self.shelf.changes)
+        self.must_commit = True
+        return replies
+
+    def _do_work(self, command: CommitWork) -> list[Sent]:
         spans_of: dict[tuple[str, str], list[Span]] = {}
         for ack in command.acks:
             channel = self._channel(self._queue(ack.queue), ack.channel)
@@ -983,7 +1055,7 @@ class Broker:
             queue = self.queues.get(send.queue)
             if queue is None and not send.create:
                 raise QueueNotFound(f"there is no queue {send.queue!r}: create it first")
-            size += self._check_send(send, QueueConfig() if queue is None else queue.config)[0]
+            size += self._check_send(send, send.config if queue is None else queue.config)[0]
             groups_of.setdefault(send.queue, []).extend(send.groups or [])
         if size > BATCH_BYTES_MAX:
             raise BatchTooLarge(f"{size} bytes are too many for one unit of work: put at most {BATCH_BYTES_MAX}")
@@ -1006,7 +1078,29 @@ class Broker:
         if command.start not in ("head", "tail") and not isinstance(command.start, int):
             raise InvalidRequest(f"start is {command.start!r}: it must be 'head', 'tail', or a time in milliseconds")
         self.must_commit = True
-        return queue.add_channel(command.channel, command.start, self.now_ms).id
+        if command.offset is None:
+            return queue.add_channel(command.channel, command.start, self.now_ms).id
+        self._check_offset(queue, command.offset)
+        queue.seal()
+        first = position.chunk_start(queue, command.offset)
+        channel = queue.add_channel(command.channel, command.start, self.now_ms, first=first)
+        position.ack_up_to(channel, command.offset, self.now_ms)
+        channel.acked = 0
+        return channel.id
+
+    def _ack_up_to(self, command: AckUpTo) -> int:
+        queue = self._queue(command.queue)
+        channel = self._channel(queue, command.channel)
+        self._check_offset(queue, command.offset)
+        self.must_commit = True
+        return position.ack_up_to(channel, command.offset, self.now_ms)
+
+    @staticmethod
+    def _check_offset(queue: Queue, offset: int) -> None:
+        if not 0 <= offset <= queue.next_sequence:
+            raise InvalidRequest(
+                f"offset is {offset}: it must be from 0 to {queue.next_sequence}, the end of queue {queue.name!r}"
+            )
 
     def _delete_channel(self, command: DeleteChannel) -> None:
         queue = self._queue(command.queue)
@@ -1014,6 +1108,8 @@ class Broker:
         self._dismiss(channel, ChannelNotFound(f"channel {channel.name!r} of queue {queue.name!r} was deleted"))
         queue.seal()
         queue.delete_channel(channel)
+        if command.purge_last and not queue.channels and not queue.consumers:
+            queue.purge()
         self.must_commit = True
 
     def _pause_channel(self, command: PauseChannel) -> None:
@@ -1023,11 +1119,19 @@ class Broker:
         self.must_commit = True
         self.woke(channel)
 
+    def _pause_queue(self, command: PauseQueue) -> None:
+        self._queue(command.queue).pause(command.paused, self.now_ms)
+        self.must_commit = True
+
+    def _purge_backlog(self, command: PurgeBacklog) -> int:
+        self.must_commit = True
+        return self._queue(command.queue).purge_backlog()
+
     def _purge_channel(self, command: PurgeChannel) -> int:
         queue = self._queue(command.queue)
         channel = self._channel(queue, command.channel)
         queue.seal()
-        count = channel.purge(queue.next_sequence)
+        count = channel.purge(queue.shown_to)
         queue.sweep()
         self.must_commit = True
         return count
@@ -1040,7 +1144,7 @@ class Broker:
         number = self.meta.next_session
         self.meta.next_session += 1
         self._save_meta()
-        self.sessions[number] = Session(_clean(command.name), command.ttl_ms, self.now_ms)
+        self.sessions[number] = Session(_clean(command.name), command.ttl_ms, self.now_ms, command.bound)
         self._save_session(number)
         if command.ttl_ms is not None:
             self.schedule(self.now_ms + command.ttl_ms, "session", number)
@@ -1062,6 +1166,13 @@ class Broker:
         self._check_session(command.session)
         self.must_commit = True
         return self._end_session(command.session, _clean(command.error))
+
+    def end_bound_sessions(self) -> int:
+        """End the sessions that were connections, because the process that had them is gone. Returns how many."""
+        bound = [number for number, session in self.sessions.items() if session.bound]
+        for number in bound:
+            self._end_session(number, "the connection was lost")
+        return len(bound)
 
     def _end_session(self, number: int, error: str) -> int:
         count = 0
@@ -1096,14 +1207,18 @@ class Broker:
         runs, next_offset = queue.read(offset or 0, command.limit, command.end, command.bytes_max)
         return Records(queue.name, queue.id, runs, next_offset, queue.next_sequence)
 
+    def _find_offsets(self, command: FindOffsets) -> Offsets:
+        queue = self._queue(command.queue)
+        queue.seal()
+        end = queue.next_sequence
+        cut = end if command.bytes_max is None else position.offset_after(queue, command.after, command.bytes_max)
+        at_times = [queue.first_from(time_ms) for time_ms in command.times_ms]
+        return Offsets(queue.name, queue.id, position.first_offset(queue), end, at_times, cut)
+
     def _ack_consumer(self, command: AckConsumer) -> int:
         queue = self._queue(command.queue)
         check_name(command.consumer, "consumer")
-        if not 0 <= command.offset <= queue.next_sequence:
-            raise InvalidRequest(
-                f"offset is {command.offset}: it must be from 0 to {queue.next_sequence}, the end of queue "
-                f"{queue.name!r}"
-            )
+        self._check_offset(queue, command.offset)
         consumer = queue.consumers.get(command.consumer)
         if consumer is not None and command.offset < consumer.offset and not command.allow_rewind:
             raise RewindRefused(
@@ -1190,6 +1305,7 @@ class Broker:
             "meta": msgspec.to_builtins(self.meta),
             "queues": {name: queue.snapshot() for name, queue in sorted(self.queues.items())},
             "sessions": {number: msgspec.to_builtins(session) for number, session in self.sessions.items()},
+            "marks": self.marks.snapshot(),
             "tasks": {number: msgspec.to_builtins(task) for number, task in self.tasks.items()},
         }
 
@@ -1225,6 +1341,8 @@ _HANDLERS: dict[type[Command], Callable[[Broker, Any], Any]] = {
     CancelWait: Broker._cancel_wait,
     Ack: Broker._ack,
     AckSequences: Broker._ack_sequences,
+    ReleaseSequences: Broker._release_sequences,
+    ExtendSequences: Broker._extend_sequences,
     Release: Broker._release,
     GiveBack: Broker._give_back,
     Extend: Broker._extend,
@@ -1232,11 +1350,15 @@ _HANDLERS: dict[type[Command], Callable[[Broker, Any], Any]] = {
     CreateChannel: Broker._create_channel,
     DeleteChannel: Broker._delete_channel,
     PauseChannel: Broker._pause_channel,
+    PauseQueue: Broker._pause_queue,
+    PurgeBacklog: Broker._purge_backlog,
     PurgeChannel: Broker._purge_channel,
     OpenSession: Broker._open_session,
     Heartbeat: Broker._heartbeat,
     EndSession: Broker._end_session_now,
     ReadRecords: Broker._read_records,
+    AckUpTo: Broker._ack_up_to,
+    FindOffsets: Broker._find_offsets,
     AckConsumer: Broker._ack_consumer,
     DeleteConsumer: Broker._delete_consumer,
     Browse: Broker._browse,

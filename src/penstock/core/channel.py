@@ -21,7 +21,7 @@ from penstock.core.chunk import Chunk
 from penstock.core.columns import DELAYED, LEASED, READY
 from penstock.core.commands import ChannelStats, Failure
 from penstock.core.cursor import Cursor
-from penstock.core.demand import Line
+from penstock.core.demand import Line, Waiter
 from penstock.core.errors import ChunkDamaged
 from penstock.core.groups import FifoIndex
 from penstock.core.handout import Handout
@@ -62,6 +62,8 @@ class Channel:
         self.windows: dict[int, Window] = {}
         self.cursors: dict[int, Cursor] = {}
         self.line = Line()
+        self.subscribers: dict[int, Waiter] = {}
+        """Session -> its subscription, of those with a limit on what is in flight."""
         self.scheduled_ms: int | None = None
         self.handout = Handout(self)
         self.settlement = Settlement(self)
@@ -198,6 +200,45 @@ class Channel:
         window.remove(entry)
         self.shelf.forget(entry)
 
+    # -- what sessions hold --
+
+    def freed(self, session: int, count: int) -> None:
+        """A session holds so many messages less: if that limits what it is pushed, it may be pushed more."""
+        waiter = self.subscribers.get(session) if self.subscribers else None
+        if waiter is not None and count:
+            waiter.hold(-count)
+            self.line_up(waiter)
+
+    def freed_rows(self, window: Window, entry: Entry, first: int, stop: int) -> None:
+        """Some messages are about to be leased no more, whoever holds them."""
+        if not self.subscribers:
+            return
+        if entry.is_whole:
+            if entry.state == LEASED:
+                self.freed(entry.holder, stop - first)
+            return
+        rows = entry.rows_of(first, stop)
+        holders = window.columns.holder[rows][window.columns.state[rows] == LEASED]
+        for holder, count in zip(*np.unique(holders, return_counts=True), strict=True):
+            self.freed(int(holder), int(count))
+
+    def held_by(self, session: int) -> int:
+        """How many messages a session holds."""
+        count = 0
+        for window in self.windows.values():
+            count += len(window.columns.held_by(session))
+            whole = (entry for entry in window.entries.values() if entry.is_whole)
+            count += sum(entry.count for entry in whole if entry.state == LEASED and entry.holder == session)
+        return count
+
+    def line_up(self, waiter: Waiter) -> None:
+        """Somebody waits while it may be given something, and only then."""
+        if waiter.is_open:
+            self.line.join_once(waiter)
+            self.queue.broker.woke(self)
+        else:
+            self.line.leave(waiter)
+
     # -- time --
 
     def pass_time(self, now_ms: int) -> None:
@@ -288,6 +329,7 @@ class Channel:
 
     def drop_entry(self, window: Window, entry: Entry) -> None:
         """A chunk in the window goes, whatever the state of its messages. The chunk itself is the caller's business."""
+        self.freed_rows(window, entry, entry.base, entry.stop)
         window.uncount(entry, entry.base, entry.stop)
         entry.left = 0
         self._remove(window, entry)

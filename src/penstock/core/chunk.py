@@ -19,7 +19,7 @@ acknowledged in memory never needs them. Identity is derived, not stored: sequen
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntFlag
 from itertools import pairwise
 from typing import Any, cast
@@ -67,6 +67,48 @@ def _offsets_of(values: Sequence[Buffer]) -> NDArray[np.int32]:
 
 def _pad(length: int) -> bytes:
     return bytes(-length % 8)
+
+
+class PackedBodies(Sequence[bytes]):
+    """Bodies end to end with their offsets: a batch that came in one piece need not be taken apart to become a chunk.
+
+    >>> bodies = PackedBodies(b"onetwo", np.array([0, 3, 6], dtype=np.int32))
+    >>> len(bodies), bodies[1]
+    (2, b'two')
+    """
+
+    __slots__ = ("data", "offsets")
+
+    def __init__(self, data: bytes, offsets: NDArray[np.int32]) -> None:
+        self.data = data
+        self.offsets = offsets
+
+    @classmethod
+    def join(cls, parts: Sequence[PackedBodies]) -> PackedBodies:
+        """Several batches as one."""
+        shifts = np.cumsum([0, *(len(part.data) for part in parts[:-1])])
+        offsets = [part.offsets[:-1] + shift for part, shift in zip(parts, shifts, strict=True)]
+        end = np.array([parts[-1].offsets[-1] + shifts[-1]])
+        return cls(b"".join([part.data for part in parts]), np.concatenate([*offsets, end]).astype(np.int32))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there are {len(self)} bodies, and none at {index}")
+        at = index % len(self)
+        return self.data[self.offsets[at] : self.offsets[at + 1]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        data = self.data
+        return (data[low:high] for low, high in pairwise(self.offsets.tolist()))
+
+    def longest(self) -> int:
+        """The length of the longest body."""
+        return int(np.diff(self.offsets).max())
 
 
 class BinaryColumn:
@@ -153,7 +195,7 @@ class Chunk:
         cls,
         base: int,
         sent_ms: int,
-        bodies: list[bytes],
+        bodies: list[bytes] | PackedBodies,
         *,
         attributes: Values | None = None,
         groups: Values | None = None,
@@ -168,6 +210,8 @@ class Chunk:
             optional = zip(_BINARY, (attributes, groups, dedup_ids, origins), strict=True)
             columns = {section: BinaryColumn.of(each) for section, each in optional if each is not None and any(each)}
         due = None if due_ms is None else np.asarray(due_ms, dtype=np.int64)
+        if isinstance(bodies, PackedBodies):
+            return cls(base, sent_ms, len(bodies), bodies.data, bodies.offsets, None, columns, due)
         data = b"".join(bodies) if joined is None else joined
         return cls(base, sent_ms, len(bodies), data, None, bodies, columns, due)
 

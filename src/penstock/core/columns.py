@@ -154,7 +154,7 @@ class Columns:
         self.attempts[at] -= 1
         self.first_ms[at] = np.where(self.attempts[at] == 0, 0, self.first_ms[at])
 
-    def extend(self, at: Rows, deadline_ms: int) -> None:
+    def extend(self, at: Rows, deadline_ms: int | NDArray[np.int64]) -> None:
         """EXTEND: a later (or earlier) deadline."""
         self.deadline_ms[at] = deadline_ms
 

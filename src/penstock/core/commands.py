@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.chunk import Chunk
+from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError
 from penstock.core.states import State
@@ -115,7 +115,7 @@ class Send(Command):
     """Send a run of messages. Lists run beside `bodies`, or are None when nobody set any. Replies with `Sent`."""
 
     queue: str
-    bodies: list[bytes]
+    bodies: list[bytes] | PackedBodies
     attributes: list[bytes | None] | None = None
     groups: list[str | None] | None = None
     dedup_ids: list[str | None] | None = None
@@ -129,6 +129,8 @@ class Send(Command):
     """Create the queue when it is not there."""
     channels: tuple[str, ...] = (MAIN,)
     """The channels that a queue created by this command gets."""
+    config: QueueConfig = QueueConfig()
+    """The configuration that a queue created by this command gets."""
 
 
 class Sent(msgspec.Struct):
@@ -175,6 +177,11 @@ class Subscribe(Command):
     lease_ms: int | None = None
     session: int = 0
     ticket: Any = None
+    in_flight: bool = False
+    """Credit is how many messages the session may hold at a time (NSQ's RDY), not how many more it may be pushed. The
+    session has one such subscription to a channel."""
+    room_bytes: int | None = None
+    """How many bytes more it may be pushed, give or take the last chunk; None: any number."""
 
 
 class Subscribed(msgspec.Struct):
@@ -184,10 +191,14 @@ class Subscribed(msgspec.Struct):
 
 
 class SetCredit(Command):
-    """Set how many more messages a subscription may be pushed (NSQ's RDY). 0 pauses it."""
+    """Set how many more messages a subscription may be pushed, or may hold (NSQ's RDY). 0 pauses it.
+
+    None leaves the credit as it is, or the room.
+    """
 
     subscription: int
-    credit: int
+    credit: int | None = None
+    room_bytes: int | None = None
 
 
 class AddCredit(Command):
@@ -225,6 +236,14 @@ class Run(msgspec.Struct):
     def first(self) -> int:
         """The first message's sequence number."""
         return self.chunk.base + self.start
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the bodies."""
+        chunk = self.chunk
+        if self.stop - self.start == chunk.count:
+            return len(chunk.bodies)
+        return int(chunk.offsets[self.stop] - chunk.offsets[self.start])
 
     @property
     def attempts(self) -> NDArray[np.uint32]:
@@ -294,6 +313,33 @@ class AckSequences(Command):
     channel: str
     sequences: NDArray[np.int64]
     session: int
+    durable: bool = True
+    """False: the reply need not wait for a commit, because nobody is told of it; the ack goes with the next one."""
+
+
+class ReleaseSequences(Command):
+    """As `Release`, for messages that this session holds (NSQ's REQ). Replies with `Settled`."""
+
+    queue: str
+    channel: str
+    sequences: NDArray[np.int64]
+    session: int
+    delay_ms: int | None = None
+    error: str = ""
+
+
+class ExtendSequences(Command):
+    """As `Extend`, for messages that this session holds (NSQ's TOUCH). Replies with `Settled`.
+
+    With `held_ms_max` the lease ends that long after the receive at the latest: it is cut short, and not refused.
+    """
+
+    queue: str
+    channel: str
+    sequences: NDArray[np.int64]
+    session: int
+    lease_ms: int
+    held_ms_max: int | None = None
 
 
 class Release(Command):
@@ -339,6 +385,8 @@ class Settled(msgspec.Struct):
 
     count: int
     refused: list[Refused] = []
+    sent: list[tuple[int, int]] = []
+    """Of `AckSequences`: how many of the messages were sent when, as (time, count)."""
 
 
 class CommitWork(Command):
@@ -346,6 +394,17 @@ class CommitWork(Command):
 
     acks: list[Ack]
     sends: list[Send]
+    mark: tuple[str, int] | None = None
+    """A name and a number: the work is done only if the number is higher than that of any work of this name so far.
+    Otherwise nothing is done, and the reply is `AlreadyDone`. What was marked is remembered for good."""
+
+
+class AlreadyDone(msgspec.Struct, tag=True):
+    """Work with this mark, or with a higher number of the same name, was done before: nothing was done now."""
+
+    name: str
+    number: int
+    """The highest number that was done."""
 
 
 # -- channels, sessions, consumers -------------------------------------------------------------------------------------
@@ -357,13 +416,20 @@ class CreateChannel(Command):
     queue: str
     channel: str
     start: str | int = "head"
+    offset: int | None = None
+    """Start at this sequence number, instead."""
 
 
 class DeleteChannel(Command):
-    """Delete a channel, and what was kept for it alone."""
+    """Delete a channel, and what was kept for it alone.
+
+    A queue without channels keeps all it has for the first one that comes. With `purge_last`, it forgets what the last
+    one has left (unless a consumer still reads it), and the next one gets what is sent from now on.
+    """
 
     queue: str
     channel: str
+    purge_last: bool = False
 
 
 class PauseChannel(Command):
@@ -372,6 +438,25 @@ class PauseChannel(Command):
     queue: str
     channel: str
     paused: bool = True
+
+
+class PauseQueue(Command):
+    """Show the channels nothing that is sent from now on, or go on and show them all of it (NSQ's topic pause).
+
+    What the channels have seen already goes on being handed out.
+    """
+
+    queue: str
+    paused: bool = True
+
+
+class PurgeBacklog(Command):
+    """Drop what no channel has been shown: all, while there are none; else what came since the queue was paused.
+
+    Replies with the number of messages.
+    """
+
+    queue: str
 
 
 class PurgeChannel(Command):
@@ -386,6 +471,8 @@ class OpenSession(Command):
 
     name: str
     ttl_ms: int | None = None
+    bound: bool = False
+    """The session is a connection: it ends when the store is opened again, because the connection is gone then."""
 
 
 class Heartbeat(Command):
@@ -423,6 +510,42 @@ class Records(msgspec.Struct):
     next_offset: int
     end_offset: int
     """The offset of the next message that will be sent."""
+
+
+class AckUpTo(Command):
+    """All messages that were sent before an offset are done for a channel, whoever holds them.
+
+    For readers that go by offset. Replies with the number of messages; an offset that was passed before does nothing.
+    """
+
+    queue: str
+    channel: str
+    offset: int
+
+
+class FindOffsets(Command):
+    """Where a queue's messages stand. Replies with `Offsets`."""
+
+    queue: str
+    times_ms: tuple[int, ...] = ()
+    """For each of them: the offset of the first message that was sent then or later."""
+    after: int = 0
+    bytes_max: int | None = None
+    """How far may one read from `after` to get about so many bytes?"""
+
+
+class Offsets(msgspec.Struct):
+    """Where a queue's messages stand."""
+
+    queue: str
+    queue_id: int
+    first: int
+    """The offset of the oldest message that is there; `end` when there is none."""
+    end: int
+    """The offset of the next message that will be sent."""
+    at_times: list[int]
+    cut: int
+    """Up to where one may read; `end` when no `bytes_max` was given."""
 
 
 class AckConsumer(Command):
@@ -556,6 +679,10 @@ class Stats(msgspec.Struct):
     next_sequence: int
     channels: dict[str, ChannelStats]
     consumers: dict[str, int]
+    paused: bool = False
+    """Whether its channels are not shown what is sent."""
+    backlog: int = 0
+    """Messages that no channel has been shown: all while there are none, else those since the pause."""
 
 
 class QueueInfo(msgspec.Struct):

@@ -2,6 +2,10 @@
 
 Whoever has waited longest is served first. When several wait and little is ready, each gets a fair share of it; a
 subscription that has been served goes to the end of the line.
+
+A subscription's credit is how many messages more it may be pushed; or, with a limit on what is in flight, it follows
+from the limit and from what its session holds: every message that is settled, or whose lease runs out, makes room for
+another one. A subscription may also have a limit in bytes, which whoever writes them to a socket sets again and again.
 """
 
 from __future__ import annotations
@@ -13,7 +17,20 @@ from typing import Any
 class Waiter:
     """One who waits."""
 
-    __slots__ = ("attempt_id", "credit", "deadline_ms", "lease_ms", "session", "standing", "subscription", "ticket")
+    __slots__ = (
+        "attempt_id",
+        "credit",
+        "deadline_ms",
+        "held",
+        "in_line",
+        "lease_ms",
+        "limit",
+        "room_bytes",
+        "session",
+        "standing",
+        "subscription",
+        "ticket",
+    )
 
     def __init__(
         self,
@@ -35,6 +52,41 @@ class Waiter:
         self.attempt_id = attempt_id
         self.subscription = subscription
         self.standing = subscription is not None
+        self.limit: int | None = None
+        """How many messages its session may hold; None: only the credit counts."""
+        self.held = 0
+        """How many messages its session holds, if there is a limit."""
+        self.room_bytes: int | None = None
+        """How many bytes it may be given; None: any number."""
+        self.in_line = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may be given anything now."""
+        return self.credit > 0 and (self.room_bytes is None or self.room_bytes > 0)
+
+    def allow(self, credit: int) -> None:
+        """Set the credit; or, if there is one, the limit from which it follows."""
+        if self.limit is None:
+            self.credit = credit
+        else:
+            self.limit = credit
+            self.hold(0)
+
+    def hold(self, change: int) -> None:
+        """Its session holds so many messages more, or fewer."""
+        assert self.limit is not None
+        self.held = max(0, self.held + change)
+        self.credit = max(0, self.limit - self.held)
+
+    def take(self, messages: int, size: int) -> None:
+        """It was given messages, of `size` bytes together."""
+        if self.limit is None:
+            self.credit -= messages
+        else:
+            self.hold(messages)
+        if self.room_bytes is not None:
+            self.room_bytes -= size
 
 
 class Line:
@@ -58,23 +110,27 @@ class Line:
     def join(self, waiter: Waiter) -> None:
         """Wait at the end of the line."""
         self._waiters.append(waiter)
+        waiter.in_line = True
 
     def join_first(self, waiter: Waiter) -> None:
         """Back to the front: it was its turn, and there was nothing for it."""
         self._waiters.appendleft(waiter)
+        waiter.in_line = True
 
     def join_once(self, waiter: Waiter) -> None:
         """Wait at the end of the line, unless it waits already."""
-        if waiter not in self._waiters:
-            self._waiters.append(waiter)
+        if not waiter.in_line:
+            self.join(waiter)
 
     def leave(self, waiter: Waiter) -> None:
         """Wait no longer; no error if it did not wait."""
-        if waiter in self._waiters:
+        if waiter.in_line:
             self._waiters.remove(waiter)
+            waiter.in_line = False
 
     def next(self, ready: int) -> tuple[Waiter, int]:
         """Who is served next, taken out of the line, and the share of `ready` messages that it may have at most."""
         share = -(-ready // len(self._waiters))
         waiter = self._waiters.popleft()
+        waiter.in_line = False
         return waiter, min(waiter.credit, share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from penstock.core.chunk import Chunk
+from penstock.core.chunk import Chunk, PackedBodies
 
 CHUNK_MESSAGES_MAX = 4_096
 CHUNK_SIZE_MAX = 4 * 1024 * 1024
@@ -29,7 +29,7 @@ class Messages:
 
     def __init__(
         self,
-        bodies: list[bytes],
+        bodies: list[bytes] | PackedBodies,
         *,
         attributes: list[bytes | None] | None = None,
         groups: list[bytes | None] | None = None,
@@ -121,8 +121,11 @@ class Draft:
         due_ms = None
         if any(part.due_ms is not None for part in parts):
             due_ms = [due for part in parts for due in part.due_ms or [0] * len(part)]
+        packed = [part.bodies for part in parts if isinstance(part.bodies, PackedBodies)]
         return Messages(
-            [body for part in parts for body in part.bodies],
+            PackedBodies.join(packed)
+            if len(packed) == len(parts)
+            else [body for part in parts for body in part.bodies],
             attributes=column("attributes"),
             groups=column("groups"),
             dedup_ids=column("dedup_ids"),

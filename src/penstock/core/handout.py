@@ -34,14 +34,24 @@ LOOK_AHEAD = 250_000
 class Grant:
     """One receive: what it may have, and what it has been given so far."""
 
-    __slots__ = ("deadline_ms", "left", "now_ms", "runs", "session")
+    __slots__ = ("deadline_ms", "left", "now_ms", "room_bytes", "runs", "session")
 
-    def __init__(self, left: int, now_ms: int, deadline_ms: int, session: int) -> None:
+    def __init__(self, left: int, now_ms: int, deadline_ms: int, session: int, room_bytes: int | None) -> None:
         self.left = left
+        self.room_bytes = room_bytes
         self.now_ms = now_ms
         self.deadline_ms = deadline_ms
         self.session = session
         self.runs: list[Run] = []
+
+    def add(self, run: Run) -> None:
+        """These messages are leased."""
+        self.runs.append(run)
+        self.left -= run.count
+        if self.room_bytes is not None:
+            self.room_bytes -= run.nbytes
+            if self.room_bytes <= 0:
+                self.left = 0
 
 
 class Handout:
@@ -77,7 +87,7 @@ class Handout:
         """The next chunks of a lane, as far as they are known or can be found in one look."""
         if not cursor.upcoming and not cursor.caught_up:
             found = self.shelf.keys(self.queue.id, lane, cursor.sequence, 256)
-            cursor.upcoming.extend(found)
+            cursor.upcoming.extend(key for key in found if not self.queue.is_held(key))
             cursor.caught_up = len(found) < 256
         return [key for key, _ in zip(cursor.upcoming, range(limit), strict=False)]
 
@@ -212,11 +222,11 @@ class Handout:
 
     # -- handing out --
 
-    def take(self, limit: int, now_ms: int, lease_ms: int, session: int) -> list[Run]:
-        """Lease up to `limit` messages, and say which."""
+    def take(self, limit: int, now_ms: int, lease_ms: int, session: int, room_bytes: int | None = None) -> list[Run]:
+        """Lease up to `limit` messages, and say which. What goes beyond `room_bytes` is the last run."""
         if self.channel.paused or limit <= 0:
             return []
-        grant = Grant(limit, now_ms, now_ms + lease_ms, session)
+        grant = Grant(limit, now_ms, now_ms + lease_ms, session, room_bytes)
         try:
             if self.queue.config.is_fifo:
                 self._take_fifo(grant)
@@ -288,8 +298,7 @@ class Handout:
         self.shelf.touch(window, entry)
         self.channel.watch(window, grant.deadline_ms)
         failures = entry.failures_of(first, stop - 1) if entry.failures else []
-        grant.runs.append(self.run_of_rows(window, entry, rows, chunk, failures))
-        grant.left -= count
+        grant.add(self.run_of_rows(window, entry, rows, chunk, failures))
 
     def _lease_whole(self, window: Window, entry: Entry, chunk: Chunk, grant: Grant) -> None:
         count = entry.count
@@ -306,8 +315,7 @@ class Handout:
             self.shelf.touch(window, entry)
         window.watch_whole(entry)
         self.channel.watch(window, grant.deadline_ms)
-        grant.runs.append(Run(chunk, 0, count, entry.attempts, entry.first_ms, list(entry.failures)))
-        grant.left -= count
+        grant.add(Run(chunk, 0, count, entry.attempts, entry.first_ms, list(entry.failures)))
 
     @staticmethod
     def run_of_rows(window: Window, entry: Entry, rows: slice, chunk: Chunk, failures: list[Failure]) -> Run:

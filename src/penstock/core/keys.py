@@ -134,6 +134,7 @@ class Kind(IntEnum):
     QUARANTINE = 11
     SESSION = 12
     TASK = 13
+    MARK = 14
 
 
 OF_A_QUEUE = (

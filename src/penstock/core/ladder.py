@@ -57,6 +57,7 @@ class Ladder:
         session = self.queue.broker.session_name(holder)
         entry.remember(Failure(first, stop - 1, attempt, int(columns.received_ms[at]), now_ms, session, error))
         self.channel.failed += stop - first
+        self.channel.freed(holder, stop - first)
         self.channel.touch_entry(window, entry)
         config = self.queue.config
         if config.receives_max and attempt >= config.receives_max:

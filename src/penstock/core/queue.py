@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from penstock.core import keys
 from penstock.core.channel import HORIZON_MS, Channel
 from penstock.core.chunk import Chunk
+from penstock.core.columns import DONE
 from penstock.core.commands import Damage, QueueInfo, Run, Seen, Stats
 from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, PRIORITY_MAX, QueueConfig
 from penstock.core.cursor import Cursor
@@ -35,7 +36,7 @@ from penstock.core.errors import ChunkDamaged
 from penstock.core.keys import ChunkKey, Kind, LaneKind, lane_code
 from penstock.core.runs import cut
 from penstock.core.states import Event, State
-from penstock.core.window import Window
+from penstock.core.window import Entry, Window
 
 if TYPE_CHECKING:
     from penstock.core.broker import Broker
@@ -58,6 +59,7 @@ class _QueueRecord(msgspec.Struct, array_like=True):
     config: QueueConfig
     created_ms: int
     changed_ms: int
+    held_from: int | None = None
 
 
 _COUNTERS = struct.Struct("<QQQQ?I")
@@ -95,6 +97,8 @@ class Queue:
         """(lane, order) -> how many messages a far bucket holds."""
         self.quarantined: dict[ChunkKey, str] = {}
         self.draft: Draft | None = None
+        self.held_from: int | None = None
+        """While the queue is paused: the first sequence number that the channels are not shown."""
         self._retention_ms: int | None = None
         """When retention is looked at next."""
         self._dedup_ms: int | None = None
@@ -176,6 +180,10 @@ class Queue:
             self.lanes.append(key.lane)
             for channel in self.channels.values():
                 channel.open_lane(key.lane, key.base)
+        if not self.is_held(key):
+            self._show(key, chunk, now_ms)
+
+    def _show(self, key: ChunkKey, chunk: Chunk, now_ms: int) -> None:
         for channel in self.channels.values():
             if key.base >= channel.start:
                 channel.announce(key, chunk, now_ms)
@@ -217,6 +225,60 @@ class Queue:
         self.dedup.forget(now_ms, self.shelf.changes)
         self.watch_dedup()
 
+    # -- the pause --
+
+    @property
+    def shown_to(self) -> int:
+        """The sequence number up to which the channels are shown what is sent."""
+        return self.next_sequence if self.held_from is None else self.held_from
+
+    def is_held(self, key: ChunkKey) -> bool:
+        """Whether the channels are not shown this chunk of a shared lane, because the queue is paused."""
+        return self.held_from is not None and key.base >= self.held_from and not keys.lane_channel(key.lane)
+
+    def pause(self, paused: bool, now_ms: int) -> None:
+        """Show the channels nothing that is sent from now on; or all that they were not shown."""
+        self.seal()
+        if paused == (self.held_from is not None):
+            return
+        held = [] if paused else list(self._held_keys())
+        self.held_from = self.next_sequence if paused else None
+        for key in held:
+            try:
+                self._show(key, self._load(key), now_ms)
+            except ChunkDamaged:
+                continue  # quarantined and reported
+        self.save_config()
+
+    def _held_keys(self) -> Iterator[ChunkKey]:
+        """The chunks that the channels are not shown, but for those that lie far ahead: these come in their time."""
+        assert self.held_from is not None
+        for lane in self.lanes:
+            yield from (key for key in self._keys_of(lane, 0, self.held_from) if key not in self.quarantined)
+
+    def purge_backlog(self) -> int:
+        """Drop what no channel has been shown. Returns how many messages that were."""
+        if not self.channels:
+            return self.purge()
+        self.seal()
+        if self.held_from is None:
+            return 0
+        held = list(self._held_keys())
+        for key in held:
+            self.discard(key)
+        far = [place for place in self.far if not keys.lane_channel(place[0])]
+        held_far = [key for place in far for key in self._keys_of(*place) if key.base >= self.held_from]
+        for key in held_far:
+            self._discard_far(key)
+        return sum(key.messages for key in held + held_far)
+
+    def _backlog(self) -> int:
+        if not self.channels:
+            return self.messages
+        if self.held_from is None:
+            return 0
+        return sum(key.messages for key in self._held_keys())
+
     # -- messages go --
 
     def let_go(self, key: ChunkKey) -> None:
@@ -225,7 +287,7 @@ class Queue:
             self.discard(key)
 
     def _is_over(self, key: ChunkKey) -> bool:
-        if not self.channels or key in self.quarantined:
+        if not self.channels or key in self.quarantined or self.is_held(key):
             return False
         for channel in self.channels.values():
             if not channel.is_done_with(key.lane, key.base):
@@ -245,7 +307,7 @@ class Queue:
     def drop_chunk(self, key: ChunkKey) -> None:
         """Delete a chunk of a shared lane, whoever wants it."""
         for channel in self.channels.values():
-            if key.base >= channel.start:
+            if key.base >= channel.start and not self.is_held(key):
                 channel.drop_chunk(key)
         self.discard(key)
 
@@ -262,8 +324,7 @@ class Queue:
                     self.discard(key)
         for lane, order in [place for place in self.far if not keys.lane_channel(place[0])]:
             for key in list(self._keys_of(lane, order)):
-                if all(key.base < channel.start for channel in self.channels.values()) and self._is_over(key):
-                    self._discard_far(key)
+                self.let_go_far(key)
 
     def _keys_of(self, lane: int, order: int = 0, base: int = 0) -> Iterator[ChunkKey]:
         limit = 8
@@ -289,7 +350,7 @@ class Queue:
             keys.record(Kind.QUARANTINE, self.id, key.packed), msgspec.msgpack.encode(_QuarantineRecord(str(damage)))
         )
         for channel in self.channels.values():
-            if keys.lane_channel(key.lane) in (0, channel.id) and key.base >= channel.start:
+            if keys.lane_channel(key.lane) in (0, channel.id) and key.base >= channel.start and not self.is_held(key):
                 channel.drop_chunk(key)
         self.messages -= key.messages
         self.size -= key.size
@@ -316,6 +377,9 @@ class Queue:
             self.shelf.changes.delete_record(keys.record(Kind.QUARANTINE, self.id, key.packed))
         self.quarantined.clear()
         self.messages = self.size = 0
+        if self.held_from is not None:
+            self.held_from = self.next_sequence
+            self.save_config()
         self.touch()
         return count
 
@@ -441,13 +505,28 @@ class Queue:
         return reached
 
     def _ack_far_chunk(self, key: ChunkKey, first: int, stop: int, attempt: int, dry: bool) -> list[tuple[int, int]]:
-        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
         window = Window(self.id, keys.lane_channel(key.lane), key.lane)
+        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
         entry = window.add_encoded(key.base, self.shelf.read_record(record_key))
         good = window.columns.rows_allowing(Event.ACK, entry.rows_of(first, stop), attempt)
         runs = [(low, high) for ok, low, high in cut(good, first) if ok]
-        if dry or not runs:
-            return runs
+        if runs and not dry:
+            self._settle_far(key, window, entry, runs)
+        return runs
+
+    def finish_far(self, key: ChunkKey, offset: int) -> int:
+        """What was sent before an offset, of a channel's own far chunk, is done. Returns how many messages."""
+        window = Window(self.id, keys.lane_channel(key.lane), key.lane)
+        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
+        entry = window.add_encoded(key.base, self.shelf.read_record(record_key))
+        left = window.columns.state[entry.rows_of(key.base, min(offset, entry.stop))] != DONE
+        runs = [(low, high) for is_left, low, high in cut(left, key.base) if is_left]
+        if runs:
+            self._settle_far(key, window, entry, runs)
+        return sum(high - low for low, high in runs)
+
+    def _settle_far(self, key: ChunkKey, window: Window, entry: Entry, runs: list[tuple[int, int]]) -> None:
+        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
         for low, high in runs:
             window.columns.settle(entry.rows_of(low, high))
             entry.left -= high - low
@@ -457,7 +536,23 @@ class Queue:
         else:
             self.shelf.changes.delete_record(record_key)
             self.discard(key)
-        return runs
+
+    def far_keys(self, owner: int, offset: int) -> list[ChunkKey]:
+        """Chunks in far buckets, shared ones (0) or a channel's, that begin before an offset."""
+        places = [place for place in self.far if keys.lane_channel(place[0]) == owner]
+        return [key for place in places for key in self._keys_of(*place) if key.base < offset]
+
+    def split_far(self, key: ChunkKey, offset: int) -> None:
+        """Cut a shared far chunk in two at an offset: a channel is done with the first part only."""
+        chunk, at = self._load(key), offset - key.base
+        self.discard(key)
+        for part in (chunk.slice(0, at), chunk.slice(at, key.messages)):
+            self.keep(ChunkKey(self.id, key.lane, key.order, part.base, part.count, part.size, key.aged_ms), part)
+
+    def let_go_far(self, key: ChunkKey) -> None:
+        """A channel is done with a shared far chunk: delete it if nobody else wants it."""
+        if all(key.base < channel.start for channel in self.channels.values()) and self._is_over(key):
+            self._discard_far(key)
 
     def _count_bucket(self, lane: int, order: int, count: int) -> None:
         self.far[lane, order] = count
@@ -542,15 +637,16 @@ class Queue:
 
     # -- channels --
 
-    def add_channel(self, name: str, start: str | int, now_ms: int) -> Channel:
-        """A new reader, from the head, the tail, or a time."""
+    def add_channel(self, name: str, start: str | int, now_ms: int, *, first: int | None = None) -> Channel:
+        """A new reader, from the head, the tail, or a time; or from a chunk that begins at `first`."""
         self.seal()
-        first = self._first_from(start)
+        first = self.first_from(start) if first is None else first
         channel = Channel(self, self.next_channel, name, first)
         self.next_channel += 1
         self.channels[name] = channel
         for lane in self.lanes:
-            wanted = [key for key in self._keys_of(lane) if key.base >= first and key not in self.quarantined]
+            shown = (key for key in self._keys_of(lane) if not self.is_held(key))
+            wanted = [key for key in shown if key.base >= first and key not in self.quarantined]
             if keys.lane_kind(lane) == LaneKind.NORMAL:
                 channel.open_lane(lane, first, sum(key.messages for key in wanted))
                 continue
@@ -570,11 +666,12 @@ class Queue:
         self.touch()
         return channel
 
-    def _first_from(self, start: str | int) -> int:
+    def first_from(self, start: str | int) -> int:
+        """The first sequence number from the head, the tail, or a time on."""
         if start == "head":
             return 0
         if start == "tail":
-            return self.next_sequence
+            return self.shown_to
         assert isinstance(start, int)
         shared = [(lane, 0) for lane in self.lanes]
         shared += [(lane, order) for lane, order in self.far if not keys.lane_channel(lane)]
@@ -586,7 +683,7 @@ class Queue:
 
     def delete_channel(self, channel: Channel) -> None:
         """A reader goes, with all that was kept for it alone."""
-        channel.purge(self.next_sequence)
+        channel.purge(self.shown_to)
         del self.channels[channel.name]
         changes = self.shelf.changes
         changes.drop(keys.channel_entries(self.id, channel.id))
@@ -675,6 +772,10 @@ class Queue:
         except ChunkDamaged as damage:
             raise self.quarantine(key, damage) from None
 
+    def log(self, offset: int) -> Iterator[ChunkKey]:
+        """The chunks of the shared lanes that may hold messages from an offset on, by base."""
+        return self._log(offset, None)
+
     def _log(self, offset: int, channel: Channel | None) -> Iterator[ChunkKey]:
         """Chunks that may hold messages from an offset on, by base: the shared lanes, and a channel's own."""
         self.seal()
@@ -748,6 +849,8 @@ class Queue:
             next_sequence=self.next_sequence,
             channels=channels,
             consumers={name: consumer.offset for name, consumer in self.consumers.items()},
+            paused=self.held_from is not None,
+            backlog=self._backlog(),
         )
 
     def _delayed(self) -> int:
@@ -781,7 +884,7 @@ class Queue:
 
     def save_config(self) -> None:
         """Write the queue's name and configuration."""
-        record = _QueueRecord(self.name, self.config, self.created_ms, self.changed_ms)
+        record = _QueueRecord(self.name, self.config, self.created_ms, self.changed_ms, self.held_from)
         self.shelf.changes.put_record(keys.record(Kind.QUEUE, self.id), _encode(record))
         self.touch()
 
@@ -791,6 +894,7 @@ class Queue:
         record = msgspec.msgpack.decode(data, type=_QueueRecord)
         queue = cls(broker, queue_id, record.name, record.config, record.created_ms)
         queue.changed_ms = record.changed_ms
+        queue.held_from = record.held_from
         return queue
 
     def restore_counters(self, data: bytes) -> None:
@@ -814,6 +918,7 @@ class Queue:
             "config": msgspec.to_builtins(self.config),
             "created": self.created_ms,
             "changed": self.changed_ms,
+            "held_from": self.held_from,
             "counters": (self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel),
             "lanes": list(self.lanes),
             "channels": {channel.id: channel.snapshot() for channel in self.channels.values()},

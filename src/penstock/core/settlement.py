@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.columns import LEASED, runs_of
-from penstock.core.commands import Refused, Span
+from penstock.core.commands import Refused, Settled, Span
 from penstock.core.config import LEASE_MS_MAX
 from penstock.core.errors import LeaseTooLong, StaleReceipt
 from penstock.core.runs import cut, gaps
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Part = tuple[int, int]
 """Sequence numbers from the first up to, not including, the second."""
 Judge = Callable[[Window, slice], NDArray[np.bool_]]
+JudgeWhole = Callable[[Entry], bool]
 Apply = Callable[[Window, Entry, int, int], None]
 
 
@@ -70,6 +71,7 @@ class Settlement:
                 continue
             row = entry.start + sequence - entry.base
             if window.columns.state[row] == LEASED and window.columns.attempts[row] == attempt:
+                self.channel.freed_rows(window, entry, sequence, sequence + 1)
                 window.leased -= 1
                 self.channel.acked += 1
                 if self.channel.fifo is not None:
@@ -79,27 +81,72 @@ class Settlement:
         return False
 
     def _ack_run(self, window: Window, entry: Entry, first: int, stop: int) -> None:
+        self.channel.freed_rows(window, entry, first, stop)
         window.uncount(entry, first, stop)
+        self._done(window, entry, first, stop)
+
+    def _done(self, window: Window, entry: Entry, first: int, stop: int) -> None:
+        """Messages that count as nothing any more are acknowledged."""
         self.channel.acked += stop - first
         if self.channel.fifo is not None:
             for sequence in range(first, stop):
                 self.channel.fifo.settle(sequence)
         self.channel.finish(window, entry, first, stop)
 
-    def ack_sequences(self, sequences: NDArray[np.int64], session: int) -> tuple[int, list[Refused]]:
-        """As `ack`, for messages that a session holds."""
+    def ack_sequences(self, sequences: NDArray[np.int64], session: int) -> Settled:
+        """As `ack`, for messages that a session holds; says also when they were sent."""
+        sent: list[tuple[int, int]] = []
+
+        def ack(window: Window, entry: Entry, first: int, stop: int) -> None:
+            sent.append((entry.sent_ms, stop - first))
+            window.leased -= stop - first
+            self._done(window, entry, first, stop)
+
+        settled = self._settle_held(sequences, session, ack)
+        settled.sent = sent
+        self.channel.freed(session, settled.count)
+        return settled
+
+    def release_sequences(
+        self, sequences: NDArray[np.int64], session: int, now_ms: int, delay_ms: int | None, error: str
+    ) -> Settled:
+        """As `release`, for messages that a session holds."""
+        return self._settle_held(sequences, session, self._failing(now_ms, delay_ms, error))
+
+    def extend_sequences(
+        self, sequences: NDArray[np.int64], session: int, now_ms: int, lease_ms: int, held_ms_max: int
+    ) -> Settled:
+        """As `extend`, for messages that a session holds; not longer than `held_ms_max` from the receive."""
+
+        def prolong(window: Window, entry: Entry, first: int, stop: int) -> None:
+            rows = window.rows(entry, first, stop)
+            deadlines_ms = np.minimum(window.columns.received_ms[rows] + held_ms_max, now_ms + lease_ms)
+            window.columns.extend(rows, deadlines_ms)
+            self.channel.touch_entry(window, entry)
+            self.channel.watch(window, int(deadlines_ms.min()))
+
+        return self._settle_held(sequences, session, prolong)
+
+    def _settle_held(self, sequences: NDArray[np.int64], session: int, apply: Apply) -> Settled:
+        """Apply something to those of some messages that a session holds; the others are refused."""
 
         def held(window: Window, rows: slice) -> NDArray[np.bool_]:
             columns = window.columns
             mask: NDArray[np.bool_] = (columns.state[rows] == LEASED) & (columns.holder[rows] == session)
             return mask
 
-        done, refused = 0, []
-        for first, stop in runs_of(np.unique(sequences).astype(np.intp)):
-            acked, left = self._walk(first, stop, held, self._ack_run)
-            done += acked
-            refused += [self._stale(low, high) for low, high in left]
-        return done, refused
+        def whole_is_held(entry: Entry) -> bool:
+            return entry.state == LEASED and entry.holder == session
+
+        settled = Settled(0)
+        if len(sequences) > 1 and not (np.diff(sequences) > 0).all():
+            sequences = np.unique(sequences)
+        for first, stop in runs_of(sequences.astype(np.intp, copy=False)):
+            done, left = self._walk(first, stop, held, apply, whole_is_held)
+            settled.count += done
+            if left:
+                settled.refused = settled.refused + [self._stale(low, high) for low, high in left]
+        return settled
 
     def can_ack(self, span: Span) -> bool:
         """Whether `ack` would settle all of a span."""
@@ -112,17 +159,20 @@ class Settlement:
 
     def release(self, span: Span, now_ms: int, delay_ms: int | None, error: str) -> tuple[int, list[Refused]]:
         """A delivery failed, says the receiver."""
+        return self._settle(span, Event.RETRY, self._failing(now_ms, delay_ms, error))
 
+    def _failing(self, now_ms: int, delay_ms: int | None, error: str) -> Apply:
         def fail(window: Window, entry: Entry, first: int, stop: int) -> None:
             rows = np.arange(stop - first, dtype=np.intp) + window.rows(entry, first, stop).start
             self.channel.ladder.fail(window, rows, now_ms, delay_ms, error)
 
-        return self._settle(span, Event.RETRY, fail)
+        return fail
 
     def give_back(self, span: Span) -> tuple[int, list[Refused]]:
         """The receiver went away before it got the messages: as if they had not been handed out."""
 
         def undo(window: Window, entry: Entry, first: int, stop: int) -> None:
+            self.channel.freed_rows(window, entry, first, stop)
             window.columns.undo_lease(window.rows(entry, first, stop))
             window.leased -= stop - first
             window.ready += stop - first
@@ -169,8 +219,12 @@ class Settlement:
             self.channel.touch()
         return done, [self._stale(low, high) for low, high in left]
 
-    def _walk(self, first: int, stop: int, judge: Judge, apply: Apply) -> tuple[int, list[Part]]:
+    def _walk(
+        self, first: int, stop: int, judge: Judge, apply: Apply, judge_whole: JudgeWhole | None = None
+    ) -> tuple[int, list[Part]]:
         """Apply something to those messages of a run of which `judge` approves, in whatever window they are now.
+
+        With `judge_whole`, a whole entry is judged as such, and not spread for it.
 
         Returns how many that were, and the parts of the run that were found nowhere or not approved of.
         """
@@ -181,6 +235,13 @@ class Settlement:
                 found = window.overlaps(low, high)
                 left += gaps(low, high, found)
                 for entry, start, end in found:
+                    if judge_whole is not None and entry.is_whole:
+                        if judge_whole(entry):
+                            apply(window, entry, start, end)
+                            done += end - start
+                        else:
+                            left.append((start, end))
+                        continue
                     good = judge(window, window.rows(entry, start, end))
                     for ok, run_first, run_stop in cut(good, start):
                         if ok:

@@ -354,6 +354,7 @@ class Shard:
         self._parked.clear()
         self._lazy_since_ms = None
         self.broker = Broker.open(self._store, now_ms, self._entropy())
+        self.broker.end_bound_sessions()
         self._broker_is_good = True
         self._is_well = self._store_is_good and not self._full_until_ms
 
