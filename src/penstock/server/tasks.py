@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from penstock.core.broker import Broker
-from penstock.core.commands import CancelWait, Command, Damage, Receive
+from penstock.core.commands import Ack, CancelWait, Command, Damage, Extend, Receive, Release, Send
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
 
 
@@ -52,6 +52,22 @@ class CallbackCall(Call):
 
 def _ignore(_call: Call) -> None:
     """Nobody waits any more."""
+
+
+_ORDER: dict[type[Command], int] = {Send: 0, Ack: 1, Extend: 1, Release: 1, Receive: 2}
+
+
+def in_order(calls: list[Call]) -> list[Call]:
+    """The calls of a step with sends first, then what settles, then receives; as they came if there are others.
+
+    Nobody has been answered yet, so all of them are concurrent, and any order is right; those of one kind keep theirs.
+    In this one a step's sends make one chunk: a receive between two sends would have it sealed, and every chunk has a
+    head and columns of its own to be written.
+    """
+    try:
+        return sorted(calls, key=lambda call: _ORDER[call.command.__class__])
+    except KeyError:
+        return calls
 
 
 class AsyncShard:
@@ -163,7 +179,7 @@ class AsyncShard:
 
     def _step(self) -> None:
         calls, self._inbox = self._inbox, []
-        step = Step(calls)
+        step = Step(in_order(calls))
         if self._committer is None:
             try:
                 self.shard.run(step)

@@ -264,8 +264,8 @@ class _Timer:
         self._stopped = False
         self._asleep = threading.Lock()
         self._asleep.acquire()
-        self._thread = threading.Thread(target=self._run, name="penstock-timer", daemon=True)
-        self._thread.start()
+        self._worker = threading.Thread(target=self._run, name="penstock-timer", daemon=True)
+        self._worker.start()
 
     def arm(self, at_ms: int) -> None:
         """Tick at this time. One that is lost comes again: every step asks for the next tick, and a tick is a step."""
@@ -281,8 +281,8 @@ class _Timer:
         """Tick no more."""
         self._stopped = True
         self.wake()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._worker is not threading.current_thread():
+            self._worker.join()
 
     def _run(self) -> None:
         while self._sleep_until_due():

@@ -6,16 +6,14 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from penstock.protocols.sqs import shapes
-from penstock.protocols.sqs.batches import BatchActions
 from penstock.protocols.sqs.json_wire import Decoder
-from penstock.protocols.sqs.moves import MoveActions
 from penstock.protocols.sqs.permissions import PermissionActions
 from penstock.protocols.sqs.service import Asked, Caller
 from penstock.protocols.sqs.shapes import Shape
 
 
-class Service(MoveActions, BatchActions, PermissionActions):
-    """All 23 actions."""
+class Service(PermissionActions):
+    """All 23 actions. Each file adds its own to those of the one before: compiled classes have one base."""
 
 
 class Run(Protocol):

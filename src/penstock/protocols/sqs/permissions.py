@@ -12,7 +12,8 @@ import msgspec
 
 from penstock.core.config import QueueConfig
 from penstock.protocols.sqs.errors import OVER_LIMIT, SqsError, invalid_value, missing
-from penstock.protocols.sqs.service import Caller, ServiceBase
+from penstock.protocols.sqs.moves import MoveActions
+from penstock.protocols.sqs.service import Caller
 from penstock.protocols.sqs.shapes import AddPermissionRequest, RemovePermissionRequest
 
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
@@ -37,8 +38,8 @@ SHAREABLE = frozenset(
 """The actions that a permission may name."""
 
 
-class PermissionActions(ServiceBase):
-    """The actions on a queue's policy."""
+class PermissionActions(MoveActions):
+    """The actions on a queue's policy, beside all the others."""
 
     async def AddPermission(self, caller: Caller, request: AddPermissionRequest) -> None:
         """Add a statement to the policy."""

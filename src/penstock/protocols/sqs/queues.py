@@ -15,6 +15,7 @@ from penstock.protocols.sqs.attributes import (
     facts_of,
     settings_of,
 )
+from penstock.protocols.sqs.batches import BatchActions
 from penstock.protocols.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_PARAMETER_VALUE,
@@ -28,7 +29,7 @@ from penstock.protocols.sqs.errors import (
 )
 from penstock.protocols.sqs.limits import PAGE_MAX, TAGS_MAX
 from penstock.protocols.sqs.names import FIFO_SUFFIX, check_queue_name
-from penstock.protocols.sqs.service import Caller, ServiceBase, ask, default_config
+from penstock.protocols.sqs.service import Caller, ask, default_config
 from penstock.protocols.sqs.shapes import (
     CreateQueueRequest,
     GetQueueAttributesRequest,
@@ -52,8 +53,8 @@ _TAG_KEY_LENGTH_MAX = 128
 _TAG_VALUE_LENGTH_MAX = 256
 
 
-class QueueActions(ServiceBase):
-    """The actions on queues."""
+class QueueActions(BatchActions):
+    """The actions on queues, beside those on messages."""
 
     def __init__(self, shard: AsyncShard, settings: SqsSettings) -> None:
         super().__init__(shard, settings)

@@ -113,7 +113,7 @@ class FileJournal:
         self._refusal: OSError | None = None
         self._refused_at = 0.0
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._worker: threading.Thread | None = None
         self._background = background
 
     # Opening.
@@ -164,8 +164,8 @@ class FileJournal:
             self._add_ready(segment)
         self._set_low_mark(segments[-1])
         if self._background:
-            self._thread = threading.Thread(target=self._keep_ready, name="penstock-journal", daemon=True)
-            self._thread.start()
+            self._worker = threading.Thread(target=self._keep_ready, name="penstock-journal", daemon=True)
+            self._worker.start()
 
     def _make_durable(self, segment: _Segment, frame: bytes, offset: int) -> None:
         if frame:
@@ -238,7 +238,7 @@ class FileJournal:
 
     def _ask_for_segment(self) -> None:
         """One more attempt to make a segment ready, here or in the thread."""
-        if self._thread is None:
+        if self._worker is None:
             self._prepare_segment()
             return
         attempts = self._attempts
@@ -283,7 +283,7 @@ class FileJournal:
     def _want_segment_if_low(self) -> None:
         current = self._current
         assert current is not None
-        if current.free + self._ready_bytes >= self._low_bytes or self._thread is None:
+        if current.free + self._ready_bytes >= self._low_bytes or self._worker is None:
             return
         if self._refusal is None or time.monotonic() - self._refused_at >= RETRY_SECONDS:
             self._wanted = True
@@ -387,7 +387,7 @@ class FileJournal:
             while self._retired and self._retired[0].last <= position:
                 self._spares.append(self._retired.popleft())
             self._changed.notify_all()
-        if self._thread is None:
+        if self._worker is None:
             self._remove_spares(SPARES_MAX)
 
     def _remove_spares(self, keep: int) -> None:
@@ -422,8 +422,8 @@ class FileJournal:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        if self._worker is not None:
+            self._worker.join()
         with contextlib.suppress(OSError):
             self._remove_spares(0)
             self._start_small()
