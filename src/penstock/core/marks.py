@@ -1,0 +1,70 @@
+"""Marks: which numbered work of a name was done last, so that none is done twice, however much later it comes again.
+
+A mark is for work that its owner numbers and may repeat after any crash (a Spark stream's batches). It is one small
+record for each name, replaced by the next number, in the same commit as the work itself.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core import keys
+from penstock.core.changes import Changes
+from penstock.core.errors import InvalidRequest
+from penstock.core.keys import Kind
+
+NAMES_MAX = 100_000
+NAME_LENGTH_MAX = 256
+
+
+class _Mark(msgspec.Struct, array_like=True):
+    number: int
+    done_ms: int
+
+
+class Marks:
+    """The last number of every name. Past `NAMES_MAX` names, the one that was silent longest is forgotten.
+
+    >>> marks, changes = Marks(), Changes()
+    >>> marks.last("stream"), marks.set("stream", 7, 0, changes), marks.last("stream")
+    (-1, None, 7)
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Mark] = {}
+
+    def last(self, name: str) -> int:
+        """The highest number that was done; -1 when there is none."""
+        mark = self._known.get(name)
+        return -1 if mark is None else mark.number
+
+    @staticmethod
+    def check(name: str, number: int) -> None:
+        """Raise what is wrong with a mark."""
+        if not 1 <= len(name) <= NAME_LENGTH_MAX or not name.isprintable():
+            raise InvalidRequest(f"a mark's name has 1 to {NAME_LENGTH_MAX} printable characters: {name[:50]!r}")
+        if not 0 <= number < 1 << 63:
+            raise InvalidRequest(f"a mark's number is {number}: it must be from 0 to 2^63 - 1")
+
+    def set(self, name: str, number: int, now_ms: int, changes: Changes) -> None:
+        """Work was done."""
+        self._known.pop(name, None)
+        self._known[name] = mark = _Mark(number, now_ms)
+        changes.put_record(_key(name), msgspec.msgpack.encode(mark))
+        while len(self._known) > NAMES_MAX:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            changes.delete_record(_key(oldest))
+
+    def restore(self, records: list[tuple[bytes, bytes]]) -> None:
+        """Take the marks back from their records."""
+        decoded = [(key[9:].decode(), msgspec.msgpack.decode(data, type=_Mark)) for key, data in records]
+        self._known = dict(sorted(decoded, key=lambda item: item[1].done_ms))
+
+    def snapshot(self) -> dict[str, tuple[int, int]]:
+        """All that is stored of them, comparable."""
+        return {name: (mark.number, mark.done_ms) for name, mark in self._known.items()}
+
+
+def _key(name: str) -> bytes:
+    return keys.record(Kind.MARK, 0, name.encode())
