@@ -34,7 +34,7 @@ class Refusal(Exception):
     """What a node sent cannot be followed; the connection ends after the error was sent."""
 
     def __init__(self, code: str, reason: str = "") -> None:
-        super().__init__(f"{code} {reason}".rstrip())
+        super().__init__(f"{code} {reason}" if reason else code)
 
 
 class LookupCommand(NamedTuple):
