@@ -34,6 +34,7 @@ from penstock.core.commands import (
     Browse,
     CancelRedrive,
     CancelWait,
+    CatalogEvent,
     ChangeQueue,
     Command,
     CommitWork,
@@ -112,6 +113,7 @@ from penstock.core.errors import (
     Throttled,
     WorkRefused,
 )
+from penstock.core.identity import message_id, receipt_key
 from penstock.core.keys import Kind
 from penstock.core.marks import Marks
 from penstock.core.origin import Origin
@@ -126,6 +128,7 @@ RECEIVE_LIMIT_MAX = 1_000_000
 _TEXT_LENGTH_MAX = 128
 _SECRET_BYTES = 32
 _REALM_BYTES = 8
+_RECEIPT_KEYS_MAX = 10_000
 
 
 class _Meta(msgspec.Struct, array_like=True):
@@ -162,6 +165,8 @@ class Broker:
         self.dirty_queues: dict[Queue, None] = {}
         self.dirty_channels: dict[Channel, None] = {}
         self.reports: list[Damage] = []
+        self.events: list[CatalogEvent] = []
+        """Queues and channels that came or went since the last `take_events`."""
         self._by_id: dict[int, Queue] = {}
         self._held: dict[int, dict[Channel, None]] = {}
         """Session -> the channels in which it may hold leases."""
@@ -173,6 +178,7 @@ class Broker:
         self._waiters: dict[Any, tuple[Channel, Waiter]] = {}
         self._subscriptions: dict[int, tuple[Channel, Waiter]] = {}
         self._next_subscription = 1
+        self._receipt_keys: dict[int, bytes] = {}
 
     # -- opening --
 
@@ -291,6 +297,16 @@ class Broker:
         """Damage that was found since the last time."""
         reports, self.reports = self.reports, []
         return reports
+
+    def take_events(self) -> list[CatalogEvent]:
+        """Which queues and channels came or went since the last time."""
+        events, self.events = self.events, []
+        return events
+
+    def held(self, subscription: int) -> int:
+        """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""
+        found = self._subscriptions.get(subscription)
+        return 0 if found is None else found[1].held
 
     @property
     def has_changes(self) -> bool:
@@ -471,17 +487,24 @@ class Broker:
 
     def message_id(self, queue_id: int, sequence: int) -> str:
         """The identity of a message, in the shape of a UUID: derived, never stored."""
-        high = (self.meta.realm ^ (queue_id * 0x9E3779B97F4A7C15)) & 0xFFFFFFFFFFFFFFFF
-        text = f"{high:016x}{sequence:016x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        return message_id(self.meta.realm, queue_id, sequence)
+
+    def receipt_key(self, queue_id: int) -> bytes:
+        """What the receipts of a queue are sealed with: for who may read that queue."""
+        key = self._receipt_keys.get(queue_id)
+        if key is None:
+            if len(self._receipt_keys) >= _RECEIPT_KEYS_MAX:
+                self._receipt_keys.clear()
+            key = self._receipt_keys[queue_id] = receipt_key(self.meta.secret, queue_id)
+        return key
 
     def receipt(self, queue_id: int, channel_id: int, sequence: int, attempt: int) -> str:
         """What a receiver holds to settle a message later."""
-        return Receipt(queue_id, channel_id, sequence, attempt).seal(self.meta.secret)
+        return Receipt(queue_id, channel_id, sequence, attempt).seal(self.receipt_key(queue_id))
 
     def open_receipt(self, text: str) -> Receipt:
         """Read a receipt; `ForgedReceipt` if this store has not made it."""
-        return Receipt.open(text, self.meta.secret)
+        return Receipt.open(text, self.receipt_key)
 
     def session_name(self, number: int) -> str:
         """A session's name, for the records of what failed."""
@@ -528,6 +551,7 @@ class Broker:
         self._save_meta()
         self.queues[name] = self._by_id[queue.id] = queue
         queue.save_config()
+        self.events.append(CatalogEvent("queue created", name))
         for channel in channels:
             queue.add_channel(channel, "head", self.now_ms)
         self.must_commit = True
@@ -587,6 +611,8 @@ class Broker:
             self.shelf.changes.drop(keys.record(kind, queue.id))
         self.dirty_queues.pop(queue, None)
         self.drafts.pop(queue, None)
+        self.events += [CatalogEvent("channel deleted", queue.name, name) for name in queue.channels]
+        self.events.append(CatalogEvent("queue deleted", queue.name))
         del self.queues[queue.name], self._by_id[queue.id]
         self.must_commit = True
 
@@ -1075,8 +1101,10 @@ class Broker:
         if existing is not None:
             return existing.id
         check_name(command.channel, "channel")
-        if command.start not in ("head", "tail") and not isinstance(command.start, int):
-            raise InvalidRequest(f"start is {command.start!r}: it must be 'head', 'tail', or a time in milliseconds")
+        if command.start not in ("head", "tail", "first") and not isinstance(command.start, int):
+            raise InvalidRequest(
+                f"start is {command.start!r}: it must be 'head', 'tail', 'first', or a time in milliseconds"
+            )
         self.must_commit = True
         if command.offset is None:
             return queue.add_channel(command.channel, command.start, self.now_ms).id

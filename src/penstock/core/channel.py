@@ -59,6 +59,8 @@ class Channel:
         self.acked = 0
         self.failed = 0
         self.dead = 0
+        self.expired = 0
+        """Leases that ran out; not stored."""
         self.windows: dict[int, Window] = {}
         self.cursors: dict[int, Cursor] = {}
         self.line = Line()
@@ -127,6 +129,7 @@ class Channel:
             paused=self.paused,
             oldest_ms=self._oldest_ms(),
             waiting_receivers=len(self.line),
+            expired=self.expired,
         )
 
     def _oldest_ms(self) -> int | None:
@@ -252,6 +255,7 @@ class Channel:
                 self._come_due(window, due)
             expired = window.columns.expired(now_ms)
             if len(expired):
+                self.expired += len(expired)
                 self.ladder.fail(window, expired, now_ms, None, "lease expired")
             window.earliest_ms = window.next_deadline()
         self._watch_all()

@@ -7,7 +7,7 @@ for a receive that waits: its reply then comes out of `Broker.take_woken`.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -411,7 +411,11 @@ class AlreadyDone(msgspec.Struct, tag=True):
 
 
 class CreateChannel(Command):
-    """Create a channel; once more is fine. `start`: 'head', 'tail', or a time in milliseconds. Replies with its id."""
+    """Create a channel; once more is fine. Replies with its id.
+
+    `start`: 'head', 'tail', 'first' (the head for a queue's first channel, the tail for others), or a time in
+    milliseconds.
+    """
 
     queue: str
     channel: str
@@ -661,6 +665,8 @@ class ChannelStats(msgspec.Struct):
     oldest_ms: int | None
     """When the oldest message that is not done was sent."""
     waiting_receivers: int
+    expired: int = 0
+    """Leases that ran out since the store was opened."""
 
 
 class Stats(msgspec.Struct):
@@ -694,6 +700,14 @@ class QueueInfo(msgspec.Struct):
     created_ms: int
     changed_ms: int
     channels: list[str]
+
+
+class CatalogEvent(NamedTuple):
+    """A queue or a channel came or went; out of `Broker.take_events`."""
+
+    what: Literal["queue created", "queue deleted", "channel created", "channel deleted"]
+    queue: str
+    channel: str | None = None
 
 
 class Damage(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from penstock.core import keys
 from penstock.core.channel import HORIZON_MS, Channel
 from penstock.core.chunk import Chunk
 from penstock.core.columns import DONE
-from penstock.core.commands import Damage, QueueInfo, Run, Seen, Stats
+from penstock.core.commands import CatalogEvent, Damage, QueueInfo, Run, Seen, Stats
 from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, PRIORITY_MAX, QueueConfig
 from penstock.core.cursor import Cursor
 from penstock.core.dedup import Dedup
@@ -664,10 +664,13 @@ class Queue:
                 channel.far_behind[lane, order] = behind
         channel.touch()
         self.touch()
+        self.broker.events.append(CatalogEvent("channel created", self.name, name))
         return channel
 
     def first_from(self, start: str | int) -> int:
         """The first sequence number from the head, the tail, or a time on."""
+        if start == "first":
+            start = "tail" if self.channels else "head"
         if start == "head":
             return 0
         if start == "tail":
@@ -689,6 +692,7 @@ class Queue:
         changes.drop(keys.channel_entries(self.id, channel.id))
         changes.delete_record(keys.channel_record(self.id, channel.id))
         self.broker.dirty_channels.pop(channel, None)
+        self.broker.events.append(CatalogEvent("channel deleted", self.name, channel.name))
         self.touch()
         self.sweep()
 

@@ -41,6 +41,7 @@ from penstock.core.broker import Broker
 from penstock.core.changes import Changes
 from penstock.core.commands import (
     CancelWait,
+    CatalogEvent,
     Command,
     CommitWork,
     Damage,
@@ -170,6 +171,8 @@ class Shard:
         self._undelivered: list[Delivery] = []
         self._subscribers: set[Ticket] = set()
         self._reports: deque[Damage] = deque(maxlen=REPORTS_KEPT)
+        self.listeners: list[Callable[[CatalogEvent], None]] = []
+        """Called, in the driver's thread, for each queue and channel that has come or gone. They must not raise."""
         self.broker: Broker
         """The broker as it is now: another one after a failure. Anybody may ask it for ids and receipts."""
         try:
@@ -281,6 +284,10 @@ class Shard:
             self._lazy_since_ms = step.now_ms
         if self.broker.reports:
             self._collect_reports()
+        if self.broker.events:
+            for event in self.broker.take_events():
+                for listener in self.listeners:
+                    listener(event)
 
     def _park(self, step: Step, calls: list[Call]) -> list[Call]:
         """Put aside who waits from now on. Returns the others."""
