@@ -188,6 +188,26 @@ class RestSettings(_Section, frozen=True):
     sessions_max: int = 100_000
 
 
+class WebsocketSettings(_Section, frozen=True):
+    """What a client of the websocket, or one that polls for commands, may ask of the server."""
+
+    connections_max: int = 10_000
+    frame_bytes_max: int = 64 * 1024 * 1024
+    """A larger frame from a client ends the connection."""
+    requests_max: int = 10_000
+    """Requests of one client without an answer; beyond, they are refused."""
+    receive_max: int = 10_000
+    """Messages of one delivery."""
+    credit_max: int = 100_000
+    """Credit that one push may be given at a time."""
+    heartbeat_s: float = 10.0
+    """How often a connection is asked whether it is alive; it has as long to answer."""
+    read_timeout_s: float = 60.0
+    """How long a client may leave an answer unread before its connection is closed."""
+    session_ttl_s: float = 30.0
+    """The session of a client that polls ends so long after its last request."""
+
+
 class LogSettings(_Section, frozen=True):
     """What is logged, and how."""
 
@@ -289,6 +309,7 @@ class Settings(_Section, frozen=True):
     nsq: NsqSettings = NsqSettings()
     lookup: LookupSettings = LookupSettings()
     rest: RestSettings = RestSettings()
+    websocket: WebsocketSettings = WebsocketSettings()
     log: LogSettings = LogSettings()
     credentials: list[CredentialSettings] = []
     queues: list[DeclaredQueue] = []

@@ -1,0 +1,49 @@
+"""Who may talk: credentials in a header or in the first frame, and no web pages where there are no credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.core.errors import AccessDenied
+from penstock.server.auth import ANYBODY, Principal
+from penstock.server.node import Services
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+def header_of(headers: Headers, name: bytes) -> str | None:
+    """A header's value.
+
+    >>> header_of([(b"authorization", b"Bearer x")], b"authorization")
+    'Bearer x'
+    """
+    return next((value.decode("latin-1") for each, value in headers if each.lower() == name), None)
+
+
+def refuse_pages(services: Services, headers: Headers) -> None:
+    """A server without credentials trusts its machine, but not the pages in its browsers, which say whence they are.
+
+    Where credentials are configured, a page may call if its origin is among `[rest] cors_origins`, or the server's own.
+    """
+    origin = header_of(headers, b"origin")
+    if origin is None:
+        return
+    if not services.credentials.are_required:
+        raise AccessDenied("web pages may not call a server that has no credentials configured")
+    own = {f"{scheme}://{header_of(headers, b'host')}" for scheme in ("http", "https")}
+    if origin not in own and origin not in services.settings.rest.cors_origins:
+        raise AccessDenied(f"pages of {origin} may not call: add it to [rest] cors_origins")
+
+
+def principal_of(services: Services, headers: Headers, token: str | None) -> Principal:
+    """Who calls: by an Authorization header, or by a token of its own; `AccessDenied` if that is nobody."""
+    if not services.credentials.are_required:
+        return ANYBODY
+    scheme, _, given = (header_of(headers, b"authorization") or "").partition(" ")
+    offered = given.strip() if scheme.lower() == "bearer" else token
+    if offered is None:
+        raise AccessDenied("this server needs a token: connect with token=..., or send Authorization: Bearer")
+    principal = services.credentials.check_bearer(offered)
+    if principal is None:
+        raise AccessDenied("the token is not one that this server knows")
+    return principal

@@ -1,0 +1,67 @@
+"""What websockets and polling have in common: the first request, and the session that it opens."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core.commands import OpenSession
+from penstock.core.errors import InvalidRequest
+from penstock.protocols.websocket.admission import Headers, principal_of
+from penstock.protocols.websocket.handles import session_handle
+from penstock.server.auth import Principal
+from penstock.server.node import Services
+from penstock.wire.answers import Limits, Welcome
+from penstock.wire.requests import VERSION, Hello, decode_requests
+
+_NAME_LENGTH_MAX = 200
+
+
+class Admitted(msgspec.Struct):
+    """Who is in, with what session, and what it is told."""
+
+    request: int
+    principal: Principal
+    session: int
+    welcome: Welcome
+
+
+def limits_of(services: Services) -> Limits:
+    """What a client may ask for."""
+    settings = services.settings.websocket
+    return Limits(settings.frame_bytes_max, settings.requests_max, settings.receive_max, settings.credit_max)
+
+
+async def admit(
+    services: Services, headers: Headers, frame: bytes, *, version: str, session_ttl_ms: int, peer: str
+) -> Admitted:
+    """Take the first frame of a conversation: a single `Hello`. Opens the session."""
+    request, hello = _hello_in(frame)
+    principal = principal_of(services, headers, hello.token)
+    name = hello.name[:_NAME_LENGTH_MAX] or f"{principal.name} from {peer}"
+    ttl_ms = session_ttl_ms or None
+    number: int = await services.shard.call(OpenSession(name=name, ttl_ms=ttl_ms, bound=ttl_ms is None))
+    broker = services.shard.identity
+    welcome = Welcome(
+        version=VERSION,
+        server=version,
+        realm=broker.meta.realm,
+        session=session_handle(broker.meta.secret, principal, number),
+        session_ttl_ms=session_ttl_ms,
+        limits=limits_of(services),
+        damage=services.shard.reports,
+    )
+    return Admitted(request, principal, number, welcome)
+
+
+def _hello_in(frame: bytes) -> tuple[int, Hello]:
+    requests = decode_requests(frame)
+    if len(requests) != 1:
+        raise InvalidRequest("the first frame holds one request, a Hello")
+    number, hello = requests[0]
+    if isinstance(hello, InvalidRequest):
+        raise hello
+    if not isinstance(hello, Hello):
+        raise InvalidRequest(f"the first request is a Hello, and not {type(hello).__name__}")
+    if hello.version != VERSION:
+        raise InvalidRequest(f"this server speaks version {VERSION} of the conversation, and not {hello.version}")
+    return number, hello

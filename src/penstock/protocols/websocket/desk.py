@@ -1,0 +1,368 @@
+"""The desk: takes the commands of one client to the shard, and gathers the answers.
+
+One desk stands behind a websocket, another behind each request of a client that polls. Commands that came in one frame
+go into one step; what that step answers is gathered in `answers` and leaves as one frame. No task waits for a command:
+the shard calls back.
+
+When the client leaves, nothing that it was given may be lost. Waiting receives are withdrawn; deliveries that are still
+here, and so have certainly not left, are given back; then the session ends, and what it holds is released. (With the
+at-most policies the core counts a delivery that is given back all the same.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.core.broker import Broker
+from penstock.core.commands import (
+    AddCredit,
+    CancelWait,
+    Command,
+    Delivery,
+    EndSession,
+    Heartbeat,
+    ListQueues,
+    ListRedrives,
+    OpenSession,
+    Receive,
+    Subscribe,
+)
+from penstock.core.errors import InvalidRequest, OverLimit, PenstockError, SessionNotFound
+from penstock.protocols.websocket.handles import session_handle, session_number
+from penstock.protocols.websocket.rights import check_rights
+from penstock.server.auth import ANYBODY, Principal
+from penstock.server.node import Services
+from penstock.server.shard import Call, ShardClosed, Tick, give_back
+from penstock.server.tasks import CallbackCall
+from penstock.wire.answers import Kind, Limits, encode_answers, pack_reply
+from penstock.wire.errors import pack_error
+from penstock.wire.requests import AddPushCredit, Cancel, Hello, StartPush, StopPush, incoming
+
+_BAD_REQUEST, _SERVER_ERROR = 400, 500
+
+
+class Open:
+    """A request without an answer."""
+
+    __slots__ = ("call", "command", "desk", "number", "started_s")
+
+    def __init__(self, desk: Desk, number: int, command: Command) -> None:
+        self.desk = desk
+        self.number = number
+        self.command = command
+        self.started_s = time.perf_counter()
+        self.call: CallbackCall | None = None
+
+    def settled(self, call: Call) -> None:
+        """The shard has answered."""
+        self.desk.settled(self, call)
+
+
+class Push:
+    """A subscription: the shard's ticket for deliveries that nobody asks for one by one."""
+
+    __slots__ = ("deliveries", "desk", "number", "subscription")
+
+    def __init__(self, desk: Desk, number: int) -> None:
+        self.desk = desk
+        self.number = number
+        self.subscription = 0
+        self.deliveries: list[Delivery] = []
+
+    def take(self, delivery: Delivery) -> None:
+        """Keep a delivery until it may leave."""
+        self.deliveries.append(delivery)
+
+    def settle(self) -> None:
+        """Everything taken may leave."""
+        deliveries, self.deliveries = self.deliveries, []
+        for delivery in deliveries:
+            self.desk.pushed(self, delivery)
+
+
+class Desk:
+    """One client's commands, and its answers."""
+
+    def __init__(
+        self,
+        services: Services,
+        principal: Principal,
+        session: int,
+        limits: Limits,
+        on_answer: Callable[[], None],
+        *,
+        protocol: str,
+        peer: str = "",
+    ) -> None:
+        self._services = services
+        self._shard = services.shard
+        self._principal = principal
+        self._session = session
+        self._limits = limits
+        self._on_answer = on_answer
+        self._protocol = protocol
+        self._peer = peer
+        self._open: dict[int, Open] = {}
+        self._pushes: dict[int, Push] = {}
+        self._closed = False
+        self.answers: list[tuple[int, int, Any]] = []
+        """What waits to be sent: request, kind, value."""
+        self._own: dict[type[Command], Callable[[int, Any], None]] = {
+            Cancel: self._cancel,
+            StartPush: self._start_push,
+            AddPushCredit: self._add_credit,
+            StopPush: self._stop_push,
+            ListQueues: self._list_queues,
+            Hello: self._hello_again,
+        }
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer."""
+        return len(self._open)
+
+    # -- requests --
+
+    def take(self, requests: Sequence[tuple[int, Command | InvalidRequest]]) -> None:
+        """Take requests to the shard. Each is answered, sooner or later."""
+        for number, command in requests:
+            try:
+                self._take(number, command)
+            except PenstockError as error:
+                self._answer(number, Kind.ERROR, pack_error(error))
+                self._note(type(command).__name__, command, error, 0.0)
+
+    def _take(self, number: int, command: Command | InvalidRequest) -> None:
+        if isinstance(command, InvalidRequest):
+            raise command
+        if number in self._open or number in self._pushes:
+            raise InvalidRequest(f"request {number} is not answered yet: number another one differently")
+        if len(self._open) >= self._limits.requests_max:
+            raise OverLimit(f"{self._limits.requests_max} requests are not answered yet: wait for some of them")
+        command = incoming(command)
+        check_rights(self._principal, command, self._broker)
+        own = self._own.get(type(command))
+        if own is not None:
+            own(number, command)
+            return
+        self._localise(command)
+        self._submit(number, command)
+
+    @property
+    def _broker(self) -> Broker:
+        return self._shard.identity
+
+    def _localise(self, command: Command) -> None:
+        """What a client says of sessions and sizes, as the core takes it."""
+        if isinstance(command, Receive):
+            command.ticket = None
+            command.limit = min(command.limit, self._limits.receive_max)
+            command.session = self._number(command.session) if command.session else self._session
+        elif isinstance(command, Heartbeat | EndSession):
+            command.session = self._number(command.session)
+        elif isinstance(command, OpenSession):
+            command.bound = False
+
+    def _number(self, handle: int) -> int:
+        return session_number(self._broker.meta.secret, self._principal, handle)
+
+    def _submit(self, number: int, command: Command) -> None:
+        request = Open(self, number, command)
+        request.call = self._shard.submit(command, request.settled)
+        self._open[number] = request
+
+    def settled(self, request: Open, call: Call) -> None:
+        """The shard has answered a request."""
+        if self._closed:
+            return
+        self._open.pop(request.number, None)
+        error, command = call.error, request.command
+        seconds = time.perf_counter() - request.started_s
+        if error is None:
+            self._answer(request.number, Kind.REPLY, self._reply(command, call.reply))
+            self._services.meter.note(self._protocol, type(command).__name__, "ok", seconds)
+        elif not (isinstance(error, ShardClosed) and self._services.is_stopping):
+            self._answer(request.number, Kind.ERROR, pack_error(error))
+            self._note(type(command).__name__, command, error, seconds)
+
+    def _reply(self, command: Command, reply: Any) -> Any:
+        if isinstance(command, OpenSession):
+            return session_handle(self._broker.meta.secret, self._principal, reply)
+        if isinstance(command, ListRedrives) and self._principal is not ANYBODY:
+            return [task for task in reply if self._principal.allows("read", task.queue)]
+        return reply
+
+    def _answer(self, number: int, kind: Kind, value: Any) -> None:
+        self.answers.append((number, kind, value))
+        if len(self.answers) == 1:
+            self._on_answer()
+
+    def _note(self, action: str, command: Any, error: BaseException, seconds: float) -> None:
+        outcome = type(error).__name__
+        known = isinstance(command, Command)
+        self._services.meter.note(self._protocol, action if known else "unknown", outcome, seconds)
+        status = _BAD_REQUEST if isinstance(error, PenstockError) else _SERVER_ERROR
+        if self._services.request_log.wants(status):
+            queue = getattr(command, "queue", getattr(command, "name", ""))
+            self._services.request_log.note(
+                self._protocol,
+                status,
+                seconds,
+                peer=self._peer,
+                principal=self._principal.name,
+                action=action,
+                queue=queue if isinstance(queue, str) else "",
+                outcome=outcome,
+            )
+
+    # -- commands of the conversation --
+
+    def _hello_again(self, number: int, command: Hello) -> None:
+        raise InvalidRequest("Hello is the first request of a conversation, and comes once")
+
+    def _cancel(self, number: int, command: Cancel) -> None:
+        request = self._open.get(command.request)
+        if request is not None and isinstance(request.command, Receive) and request.call is not None:
+            del self._open[command.request]
+            self._shard.withdraw(request.call)
+            self._answer(command.request, Kind.REPLY, None)
+        self._answer(number, Kind.REPLY, None)
+
+    def _start_push(self, number: int, command: StartPush) -> None:
+        if not 0 <= command.credit <= self._limits.credit_max:
+            raise InvalidRequest(f"credit is {command.credit}: it must be from 0 to {self._limits.credit_max}")
+        if len(self._pushes) >= self._limits.requests_max:
+            raise OverLimit(f"{self._limits.requests_max} pushes are open: stop some of them")
+        push = self._pushes[number] = Push(self, number)
+        subscribe = Subscribe(
+            queue=command.queue,
+            channel=command.channel,
+            credit=command.credit,
+            lease_ms=command.lease_ms,
+            session=self._session,
+            ticket=push,
+        )
+        self._shard.submit(subscribe, lambda call: self._push_started(push, call))
+
+    def _push_started(self, push: Push, call: Call) -> None:
+        if self._closed:
+            return
+        if call.error is not None:
+            self._pushes.pop(push.number, None)
+            self._answer(push.number, Kind.ERROR, pack_error(call.error))
+            return
+        push.subscription = call.reply.subscription
+        self._answer(push.number, Kind.REPLY, None)
+
+    def pushed(self, push: Push, delivery: Delivery) -> None:
+        """A delivery of a subscription may leave."""
+        if self._closed or push.number not in self._pushes:
+            if delivery.runs:
+                self._give_back(delivery)
+        elif delivery.error is not None:
+            del self._pushes[push.number]
+            self._answer(push.number, Kind.PUSH_ENDED, pack_error(delivery.error))
+        else:
+            self._answer(push.number, Kind.PUSH, delivery)
+
+    def _add_credit(self, number: int, command: AddPushCredit) -> None:
+        push = self._pushes.get(command.push)
+        if push is None:
+            raise SessionNotFound(f"push {command.push} has ended, or never was: start another one")
+        if not 1 <= command.credit <= self._limits.credit_max:
+            raise InvalidRequest(f"credit is {command.credit}: it must be from 1 to {self._limits.credit_max}")
+        self._submit(number, AddCredit(subscription=push.subscription, credit=command.credit))
+
+    def _stop_push(self, number: int, command: StopPush) -> None:
+        push = self._pushes.pop(command.push, None)
+        if push is None:
+            self._answer(number, Kind.REPLY, None)
+        else:
+            self._submit(number, CancelWait(ticket=push))
+
+    def _list_queues(self, number: int, command: ListQueues) -> None:
+        if command.limit < 1:
+            raise InvalidRequest(f"limit is {command.limit}: it must be at least 1")
+        if self._principal is ANYBODY:
+            self._submit(number, command)
+        else:
+            self._list_more(number, command, [])
+
+    def _list_more(self, number: int, command: ListQueues, found: list[str]) -> None:
+        """List page by page, until enough names are found that the caller may know of."""
+        request = Open(self, number, command)
+
+        def page_came(call: Call) -> None:
+            names = call.reply or []
+            found.extend(name for name in names if self._principal.allows("read", name))
+            if call.error is None and len(names) == command.limit and len(found) < command.limit and not self._closed:
+                self._list_more(number, ListQueues(command.prefix, names[-1], command.limit), found)
+                return
+            call.reply = found[: command.limit] if call.error is None else None
+            self.settled(request, call)
+
+        request.call = self._shard.submit(command, page_came)
+        self._open[number] = request
+
+    # -- answers --
+
+    def take_frame(self) -> bytes:
+        """Everything that waits to be sent, as one frame."""
+        answers, self.answers = self.answers, []
+        broker = self._broker
+        packed = [
+            (number, kind, pack_reply(value, broker.receipt_key(value.queue_id)))
+            if isinstance(value, Delivery)
+            else (number, kind, pack_reply(value))
+            for number, kind, value in answers
+        ]
+        return encode_answers(self._shard.now_ms(), packed)
+
+    # -- the end --
+
+    def close(self, error: str) -> None:
+        """The client is gone. What has certainly not left goes back as if never handed out; the rest is released."""
+        if self._closed:
+            return
+        self.abandon()
+        try:
+            self._shard.submit(Tick(), lambda _: self._end_session(error))
+        except ShardClosed:
+            return
+
+    def abandon(self) -> None:
+        """Nobody waits for answers any more; the session goes on."""
+        self._closed = True
+        try:
+            for request in self._open.values():
+                if isinstance(request.command, Receive) and request.call is not None:
+                    self._shard.withdraw(request.call)
+            for push in self._pushes.values():
+                self._shard.submit(CancelWait(ticket=push), _ignore)
+            for _, _, value in self.answers:
+                if isinstance(value, Delivery) and value.runs:
+                    self._give_back(value)
+        except ShardClosed:
+            return
+        finally:
+            self.answers.clear()
+            self._open.clear()
+            self._pushes.clear()
+
+    def _give_back(self, delivery: Delivery) -> None:
+        try:
+            self._shard.submit(give_back(delivery), _ignore)
+        except ShardClosed:
+            return
+
+    def _end_session(self, error: str) -> None:
+        try:
+            self._shard.submit(EndSession(session=self._session, error=error), _ignore)
+        except ShardClosed:
+            return
+
+
+def _ignore(_call: Call) -> None:
+    """Nobody waits for this."""

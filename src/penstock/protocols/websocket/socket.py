@@ -1,0 +1,204 @@
+"""One websocket: a session, its requests and its pushes.
+
+The reader takes frames as they come and hands their requests to the desk. The writer sleeps until the desk has answers,
+and sends all of them as one frame. A client that does not read keeps the writer waiting: its answers gather here, no
+more of its requests are read, its pushes run out of credit; after `read_timeout_s` the connection is closed.
+
+Close codes: 1000 the client said goodbye; 1003 a frame of text; 1007 a frame that cannot be read; 1008 not admitted, or
+too slow; 1009 a frame too large; 1012 the server stops; 1013 too many connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from penstock.core.errors import AccessDenied, PenstockError
+from penstock.protocols.websocket.admission import refuse_pages
+from penstock.protocols.websocket.conversation import Admitted, admit, limits_of
+from penstock.protocols.websocket.desk import Desk
+from penstock.server.node import Services
+from penstock.wire.answers import Kind, encode_answers
+from penstock.wire.errors import pack_error
+from penstock.wire.requests import BadFrame, decode_requests
+
+NORMAL, TEXT, UNREADABLE, REFUSED, RESTART, BUSY = 1000, 1003, 1007, 1008, 1012, 1013
+_HELLO_TIMEOUT_S = 10.0
+_REASON_BYTES_MAX = 120
+_UNREAD_MAX = 1_000
+_PAUSE_S = 0.01
+
+
+class Closing(Exception):
+    """The connection ends, with this code and reason."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code = code
+        self.reason = reason
+
+
+class WebsocketEndpoint:
+    """The ASGI application behind `/v1/ws`."""
+
+    def __init__(self, services: Services, version: str) -> None:
+        self._services = services
+        self._version = version
+        self._connections = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection, from its request to its end."""
+        await receive()
+        try:
+            refuse_pages(self._services, scope["headers"])
+        except AccessDenied as error:
+            await _refuse_upgrade(send, 403, str(error))
+            return
+        if self._connections >= self._services.settings.websocket.connections_max:
+            await _refuse_upgrade(send, 503, "there are too many connections: try again later")
+            return
+        self._connections += 1
+        try:
+            await send({"type": "websocket.accept"})
+            await Conversation(self._services, self._version, scope, receive, send).run()
+        finally:
+            self._connections -= 1
+
+
+class Conversation:
+    """A connection that was accepted."""
+
+    def __init__(self, services: Services, version: str, scope: Scope, receive: Receive, send: Send) -> None:
+        self._services = services
+        self._version = version
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._answered = asyncio.Event()
+        self._closing: Closing | None = None
+        """What the writer wants the connection to end with."""
+        self._settings = services.settings.websocket
+        self._peer = scope["client"][0] if scope.get("client") else ""
+
+    async def run(self) -> None:
+        """Until one side ends it."""
+        try:
+            admitted = await self._admitted()
+            if admitted is not None:
+                await self._serve(admitted)
+        except Closing as closing:
+            await self._close(closing)
+        except OSError:
+            return
+
+    async def _admitted(self) -> Admitted | None:
+        try:
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                frame = _frame_in(await self._receive())
+        except TimeoutError:
+            raise Closing(REFUSED, f"no Hello came within {_HELLO_TIMEOUT_S:g} s") from None
+        if frame is None:
+            return None
+        try:
+            return await admit(
+                self._services,
+                self._scope["headers"],
+                frame,
+                version=self._version,
+                session_ttl_ms=0,
+                peer=self._peer,
+            )
+        except BadFrame as error:
+            raise Closing(UNREADABLE, str(error)) from None
+        except PenstockError as error:
+            await self._write(encode_answers(self._services.shard.now_ms(), [(0, Kind.ERROR, pack_error(error))]))
+            raise Closing(REFUSED, str(error)) from None
+
+    async def _serve(self, admitted: Admitted) -> None:
+        desk = Desk(
+            self._services,
+            admitted.principal,
+            admitted.session,
+            limits_of(self._services),
+            self._answered.set,
+            protocol="websocket",
+            peer=self._peer,
+        )
+        reading = asyncio.current_task()
+        assert reading is not None
+        writing = asyncio.create_task(self._keep_writing(desk, reading))
+        try:
+            desk.answers.append((admitted.request, Kind.REPLY, admitted.welcome))
+            self._answered.set()
+            await self._keep_reading(desk)
+        except asyncio.CancelledError:
+            if self._closing is None:
+                raise
+            reading.uncancel()
+            raise self._closing from None
+        finally:
+            writing.cancel()
+            desk.close("the connection ended")
+
+    async def _keep_reading(self, desk: Desk) -> None:
+        while True:
+            frame = _frame_in(await self._receive())
+            if frame is None:
+                return
+            try:
+                desk.take(decode_requests(frame))
+            except BadFrame as error:
+                raise Closing(UNREADABLE, str(error)) from None
+            if len(desk.answers) > _UNREAD_MAX:
+                await self._unread_answers_left(desk)
+
+    async def _unread_answers_left(self, desk: Desk) -> None:
+        """A client that does not read what it is answered is not read from."""
+        while desk.answers:
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _keep_writing(self, desk: Desk, reading: asyncio.Task[Any]) -> None:
+        try:
+            while True:
+                await self._answered.wait()
+                self._answered.clear()
+                if desk.answers:
+                    await self._write(desk.take_frame())
+        except Closing as closing:
+            self._closing = closing
+            reading.cancel()
+        except OSError:
+            self._closing = Closing(NORMAL, "the client is gone")
+            reading.cancel()
+
+    async def _write(self, frame: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._settings.read_timeout_s):
+                await self._send({"type": "websocket.send", "bytes": frame})
+        except TimeoutError:
+            raise Closing(REFUSED, f"answers were not read for {self._settings.read_timeout_s:g} s") from None
+
+    async def _close(self, closing: Closing) -> None:
+        reason = closing.reason.encode()[:_REASON_BYTES_MAX].decode("utf-8", "ignore")
+        with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._send({"type": "websocket.close", "code": closing.code, "reason": reason})
+
+
+def _frame_in(message: Message) -> bytes | None:
+    """The bytes of a message; None when the client is gone."""
+    if message["type"] == "websocket.disconnect":
+        return None
+    frame: Any = message.get("bytes")
+    if frame is None:
+        raise Closing(TEXT, "frames are binary: MessagePack")
+    return bytes(frame)
+
+
+async def _refuse_upgrade(send: Send, status: int, reason: str) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": f"{reason}\n".encode()})

@@ -1,0 +1,276 @@
+"""What a server answers, on the wire: MessagePack, many answers in one frame.
+
+    frame     [server's time in ms, [answer, ...]]
+    answer    [id, kind, value]      kind 0: the reply; 1: an error [[class, bases...], text]; 2: a push's delivery;
+                                     3: the error that ended a push
+
+What a reply looks like depends on the command. Messages travel as chunks: a slice of the stored form (see
+`penstock.core.chunk`), cut and checked in one piece, so that a run of a thousand costs as much as a single one:
+
+    delivery  [queue, queue id, channel, channel id, received ms, deadline ms, [run, ...], receipt key]
+    run       [chunk, attempt, first received ms, [failure, ...]]      attempt and time: one number for all messages, or
+                                                                       bytes: uint32 or int64 for each, little-endian
+    records   [queue, queue id, [run, ...], next offset, end offset]
+    seen      [chunk of one message, state, attempts, deadline ms, [failure, ...]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core import commands
+from penstock.core.chunk import Chunk
+from penstock.core.commands import Command, Delivery, Failure, QueueInfo, Records, RedriveTask, Run, Seen, Stats
+from penstock.core.errors import PenstockError
+from penstock.core.states import State
+from penstock.wire import requests
+from penstock.wire.errors import PackedError, pack_error, unpack_error
+
+
+class Kind(IntEnum):
+    """What an answer is."""
+
+    REPLY = 0
+    ERROR = 1
+    PUSH = 2
+    PUSH_ENDED = 3
+
+
+class Limits(msgspec.Struct):
+    """What a client may ask of the server."""
+
+    frame_bytes_max: int
+    requests_max: int
+    """Requests without an answer."""
+    receive_max: int
+    """Messages in one delivery."""
+    credit_max: int
+
+
+class Welcome(msgspec.Struct):
+    """The reply to `Hello`."""
+
+    version: int
+    server: str
+    """Which Penstock it is."""
+    realm: int
+    """What message ids are made of: see `penstock.core.identity`."""
+    session: int
+    """The session of this conversation: what is received without naming another session is held by it."""
+    session_ttl_ms: int
+    """0: the session ends with the connection. Otherwise: so long after the last request."""
+    limits: Limits
+    damage: list[commands.Damage] = []
+
+
+class _WireRun(msgspec.Struct, array_like=True):
+    chunk: memoryview
+    attempt: int | bytes
+    first_ms: int | bytes
+    failures: list[Failure]
+
+
+class _WireDelivery(msgspec.Struct, array_like=True):
+    queue: str
+    queue_id: int
+    channel: str
+    channel_id: int
+    received_ms: int
+    deadline_ms: int
+    runs: list[_WireRun]
+    receipt_key: bytes
+
+
+class _WireRecords(msgspec.Struct, array_like=True):
+    queue: str
+    queue_id: int
+    runs: list[_WireRun]
+    next_offset: int
+    end_offset: int
+
+
+class _WireSeen(msgspec.Struct, array_like=True):
+    chunk: memoryview
+    state: State
+    attempts: int
+    deadline_ms: int
+    failures: list[Failure]
+
+
+class KeyedDelivery(Delivery):
+    """A delivery as a client gets it: with the key of its queue's receipts."""
+
+    receipt_key: bytes = b""
+
+
+# -- from the server ---------------------------------------------------------------------------------------------------
+
+
+def _pack_custom(value: Any) -> Any:
+    if isinstance(value, PenstockError):
+        return pack_error(value)
+    raise NotImplementedError(f"{type(value).__name__} does not travel")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_custom)
+
+
+def encode_answers(now_ms: int, answers: Sequence[tuple[int, int, Any]]) -> bytes:
+    """A frame. Values are replies as `pack_reply` makes them, or packed errors."""
+    return _encoder.encode((now_ms, answers))
+
+
+def pack_reply(reply: Any, receipt_key: bytes = b"") -> Any:
+    """A reply of the core as it travels. Deliveries need the key of their queue's receipts."""
+    if isinstance(reply, Delivery):
+        return _pack_delivery(reply, receipt_key)
+    if isinstance(reply, Records):
+        runs = [_pack_run(run) for run in reply.runs]
+        return _WireRecords(reply.queue, reply.queue_id, runs, reply.next_offset, reply.end_offset)
+    if isinstance(reply, list) and reply and isinstance(reply[0], Seen):
+        return [_pack_seen(seen) for seen in reply]
+    return reply
+
+
+def _pack_delivery(delivery: Delivery, receipt_key: bytes) -> _WireDelivery:
+    return _WireDelivery(
+        delivery.queue,
+        delivery.queue_id,
+        delivery.channel,
+        delivery.channel_id,
+        delivery.received_ms,
+        delivery.deadline_ms,
+        [_pack_run(run) for run in delivery.runs],
+        receipt_key,
+    )
+
+
+def _pack_run(run: Run) -> _WireRun:
+    attempt, first_ms = run.attempt, run.first_ms
+    return _WireRun(
+        _pack_chunk(run.chunk, run.start, run.stop),
+        attempt if isinstance(attempt, int) else np.asarray(attempt, dtype="<u4").tobytes(),
+        first_ms if isinstance(first_ms, int) else np.asarray(first_ms, dtype="<i8").tobytes(),
+        run.failures,
+    )
+
+
+def _pack_seen(seen: Seen) -> _WireSeen:
+    chunk = _pack_chunk(seen.chunk, seen.index, seen.index + 1)
+    return _WireSeen(chunk, seen.state, seen.attempts, seen.deadline_ms, seen.failures)
+
+
+def _pack_chunk(chunk: Chunk, start: int, stop: int) -> memoryview:
+    part = chunk if start == 0 and stop == chunk.count else chunk.slice(start, stop)
+    return memoryview(b"".join(part.parts()))
+
+
+# -- at the client -----------------------------------------------------------------------------------------------------
+
+
+def _unpack_custom(kind: type, value: Any) -> Any:
+    if kind is PenstockError:
+        return unpack_error(msgspec.convert(value, PackedError))
+    raise NotImplementedError(f"{kind.__name__} does not travel")
+
+
+_REPLIES: dict[type[Command], Any] = {
+    commands.CreateQueue: QueueInfo,
+    commands.ChangeQueue: QueueInfo,
+    commands.DescribeQueue: QueueInfo,
+    commands.PurgeQueue: int,
+    commands.ListQueues: list[str],
+    commands.QueueStats: Stats,
+    commands.Send: commands.Sent,
+    commands.Receive: _WireDelivery | None,
+    commands.Ack: commands.Settled,
+    commands.Release: commands.Settled,
+    commands.GiveBack: commands.Settled,
+    commands.Extend: commands.Settled,
+    commands.CommitWork: list[commands.Sent],
+    commands.CreateChannel: int,
+    commands.PurgeChannel: int,
+    commands.OpenSession: int,
+    commands.EndSession: int,
+    commands.ReadRecords: _WireRecords,
+    commands.AckConsumer: int,
+    commands.Browse: list[_WireSeen],
+    commands.StartRedrive: RedriveTask,
+    commands.CancelRedrive: RedriveTask,
+    commands.ListRedrives: list[RedriveTask],
+    requests.Hello: Welcome,
+}
+"""Command -> what its reply is; None for those that are not here."""
+
+_decoders = {
+    kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom, strict=True).decode
+    for kind, reply in _REPLIES.items()
+}
+_decode_frame = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, msgspec.Raw]]]).decode
+_decode_error = msgspec.msgpack.Decoder(PackedError).decode
+_decode_delivery = msgspec.msgpack.Decoder(_WireDelivery).decode
+
+Answer = tuple[int, int, msgspec.Raw]
+
+
+def decode_answers(frame: bytes) -> tuple[int, list[Answer]]:
+    """The server's time, and the answers with their values still packed."""
+    return _decode_frame(frame)
+
+
+def unpack_reply(kind: type[Command], raw: msgspec.Raw) -> Any:
+    """The reply to a command of this kind."""
+    decode = _decoders.get(kind)
+    if decode is None:
+        return None
+    reply = decode(raw)
+    if isinstance(reply, _WireDelivery):
+        return _unpacked_delivery(reply)
+    if isinstance(reply, _WireRecords):
+        runs = [_unpack_run(run) for run in reply.runs]
+        return Records(reply.queue, reply.queue_id, runs, reply.next_offset, reply.end_offset)
+    if kind is commands.Browse:
+        return [_unpack_seen(seen) for seen in reply]
+    return reply
+
+
+def unpack_delivery(raw: msgspec.Raw) -> KeyedDelivery:
+    """What a push brought."""
+    return _unpacked_delivery(_decode_delivery(raw))
+
+
+def unpack_failure(raw: msgspec.Raw) -> PenstockError:
+    """The error in an answer."""
+    return unpack_error(_decode_error(raw))
+
+
+def _unpacked_delivery(delivery: _WireDelivery) -> KeyedDelivery:
+    return KeyedDelivery(
+        delivery.queue,
+        delivery.queue_id,
+        delivery.channel,
+        delivery.channel_id,
+        delivery.received_ms,
+        delivery.deadline_ms,
+        [_unpack_run(run) for run in delivery.runs],
+        receipt_key=delivery.receipt_key,
+    )
+
+
+def _unpack_run(run: _WireRun) -> Run:
+    chunk = Chunk.decode(run.chunk)
+    return Run(chunk, 0, chunk.count, _numbers(run.attempt, "<u4"), _numbers(run.first_ms, "<i8"), run.failures)
+
+
+def _numbers(value: int | bytes, dtype: str) -> int | NDArray[Any]:
+    return value if isinstance(value, int) else np.frombuffer(value, dtype=dtype)
+
+
+def _unpack_seen(seen: _WireSeen) -> Seen:
+    return Seen(Chunk.decode(seen.chunk), 0, seen.state, seen.attempts, seen.deadline_ms, seen.failures)

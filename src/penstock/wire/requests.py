@@ -1,0 +1,274 @@
+"""What a client asks, on the wire: MessagePack, many requests in one frame.
+
+    frame     [request, ...]
+    request   [id, command]             the id is the client's choice; the answer carries it
+    command   ["Send", "orders", [b"one", b"two"], ...]
+
+A command is an array: its name, then its fields in the order of `penstock.core.commands`; fields at the end may be left
+out where they have defaults. Only the commands in `COMMANDS` may come from outside. Send and CommitWork look a little
+different on the wire (`Send`, `CommitWork` here). Beside them there are the commands of the conversation itself: who
+calls, waits that are over, pushes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import pairwise
+from operator import or_
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.core import commands
+from penstock.core.commands import MAIN, Command
+from penstock.core.errors import InvalidRequest
+
+VERSION = 1
+"""The version of this conversation. A server answers `InvalidRequest` to one that it does not speak."""
+MEDIA_TYPE = "application/vnd.penstock.commands+msgpack"
+SESSION_HEADER = "penstock-session"
+SOCKET_PATH = "/v1/ws"
+COMMANDS_PATH = "/v1/commands"
+
+
+class Hello(Command):
+    """The first request of a conversation. Replies with `Welcome`."""
+
+    version: int
+    token: str | None = None
+    """For who cannot send an Authorization header: pages in browsers."""
+    name: str = ""
+    """Whom the session stands for, in the history of failed deliveries."""
+
+
+class Cancel(Command):
+    """A receive (by its request's id) need not wait any longer. It is answered, with no messages, at once."""
+
+    request: int
+
+
+class StartPush(Command):
+    """Push messages of a channel as they become ready, while there is credit. This request's id names the push."""
+
+    queue: str
+    channel: str = MAIN
+    credit: int = 0
+    lease_ms: int | None = None
+
+
+class AddPushCredit(Command):
+    """Let a push send so many messages more."""
+
+    push: int
+    credit: int
+
+
+class StopPush(Command):
+    """End a push. What was pushed stays leased."""
+
+    push: int
+
+
+class Send(Command):
+    """`penstock.core.commands.Send` on the wire: what an outsider may say of it."""
+
+    queue: str
+    bodies: list[bytes] | bytes
+    """The bodies one by one; or end to end, with their lengths beside them, which is quicker for both sides."""
+    lengths: bytes | None = None
+    """uint32 for each body, little-endian, when they are end to end."""
+    attributes: list[bytes | None] | None = None
+    groups: list[str | None] | None = None
+    dedup_ids: list[str | None] | None = None
+    priority: int = 0
+    delay_ms: int | None = None
+    due_ms: int | None = None
+    create: bool = True
+
+
+class CommitWork(Command):
+    """`penstock.core.commands.CommitWork` on the wire."""
+
+    acks: list[commands.Ack]
+    sends: list[Send]
+
+
+COMMANDS: tuple[type[Command], ...] = (
+    commands.CreateQueue,
+    commands.ChangeQueue,
+    commands.DeleteQueue,
+    commands.PurgeQueue,
+    commands.DescribeQueue,
+    commands.ListQueues,
+    commands.QueueStats,
+    Send,
+    commands.Receive,
+    commands.Ack,
+    commands.Release,
+    commands.GiveBack,
+    commands.Extend,
+    CommitWork,
+    commands.CreateChannel,
+    commands.DeleteChannel,
+    commands.PauseChannel,
+    commands.PurgeChannel,
+    commands.OpenSession,
+    commands.Heartbeat,
+    commands.EndSession,
+    commands.ReadRecords,
+    commands.AckConsumer,
+    commands.DeleteConsumer,
+    commands.Browse,
+    commands.StartRedrive,
+    commands.CancelRedrive,
+    commands.ListRedrives,
+)
+"""The commands of the core that may come from outside."""
+CONVERSATION: tuple[type[Command], ...] = (Hello, Cancel, StartPush, AddPushCredit, StopPush)
+
+Request = tuple[int, Command]
+
+_PACKED_MIN = 16
+"""From so many bodies on, they travel end to end."""
+
+_ANY: Any = reduce(or_, (*COMMANDS, *CONVERSATION))
+_encoder = msgspec.msgpack.Encoder()
+_decode = msgspec.msgpack.Decoder(list[tuple[int, _ANY]]).decode
+_decode_raw = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]]).decode
+_decode_one = msgspec.msgpack.Decoder(_ANY).decode
+
+
+class BadFrame(InvalidRequest):
+    """Bytes that are no frame: there is nobody to answer, since the requests' ids cannot be read."""
+
+
+def encode_requests(requests: Sequence[Request]) -> bytes:
+    """A frame of commands as `outgoing` makes them.
+
+    >>> decode_requests(encode_requests([(1, commands.QueueStats(name="orders"))]))
+    [(1, QueueStats(name='orders', once=None))]
+    """
+    return _encoder.encode(requests)
+
+
+def outgoing(command: Command) -> Command:
+    """A command of the core as it travels."""
+    if isinstance(command, commands.Send):
+        return _outgoing_send(command)
+    if isinstance(command, commands.CommitWork):
+        return CommitWork(acks=command.acks, sends=[_outgoing_send(send) for send in command.sends], once=command.once)
+    return command
+
+
+def incoming(command: Command) -> Command:
+    """A command as the core knows it; `InvalidRequest` for what cannot be one."""
+    if isinstance(command, Send):
+        return _incoming_send(command)
+    if isinstance(command, CommitWork):
+        sends = [_incoming_send(send) for send in command.sends]
+        return commands.CommitWork(acks=command.acks, sends=sends, once=command.once)
+    return command
+
+
+def _outgoing_send(send: commands.Send) -> Send:
+    bodies = list(send.bodies)
+    lengths: bytes | None = None
+    if len(bodies) >= _PACKED_MIN:
+        lengths = np.fromiter(map(len, bodies), dtype="<u4", count=len(bodies)).tobytes()
+    return Send(
+        queue=send.queue,
+        bodies=bodies if lengths is None else b"".join(bodies),
+        lengths=lengths,
+        attributes=send.attributes,
+        groups=send.groups,
+        dedup_ids=send.dedup_ids,
+        priority=send.priority,
+        delay_ms=send.delay_ms,
+        due_ms=send.due_ms,
+        create=send.create,
+        once=send.once,
+    )
+
+
+def _incoming_send(send: Send) -> commands.Send:
+    bodies = send.bodies
+    return commands.Send(
+        queue=send.queue,
+        bodies=_unpacked(bodies, send.lengths) if isinstance(bodies, bytes) else bodies,
+        attributes=send.attributes,
+        groups=send.groups,
+        dedup_ids=send.dedup_ids,
+        priority=send.priority,
+        delay_ms=send.delay_ms,
+        due_ms=send.due_ms,
+        create=send.create,
+        once=send.once,
+    )
+
+
+def _unpacked(data: bytes, lengths: bytes | None) -> list[bytes]:
+    if lengths is None or len(lengths) % 4:
+        raise InvalidRequest("bodies end to end need `lengths`: 4 bytes for each")
+    offsets = np.zeros(len(lengths) // 4 + 1, dtype=np.int64)
+    np.cumsum(np.frombuffer(lengths, dtype="<u4"), out=offsets[1:])
+    if offsets[-1] != len(data):
+        raise InvalidRequest(f"the lengths add up to {offsets[-1]} bytes, and the bodies have {len(data)}")
+    return [data[low:high] for low, high in pairwise(offsets.tolist())]
+
+
+def decode_requests(frame: bytes) -> list[tuple[int, Command | InvalidRequest]]:
+    """The requests of a frame; in the place of one that cannot be understood, what is wrong with it.
+
+    >>> decode_requests(msgspec.msgpack.encode([[7, ["Fly", "away"]]]))
+    [(7, InvalidRequest("there is no command 'Fly'"))]
+    """
+    try:
+        requests: list[tuple[int, Command | InvalidRequest]] = _decode(frame)
+        return requests
+    except (msgspec.ValidationError, RecursionError):
+        return [(number, _command(raw)) for number, raw in _decode_outer(frame)]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadFrame(f"this is not MessagePack: {error}") from None
+
+
+def _decode_outer(frame: bytes) -> list[tuple[int, msgspec.Raw]]:
+    try:
+        return _decode_raw(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadFrame(f"a frame is an array of [id, command]: {error}") from None
+
+
+def _command(raw: msgspec.Raw) -> Command | InvalidRequest:
+    try:
+        command: Command = _decode_one(raw)
+        return command
+    except msgspec.ValidationError as error:
+        return InvalidRequest(_explained(raw, str(error)))
+    except RecursionError:
+        return InvalidRequest("the command is nested too deeply")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return InvalidRequest(f"the command cannot be read: {error}")
+
+
+def _explained(raw: msgspec.Raw, complaint: str) -> str:
+    """The complaint with the name of the field, which the decoder only knows by its place."""
+    try:
+        given = msgspec.msgpack.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return complaint
+    if not isinstance(given, list) or not given or not isinstance(given[0], str):
+        return "a command is an array that starts with its name"
+    fields = FIELDS.get(given[0])
+    if fields is None:
+        return f"there is no command {given[0]!r}"
+    text, _, place = complaint.partition(" - at `$[")
+    number = place.partition("]")[0]
+    if number.isdigit() and 1 <= int(number) <= len(fields):
+        return f"{given[0]}: {fields[int(number) - 1]}: {text}"
+    return f"{given[0]}: {complaint}; its fields are: {', '.join(fields)}"
+
+
+FIELDS: dict[str, tuple[str, ...]] = {kind.__name__: kind.__struct_fields__ for kind in (*COMMANDS, *CONVERSATION)}
+"""Command -> its fields, in their order on the wire."""
