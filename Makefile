@@ -1,6 +1,6 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test check format bench soak clean
+.PHONY: help venv run demo test check format bench soak interop clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -45,6 +45,10 @@ bench: $(INSTALLED) ## Run every benchmark and rewrite docs/benchmarks.md
 soak: $(INSTALLED) ## Simulate SEEDS seeds, then kill -9 a loaded process KILLS times
 	$(BIN)/python -m tests.simulation.soak --seeds $(SEEDS)
 	$(BIN)/python -m tests.kill.soak --kills $(KILLS)
+
+interop: $(INSTALLED) ## Run NSQ's own programs around Penstock (builds them: needs Go)
+	$(BIN)/python -m bench.nsq_tools
+	INTEROP=1 $(BIN)/python -m pytest tests/interop
 
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse

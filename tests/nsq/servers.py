@@ -197,6 +197,82 @@ class Nsqd(Broker):
         return self
 
 
+class Lookup(Process):
+    """Something that tells clients which brokers have a topic."""
+
+    is_penstock = True
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        super().__init__(directory)
+        self._flags = flags
+        self.tcp_port = 0
+        self.http_port = 0
+
+    def start(self) -> Lookup:
+        raise NotImplementedError
+
+    @property
+    def tcp_address(self) -> str:
+        return f"{HOST}:{self.tcp_port}"
+
+    @property
+    def http_address(self) -> str:
+        return f"{HOST}:{self.http_port}"
+
+    def get(self, path: str) -> tuple[int, Any]:
+        status, body = http_call(HOST, self.http_port, "GET", path)
+        return status, json.loads(body)
+
+    def producers(self, topic: str) -> set[int]:
+        """The TCP ports of those who have a topic."""
+        status, found = self.get(f"/lookup?topic={topic}")
+        return {each["tcp_port"] for each in found["producers"]} if status == 200 else set()
+
+    def channels(self, topic: str) -> list[str]:
+        return list(self.get(f"/channels?topic={topic}")[1]["channels"])
+
+    def nodes(self) -> list[Any]:
+        return list(self.get("/nodes")[1]["producers"])
+
+
+class PenstockLookup(Lookup):
+    """`penstock lookup`, as users run it."""
+
+    def start(self) -> PenstockLookup:
+        ready_file = self.directory / "ready.json"
+        ready_file.unlink(missing_ok=True)
+        ports = ["--tcp-port", str(self.tcp_port), "--http-port", str(self.http_port)]
+        command = [sys.executable, "-m", "penstock", "lookup", *ports, "--ready-file", str(ready_file), *self._flags]
+        self.run(command, ready_file.exists)
+        listening = json.loads(ready_file.read_text())["listening"]
+        self.tcp_port, self.http_port = listening["lookup"]["port"], listening["lookup-http"]["port"]
+        return self
+
+
+class Nsqlookupd(Lookup):
+    """The real one."""
+
+    is_penstock = False
+
+    def start(self) -> Nsqlookupd:
+        self.tcp_port, self.http_port = self.tcp_port or free_port(), self.http_port or free_port()
+        addresses = [f"--tcp-address={self.tcp_address}", f"--http-address={self.http_address}"]
+        addresses.append(f"--broadcast-address={HOST}")
+        self.run([nsq_tools.program("nsqlookupd"), *addresses, *self._flags], lambda: listens(self.http_port))
+        return self
+
+
+@contextmanager
+def looking_up(lookup: Lookup) -> Iterator[Any]:
+    """A lookup service that has ended when the block has; its log must be clean."""
+    try:
+        yield lookup.start()
+    finally:
+        lookup.kill()
+    if lookup.is_penstock:
+        assert lookup.failures_logged() == []
+
+
 @contextmanager
 def running(broker: Broker) -> Iterator[Any]:
     """A broker that has ended when the block has; its log must be clean."""
