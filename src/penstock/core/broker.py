@@ -99,6 +99,7 @@ from penstock.core.errors import (
     ChannelNotFound,
     ChunkDamaged,
     ConsumerNotFound,
+    ForeignReceipt,
     InvalidConfig,
     InvalidName,
     InvalidRequest,
@@ -119,6 +120,7 @@ from penstock.core.marks import Marks
 from penstock.core.origin import Origin
 from penstock.core.queue import Queue
 from penstock.core.receipt import Receipt
+from penstock.core.runs import merged_spans
 from penstock.core.shelf import Shelf
 from penstock.core.window import Entry
 
@@ -601,6 +603,8 @@ class Broker:
 
     def _delete_queue(self, command: DeleteQueue) -> None:
         queue = self._queue(command.name)
+        if command.unless_channels and queue.channels:
+            return
         queue.seal()
         for channel in list(queue.channels.values()):
             self._dismiss(channel, QueueNotFound(f"queue {queue.name!r} was deleted"))
@@ -985,10 +989,30 @@ class Broker:
 
     def _ack(self, command: Ack) -> Settled:
         channel = self._channel(self._queue(command.queue), command.channel)
+        spans = self._spans(command, channel) if command.receipts else command.spans
         self.must_commit = True
-        if len(command.spans) == 1:
-            return Settled(*channel.settlement.ack(command.spans[0]))
-        return self._each(command.spans, channel.settlement.ack)
+        if len(spans) == 1:
+            return Settled(*channel.settlement.ack(spans[0]))
+        return self._each(spans, channel.settlement.ack)
+
+    def _spans(self, command: Ack | Release | Extend, channel: Channel) -> list[Span]:
+        """The messages that a command names, as spans. `ForeignReceipt` for a receipt of another queue or channel."""
+        if not command.receipts:
+            return command.spans
+        opened = [self.open_receipt(text) for text in command.receipts]
+        for receipt in opened:
+            if receipt.queue_id != channel.queue.id:
+                owner = self.queue_name(receipt.queue_id)
+                whose = "a queue that is gone" if owner is None else f"queue {owner!r}"
+                raise ForeignReceipt(f"the receipt belongs to {whose}, and not to {channel.queue.name!r}")
+            if receipt.channel_id != channel.id:
+                holder = self.channel_name(receipt.queue_id, receipt.channel_id)
+                whose = "a channel that is gone" if holder is None else f"channel {holder!r}"
+                raise ForeignReceipt(
+                    f"the receipt belongs to {whose} of {channel.queue.name!r}, and not to {channel.name!r}"
+                )
+        named = (Span(receipt.sequence, receipt.sequence, receipt.attempt) for receipt in opened)
+        return [*command.spans, *merged_spans(named)]
 
     def _ack_sequences(self, command: AckSequences) -> Settled:
         channel = self._channel(self._queue(command.queue), command.channel)
@@ -1019,9 +1043,8 @@ class Broker:
         channel = self._channel(self._queue(command.queue), command.channel)
         self._check_delay(command.delay_ms)
         error = _clean(command.error)
-        return self._each(
-            command.spans, lambda span: channel.settlement.release(span, self.now_ms, command.delay_ms, error)
-        )
+        spans = self._spans(command, channel)
+        return self._each(spans, lambda span: channel.settlement.release(span, self.now_ms, command.delay_ms, error))
 
     def _give_back(self, command: GiveBack) -> Settled:
         channel = self._channel(self._queue(command.queue), command.channel)
@@ -1033,9 +1056,10 @@ class Broker:
     def _extend(self, command: Extend) -> Settled:
         channel = self._channel(self._queue(command.queue), command.channel)
         self._check_lease(command.lease_ms)
+        spans = self._spans(command, channel)
         if command.lease_ms == 0:
-            return self._each(command.spans, lambda span: channel.settlement.release(span, self.now_ms, 0, "released"))
-        return self._each(command.spans, lambda span: channel.settlement.extend(span, self.now_ms, command.lease_ms))
+            return self._each(spans, lambda span: channel.settlement.release(span, self.now_ms, 0, "released"))
+        return self._each(spans, lambda span: channel.settlement.extend(span, self.now_ms, command.lease_ms))
 
     @staticmethod
     def _each(spans: list[Span], settle: Callable[[Span], tuple[int, list[Refused]]]) -> Settled:
@@ -1063,8 +1087,9 @@ class Broker:
         spans_of: dict[tuple[str, str], list[Span]] = {}
         for ack in command.acks:
             channel = self._channel(self._queue(ack.queue), ack.channel)
-            spans_of.setdefault((ack.queue, ack.channel), []).extend(ack.spans)
-            for span in ack.spans:
+            spans = self._spans(ack, channel)
+            spans_of.setdefault((ack.queue, ack.channel), []).extend(spans)
+            for span in spans:
                 if not channel.settlement.can_ack(span):
                     raise WorkRefused(
                         f"messages {span.first} to {span.last} of queue {ack.queue!r} are not this unit of "

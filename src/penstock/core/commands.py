@@ -80,6 +80,8 @@ class DeleteQueue(Command):
     """Delete a queue with its messages, channels and consumers."""
 
     name: str
+    unless_channels: bool = False
+    """Only if it has no channels (any more)."""
 
 
 class PurgeQueue(Command):
@@ -302,8 +304,10 @@ class Ack(Command):
     """The work is done. Replies with `Settled`."""
 
     queue: str
-    spans: list[Span]
+    spans: list[Span] = []
     channel: str = MAIN
+    receipts: list[str] = []
+    """Messages named by their receipts, besides those in `spans`."""
 
 
 class AckSequences(Command):
@@ -346,10 +350,12 @@ class Release(Command):
     """A failed delivery. `delay_ms` None: in place the first time, then by the queue's backoff. Replies: `Settled`."""
 
     queue: str
-    spans: list[Span]
+    spans: list[Span] = []
     channel: str = MAIN
     delay_ms: int | None = None
     error: str = ""
+    receipts: list[str] = []
+    """Messages named by their receipts, besides those in `spans`."""
 
 
 class GiveBack(Command):
@@ -370,6 +376,8 @@ class Extend(Command):
     spans: list[Span]
     lease_ms: int
     channel: str = MAIN
+    receipts: list[str] = []
+    """Messages named by their receipts, besides those in `spans`."""
 
 
 class Refused(NamedTuple):
