@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.core.commands import Span
 
 
 def neighbours(sequences: list[int]) -> Iterator[tuple[int, int]]:
@@ -47,3 +49,18 @@ def gaps(first: int, stop: int, parts: list[tuple[Any, int, int]]) -> list[tuple
     if first < stop:
         left.append((first, stop))
     return left
+
+
+def merged_spans(spans: Iterable[Span]) -> list[Span]:
+    """Neighbours with the same attempt become one.
+
+    >>> merged_spans([Span(3, 3, 1), Span(1, 2, 1), Span(4, 4, 2)])
+    [Span(first=1, last=3, attempt=1), Span(first=4, last=4, attempt=2)]
+    """
+    merged: list[Span] = []
+    for span in sorted(spans):
+        if merged and merged[-1].last + 1 == span.first and merged[-1].attempt == span.attempt:
+            merged[-1] = Span(merged[-1].first, span.last, span.attempt)
+        else:
+            merged.append(span)
+    return merged

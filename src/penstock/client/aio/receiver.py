@@ -9,9 +9,9 @@ from penstock.client.aio.batch import AsyncBatch
 from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.message import AsyncMessage, messages_of
 from penstock.client.content import PeekedMessage
-from penstock.client.settling import check_settled, spans_of_receipts
+from penstock.client.settling import check_settled
 from penstock.client.times import Seconds, length_ms
-from penstock.core.commands import Ack, Browse, Delivery, DescribeQueue, Extend, QueueInfo, Receive, Release, Seen, Span
+from penstock.core.commands import Ack, Browse, Delivery, DescribeQueue, Extend, QueueInfo, Receive, Release, Seen
 from penstock.core.states import State
 
 WAITING = (State.READY, State.LEASED, State.DELAYED)
@@ -91,24 +91,20 @@ class AsyncReceiver:
 
     async def ack(self, receipt: str | Iterable[str]) -> int:
         """The work is done. Returns how many messages went; raises the first refusal after settling the others."""
-        command = Ack(queue=self._queue, channel=self._channel, spans=self._spans(receipt))
+        command = Ack(queue=self._queue, channel=self._channel, receipts=_listed(receipt))
         return check_settled(await self._caller.call(command))
 
     async def release(self, receipt: str | Iterable[str], *, delay: Seconds | None = None, error: str = "") -> int:
         """The work failed: messages go back, at once or after a delay (None: as the queue's backoff says)."""
-        delay_ms, spans = length_ms(delay, "delay"), self._spans(receipt)
-        command = Release(queue=self._queue, channel=self._channel, spans=spans, delay_ms=delay_ms, error=error)
+        delay_ms, receipts = length_ms(delay, "delay"), _listed(receipt)
+        command = Release(queue=self._queue, channel=self._channel, receipts=receipts, delay_ms=delay_ms, error=error)
         return check_settled(await self._caller.call(command))
 
     async def extend(self, receipt: str | Iterable[str], lease: Seconds) -> int:
         """The work goes on: leases end so many seconds from now. 0 gives messages back."""
-        lease_ms, spans = length_ms(lease, "lease") or 0, self._spans(receipt)
-        command = Extend(queue=self._queue, channel=self._channel, spans=spans, lease_ms=lease_ms)
+        lease_ms, receipts = length_ms(lease, "lease") or 0, _listed(receipt)
+        command = Extend(queue=self._queue, channel=self._channel, spans=[], lease_ms=lease_ms, receipts=receipts)
         return check_settled(await self._caller.call(command))
-
-    def _spans(self, receipt: str | Iterable[str]) -> list[Span]:
-        receipts = [receipt] if isinstance(receipt, str) else receipt
-        return spans_of_receipts(self._caller.identity, self._queue, self._channel, receipts)
 
     # -- looking --
 
@@ -139,3 +135,7 @@ class AsyncReceiver:
         """Messages whose body holds these bytes, without taking them."""
         needle = contains.encode() if isinstance(contains, str) else contains
         return await self.browse(after=after, limit=limit, contains=needle)
+
+
+def _listed(receipt: str | Iterable[str]) -> list[str]:
+    return [receipt] if isinstance(receipt, str) else list(receipt)

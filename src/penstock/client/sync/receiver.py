@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import overload
 
 from penstock.client.content import PeekedMessage
-from penstock.client.settling import check_settled, spans_of_receipts
+from penstock.client.settling import check_settled
 from penstock.client.sync.batch import Batch
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.message import Message, messages_of
@@ -21,7 +21,6 @@ from penstock.core.commands import (
     Receive,
     Release,
     Seen,
-    Span,
 )
 from penstock.core.states import State
 
@@ -100,24 +99,20 @@ class Receiver:
 
     def ack(self, receipt: str | Iterable[str]) -> int:
         """The work is done. Returns how many messages went; raises the first refusal after settling the others."""
-        command = Ack(queue=self._queue, channel=self._channel, spans=self._spans(receipt))
+        command = Ack(queue=self._queue, channel=self._channel, receipts=_listed(receipt))
         return check_settled(self._caller.call(command))
 
     def release(self, receipt: str | Iterable[str], *, delay: Seconds | None = None, error: str = "") -> int:
         """The work failed: messages go back, at once or after a delay (None: as the queue's backoff says)."""
-        delay_ms, spans = length_ms(delay, "delay"), self._spans(receipt)
-        command = Release(queue=self._queue, channel=self._channel, spans=spans, delay_ms=delay_ms, error=error)
+        delay_ms, receipts = length_ms(delay, "delay"), _listed(receipt)
+        command = Release(queue=self._queue, channel=self._channel, receipts=receipts, delay_ms=delay_ms, error=error)
         return check_settled(self._caller.call(command))
 
     def extend(self, receipt: str | Iterable[str], lease: Seconds) -> int:
         """The work goes on: leases end so many seconds from now. 0 gives messages back."""
-        lease_ms, spans = length_ms(lease, "lease") or 0, self._spans(receipt)
-        command = Extend(queue=self._queue, channel=self._channel, spans=spans, lease_ms=lease_ms)
+        lease_ms, receipts = length_ms(lease, "lease") or 0, _listed(receipt)
+        command = Extend(queue=self._queue, channel=self._channel, spans=[], lease_ms=lease_ms, receipts=receipts)
         return check_settled(self._caller.call(command))
-
-    def _spans(self, receipt: str | Iterable[str]) -> list[Span]:
-        receipts = [receipt] if isinstance(receipt, str) else receipt
-        return spans_of_receipts(self._caller.identity, self._queue, self._channel, receipts)
 
     # -- looking --
 
@@ -148,3 +143,7 @@ class Receiver:
         """Messages whose body holds these bytes, without taking them."""
         needle = contains.encode() if isinstance(contains, str) else contains
         return self.browse(after=after, limit=limit, contains=needle)
+
+
+def _listed(receipt: str | Iterable[str]) -> list[str]:
+    return [receipt] if isinstance(receipt, str) else list(receipt)
