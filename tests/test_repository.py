@@ -23,8 +23,9 @@ MAY_IMPORT = {
     "core": {"core"},
     "store": {"core", "store"},
     "server": {"core", "store", "server"},
-    "client": {"core", "store", "server", "client"},
-    "protocols": {"core", "server", "protocols"},
+    "wire": {"core", "wire"},
+    "client": {"core", "store", "server", "wire", "client"},
+    "protocols": {"core", "server", "wire", "protocols"},
 }
 
 # What the core must not have: a clock, randomness, files, sockets, threads.

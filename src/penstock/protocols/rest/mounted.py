@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from starlette.routing import BaseRoute
 
+from penstock.protocols import websocket
 from penstock.server.node import Services
 
-MOUNTED: tuple[Callable[[Services], list[BaseRoute]], ...] = ()
+MOUNTED: tuple[Callable[[Services], list[BaseRoute]], ...] = (websocket.routes,)

@@ -45,6 +45,11 @@ class RestFrontEnd:
             server_header=False,
             timeout_graceful_shutdown=round(settings.stop_grace_s),
             limit_concurrency=services.settings.http.connections_max,
+            ws="websockets-sansio",
+            ws_max_size=services.settings.websocket.frame_bytes_max,
+            ws_ping_interval=services.settings.websocket.heartbeat_s,
+            ws_ping_timeout=services.settings.websocket.heartbeat_s,
+            ws_per_message_deflate=False,
         )
         config.load()
         config.ssl = tls
