@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import http.client
 import json
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec
 
 from penstock.protocols.lookup.service import LookupReady, LookupService
 from penstock.server.settings import Settings
 
+Arguments = ParamSpec("Arguments")
 PATIENCE_S = 20.0
 HOST = "127.0.0.1"
 
@@ -74,7 +76,7 @@ class RunningLookup:
 
 @contextmanager
 def lookup_service(**settings: Any) -> Iterator[RunningLookup]:
-    service = RunningLookup(Settings().with_lookup(tcp_port=0, http_port=0, **settings))
+    service = RunningLookup(Settings().with_lookup(**{"tcp_port": 0, "http_port": 0, **settings}))
     try:
         yield service
     finally:
@@ -149,3 +151,13 @@ def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.01)
+
+
+def in_a_loop(test: Callable[Arguments, Coroutine[Any, Any, None]]) -> Callable[Arguments, None]:
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
