@@ -52,6 +52,7 @@ from penstock.core.commands import (
     FindOffsets,
     GiveBack,
     Heartbeat,
+    LastMark,
     ListQueues,
     ListRedrives,
     Offsets,
@@ -1070,6 +1071,10 @@ class Broker:
             settled.refused = settled.refused + refused
         return settled
 
+    def _last_mark(self, command: LastMark) -> int:
+        self.must_commit = True  # what it tells of may still be on its way to the disk
+        return self.marks.last(command.name)
+
     def _commit_work(self, command: CommitWork) -> list[Sent] | AlreadyDone:
         if command.mark is None:
             return self._do_work(command)
@@ -1079,6 +1084,8 @@ class Broker:
             self.must_commit = True  # what it tells of may still be on its way to the disk
             return AlreadyDone(name, self.marks.last(name))
         replies = self._do_work(command)
+        if command.check_only:
+            return replies
         self.marks.set(name, number, self.now_ms, self.shelf.changes)
         self.must_commit = True
         return replies
@@ -1113,6 +1120,8 @@ class Broker:
         for name, groups in groups_of.items():
             if name in self.queues:
                 self._check_rate(self.queues[name], groups, count_them=False)
+        if command.check_only:
+            return []
         for ack in command.acks:
             settled = self._ack(ack)
             assert not settled.refused
@@ -1411,6 +1420,7 @@ _HANDLERS: dict[type[Command], Callable[[Broker, Any], Any]] = {
     EndSession: Broker._end_session_now,
     ReadRecords: Broker._read_records,
     AckUpTo: Broker._ack_up_to,
+    LastMark: Broker._last_mark,
     FindOffsets: Broker._find_offsets,
     AckConsumer: Broker._ack_consumer,
     DeleteConsumer: Broker._delete_consumer,

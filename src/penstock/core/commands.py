@@ -405,6 +405,14 @@ class CommitWork(Command):
     mark: tuple[str, int] | None = None
     """A name and a number: the work is done only if the number is higher than that of any work of this name so far.
     Otherwise nothing is done, and the reply is `AlreadyDone`. What was marked is remembered for good."""
+    check_only: bool = False
+    """Only say what is wrong with it: raise, or reply with an empty list, and do nothing."""
+
+
+class LastMark(Command):
+    """Replies with the highest number of marked work of a name; -1 if there is none."""
+
+    name: str
 
 
 class AlreadyDone(msgspec.Struct, tag=True):

@@ -1,0 +1,112 @@
+"""What bulk requests say, and what they are answered: JSON bodies, as msgspec structs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from penstock.core.commands import Offsets
+
+QUEUES_MAX = 10_000
+PIECES_MAX = 100_000
+
+QueueNames = Annotated[list[str], msgspec.Meta(max_length=QUEUES_MAX)]
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    """A body with nothing in it that is not known."""
+
+
+class QueuesRequest(_Request):
+    """Which queues may the caller read?"""
+
+    after: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=QUEUES_MAX)] = 1_000
+
+
+class QueuesReply(msgspec.Struct):
+    """Names in order."""
+
+    queues: list[str]
+    last: str
+    """Where to go on; empty when that was all."""
+
+
+class OffsetsRequest(_Request):
+    """Where do the messages of these queues stand?"""
+
+    queues: QueueNames
+    times_ms: Annotated[list[int], msgspec.Meta(max_length=100)] = []
+    after: dict[str, int] = {}
+    bytes_max: dict[str, int] = {}
+
+
+class OffsetsReply(msgspec.Struct):
+    """The queues that are there, in the order of the request, and those that are not."""
+
+    offsets: list[Offsets]
+    missing: list[str]
+
+
+class ChannelRequest(_Request):
+    """Create a channel at an offset; one that is there stays as it is."""
+
+    queue: str
+    channel: str
+    offset: int
+
+
+class AckRequest(_Request):
+    """Everything before these offsets is done for a channel."""
+
+    channel: str
+    offsets: dict[str, int]
+
+
+class AckReply(msgspec.Struct):
+    """How many messages that were, for each queue."""
+
+    acked: dict[str, int]
+
+
+class PublishRequest(_Request):
+    """Send staged pieces in one commit, once."""
+
+    token: str
+    pieces: Annotated[list[str], msgspec.Meta(max_length=PIECES_MAX)]
+    name: str
+    number: int
+
+
+class PublishReply(msgspec.Struct):
+    """How many messages were sent; none if that work was done before."""
+
+    messages: int
+    already_done: bool = False
+
+
+class TakeRequest(_Request):
+    """Lease messages of a channel, to be settled by span."""
+
+    queue: str
+    channel: str = "main"
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+    lease_ms: Annotated[int, msgspec.Meta(ge=1)] = 3_600_000
+    headers: bool = False
+
+
+class SettleRequest(_Request):
+    """Acknowledge what was taken, or give it back."""
+
+    queue: str
+    spans: list[tuple[int, int, int]]
+    """First sequence number, last, attempt."""
+    channel: str = "main"
+    done: bool = True
+
+
+class SettleReply(msgspec.Struct):
+    """How many messages were settled; the others were not the caller's any more."""
+
+    settled: int

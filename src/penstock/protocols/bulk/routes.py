@@ -1,0 +1,333 @@
+"""The bulk endpoints, under `/v1/bulk`: for readers by offset and writers of whole batches (the Spark connector).
+
+    POST   queues                    names of the queues that the caller may read
+    POST   offsets                   where their messages stand
+    POST   channels                  create a channel at an offset
+    POST   ack                       everything before an offset is done for a channel
+    POST   send                      send a piece at once
+    PUT    staging/{token}/{piece}   keep a piece for later
+    POST   publish                   send staged pieces in one commit, once
+    DELETE staging/{token}           forget what was staged
+    POST   take, settle              lease messages as an Arrow stream; acknowledge them or give them back
+
+Messages themselves are read at `/v1/queues/{queue}/records`. Rights: read for all that reads (its own channel
+included), write for all that sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from penstock.core.commands import (
+    Ack,
+    AckUpTo,
+    AlreadyDone,
+    CommitWork,
+    CreateChannel,
+    Delivery,
+    FindOffsets,
+    LastMark,
+    ListQueues,
+    Receive,
+    Release,
+    Send,
+    Settled,
+    Span,
+)
+from penstock.core.errors import MessageTooLarge, PenstockError, QueueNotFound
+from penstock.protocols.bulk.requests import (
+    AckReply,
+    AckRequest,
+    ChannelRequest,
+    OffsetsReply,
+    OffsetsRequest,
+    PublishReply,
+    PublishRequest,
+    QueuesReply,
+    QueuesRequest,
+    SettleReply,
+    SettleRequest,
+    TakeRequest,
+)
+from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, Staging
+from penstock.protocols.rest.guard import Guard
+from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, code_of, headers_of, invalid, problem_of
+from penstock.server.auth import Principal, Right
+from penstock.server.node import MEMORY, Services
+from penstock.wire.pieces import decode_piece, send_of
+
+PROTOCOL = "bulk"
+STAGING_NAME = "staging"
+CLEAN_EVERY_S = 600.0
+JSON_BYTES_MAX = 8 * 1024 * 1024
+_QUEUES_PER_CALL = 1_000
+ARROW = "application/vnd.apache.arrow.stream"
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+Action = Callable[[Request, Principal], Awaitable[msgspec.Struct | Response | None]]
+
+
+def routes(services: Services) -> list[BaseRoute]:
+    """What REST's port serves of this protocol."""
+    return Bulk(services).routes()
+
+
+class Bulk:
+    """One method an endpoint."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._shard = services.shard
+        self._guard = Guard(services)
+        self._staging: Staging | None = None
+        self._cleaned_s = time.monotonic()
+
+    def routes(self) -> list[BaseRoute]:
+        """Where each method is found."""
+        actions: list[tuple[str, str, Action]] = [
+            ("POST", "queues", self.queues),
+            ("POST", "offsets", self.offsets),
+            ("POST", "channels", self.channels),
+            ("POST", "ack", self.ack),
+            ("POST", "send", self.send),
+            ("PUT", "staging/{token}/{piece}", self.stage),
+            ("POST", "publish", self.publish),
+            ("DELETE", "staging/{token}", self.abort),
+            ("POST", "take", self.take),
+            ("POST", "settle", self.settle),
+        ]
+        return [Route(f"/v1/bulk/{path}", self._guarded(action), methods=[verb]) for verb, path, action in actions]
+
+    def _guarded(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
+        name = getattr(action, "__name__", "unknown")
+
+        async def handle(request: Request) -> Response:
+            started_s = time.perf_counter()
+            principal, outcome = None, "ok"
+            try:
+                if self._services.is_stopping:
+                    raise RestError(503, "stopping", "the server is stopping", ((b"retry-after", b"1"),))
+                principal = self._guard.admit(request.headers, request.client.host if request.client else "")
+                response = _answer(await action(request, principal))
+            except PenstockError as error:
+                response, outcome = _problem(error), code_of(error)
+            self._note(request, response.status_code, time.perf_counter() - started_s, name, principal, outcome)
+            return response
+
+        return handle
+
+    def _note(
+        self, request: Request, status: int, seconds: float, name: str, principal: Principal | None, outcome: str
+    ) -> None:
+        self._services.meter.note(PROTOCOL, name, outcome, seconds)
+        if self._services.request_log.wants(status):
+            self._services.request_log.note(
+                PROTOCOL,
+                status,
+                seconds,
+                peer=request.client.host if request.client else "",
+                principal="" if principal is None else principal.name,
+                action=name,
+                outcome=outcome,
+            )
+
+    # -- reading --
+
+    async def queues(self, request: Request, principal: Principal) -> QueuesReply:
+        """Names of the queues that the caller may read, a page at a time."""
+        asked = await _body(request, QueuesRequest)
+        names: list[str] = await self._shard.call(ListQueues(after=asked.after, limit=asked.limit))
+        last = names[-1] if len(names) == asked.limit else ""
+        return QueuesReply([name for name in names if principal.allows("read", name)], last)
+
+    async def offsets(self, request: Request, principal: Principal) -> OffsetsReply:
+        """Where the messages of some queues stand."""
+        asked = await _body(request, OffsetsRequest)
+        reply = OffsetsReply([], [])
+        for name in asked.queues:
+            _need(principal, "read", name)
+            command = FindOffsets(
+                queue=name,
+                times_ms=tuple(asked.times_ms),
+                after=asked.after.get(name, 0),
+                bytes_max=asked.bytes_max.get(name),
+            )
+            try:
+                reply.offsets.append(await self._shard.call(command))
+            except QueueNotFound:
+                reply.missing.append(name)
+        return reply
+
+    async def channels(self, request: Request, principal: Principal) -> None:
+        """Create a channel at an offset."""
+        asked = await _body(request, ChannelRequest)
+        _need(principal, "read", asked.queue)
+        await self._shard.call(CreateChannel(queue=asked.queue, channel=asked.channel, offset=asked.offset))
+
+    async def ack(self, request: Request, principal: Principal) -> AckReply:
+        """Everything before some offsets is done for a channel."""
+        asked = await _body(request, AckRequest)
+        acked = {}
+        for queue, offset in asked.offsets.items():
+            _need(principal, "read", queue)
+            acked[queue] = await self._shard.call(AckUpTo(queue=queue, channel=asked.channel, offset=offset))
+        return AckReply(acked)
+
+    async def take(self, request: Request, principal: Principal) -> Response:
+        """Lease messages; they come as an Arrow stream, and their spans as its metadata."""
+        asked = await _body(request, TakeRequest)
+        _need(principal, "read", asked.queue)
+        command = Receive(
+            queue=asked.queue, channel=asked.channel, limit=asked.limit, wait_ms=0, lease_ms=asked.lease_ms
+        )
+        delivery: Delivery = await self._shard.call(command)
+        return Response(_arrow(delivery, asked.headers), media_type=ARROW)
+
+    async def settle(self, request: Request, principal: Principal) -> SettleReply:
+        """Acknowledge what was taken, or give it back."""
+        asked = await _body(request, SettleRequest)
+        _need(principal, "read", asked.queue)
+        spans = [Span(*span) for span in asked.spans]
+        if asked.done:
+            settled: Settled = await self._shard.call(Ack(queue=asked.queue, channel=asked.channel, spans=spans))
+        else:
+            settled = await self._shard.call(
+                Release(queue=asked.queue, channel=asked.channel, spans=spans, error="not read to the end")
+            )
+        return SettleReply(settled.count)
+
+    # -- writing --
+
+    async def send(self, request: Request, principal: Principal) -> PublishReply:
+        """Send a piece at once."""
+        sends = _sends(await _read(request, PIECE_BYTES_MAX), principal)
+        if sends:
+            await self._shard.call(CommitWork(acks=[], sends=sends))
+        return PublishReply(sum(len(each.bodies) for each in sends))
+
+    async def stage(self, request: Request, principal: Principal) -> None:
+        """Keep a piece for later. What is in it is looked at now, so that its writer learns what is wrong."""
+        data = await _read(request, PIECE_BYTES_MAX)
+        if sends := _sends(data, principal):
+            await self._shard.call(CommitWork(acks=[], sends=sends, check_only=True))
+        staging = await self._open_staging()
+        await asyncio.to_thread(staging.write, request.path_params["token"], request.path_params["piece"], data)
+
+    async def publish(self, request: Request, principal: Principal) -> PublishReply:
+        """Send staged pieces in one commit, unless that was done before."""
+        asked = await _body(request, PublishRequest)
+        staging = await self._open_staging()
+        if await self._shard.call(LastMark(name=asked.name)) >= asked.number:
+            return PublishReply(0, already_done=True)
+        pieces = await asyncio.to_thread(staging.open, asked.token, asked.pieces) if asked.pieces else []
+        sends = await asyncio.to_thread(lambda: [send for piece in pieces for send in _sends(piece, principal)])
+        work = CommitWork(acks=[], sends=sends, mark=(asked.name, asked.number))
+        replies = await self._shard.call(work)
+        await asyncio.to_thread(staging.drop, asked.token)
+        if isinstance(replies, AlreadyDone):
+            return PublishReply(0, already_done=True)
+        return PublishReply(sum(len(each.bodies) for each in sends))
+
+    async def abort(self, request: Request, principal: Principal) -> None:
+        """Forget what was staged."""
+        staging = await self._open_staging()
+        await asyncio.to_thread(staging.drop, request.path_params["token"])
+
+    async def _open_staging(self) -> Staging:
+        if self._staging is None:
+            self._staging = await asyncio.to_thread(self._new_staging)
+        if time.monotonic() - self._cleaned_s > CLEAN_EVERY_S:
+            self._cleaned_s = time.monotonic()
+            await asyncio.to_thread(self._staging.drop_old)
+        return self._staging
+
+    def _new_staging(self) -> Staging:
+        data = self._services.settings.server.data
+        root = Path(tempfile.mkdtemp(prefix="penstock-")) if data == MEMORY else Path(data)
+        return Staging(root / STAGING_NAME)
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+def _need(principal: Principal, right: Right, queue: str) -> None:
+    if not principal.allows(right, queue):
+        raise RestError(403, "forbidden", f"{principal.name!r} has no {right} right on queue {queue!r}")
+
+
+def _sends(piece: bytes | memoryview, principal: Principal) -> list[Send]:
+    sends = []
+    for target, chunk in decode_piece(piece):
+        _need(principal, "write", target.queue)
+        sends.append(send_of(target, chunk))
+    return sends
+
+
+async def _read(request: Request, bytes_max: int) -> bytes:
+    parts, length = [], 0
+    async for part in request.stream():
+        length += len(part)
+        if length > bytes_max:
+            raise MessageTooLarge(f"the body has more than {bytes_max} bytes: send it in several")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _body(request: Request, shape: type[Body]) -> Body:
+    data = await _read(request, JSON_BYTES_MAX)
+    try:
+        return msgspec.json.decode(data, type=shape)
+    except msgspec.DecodeError as error:
+        raise invalid(f"the body cannot be read: {error}") from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise invalid(f"the body cannot be read: {error}") from None
+
+
+def _arrow(delivery: Delivery, include_headers: bool) -> bytes:
+    try:
+        import pyarrow as pa
+
+        from penstock.wire.arrow import record_batch, record_schema
+    except ImportError:
+        raise RestError(406, "not_acceptable", "the server has no pyarrow: install penstock[arrow] there") from None
+    spans = [span for run in delivery.runs for span in run.spans()]
+    schema = record_schema(include_headers=include_headers)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema.with_metadata({"penstock-spans": msgspec.json.encode(spans)})) as writer:
+        for run in delivery.runs:
+            batch = record_batch(run.chunk, run.start, run.stop, include_headers=include_headers)
+            writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _answer(result: msgspec.Struct | Response | None) -> Response:
+    if isinstance(result, Response):
+        return result
+    if result is None:
+        return Response(status_code=204)
+    return Response(msgspec.json.encode(result), media_type="application/json")
+
+
+def _problem(error: PenstockError) -> Response:
+    problem = problem_of(error)
+    headers: Iterable[tuple[bytes, bytes]] = headers_of(error)
+    return Response(
+        msgspec.json.encode(problem),
+        problem.status,
+        headers={name.decode(): value.decode() for name, value in headers},
+        media_type=CONTENT_TYPE.decode(),
+    )
+
+
+__all__: list[Any] = ["Bulk", "routes"]

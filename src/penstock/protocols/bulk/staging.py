@@ -1,0 +1,120 @@
+"""Pieces that wait to be published: files beside the store, until one commit sends them all.
+
+How it works. A writer (a Spark task) puts its messages as pieces (`wire/pieces.py`) under a token that it shares with
+the other tasks of the same write. Nothing of it is sent yet. When all tasks are done, the driver names the pieces of
+those that counted, and they are sent in one commit, which also holds the mark of the work: so it is done once, however
+often it is asked for. The files are mapped into memory for that, not read: the bodies go from the page cache to the
+journal.
+
+The files are not synced. The commit holds the bodies themselves, so that a crash before it loses only pieces of work
+that was not done, and whose writer does it again; a piece that a power failure has torn fails its checksum. See
+`docs/adr/0014-spark-writes-are-staged-and-marked.md`.
+
+What nobody publishes is dropped by `abort`, by age, and when the server starts with pieces that are too old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import shutil
+import threading
+import time
+from pathlib import Path
+
+from penstock.core.errors import InvalidRequest, NotFound, OverLimit
+
+PIECE_BYTES_MAX = 32 * 1024 * 1024
+STAGED_BYTES_MAX = 16 * 1024 * 1024 * 1024
+TOKENS_MAX = 1_000
+AGE_S_MAX = 24 * 3_600.0
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_SUFFIX = ".piece"
+
+
+class PieceNotFound(NotFound):
+    """A piece that was named is not there: it was never written, or was dropped as too old."""
+
+
+class Staging:
+    """Pieces by token. Every method may be called from any thread."""
+
+    def __init__(self, root: Path, *, bytes_max: int = STAGED_BYTES_MAX, age_s_max: float = AGE_S_MAX) -> None:
+        self._root = root
+        self._bytes_max = bytes_max
+        self._age_s_max = age_s_max
+        self._lock = threading.Lock()
+        self._sizes: dict[str, int] = {}
+        """Bytes of each token."""
+        for directory in root.iterdir() if root.is_dir() else ():
+            self._sizes[directory.name] = sum(file.stat().st_size for file in directory.iterdir())
+        self.drop_old()
+
+    @property
+    def nbytes(self) -> int:
+        """How much is staged."""
+        return sum(self._sizes.values())
+
+    def write(self, token: str, piece: str, data: bytes) -> None:
+        """Stage a piece; one of the same name is replaced."""
+        directory = self._directory(token)
+        _check_name(piece, "piece")
+        self._account(token, len(data))
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / (piece + _SUFFIX)
+        partial = directory / f"{piece}.{threading.get_ident()}.partial"
+        partial.write_bytes(data)
+        os.replace(partial, path)
+
+    def _account(self, token: str, nbytes: int) -> None:
+        with self._lock:
+            if token not in self._sizes and len(self._sizes) >= TOKENS_MAX:
+                raise OverLimit(f"{TOKENS_MAX} writes are staged already: publish or abort some first")
+            if self.nbytes + nbytes > self._bytes_max:
+                raise OverLimit(f"more than {self._bytes_max} bytes would be staged: publish or abort something first")
+            self._sizes[token] = self._sizes.get(token, 0) + nbytes
+
+    def open(self, token: str, pieces: list[str]) -> list[memoryview]:
+        """Pieces, mapped into memory. They stay readable when the token is dropped."""
+        directory = self._directory(token)
+        return [_mapped(directory / (piece + _SUFFIX), piece) for piece in map(_checked_piece, pieces)]
+
+    def drop(self, token: str) -> None:
+        """Forget everything under a token; one that is not known is fine."""
+        directory = self._directory(token)
+        shutil.rmtree(directory, ignore_errors=True)
+        with self._lock:
+            self._sizes.pop(token, None)
+
+    def drop_old(self) -> None:
+        """Forget what has not changed for too long."""
+        oldest_s = time.time() - self._age_s_max
+        for token in list(self._sizes):
+            with contextlib.suppress(FileNotFoundError):
+                if self._directory(token).stat().st_mtime < oldest_s:
+                    self.drop(token)
+
+    def _directory(self, token: str) -> Path:
+        return self._root / _check_name(token, "token")
+
+
+def _check_name(name: str, what: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(f"the {what} {name[:50]!r} must have 1 to 128 letters, digits, '-' or '_'")
+    return name
+
+
+def _checked_piece(piece: str) -> str:
+    return _check_name(piece, "piece")
+
+
+def _mapped(path: Path, piece: str) -> memoryview:
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError:
+        raise PieceNotFound(f"there is no piece {piece!r}: write it first, or again if it was too old") from None

@@ -1,0 +1,114 @@
+"""A piece: many messages for several queues in one body, as chunks, so that nobody takes them apart on the way.
+
+A piece is sections end to end, each padded to 8 bytes:
+
+    0   length of the head (u32, little-endian)
+    4   length of the chunk (u32)
+    8   head: MessagePack array [queue, priority, delay in ms or nil]
+    ..  padding to 8, then one chunk in its stored form, with its checksum (`core/chunk.py`), and padding to 8
+
+The chunk's base and time of sending are 0: whoever takes the piece gives the messages their own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+import msgspec
+
+from penstock.core.attributes import decode_attributes
+from penstock.core.changes import Buffer
+from penstock.core.chunk import Chunk, PackedBodies, Section
+from penstock.core.commands import Send
+from penstock.core.errors import ChunkDamaged, InvalidRequest
+
+CONTENT_TYPE = "application/vnd.penstock.piece"
+_LENGTHS = struct.Struct("<II")
+
+
+class Target(msgspec.Struct, array_like=True, frozen=True):
+    """Where the messages of a chunk go.
+
+    >>> Target("orders", delay_ms=500)
+    Target(queue='orders', priority=0, delay_ms=500)
+    """
+
+    queue: str
+    priority: int = 0
+    delay_ms: int | None = None
+
+
+_decode_target = msgspec.msgpack.Decoder(Target).decode
+
+
+def encode_section(target: Target, chunk: Chunk) -> list[Buffer]:
+    """One section, in parts.
+
+    >>> piece = b"".join(encode_section(Target("orders"), Chunk.of(0, 0, [b"one", b"two"])))
+    >>> [(target.queue, chunk.body_list()) for target, chunk in decode_piece(piece)]
+    [('orders', [b'one', b'two'])]
+    """
+    head = msgspec.msgpack.encode(target)
+    parts = chunk.parts()
+    length = sum(map(len, parts))
+    before = _LENGTHS.pack(len(head), length) + head + bytes(-len(head) % 8)
+    return [before, *parts, bytes(-length % 8)]
+
+
+def decode_piece(piece: Buffer) -> Iterator[tuple[Target, Chunk]]:
+    """The sections of a piece, their chunks over the piece's own memory. `InvalidRequest` if it is none."""
+    view, at = memoryview(piece), 0
+    while at < len(view):
+        if at + _LENGTHS.size > len(view):
+            raise InvalidRequest(f"the piece ends in the middle of a section, at byte {at}")
+        head_length, chunk_length = _LENGTHS.unpack_from(view, at)
+        head_at = at + _LENGTHS.size
+        chunk_at = head_at + head_length + -head_length % 8
+        end = chunk_at + chunk_length
+        if end > len(view):
+            raise InvalidRequest(f"the section at byte {at} of the piece should end at {end}, past its end")
+        yield _section(view[head_at : head_at + head_length], view[chunk_at:end], at)
+        at = end + -chunk_length % 8
+
+
+def _section(head: memoryview, chunk: memoryview, at: int) -> tuple[Target, Chunk]:
+    try:
+        return _decode_target(head), Chunk.decode(chunk)
+    except (msgspec.DecodeError, ChunkDamaged, ValueError) as error:
+        raise InvalidRequest(f"the section at byte {at} of the piece cannot be read: {error}") from None
+
+
+def send_of(target: Target, chunk: Chunk) -> Send:
+    """The command that sends a section's messages. Bodies stay in one piece; the rest is taken apart if it is there."""
+    attributes, dedup_ids = chunk.column(Section.ATTRIBUTES), chunk.column(Section.DEDUP_IDS)
+    values = None if attributes is None else attributes.values()
+    for index, value in enumerate(values or ()):
+        _check_attributes(value, index, target.queue)
+    try:
+        groups = chunk.group_list() if chunk.has_groups else None
+        ids = None if dedup_ids is None else [None if each is None else each.decode() for each in dedup_ids.values()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"a group or dedup id for queue {target.queue!r} is not UTF-8: {error}") from None
+    return Send(
+        queue=target.queue,
+        bodies=PackedBodies(cast(bytes, chunk.bodies), chunk.offsets),
+        attributes=values,
+        groups=groups,
+        dedup_ids=ids,
+        priority=target.priority,
+        delay_ms=target.delay_ms,
+    )
+
+
+def _check_attributes(value: bytes | None, index: int, queue: str) -> None:
+    try:
+        decode_attributes(value)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise InvalidRequest(f"attributes of message {index} for queue {queue!r} cannot be read: {error}") from None
+
+
+def piece_bytes(sections: Iterable[tuple[Target, Chunk]]) -> bytes:
+    """A piece of these sections."""
+    return b"".join(part for target, chunk in sections for part in encode_section(target, chunk))
