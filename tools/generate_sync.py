@@ -22,6 +22,7 @@ _REPLACED = (
     (r"\b__aenter__\b", "__enter__"),
     (r"\b__aexit__\b", "__exit__"),
     (r"\bpenstock\.client\.aio\b", "penstock.client.sync"),
+    (r"\bpenstock\.client\.task_workers\b", "penstock.client.thread_workers"),
 )
 _PACKAGE_DOCSTRING = (
     '"""The API for threads. Generated from `penstock.client.aio` by `tools/generate_sync.py`: change that."""\n'

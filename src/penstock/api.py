@@ -3,6 +3,7 @@
 from penstock.client.aio.batch import AsyncBatch
 from penstock.client.aio.channel import AsyncChannel
 from penstock.client.aio.consumer import AsyncConsumer
+from penstock.client.aio.listener import AsyncListener
 from penstock.client.aio.message import AsyncMessage
 from penstock.client.aio.penstock import AsyncPenstock
 from penstock.client.aio.queue import AsyncQueue
@@ -18,11 +19,13 @@ from penstock.client.content import (
     SentMessage,
     SentMessages,
 )
+from penstock.client.listening import ListenerMetrics
 from penstock.client.opening import open, open_async
 from penstock.client.settings import QueueSettings
 from penstock.client.sync.batch import Batch
 from penstock.client.sync.channel import Channel
 from penstock.client.sync.consumer import Consumer
+from penstock.client.sync.listener import Listener
 from penstock.client.sync.message import Message
 from penstock.client.sync.penstock import Penstock
 from penstock.client.sync.queue import Queue
@@ -65,6 +68,7 @@ __all__ = [
     "AsyncBatch",
     "AsyncChannel",
     "AsyncConsumer",
+    "AsyncListener",
     "AsyncMessage",
     "AsyncPenstock",
     "AsyncQueue",
@@ -90,6 +94,8 @@ __all__ = [
     "InvalidName",
     "InvalidRequest",
     "LeaseTooLong",
+    "Listener",
+    "ListenerMetrics",
     "Message",
     "MessageTooLarge",
     "NotFound",

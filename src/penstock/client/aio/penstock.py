@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from penstock.client.aio.caller import AsyncCaller
+from penstock.client.aio.listener import AsyncListener, run_together
 from penstock.client.aio.queue import AsyncQueue
 from penstock.client.aio.redrive import AsyncRedrive
 from penstock.client.aio.session import AsyncSession
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
+from penstock.client.listening import ListenerSettings
 from penstock.client.settings import QueueSettings, config_of
 from penstock.client.times import Seconds, length_ms
 from penstock.core.commands import CreateQueue, Damage, ListQueues, ListRedrives, OpenSession, RedriveTask, StartRedrive
@@ -24,6 +26,7 @@ class AsyncPenstock:
 
     def __init__(self, caller: AsyncCaller) -> None:
         self._caller = caller
+        self._listeners: list[AsyncListener] = []
 
     def queue(self, name: str) -> AsyncQueue:
         """A handle on a queue. Nothing is created until the first write."""
@@ -52,6 +55,36 @@ class AsyncPenstock:
     def unit_of_work(self) -> AsyncUnitOfWork:
         """Takes and puts that happen together or not at all."""
         return AsyncUnitOfWork(self._caller)
+
+    async def listen(
+        self, queue: str, handler: Callable[..., Any], **settings: Unpack[ListenerSettings]
+    ) -> AsyncListener:
+        """Call `handler(message)`, or `handler(message, tx)`, with each message of a queue, by `workers` at a time.
+
+        When the handler returns, its message is acknowledged and what it put into `tx`, a unit of work, is sent, in one
+        commit. When it raises, nothing of that happens, and the message goes back with the error. `policy`,
+        `consume_times` and `backoff` change the queue. `stop()` the listener, or use it as a context manager.
+        """
+        return await self._declared(queue, handler, settings).start()
+
+    def listener(
+        self, queue: str, **settings: Unpack[ListenerSettings]
+    ) -> Callable[[Callable[..., Any]], AsyncListener]:
+        """A decorator that makes a listener of a handler. It starts with `start()`, its block, or `run_listeners()`."""
+        return lambda handler: self._declared(queue, handler, settings)
+
+    async def run_listeners(self, *, timeout: Seconds = 30) -> bool:
+        """Start every listener that was declared here, and stop all when SIGTERM or SIGINT comes.
+
+        A listener of which `request_stop` is called ends the others too. True if every handler finished in time.
+        """
+        return await run_together(self._listeners, timeout)
+
+    def _declared(self, queue: str, handler: Callable[..., Any], settings: ListenerSettings) -> AsyncListener:
+        listener = AsyncListener(self._caller, queue, handler, **settings)
+        self._listeners = [each for each in self._listeners if each.state != "stopped"]
+        self._listeners.append(listener)
+        return listener
 
     async def redrive(
         self,
@@ -105,7 +138,9 @@ class AsyncPenstock:
         return self._caller.reports
 
     async def close(self) -> None:
-        """Write what is left and close. Once more does nothing."""
+        """Stop the listeners, write what is left and close. Once more does nothing."""
+        for listener in self._listeners:
+            await listener.stop()
         await self._caller.close()
 
     async def __aenter__(self) -> Self:

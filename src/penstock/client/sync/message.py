@@ -39,7 +39,8 @@ class Message(Content):
     @property
     def attempts(self) -> int:
         """How often it was handed out, this time included."""
-        return int(self._run.attempts[self._index - self._run.start])
+        attempt = self._run.attempt
+        return attempt if isinstance(attempt, int) else int(attempt[self._index - self._run.start])
 
     @property
     def first_received_at(self) -> float:
@@ -66,6 +67,15 @@ class Message(Content):
     def span(self) -> Span:
         """The message as commands name it."""
         return Span(self.sequence, self.sequence, self.attempts)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this object was used to ack it, or to give it back."""
+        return self._settled
+
+    def extended_to(self, lease_ends_ms: int) -> None:
+        """Somebody extended the lease, together with others."""
+        self._lease_ends_ms = lease_ends_ms
 
     def ack(self) -> None:
         """The work is done: the message goes."""

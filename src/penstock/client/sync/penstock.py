@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
+from penstock.client.listening import ListenerSettings
 from penstock.client.settings import QueueSettings, config_of
 from penstock.client.sync.caller import Caller
+from penstock.client.sync.listener import Listener, run_together
 from penstock.client.sync.queue import Queue
 from penstock.client.sync.redrive import Redrive
 from penstock.client.sync.session import Session
@@ -32,6 +34,7 @@ class Penstock:
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
+        self._listeners: list[Listener] = []
 
     def queue(self, name: str) -> Queue:
         """A handle on a queue. Nothing is created until the first write."""
@@ -60,6 +63,32 @@ class Penstock:
     def unit_of_work(self) -> UnitOfWork:
         """Takes and puts that happen together or not at all."""
         return UnitOfWork(self._caller)
+
+    def listen(self, queue: str, handler: Callable[..., Any], **settings: Unpack[ListenerSettings]) -> Listener:
+        """Call `handler(message)`, or `handler(message, tx)`, with each message of a queue, by `workers` at a time.
+
+        When the handler returns, its message is acknowledged and what it put into `tx`, a unit of work, is sent, in one
+        commit. When it raises, nothing of that happens, and the message goes back with the error. `policy`,
+        `consume_times` and `backoff` change the queue. `stop()` the listener, or use it as a context manager.
+        """
+        return self._declared(queue, handler, settings).start()
+
+    def listener(self, queue: str, **settings: Unpack[ListenerSettings]) -> Callable[[Callable[..., Any]], Listener]:
+        """A decorator that makes a listener of a handler. It starts with `start()`, its block, or `run_listeners()`."""
+        return lambda handler: self._declared(queue, handler, settings)
+
+    def run_listeners(self, *, timeout: Seconds = 30) -> bool:
+        """Start every listener that was declared here, and stop all when SIGTERM or SIGINT comes.
+
+        A listener of which `request_stop` is called ends the others too. True if every handler finished in time.
+        """
+        return run_together(self._listeners, timeout)
+
+    def _declared(self, queue: str, handler: Callable[..., Any], settings: ListenerSettings) -> Listener:
+        listener = Listener(self._caller, queue, handler, **settings)
+        self._listeners = [each for each in self._listeners if each.state != "stopped"]
+        self._listeners.append(listener)
+        return listener
 
     def redrive(
         self,
@@ -113,7 +142,9 @@ class Penstock:
         return self._caller.reports
 
     def close(self) -> None:
-        """Write what is left and close. Once more does nothing."""
+        """Stop the listeners, write what is left and close. Once more does nothing."""
+        for listener in self._listeners:
+            listener.stop()
         self._caller.close()
 
     def __enter__(self) -> Self:

@@ -1,0 +1,360 @@
+"""What a listener holds: kept while it is worked on, and settled when the work has ended.
+
+Workers only leave a note when a handler has ended, and go on with the next message. The settler comes round, takes all
+notes at once, and makes of them one acknowledgement for the messages whose handlers put nothing, and one commit for all
+units of work: each unit is done as a whole because all of them are. When such a commit is refused, the units go one by
+one, so that the one which cannot be committed fails alone. What failed is released with its error.
+
+An acknowledgement that did not get through is repeated, since that does no harm. A unit of work that did not get
+through is not: its messages are released, which does nothing if it was done after all.
+
+At a third of their lease, all messages in hand are extended with one command. A message whose lease is lost anyway (the
+connection broke, the process stood still) is not begun any more; one that is being worked on cannot be settled, and is
+counted as lost: somebody else has it, or will.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from penstock.client.aio.caller import AsyncCaller
+from penstock.client.aio.message import AsyncMessage, error_text
+from penstock.client.aio.unit_of_work import AsyncUnitOfWork
+from penstock.client.listening import GroupOrder, ListenerMetrics, pause_seconds
+from penstock.client.puts import merged
+from penstock.client.settling import merged_spans
+from penstock.client.task_workers import Signal, sleep
+from penstock.core.commands import Ack, CommitWork, Extend, GiveBack, Refused, Release, Send, Settled, Span
+from penstock.core.errors import ConnectionLost, LeaseTooLong, PenstockError, StoreError
+from penstock.server.shard import ShardClosed
+
+_LOG = logging.getLogger("penstock.listener")
+_REPEAT_SECONDS_MAX = 1.0
+_ROUNDS_A_LEASE = 6
+"""How often a lease is looked at while it runs: it is extended at a third, and another time if that fails."""
+
+
+class AsyncOutcome(NamedTuple):
+    """A handler has ended."""
+
+    message: AsyncMessage
+    work: AsyncUnitOfWork | None
+    error: BaseException | None
+
+
+class LeaseLost(PenstockError):
+    """The lease of a message ended before its turn came."""
+
+
+class AsyncSettler:
+    """Holds the messages of one listener."""
+
+    def __init__(
+        self, caller: AsyncCaller, queue: str, channel: str, metrics: ListenerMetrics, on_room: Callable[[], None]
+    ) -> None:
+        self._caller = caller
+        self._queue = queue
+        self._channel = channel
+        self._metrics = metrics
+        self._on_room = on_room
+        self._lock = threading.Lock()
+        self._held: set[AsyncMessage] = set()
+        self._gone: set[AsyncMessage] = set()
+        """Held, but the lease is lost."""
+        self._ended: deque[AsyncOutcome] = deque()
+        self._wake = Signal()
+        self._finishing = False
+        self._failures = 0
+        self.closed = False
+        """The store was closed: nothing can be settled any more."""
+        self.order: GroupOrder[AsyncMessage] | None = None
+        """For a FIFO queue: who may be worked on."""
+        self.lease_ms = 0
+        self.begin: Callable[[list[AsyncMessage]], None] = lambda messages: None
+        """What to do with messages whose turn has come."""
+
+    @property
+    def in_hand(self) -> int:
+        """How many messages are held."""
+        return len(self._held)
+
+    def is_gone(self, message: AsyncMessage) -> bool:
+        """Whether a message's lease is lost."""
+        return message in self._gone
+
+    def hold(self, messages: list[AsyncMessage]) -> list[AsyncMessage]:
+        """Keep the leases of these messages from now on. Returns those that may be worked on."""
+        with self._lock:
+            self._held.update(messages)
+            return messages if self.order is None else self.order.admit(messages)
+
+    def ended(self, outcome: AsyncOutcome) -> None:
+        """A handler has ended: settle it soon."""
+        self._ended.append(outcome)
+        self._wake.set()
+
+    def finish(self) -> None:
+        """No handler runs any more: settle what is left, and end."""
+        self._finishing = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Settle and keep, until `finish`."""
+        while not self.closed and not (self._finishing and not self._ended):
+            await self._wake.wait(None if not self.lease_ms else self.lease_ms / 1_000 / _ROUNDS_A_LEASE)
+            await self._settle_ended()
+            await self._keep_leases()
+
+    # -- settling --
+
+    async def _settle_ended(self) -> None:
+        outcomes = [self._ended.popleft() for _ in range(len(self._ended))]
+        if not outcomes:
+            return
+        try:
+            await self._settle(outcomes)
+        except ShardClosed:
+            self.closed = True
+        except Exception:  # a fault in here must not end the listener: leases run out, and messages come again
+            _LOG.exception("listener on %r could not settle %d messages", self._queue, len(outcomes))
+            await self._let_go([outcome.message for outcome in outcomes], "lost")
+
+    async def _settle(self, outcomes: list[AsyncOutcome]) -> None:
+        done: list[AsyncMessage] = []
+        acks: list[AsyncMessage] = []
+        units: list[AsyncOutcome] = []
+        failed: list[AsyncOutcome] = []
+        for outcome in outcomes:
+            message, work, error = outcome
+            if error is not None:
+                failed.append(outcome)
+            elif work is None:
+                (done if message.is_settled else acks).append(message)
+            elif work.state == "committed":
+                done.append(message)
+            elif work.state == "open":
+                units.append(outcome)
+            else:
+                failed.append(outcome)
+        await self._let_go(done, "handled")
+        if acks:
+            await self._acknowledge(acks)
+        if units:
+            failed += await self._commit(units)
+        if failed:
+            await self._release(failed)
+
+    async def _acknowledge(self, messages: list[AsyncMessage]) -> None:
+        command = Ack(queue=self._queue, channel=self._channel, spans=_spans(messages))
+        try:
+            settled: Settled = await self._caller.call(command)
+        except ShardClosed:
+            raise
+        except (ConnectionLost, StoreError) as error:
+            await self._repeat(messages, error)
+            return
+        except PenstockError as error:  # the queue or the channel is gone, or the right to read it
+            _LOG.warning("%d messages of %r could not be acknowledged: %s", len(messages), self._queue, error)
+            await self._let_go(messages, "lost")
+            return
+        self._failures = 0
+        refused = _touched(messages, settled.refused)
+        await self._let_go(
+            [message for message in messages if message not in refused] if refused else messages, "handled"
+        )
+        await self._let_go(list(refused), "lost")
+
+    async def _repeat(self, messages: list[AsyncMessage], error: PenstockError) -> None:
+        """The acknowledgement did not get through: once more after a pause, while the leases last."""
+        now_ms = self._caller.now_ms()
+        alive = [message for message in messages if message.lease_ends_at * 1_000 > now_ms]
+        await self._let_go(list(set(messages).difference(alive)), "lost")
+        self._failures += 1
+        _LOG.warning("%d messages of %r: acknowledging failed, once more soon: %s", len(alive), self._queue, error)
+        await sleep(min(pause_seconds(self._failures), _REPEAT_SECONDS_MAX))
+        for message in alive:
+            self.ended(AsyncOutcome(message, None, None))
+
+    async def _commit(self, units: list[AsyncOutcome]) -> list[AsyncOutcome]:
+        """Commit units of work, all at once if that can be. Returns those that failed, with the reason."""
+        commands = {outcome: _begin(outcome) for outcome in units}
+        if len(units) > 1:
+            error = await self._try(commands)
+            if error is None or isinstance(error, ConnectionLost | StoreError):
+                return [] if error is None else [_failed(outcome, error) for outcome in units]
+        failed = []
+        for outcome, command in commands.items():
+            error = await self._try({outcome: command})
+            if error is not None:
+                failed.append(_failed(outcome, error))
+        return failed
+
+    async def _try(self, commands: dict[AsyncOutcome, CommitWork]) -> PenstockError | None:
+        try:
+            together = _together(list(commands.values()))
+            if together.acks or together.sends:
+                await self._caller.call(together)
+        except ShardClosed:
+            raise
+        except PenstockError as error:
+            return error
+        for outcome in commands:
+            assert outcome.work is not None
+            outcome.work.end_commit("committed")
+        await self._let_go([outcome.message for outcome in commands], "handled")
+        return None
+
+    async def _release(self, failed: list[AsyncOutcome]) -> None:
+        """Give messages back, with the reasons: one command for each place and reason."""
+        spans: dict[tuple[str, str, str], list[Span]] = {}
+        for outcome in failed:
+            text = "rolled back" if outcome.error is None else error_text(outcome.error)
+            for (queue, channel), taken in _taken(outcome).items():
+                spans.setdefault((queue, channel, text), []).extend(taken)
+        for (queue, channel, text), taken in spans.items():
+            release = Release(queue=queue, channel=channel, spans=merged_spans(taken), error=text)
+            try:
+                await self._caller.call(release)
+            except ShardClosed:
+                raise
+            except PenstockError as error:
+                _LOG.warning("messages of %r were not released, and come again when their lease ends: %s", queue, error)
+        lost = [outcome.message for outcome in failed if isinstance(outcome.error, LeaseLost)]
+        await self._let_go(lost, "lost")
+        await self._let_go(
+            [outcome.message for outcome in failed if not isinstance(outcome.error, LeaseLost)], "failed"
+        )
+
+    async def give_back(self, messages: list[AsyncMessage]) -> None:
+        """Nobody has begun these: as if they had not been received. (An at-most policy counts them all the same.)"""
+        if not messages:
+            return
+        with self._lock:
+            self._held.difference_update(messages)
+            self._gone.difference_update(messages)
+        try:
+            await self._caller.call(GiveBack(queue=self._queue, channel=self._channel, spans=_spans(messages)))
+        except PenstockError as error:
+            _LOG.warning("%d messages of %r come again when their lease ends: %s", len(messages), self._queue, error)
+
+    async def abandon(self, reason: str) -> None:
+        """Handlers that do not end: release what they hold, whatever becomes of them."""
+        with self._lock:
+            unfinished = self._held.difference(outcome.message for outcome in self._ended)
+            self._held.difference_update(unfinished)
+        if not unfinished:
+            return
+        self._metrics.failed += len(unfinished)
+        command = Release(queue=self._queue, channel=self._channel, spans=_spans(unfinished), error=reason)
+        try:
+            await self._caller.call(command)
+        except PenstockError as error:
+            _LOG.warning("%d messages of %r come again when their lease ends: %s", len(unfinished), self._queue, error)
+
+    async def _let_go(self, messages: list[AsyncMessage], counter: str) -> None:
+        """These are settled, or lost: the next of their groups may be begun, or go back in order with them."""
+        if not messages:
+            return
+        turn: list[AsyncMessage] = []
+        with self._lock:
+            before = len(self._held)
+            self._held.difference_update(messages)
+            self._gone.difference_update(messages)
+            setattr(self._metrics, counter, getattr(self._metrics, counter) + before - len(self._held))
+            if self.order is not None:
+                follow = self.order.done if counter == "handled" else self.order.failed
+                turn = [each for message in messages for each in follow(message)]
+        if counter == "handled":
+            self.begin(turn)
+        else:
+            await self.give_back(turn)
+        self._on_room()
+
+    # -- keeping --
+
+    async def _keep_leases(self) -> None:
+        """Extend whatever has used a third of its lease, in one command."""
+        if not self.lease_ms or not self._held:
+            return
+        now_ms = self._caller.now_ms()
+        with self._lock:
+            ends_before = now_ms + self.lease_ms * 2 // 3
+            due = [
+                message
+                for message in self._held
+                if message.lease_ends_at * 1_000 <= ends_before and not message.is_settled
+            ]
+        if not due:
+            return
+        command = Extend(queue=self._queue, channel=self._channel, spans=_spans(due), lease_ms=self.lease_ms)
+        try:
+            settled: Settled = await self._caller.call(command)
+        except ShardClosed:
+            self.closed = True
+            return
+        except PenstockError as error:
+            _LOG.warning("listener on %r could not extend %d leases: %s", self._queue, len(due), error)
+            return
+        refused = _touched(due, settled.refused)
+        lost = _touched(due, [each for each in settled.refused if not isinstance(each.error, LeaseTooLong)])
+        for message in due:
+            if message not in refused:
+                message.extended_to(now_ms + self.lease_ms)
+        with self._lock:
+            self._gone.update(lost & self._held)
+
+
+def _spans(messages: Iterable[AsyncMessage]) -> list[Span]:
+    return merged_spans(message.span for message in messages)
+
+
+def _touched(messages: Iterable[AsyncMessage], refused: list[Refused]) -> set[AsyncMessage]:
+    """Which of these messages were refused."""
+    if not refused:
+        return set()
+    sequences = {sequence for each in refused for sequence in range(each.first, each.last + 1)}
+    return {message for message in messages if message.sequence in sequences}
+
+
+def _begin(outcome: AsyncOutcome) -> CommitWork:
+    """The command that commits a unit. What the handler has settled itself is not settled again."""
+    assert outcome.work is not None
+    command = outcome.work.begin_commit()
+    if outcome.message.is_settled:
+        for ack in command.acks:
+            ack.spans = [span for span in ack.spans if span != outcome.message.span]
+        command.acks = [ack for ack in command.acks if ack.spans]
+    return command
+
+
+def _together(commands: list[CommitWork]) -> CommitWork:
+    """One command that does what all of them do."""
+    if len(commands) == 1:
+        return commands[0]
+    spans: dict[tuple[str, str], list[Span]] = {}
+    sends: list[Send] = []
+    for command in commands:
+        sends += command.sends
+        for ack in command.acks:
+            spans.setdefault((ack.queue, ack.channel), []).extend(ack.spans)
+    acks = [Ack(queue=queue, channel=channel, spans=merged_spans(taken)) for (queue, channel), taken in spans.items()]
+    return CommitWork(acks=acks, sends=merged(sends))
+
+
+def _failed(outcome: AsyncOutcome, error: PenstockError) -> AsyncOutcome:
+    """A unit that could not be committed is to be rolled back."""
+    assert outcome.work is not None
+    outcome.work.end_commit("open")
+    return AsyncOutcome(outcome.message, outcome.work, error)
+
+
+def _taken(outcome: AsyncOutcome) -> dict[tuple[str, str], list[Span]]:
+    """What a failed handler's message and unit hold, which is to be released."""
+    if outcome.work is not None:
+        return outcome.work.abandon()
+    message = outcome.message
+    return {} if message.is_settled else {(message.queue, message.channel): [message.span]}

@@ -1,0 +1,224 @@
+"""What listeners count, and how they keep the order within a group; for threads and tasks alike."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
+
+from penstock.client.times import Seconds
+from penstock.core.config import Backoff, PolicyName
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Upper ends of the classes in which handlers' times are counted; one more class holds what took longer."""
+
+_FIRST_PAUSE_SECONDS = 0.1
+_PAUSE_SECONDS_MAX = 10.0
+
+
+class ListenerSettings(TypedDict, total=False):
+    """What `listen` and `listener` take besides the queue and the handler."""
+
+    workers: int
+    """How many handlers run at once; 8."""
+    channel: str
+    """The channel to read, made if it is not there; `main`."""
+    policy: PolicyName
+    """Given, it is set on the queue, for every reader of it."""
+    consume_times: int
+    """With policy `consume_times`; set on the queue."""
+    backoff: Backoff
+    """Given, it is set on the queue, for every reader of it."""
+    lease: Seconds
+    """How long a lease is before it is extended; as the queue says."""
+    prefetch: int
+    """How many messages wait here for a worker; what the workers do in half a second."""
+    max_in_hand: int
+    """How many messages are leased here at most."""
+    name: str
+    """The listener's name in logs and metrics; the handler's."""
+
+
+def pause_seconds(failures: int) -> float:
+    """How long to wait after so many failures in a row: anything up to twice as long each time.
+
+    >>> pause_seconds(1) <= 0.1 and pause_seconds(50) <= 10
+    True
+    """
+    longest = min(_FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 20), _PAUSE_SECONDS_MAX)
+    return random.uniform(0, longest)
+
+
+class HandlerTimes:
+    """How long handlers took: written by one worker, read by anybody.
+
+    >>> times = HandlerTimes()
+    >>> times.add(0.002)
+    >>> times.count, times.seconds, times.classes[1]
+    (1, 0.002, 1)
+    """
+
+    __slots__ = ("classes", "count", "seconds")
+
+    def __init__(self) -> None:
+        self.classes = [0] * (len(BUCKETS_SECONDS) + 1)
+        self.count = 0
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One handler has ended."""
+        self.classes[bisect_left(BUCKETS_SECONDS, seconds)] += 1
+        self.count += 1
+        self.seconds += seconds
+
+
+class Counted(Protocol):
+    """Who knows how many messages it has in hand."""
+
+    @property
+    def in_hand(self) -> int:
+        """Messages that are leased here and not settled."""
+        ...
+
+
+class ListenerMetrics:
+    """What a listener has done. Register it with prometheus_client to have it scraped: `REGISTRY.register(metrics)`."""
+
+    def __init__(self, listener: Counted, queue: str, channel: str, name: str) -> None:
+        self._listener = listener
+        self._labels = {"queue": queue, "channel": channel, "listener": name}
+        self._times: list[HandlerTimes] = []
+        self.handled = 0
+        """Messages whose handler returned, and whose commit was done."""
+        self.failed = 0
+        """Messages whose handler raised, or whose commit was refused: they were released with the error."""
+        self.lost = 0
+        """Messages whose lease was gone before they could be settled: somebody gets, or got, them again."""
+        self.receive_errors = 0
+        """Receives that failed, and were tried again."""
+
+    @property
+    def in_hand(self) -> int:
+        """Messages that are leased here and not settled: waiting for a worker, being worked on, being settled."""
+        return self._listener.in_hand
+
+    @property
+    def handler_seconds(self) -> HandlerTimes:
+        """How long handlers took, all workers together."""
+        total = HandlerTimes()
+        for times in self._times:
+            total.count += times.count
+            total.seconds += times.seconds
+            total.classes = [one + other for one, other in zip(total.classes, times.classes, strict=True)]
+        return total
+
+    def worked(self) -> tuple[int, float]:
+        """How many handlers have ended, and how long they took together."""
+        return sum(times.count for times in self._times), sum(times.seconds for times in self._times)
+
+    def new_worker(self) -> HandlerTimes:
+        """Where one worker writes its times, without a lock."""
+        self._times.append(HandlerTimes())
+        return self._times[-1]
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics in the form that prometheus_client asks for."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        names, values = list(self._labels), list(self._labels.values())
+        for counter, help_text in (
+            ("handled", "Messages that were handled and committed."),
+            ("failed", "Messages that were released with an error."),
+            ("lost", "Messages whose lease was gone before they were settled."),
+            ("receive_errors", "Receives that failed and were tried again."),
+        ):
+            family = CounterMetricFamily(f"penstock_listener_{counter}", help_text, labels=names)
+            family.add_metric(values, getattr(self, counter))
+            yield family
+        gauge = GaugeMetricFamily("penstock_listener_in_hand", "Messages leased and not settled.", labels=names)
+        gauge.add_metric(values, self.in_hand)
+        yield gauge
+        times = self.handler_seconds
+        histogram = HistogramMetricFamily("penstock_listener_handler_seconds", "How long handlers took.", labels=names)
+        histogram.add_metric(values, list(_cumulative(times)), times.seconds)
+        yield histogram
+
+    def describe(self) -> list[Metric]:
+        """Nothing is known before it is collected: several listeners can be registered side by side."""
+        return []
+
+    def __repr__(self) -> str:
+        return f"<ListenerMetrics: {self.handled} handled, {self.failed} failed, {self.in_hand} in hand>"
+
+
+def _cumulative(times: HandlerTimes) -> Iterator[tuple[str, float]]:
+    total = 0
+    for end, count in zip((*BUCKETS_SECONDS, "+Inf"), times.classes, strict=True):
+        total += count
+        yield str(end), total
+
+
+class Grouped(Protocol):
+    """Something that may belong to a group."""
+
+    @property
+    def group(self) -> str | None:
+        """Its group."""
+        ...
+
+
+M = TypeVar("M", bound=Grouped)
+
+
+class GroupOrder(Generic[M]):
+    """One message of a group at a time: a FIFO queue hands out several at once, and workers run side by side.
+
+    >>> class Item:
+    ...     def __init__(self, group, number): self.group, self.number = group, number
+    ...     def __repr__(self): return f"{self.group}{self.number}"
+    >>> order, items = GroupOrder(), [Item("a", 1), Item("a", 2), Item("b", 1), Item("a", 3)]
+    >>> order.admit(items)
+    [a1, b1]
+    >>> order.done(items[0]), order.failed(items[1])
+    ([a2], [a3])
+    """
+
+    def __init__(self) -> None:
+        self._behind: dict[Any, deque[M]] = {}
+        """Group that is in work -> what waits behind it."""
+
+    def admit(self, messages: list[M]) -> list[M]:
+        """Which of these may be worked on now; the others wait for their turn."""
+        free: list[M] = []
+        for message in messages:
+            behind = self._behind.get(message.group)
+            if behind is None:
+                self._behind[message.group] = deque()
+                free.append(message)
+            else:
+                behind.append(message)
+        return free
+
+    def done(self, message: M) -> list[M]:
+        """A message is settled: the next of its group may be worked on."""
+        behind = self._behind.get(message.group)
+        if behind:
+            return [behind.popleft()]
+        self._behind.pop(message.group, None)
+        return []
+
+    def failed(self, message: M) -> list[M]:
+        """A message goes back: those behind it have to go back too, or they would overtake it."""
+        return list(self._behind.pop(message.group, ()))
+
+    def drain(self) -> list[M]:
+        """Take back all that waits."""
+        waiting = [message for behind in self._behind.values() for message in behind]
+        for behind in self._behind.values():
+            behind.clear()
+        return waiting

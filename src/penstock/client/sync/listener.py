@@ -1,0 +1,373 @@
+"""A listener: workers that call a handler with each message of a queue, and settle what it did.
+
+How it works. One fetcher receives messages in batches and puts them into a line; workers take them from there one by
+one and call the handler; what handlers have done is settled, many at a time, by a settler (see `settler.py`), which
+also keeps the leases of everything in hand. So a message costs its handler's call and little more, and a slow commit
+holds up nobody.
+
+How much is in hand. Messages that wait here cannot go to anybody else, and too few of them leave workers idle. Unless
+`prefetch` says otherwise, the fetcher aims at what the workers will do in the next half second, by what the last
+messages took. With an at-most policy nothing is fetched ahead: a message counts as consumed once it left the server.
+
+A receive that fails is tried again after a pause which grows, with jitter; so a listener outlives its server. It ends
+when it is stopped, or when the store is closed in this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.client.handlers import wants_unit_of_work
+from penstock.client.listening import GroupOrder, ListenerMetrics, pause_seconds
+from penstock.client.settings import QueueSettings, changes_of, config_of
+from penstock.client.sync.caller import Caller
+from penstock.client.sync.message import Message, messages_of
+from penstock.client.sync.settler import LeaseLost, Outcome, Settler
+from penstock.client.sync.unit_of_work import UnitOfWork
+from penstock.client.thread_workers import (
+    WAIT_SECONDS,
+    Crew,
+    Line,
+    Signal,
+    check_handler,
+    is_cancelled,
+    run_handler,
+    told_to_stop,
+)
+from penstock.client.times import Seconds, length_ms
+from penstock.core.commands import (
+    MAIN,
+    ChangeQueue,
+    CreateChannel,
+    CreateQueue,
+    Delivery,
+    DescribeQueue,
+    QueueInfo,
+    Receive,
+)
+from penstock.core.config import Backoff, PolicyName
+from penstock.core.errors import (
+    InvalidRequest,
+    PenstockError,
+    QueueExists,
+    QueueNotFound,
+)
+from penstock.server.shard import ShardClosed
+
+_LOG = logging.getLogger("penstock.listener")
+WORKERS_MAX = 10_000
+_IN_HAND = 512
+"""How many messages a listener has in hand at most, unless it is told."""
+_AHEAD_SECONDS = 0.5
+"""How much work is fetched ahead, unless it is told."""
+_GRACE_SECONDS = 5.0
+"""How long a stop waits for the last settlement."""
+
+
+class Listener:
+    """Workers for one queue. `start` it, or enter its block; `stop` it, or leave the block; or `run_forever`."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        queue: str,
+        handler: Callable[..., Any],
+        *,
+        workers: int = 8,
+        channel: str = MAIN,
+        policy: PolicyName | None = None,
+        consume_times: int | None = None,
+        backoff: Backoff | None = None,
+        lease: Seconds | None = None,
+        prefetch: int | None = None,
+        max_in_hand: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        check_handler(handler)
+        _check_range("workers", workers, 1, WORKERS_MAX)
+        _check_range("prefetch", prefetch, 0, WORKERS_MAX)
+        _check_range("max_in_hand", max_in_hand, 1, 1_000_000)
+        self.name = name or str(getattr(handler, "__name__", "handler"))
+        self.workers = workers
+        self._caller = caller
+        self._queue = queue
+        self._channel = channel
+        self._handler = handler
+        self._wants_work = wants_unit_of_work(handler)
+        self._settings = _settings(policy, consume_times, backoff)
+        self._lease_ms = length_ms(lease, "lease")
+        self._prefetch = prefetch
+        self._max_in_hand = max_in_hand or max(_IN_HAND, 2 * workers + (prefetch or 0))
+        self._state = "new"
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._abandoned = False
+        self._error: BaseException | None = None
+        self._mean_seconds: float | None = None
+        """What a handler took lately."""
+        self._seen = (0, 0.0)
+        """How many handlers had ended, and how long they had taken, when that was computed."""
+        self._room = Signal()
+        self._stop_asked = Signal()
+        self._line: Line[Message] = Line()
+        self._fetching = Crew(f"penstock-{self.name}-fetch")
+        self._working = Crew(f"penstock-{self.name}")
+        self._settling = Crew(f"penstock-{self.name}-settle")
+        self.metrics = ListenerMetrics(self, queue, channel, self.name)
+        self._settler = Settler(caller, queue, channel, self.metrics, self._room.set)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The handler itself: a decorated function can still be called, by a test for one."""
+        return self._handler(*arguments)
+
+    @property
+    def state(self) -> str:
+        """`new`, `running`, `stopping` or `stopped`."""
+        return self._state
+
+    @property
+    def in_hand(self) -> int:
+        """Messages that are leased here and not settled."""
+        return self._settler.in_hand
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """Why the last receive failed; None when the last one did not."""
+        return self._error
+
+    # -- starting and stopping --
+
+    def start(self) -> Self:
+        """Configure the queue if that was asked for, and begin."""
+        if self._state == "running":
+            return self
+        if self._state != "new":
+            raise InvalidRequest(f"the listener {self.name!r} is {self._state}: make another one")
+        info = self._prepare()
+        self._settler.lease_ms = info.config.lease_ms if self._lease_ms is None else self._lease_ms
+        self._settler.order = GroupOrder() if info.config.is_fifo else None
+        self._settler.begin = self._line.put
+        if info.config.leases_are_durable and self._prefetch is None:
+            self._prefetch = 0
+        self._state = "running"
+        self._settling.start(self._settler.run)
+        for _ in range(self.workers):
+            self._working.start(self._work)
+        self._fetching.start(self._fetch)
+        return self
+
+    def request_stop(self) -> None:
+        """Ask for the end of `run_forever`, and fetch nothing more. From anywhere: a handler, a signal handler."""
+        self._stopping = True
+        self._room.set()
+        self._stop_asked.set()
+
+    def stop(self, timeout: Seconds = 30) -> bool:
+        """Fetch no more, give back what is not begun, finish what is, and settle it.
+
+        Handlers that run longer than `timeout` lose their messages, which are released; tasks are cancelled, threads
+        left to themselves. True if there were none. Not to be called by a handler, which has `request_stop`.
+        """
+        timeout_ms = length_ms(timeout, "timeout") or 0
+        if self._state in ("new", "stopped"):
+            self._state = "stopped"
+            return True
+        self._state = "stopping"
+        self.request_stop()
+        self._fetching.cancel()
+        self._settler.give_back(self._not_begun())
+        self._line.close()
+        finished = self._working.wait(timeout_ms / 1_000)
+        if not finished:
+            self._abandoned = True
+            self._working.cancel()
+            self._settler.abandon(f"the listener stopped, and its handler did not end in {timeout_ms / 1_000} s")
+        self._fetching.wait(WAIT_SECONDS + _GRACE_SECONDS)
+        self._settler.finish()
+        if not self._settling.wait(_GRACE_SECONDS):
+            self._settling.cancel()
+        self._state = "stopped"
+        return finished
+
+    def run_forever(self, *, timeout: Seconds = 30) -> bool:
+        """Start, and stop in good order when SIGTERM or SIGINT comes, or `request_stop` is called."""
+        return run_together([self], timeout)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _not_begun(self) -> list[Message]:
+        with self._lock:
+            return self._line.drain() + (self._settler.order.drain() if self._settler.order is not None else [])
+
+    def _prepare(self) -> QueueInfo:
+        """The queue as it is; made, and configured, if need be."""
+        try:
+            info: QueueInfo = self._caller.call(DescribeQueue(name=self._queue))
+        except QueueNotFound:
+            info = self._create()
+        changes = changes_of(self._settings)
+        if any(getattr(info.config, setting) != value for setting, value in changes.items()):
+            _LOG.info("listener %r sets %s of queue %r", self.name, ", ".join(changes), self._queue)
+            info = self._caller.call(ChangeQueue(name=self._queue, changes=changes))
+        if self._channel not in info.channels:
+            self._caller.call(CreateChannel(queue=self._queue, channel=self._channel))
+        return info
+
+    def _create(self) -> QueueInfo:
+        try:
+            self._caller.call(CreateQueue(name=self._queue, config=config_of(self._settings)))
+        except QueueExists:  # somebody was faster
+            _LOG.debug("queue %r was created meanwhile", self._queue)
+        info: QueueInfo = self._caller.call(DescribeQueue(name=self._queue))
+        return info
+
+    def tell_of_stops(self, stop_asked: Signal) -> None:
+        """Somebody waits for several listeners at once."""
+        self._stop_asked = stop_asked
+
+    # -- fetching --
+
+    def _fetch(self) -> None:
+        failures = 0
+        while not self._stopping:
+            room = self._room_now()
+            if not room:
+                self._room.wait()
+                continue
+            try:
+                delivery = self._receive(room)
+            except ShardClosed:
+                self.request_stop()
+                return
+            except PenstockError as error:
+                failures += 1
+                self._pause(error, failures)
+                continue
+            failures, self._error = 0, None
+            self._take(messages_of(self._caller, delivery))
+
+    def _receive(self, room: int) -> Delivery | None:
+        command = Receive(
+            queue=self._queue,
+            channel=self._channel,
+            limit=room,
+            wait_ms=round(WAIT_SECONDS * 1_000),
+            lease_ms=self._lease_ms,
+        )
+        delivery: Delivery | None = self._caller.call(command)
+        return delivery
+
+    def _take(self, messages: list[Message]) -> None:
+        """Messages have come: into the line with them, or back if this is the end."""
+        with self._lock:
+            wanted = not self._stopping
+            if wanted:
+                self._line.put(self._settler.hold(messages))
+        if not wanted:
+            self._settler.give_back(messages)
+
+    def _pause(self, error: PenstockError, failures: int) -> None:
+        self._error = error
+        self.metrics.receive_errors += 1
+        seconds = pause_seconds(failures)
+        log = _LOG.warning if failures == 1 else _LOG.info
+        log("listener %r on %r: receiving failed, once more in %.1f s: %s", self.name, self._queue, seconds, error)
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            self._room.wait(left)
+
+    def _room_now(self) -> int:
+        """How many messages to ask for; 0 while it is not worth asking."""
+        wanted = min(self.workers + self._ahead(), self._max_in_hand)
+        room = wanted - self._settler.in_hand
+        return room if room >= max(1, (wanted - self.workers) // 2) else 0
+
+    def _ahead(self) -> int:
+        """How many messages to have waiting for the workers."""
+        if self._prefetch is not None:
+            return self._prefetch
+        count, seconds = self.metrics.worked()
+        if count - self._seen[0] >= self.workers:
+            self._mean_seconds = (seconds - self._seen[1]) / (count - self._seen[0])
+            self._seen = count, seconds
+        if self._mean_seconds is None:
+            return self.workers
+        return min(self._max_in_hand, round(self.workers * _AHEAD_SECONDS / max(self._mean_seconds, 1e-6)))
+
+    # -- working --
+
+    def _work(self) -> None:
+        times = self.metrics.new_worker()
+        while (message := self._line.get()) is not None:
+            if self._settler.is_gone(message):
+                self._settler.ended(Outcome(message, None, LeaseLost("its turn came too late")))
+                continue
+            started = time.perf_counter()
+            outcome = self._handle(message)
+            times.add(time.perf_counter() - started)
+            if self._abandoned:
+                return
+            self._settler.ended(outcome)
+
+    def _handle(self, message: Message) -> Outcome:
+        work = None
+        try:
+            if self._wants_work:
+                work = UnitOfWork(self._caller)
+                work.hold(message.queue, message.channel, [message.span])
+                run_handler(self._handler, message, work)
+            else:
+                run_handler(self._handler, message)
+        except BaseException as error:
+            if is_cancelled(error):
+                raise
+            _LOG.info("listener %r: message %s failed", self.name, message.id, exc_info=error)
+            return Outcome(message, work, error)
+        return Outcome(message, work, None)
+
+    def __repr__(self) -> str:
+        return f"<Listener {self.name!r} on {self._queue!r}: {self._state}>"
+
+
+def run_together(listeners: list[Listener], timeout: Seconds) -> bool:
+    """Start listeners, and stop them all when a signal says so, or one of them was asked to."""
+    if not listeners:
+        raise InvalidRequest("there is no listener to run: declare one with listen or listener")
+    stop_asked = Signal()
+    for listener in listeners:
+        listener.tell_of_stops(stop_asked)
+        listener.start()
+    with told_to_stop(stop_asked.set):
+        stop_asked.wait()
+    for listener in listeners:
+        listener.request_stop()
+    until = time.monotonic() + (length_ms(timeout, "timeout") or 0) / 1_000
+    return all([listener.stop(max(0.0, until - time.monotonic())) for listener in listeners])
+
+
+def _check_range(name: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and (not isinstance(value, int) or not low <= value <= high):
+        raise InvalidRequest(f"{name} is {value!r}: it must be from {low} to {high}")
+
+
+def _settings(policy: PolicyName | None, consume_times: int | None, backoff: Backoff | None) -> QueueSettings:
+    """What the listener was told about its queue."""
+    settings: QueueSettings = {}
+    if policy is not None:
+        settings["policy"] = policy
+    if consume_times is not None:
+        settings["consume_times"] = consume_times
+    if backoff is not None:
+        settings["backoff"] = backoff
+    return settings

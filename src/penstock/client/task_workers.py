@@ -1,0 +1,158 @@
+"""What a listener for tasks stands on: a line of work, signals, a crew of tasks.
+
+`penstock.client.thread_workers` has the same names for threads: `tools/generate_sync.py` puts it in this one's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+WAIT_SECONDS = 20.0
+"""How long a receive waits: a task that waits can be cancelled at any time."""
+_TURN_SECONDS = 0.005
+"""After how long of work without a pause the other tasks of the loop get their turn."""
+
+T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Line(Generic[T]):
+    """Things to do, for many workers. Closed, it gives None to each."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+        self._turn_ends = 0.0
+
+    def put(self, items: Iterable[T]) -> None:
+        """More to do."""
+        self._items.extend(items)
+        self._wake(len(self._items))
+
+    async def get(self) -> T | None:
+        """The next thing to do; waits for it. None when there is no more work, ever."""
+        if time.monotonic() > self._turn_ends:
+            await asyncio.sleep(0)
+            self._turn_ends = time.monotonic() + _TURN_SECONDS
+        while not self._items:
+            if self._closed:
+                return None
+            await self._sleep()
+        return self._items.popleft()
+
+    async def _sleep(self) -> None:
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(woken)
+        try:
+            await woken
+        except asyncio.CancelledError:
+            if woken.done() and not woken.cancelled():
+                self._wake(1)
+            raise
+
+    def _wake(self, count: int) -> None:
+        while count and self._waiting:
+            woken = self._waiting.popleft()
+            if not woken.done():
+                woken.set_result(None)
+                count -= 1
+
+    def drain(self) -> list[T]:
+        """Take back what nobody has begun."""
+        items = list(self._items)
+        self._items.clear()
+        return items
+
+    def close(self) -> None:
+        """There is no more work."""
+        self._closed = True
+        self._wake(len(self._waiting))
+
+
+class Signal:
+    """Wakes the one who waits, or the next one who will. Twice is as good as once."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Wake."""
+        self._event.set()
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Until it is set, or the time is over. It is not set afterwards."""
+        if not self._event.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._event.wait(), seconds)
+        self._event.clear()
+
+
+class Crew:
+    """Tasks that are started, and awaited, together."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._members: list[asyncio.Task[None]] = []
+
+    def start(self, work: Work) -> None:
+        """One more."""
+        self._members.append(asyncio.create_task(work(), name=f"{self.name}-{len(self._members)}"))
+
+    def cancel(self) -> None:
+        """Call all of them off."""
+        for member in self._members:
+            member.cancel()
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Until all have ended (True), or the time is over."""
+        members = [member for member in self._members if member is not asyncio.current_task()]
+        if not members:
+            return True
+        _, running = await asyncio.wait(members, timeout=seconds)
+        return not running
+
+
+def check_handler(handler: Callable[..., Any]) -> None:
+    """`InvalidRequest` for a handler that this kind of worker cannot run: there is none."""
+
+
+async def run_handler(handler: Callable[..., Any], *arguments: Any) -> None:
+    """Call a handler, and wait for it if it is a coroutine function."""
+    result = handler(*arguments)
+    if inspect.isawaitable(result):
+        await result
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether this task was called off, and not only something that its handler waited for."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+async def sleep(seconds: float) -> None:
+    """Let some time pass."""
+    await asyncio.sleep(seconds)
+
+
+@contextlib.contextmanager
+def told_to_stop(stop: Callable[[], None]) -> Iterator[None]:
+    """While in here, SIGTERM and SIGINT call `stop`. Elsewhere than in the main thread nothing happens."""
+    loop = asyncio.get_running_loop()
+    heard: list[signal.Signals] = []
+    try:
+        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, stop)
+                heard.append(number)
+        yield
+    finally:
+        for number in heard:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,136 @@
+"""What a listener for threads stands on: a line of work, signals, a crew of threads.
+
+`penstock.client.task_workers` has the same names for the tasks of an event loop: `tools/generate_sync.py` puts this
+module in its place. Lines and signals are made of primitives that a signal handler may interrupt anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from penstock.core.errors import InvalidRequest
+
+WAIT_SECONDS = 0.5
+"""How long a receive waits: a thread that waits cannot be called off, so a stop takes up to this long."""
+
+T = TypeVar("T")
+Work = Callable[[], None]
+
+
+class Line(Generic[T]):
+    """Things to do, for many workers. Closed, it gives None to each."""
+
+    def __init__(self) -> None:
+        self._items: queue.SimpleQueue[T | None] = queue.SimpleQueue()
+
+    def put(self, items: Iterable[T]) -> None:
+        """More to do."""
+        for item in items:
+            self._items.put(item)
+
+    def get(self) -> T | None:
+        """The next thing to do; waits for it. None when there is no more work, ever."""
+        item = self._items.get()
+        if item is None:
+            self._items.put(None)
+        return item
+
+    def drain(self) -> list[T]:
+        """Take back what nobody has begun."""
+        items: list[T] = []
+        with contextlib.suppress(queue.Empty):
+            while (item := self._items.get_nowait()) is not None:
+                items.append(item)
+        return items
+
+    def close(self) -> None:
+        """There is no more work."""
+        self._items.put(None)
+
+
+class Signal:
+    """Wakes the one who waits, or the next one who will. Twice is as good as once."""
+
+    def __init__(self) -> None:
+        self._unset = threading.Lock()
+        self._unset.acquire()
+
+    def set(self) -> None:
+        """Wake. May be called by a signal handler."""
+        if self._unset.locked():
+            with contextlib.suppress(RuntimeError):  # set by somebody else in between
+                self._unset.release()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until it is set, or the time is over. It is not set afterwards."""
+        self._unset.acquire(timeout=-1 if seconds is None else max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+
+
+class Crew:
+    """Threads that are started, and awaited, together."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._members: list[threading.Thread] = []
+
+    def start(self, work: Work) -> None:
+        """One more."""
+        member = threading.Thread(target=work, name=f"{self.name}-{len(self._members)}", daemon=True)
+        self._members.append(member)
+        member.start()
+
+    def cancel(self) -> None:
+        """Threads cannot be cancelled: they end when they look."""
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until all have ended (True), or the time is over."""
+        until = None if seconds is None else time.monotonic() + seconds
+        for member in self._members:
+            if member is not threading.current_thread():
+                member.join(None if until is None else max(0.0, until - time.monotonic()))
+        return not any(member.is_alive() for member in self._members if member is not threading.current_thread())
+
+
+def check_handler(handler: Callable[..., Any]) -> None:
+    """`InvalidRequest` for a handler that this kind of worker cannot run."""
+    if inspect.iscoroutinefunction(handler):
+        raise InvalidRequest(
+            "the handler is `async def`, and this listener works with threads: give a plain function, or use "
+            "penstock.open_async or penstock.connect_async"
+        )
+
+
+def run_handler(handler: Callable[..., Any], *arguments: Any) -> None:
+    """Call a handler."""
+    handler(*arguments)
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether this worker was called off: a thread never is."""
+    return False
+
+
+def sleep(seconds: float) -> None:
+    """Let some time pass."""
+    time.sleep(seconds)
+
+
+@contextlib.contextmanager
+def told_to_stop(stop: Callable[[], None]) -> Iterator[None]:
+    """While in here, SIGTERM and SIGINT call `stop`. Only the main thread can do that; elsewhere nothing happens."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,562 @@
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+import penstock
+from penstock.client.aio.penstock import AsyncPenstock
+from penstock.client.sync.penstock import Penstock
+from penstock.core.commands import Ack, CommitWork, Extend, Release, Span
+from penstock.server.clock import SystemClock
+from penstock.server.shard import Shard
+from penstock.server.tasks import AsyncShard
+from penstock.server.threads import ThreadedShard
+from tests.client.adapter import ENTROPY, Driven, LoopThread, memory_store
+
+SECONDS_MAX = 20
+
+
+class Counted:
+    """The caller itself, which remembers what it was asked."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.asked: list[Any] = []
+
+    def call(self, command: Any) -> Any:
+        self.asked.append(command)
+        return self._inner.call(command)
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(command, kind) for command in self.asked)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Room:
+    """A store in memory, in real time, and the API over it for threads or for tasks."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        shard = Shard(memory_store(), SystemClock(), lambda: ENTROPY)
+        if kind == "threads":
+            self.caller = Counted(ThreadedShard(shard))
+            self.ps: Any = Penstock(self.caller)
+            return
+        self.loop = LoopThread()
+
+        async def start() -> AsyncShard:
+            return AsyncShard(shard)
+
+        self.caller = Counted(self.loop.run(start()))
+        self.ps = Driven(AsyncPenstock(self.caller), self.loop)
+
+    def handler(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A handler that may block: for tasks it runs in a thread, as a handler there would do it."""
+        if self.kind == "threads":
+            return function
+        if len(inspect.signature(function).parameters) == 1:
+
+            async def handle(message: Any) -> None:
+                await asyncio.to_thread(function, message)
+
+            return handle
+
+        async def handle_with_work(message: Any, tx: Any) -> None:
+            await asyncio.to_thread(function, message, tx)
+
+        return handle_with_work
+
+    def close(self) -> None:
+        self.ps.close()
+        if self.kind == "tasks":
+            self.loop.close()
+
+
+@pytest.fixture(params=["threads", "tasks"])
+def room(request: pytest.FixtureRequest) -> Iterator[Room]:
+    room = Room(request.param)
+    yield room
+    room.close()
+
+
+@pytest.fixture
+def ps(room: Room) -> Any:
+    return room.ps
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def is_empty(ps: Any, queue: str) -> bool:
+    return bool(ps.queue(queue).stats().messages == 0)
+
+
+def test_every_message_is_handled_once_and_acknowledged(ps: Any) -> None:
+    bodies = [str(number).encode() for number in range(500)]
+    ps.queue("in").send_many(bodies)
+    seen: list[bytes] = []
+    with ps.listen("in", lambda message: seen.append(message.body), workers=4) as listener:
+        until(lambda: listener.metrics.handled == 500)
+        ps.queue("in").send(b"later")
+        until(lambda: listener.metrics.handled == 501)
+    assert sorted(seen) == sorted([*bodies, b"later"])
+    assert is_empty(ps, "in")
+
+
+def test_many_acknowledgements_are_one_command(room: Room, ps: Any) -> None:
+    ps.queue("in").send_many([b"x"] * 2_000)
+    with ps.listen("in", lambda message: None, workers=8) as listener:
+        until(lambda: listener.metrics.handled == 2_000)
+    assert room.caller.count(Ack) < 500
+
+
+def test_what_a_handler_put_is_committed_together_with_its_message(room: Room, ps: Any) -> None:
+    ps.queue("in").send_many([str(number).encode() for number in range(300)])
+
+    def move(message: Any, tx: Any) -> None:
+        tx.put("out", message.body)
+        tx.put("audit", b"moved " + message.body, group="g")
+
+    with ps.listen("in", move) as listener:
+        until(lambda: listener.metrics.handled == 300)
+    assert room.caller.count(Ack) == 0
+    assert room.caller.count(CommitWork) < 300
+    assert is_empty(ps, "in")
+    assert sorted(int(body) for body in ps.queue("out").receive_batch(1_000).bodies) == list(range(300))
+    assert ps.queue("audit").stats().messages == 300
+
+
+def test_a_handler_that_raises_puts_nothing_and_its_error_is_the_messages_history(ps: Any) -> None:
+    ps.create_queue("in", max_receives=3)
+    ps.queue("in").send(b"1")
+    attempts: list[int] = []
+
+    def fail(message: Any, tx: Any) -> None:
+        tx.put("out", b"never")
+        attempts.append(message.attempts)
+        raise ValueError(f"no luck {message.attempts}")
+
+    with ps.listen("in", fail) as listener:
+        until(lambda: listener.metrics.failed == 3)
+        until(lambda: "in.dead" in ps.queues())
+    assert attempts == [1, 2, 3]
+    dead = ps.queue("in.dead").receive()
+    assert [failure.error for failure in dead.origin.failures] == [f"ValueError: no luck {n}" for n in (1, 2, 3)]
+    assert "out" not in ps.queues()
+
+
+def test_a_unit_that_cannot_be_committed_fails_alone_and_says_why(ps: Any) -> None:
+    ps.create_queue("out", message_bytes_max=3)
+    ps.create_queue("in", max_receives=1)
+    ps.queue("in").send_many([b"ok"] * 50 + [b"long"] + [b"ok"] * 50)
+    with ps.listen("in", lambda message, tx: tx.put("out", message.body)) as listener:
+        until(lambda: listener.metrics.handled == 100 and listener.metrics.failed == 1)
+    assert ps.queue("out").stats().messages == 100
+    dead = ps.queue("in.dead").receive()
+    assert dead.body == b"long"
+    assert dead.origin.failures[0].error.startswith("MessageTooLarge: ")
+
+
+def test_a_handler_that_takes_longer_than_the_lease_keeps_it(room: Room, ps: Any) -> None:
+    ps.queue("in").send_many([b"1"] * 20)
+    handled: list[int] = []
+
+    def work(message: Any) -> None:
+        time.sleep(1.0)
+        handled.append(message.attempts)
+
+    with ps.listen("in", room.handler(work), workers=10, prefetch=10, lease=0.3) as listener:
+        until(lambda: listener.metrics.handled == 20)
+    assert handled == [1] * 20
+    assert listener.metrics.lost == 0
+    extends = [command for command in room.caller.asked if isinstance(command, Extend)]
+    assert extends and max(span.messages for command in extends for span in command.spans) > 1
+    assert len(extends) < 2 * 60, "one command for all messages in hand"
+
+
+def test_a_lease_that_was_lost_is_counted_and_the_message_comes_again(room: Room, ps: Any) -> None:
+    ps.queue("in").send(b"1")
+    started, go_on = threading.Event(), threading.Event()
+    attempts: list[int] = []
+
+    def work(message: Any) -> None:
+        attempts.append(message.attempts)
+        started.set()
+        assert message.attempts > 1 or go_on.wait(SECONDS_MAX)
+
+    with ps.listen("in", room.handler(work), workers=2) as listener:
+        assert started.wait(SECONDS_MAX)
+        command = Release(queue="in", spans=[Span(0, 0, 1)], error="taken away")
+        if room.kind == "threads":
+            room.caller.call(command)
+        else:
+            room.loop.run(room.caller.call(command))
+        until(lambda: listener.metrics.handled == 1)
+        go_on.set()
+        until(lambda: listener.metrics.lost == 1)
+    assert attempts == [1, 2]
+    assert is_empty(ps, "in")
+
+
+def test_a_stop_gives_back_what_was_not_begun_and_finishes_what_was(room: Room, ps: Any) -> None:
+    ps.queue("in").send_many([b"x"] * 20)
+    started, go_on = threading.Semaphore(0), threading.Event()
+    attempts: list[int] = []
+
+    def work(message: Any) -> None:
+        attempts.append(message.attempts)
+        started.release()
+        assert go_on.wait(SECONDS_MAX)
+
+    listener = ps.listen("in", room.handler(work), workers=2, prefetch=18)
+    for _ in range(2):
+        assert started.acquire(timeout=SECONDS_MAX)
+    until(lambda: listener.in_hand == 20)
+    threading.Timer(0.1, go_on.set).start()
+    assert listener.stop()
+    assert (len(attempts), listener.metrics.handled, listener.in_hand) == (2, 2, 0)
+    left = ps.queue("in").receive(20)
+    assert len(left) == 18
+    assert {message.attempts for message in left} == {1}, "as if they had never been received"
+
+
+def test_a_stop_that_cannot_wait_releases_what_is_in_work_with_the_reason(room: Room, ps: Any) -> None:
+    ps.queue("in").send(b"x")
+    started, go_on = threading.Event(), threading.Event()
+
+    def work(message: Any, tx: Any) -> None:
+        started.set()
+        tx.put("out", b"late")
+        go_on.wait(SECONDS_MAX)
+
+    listener = ps.listen("in", room.handler(work))
+    assert started.wait(SECONDS_MAX)
+    assert not listener.stop(timeout=0.05)
+    go_on.set()
+    message = ps.queue("in").receive()
+    assert message.attempts == 2
+    assert message.history[0].error.startswith("the listener stopped")
+    message.ack()
+    assert "out" not in ps.queues()
+
+
+def test_a_stopped_listener_stays_stopped(ps: Any) -> None:
+    listener = ps.listen("in", lambda message: None)
+    assert listener.stop() and listener.stop()
+    assert listener.state == "stopped"
+    with pytest.raises(penstock.InvalidRequest, match="stopped: make another"):
+        listener.start()
+
+
+def test_closing_the_store_stops_its_listeners_first(room: Room, ps: Any) -> None:
+    ps.queue("in").send(b"x")
+    started = threading.Event()
+
+    def work(message: Any) -> None:
+        started.set()
+        time.sleep(0.1)
+
+    listener = ps.listen("in", room.handler(work))
+    assert started.wait(SECONDS_MAX)
+    ps.close()
+    assert (listener.state, listener.metrics.handled) == ("stopped", 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_group_of_a_fifo_queue_keeps_its_order_although_workers_run_side_by_side(ps: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    ps.create_queue("line.fifo", kind="fifo", content_dedup=True, max_receives=0)
+    groups = [f"g{number % 7}" for number in range(210)]
+    ps.queue("line.fifo").send_many([str(number) for number in range(210)], groups=groups)
+    done: dict[str, list[int]] = {}
+
+    def work(message: Any) -> None:
+        if chance.random() < 0.2:
+            raise RuntimeError("once more")
+        done.setdefault(message.group, []).append(int(message.text))
+
+    with ps.listen("line.fifo", work, workers=8, prefetch=100) as listener:
+        until(lambda: listener.metrics.handled == 210)
+    assert listener.metrics.failed > 0
+    assert done == {f"g{group}": list(range(group, 210, 7)) for group in range(7)}
+    assert is_empty(ps, "line.fifo")
+
+
+def test_with_an_at_most_policy_nothing_is_fetched_ahead_and_nothing_comes_twice(room: Room, ps: Any) -> None:
+    ps.queue("in").send_many([b"x"] * 30)
+    go_on, attempts = threading.Event(), []
+
+    def work(message: Any) -> None:
+        attempts.append(message.attempts)
+        assert go_on.wait(SECONDS_MAX)
+        raise RuntimeError("failed for good")
+
+    with ps.listen("in", room.handler(work), workers=3, policy="consume_once") as listener:
+        until(lambda: len(attempts) == 3)
+        stats = ps.queue("in").stats().channels["main"]
+        assert (stats.leased, stats.ready) == (3, 27)
+        go_on.set()
+        until(lambda: listener.metrics.failed == 30)
+    assert attempts == [1] * 30
+    assert ps.queue("in.dead").stats().messages == 30
+
+
+def test_policy_and_backoff_are_set_on_the_queue_and_it_says_so(ps: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ps.create_queue("in", lease=77)
+    backoff = penstock.Backoff("fixed", base_ms=5)
+    with caplog.at_level(logging.INFO, "penstock.listener"):
+        ps.listen("in", lambda message: None, policy="consume_times", consume_times=4, backoff=backoff).stop()
+    config = ps.queue("in").info().config
+    assert (config.policy, config.consume_times, config.backoff, config.lease_ms) == (
+        "consume_times",
+        4,
+        backoff,
+        77_000,
+    )
+    assert "sets policy, consume_times, backoff of queue 'in'" in caplog.text
+
+
+def test_a_queue_and_a_channel_that_are_not_there_are_made(ps: Any) -> None:
+    seen: list[bytes] = []
+    with ps.listen("new", lambda message: seen.append(message.body), channel="copy"):
+        ps.queue("new").send(b"hello")
+        until(lambda: seen)
+    assert seen == [b"hello"]
+    assert ps.queue("new").receive().body == b"hello"
+
+
+def test_a_listener_goes_on_when_its_queue_comes_back(ps: Any) -> None:
+    seen: list[bytes] = []
+    with ps.listen("in", lambda message: seen.append(message.body)) as listener:
+        ps.queue("in").delete()
+        until(lambda: listener.metrics.receive_errors > 1)
+        assert isinstance(listener.last_error, penstock.QueueNotFound)
+        ps.queue("in").send(b"back")
+        until(lambda: listener.metrics.handled == 1)
+        assert listener.last_error is None
+    assert seen == [b"back"]
+
+
+def test_a_handler_may_settle_everything_itself(room: Room, ps: Any) -> None:
+    ps.queue("in").send_many([b"commit", b"rollback", b"nothing"])
+
+    if room.kind == "threads":
+
+        def work(message: Any, tx: Any) -> None:
+            tx.put("out", message.body)
+            if message.body == b"commit":
+                tx.commit()
+            elif message.body == b"rollback" and message.attempts == 1:
+                tx.rollback(error="not now")
+
+        def ack(message: Any) -> None:
+            message.ack()
+    else:
+
+        async def work(message: Any, tx: Any) -> None:
+            tx.put("out", message.body)
+            if message.body == b"commit":
+                await tx.commit()
+            elif message.body == b"rollback" and message.attempts == 1:
+                await tx.rollback(error="not now")
+
+        async def ack(message: Any) -> None:
+            await message.ack()
+
+    with ps.listen("in", work) as listener:
+        until(lambda: listener.metrics.handled == 3)
+        assert listener.metrics.failed == 1
+    assert ps.queue("out").stats().messages == 3
+    with ps.listen("out", ack) as listener:
+        until(lambda: listener.metrics.handled == 3)
+    assert listener.metrics.lost == 0
+
+
+def test_a_unit_of_a_handler_may_take_more_and_gives_it_back_with_the_rest(room: Room, ps: Any) -> None:
+    ps.queue("in").send(b"x")
+    ps.queue("parts").send_many([b"1", b"2"])
+    failed = threading.Event()
+
+    def use(parts: list[Any], tx: Any) -> None:
+        tx.put("out", b"".join(part.body for part in parts))
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("first time")
+
+    if room.kind == "threads":
+
+        def work(message: Any, tx: Any) -> None:
+            use(tx.take_many("parts", 2), tx)
+    else:
+
+        async def work(message: Any, tx: Any) -> None:
+            use(await tx.take_many("parts", 2), tx)
+
+    with ps.listen("in", work) as listener:
+        until(lambda: listener.metrics.handled == 1)
+    assert is_empty(ps, "parts") and is_empty(ps, "in")
+    assert ps.queue("out").receive().body == b"12"
+
+
+def test_metrics_are_counted_and_can_be_scraped(ps: Any) -> None:
+    ps.create_queue("in", max_receives=1)
+    ps.queue("in").send_many([b"1", b"2", b"bad"])
+
+    def work(message: Any) -> None:
+        assert message.body != b"bad"
+
+    with ps.listen("in", work, name="counter") as listener:
+        until(lambda: listener.metrics.handled + listener.metrics.failed == 3)
+        registry = CollectorRegistry()
+        registry.register(listener.metrics)
+        text = generate_latest(registry).decode()
+    labels = '{channel="main",listener="counter",queue="in"}'
+    assert f"penstock_listener_handled_total{labels} 2.0" in text
+    assert f"penstock_listener_failed_total{labels} 1.0" in text
+    assert f"penstock_listener_in_hand{labels} 0.0" in text
+    assert f"penstock_listener_handler_seconds_count{labels} 3.0" in text
+    times = listener.metrics.handler_seconds
+    assert (times.count, sum(times.classes)) == (3, 3)
+
+
+def test_a_decorated_handler_is_a_listener_that_can_still_be_called(room: Room, ps: Any) -> None:
+    seen: list[Any] = []
+
+    @ps.listener("in", workers=2)
+    def handle(message: Any) -> None:
+        seen.append(message)
+
+    handle("by hand")
+    assert (seen, handle.name, handle.state) == (["by hand"], "handle", "new")
+    listener = handle if room.kind == "threads" else Driven(handle, room.loop)
+    ps.queue("in").send(b"x")
+    with listener:
+        until(lambda: handle.metrics.handled == 1)
+    assert seen[1].body == b"x"
+
+
+def test_listeners_run_together_until_one_is_asked_to_stop(room: Room, ps: Any) -> None:
+    seen: list[bytes] = []
+
+    @ps.listener("one")
+    def first(message: Any) -> None:
+        seen.append(message.body)
+
+    @ps.listener("two")
+    def second(message: Any) -> None:
+        seen.append(message.body)
+        second.request_stop()
+
+    running = threading.Thread(target=ps.run_listeners)
+    running.start()
+    ps.queue("one").send(b"1")
+    until(lambda: seen == [b"1"])
+    ps.queue("two").send(b"2")
+    running.join(SECONDS_MAX)
+    assert not running.is_alive()
+    assert seen == [b"1", b"2"]
+    assert (first.state, second.state) == ("stopped", "stopped")
+    assert is_empty(ps, "one") and is_empty(ps, "two")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"workers": 0}, "workers is 0"),
+        ({"prefetch": -1}, "prefetch is -1"),
+        ({"max_in_hand": 0}, "max_in_hand is 0"),
+        ({"lease": -1}, "lease is -1"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(ps: Any, settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(penstock.InvalidRequest, match=reason):
+        ps.listen("in", lambda message: None, **settings)
+
+
+def test_a_handler_that_cannot_be_called_is_refused(ps: Any) -> None:
+    for handler in (lambda: None, lambda message, tx, more: None):
+        with pytest.raises(penstock.InvalidRequest, match="one or two arguments"):
+            ps.listen("in", handler)
+
+
+def test_a_listener_of_threads_refuses_a_coroutine_function() -> None:
+    async def handle(message: Any) -> None: ...
+
+    with penstock.open(":memory:") as ps, pytest.raises(penstock.InvalidRequest, match="open_async"):
+        ps.listen("in", handle)
+
+
+def test_max_in_hand_holds(room: Room, ps: Any) -> None:
+    ps.queue("in").send_many([b"x"] * 100)
+    most: list[int] = []
+
+    def work(message: Any) -> None:
+        most.append(ps.queue("in").stats().channels["main"].leased)
+
+    with ps.listen("in", room.handler(work), workers=4, max_in_hand=6) as listener:
+        until(lambda: listener.metrics.handled == 100)
+    assert max(most) <= 6
+
+
+def test_slow_handlers_fetch_little_ahead(room: Room, ps: Any) -> None:
+    ps.queue("in").send_many([b"x"] * 400)
+
+    def work(message: Any) -> None:
+        time.sleep(0.2)
+
+    with ps.listen("in", room.handler(work), workers=4) as listener:
+        until(lambda: listener.metrics.handled >= 16)
+        assert listener.in_hand <= 24, "half a second of work for four workers, and a little"
+
+
+def test_a_handler_that_is_cancelled_from_inside_has_failed_and_its_worker_goes_on() -> None:
+    async def work(message: Any) -> None:
+        if message.attempts == 1:
+            raise asyncio.CancelledError
+
+    async def run() -> tuple[int, int]:
+        async with penstock.open_async(":memory:") as ps:
+            await ps.queue("in").send(b"x")
+            async with await ps.listen("in", work, workers=1) as listener:
+                while listener.metrics.handled < 1:
+                    await asyncio.sleep(0.005)
+            return listener.metrics.handled, listener.metrics.failed
+
+    assert asyncio.run(asyncio.wait_for(run(), SECONDS_MAX)) == (1, 1)
+
+
+def test_a_loop_that_ends_ends_its_listeners() -> None:
+    async def run() -> None:
+        ps = await penstock.open_async(":memory:")
+        await ps.queue("in").send(b"x")
+        await ps.listen("in", lambda message: None)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_a_thread_handler_that_exits_has_failed_and_its_worker_goes_on() -> None:
+    def work(message: Any) -> None:
+        if message.attempts == 1:
+            raise SystemExit(3)
+
+    with penstock.open(":memory:") as ps:
+        ps.queue("in").send(b"x")
+        with ps.listen("in", work, workers=1) as listener:
+            until(lambda: listener.metrics.handled == 1)
+        assert listener.metrics.failed == 1

@@ -1,0 +1,55 @@
+"""`run_forever` in a process of its own, which is told to end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+THREADS = """
+import sys, time, penstock
+with penstock.open(sys.argv[1]) as ps:
+    @ps.listener("in", workers=2)
+    def handle(message, tx):
+        print("begun", flush=True)
+        time.sleep(0.5)
+        tx.put("out", message.body)
+    print("finished", handle.run_forever(timeout=10), flush=True)
+"""
+TASKS = """
+import asyncio, sys, penstock
+async def main():
+    async with penstock.open_async(sys.argv[1]) as ps:
+        @ps.listener("in", workers=2)
+        async def handle(message, tx):
+            print("begun", flush=True)
+            await asyncio.sleep(0.5)
+            tx.put("out", message.body)
+        print("finished", await ps.run_listeners(timeout=10), flush=True)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("script", [THREADS, TASKS], ids=["threads", "tasks"])
+def test_a_listener_that_is_told_to_end_finishes_what_is_in_hand(
+    script: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    with penstock.open(tmp_path) as ps:
+        ps.queue("in").send_many([b"1", b"2", b"3", b"4"])
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
+        process.send_signal(number)
+        rest, _ = process.communicate(timeout=30)
+    assert (process.returncode, rest) == (0, "finished True\n")
+    with penstock.open(tmp_path) as ps:
+        assert sorted(message.body for message in ps.queue("out").receive(9)) == [b"1", b"2"]
+        left = ps.queue("in").receive(9)
+        assert [(message.body, message.attempts) for message in left] == [(b"3", 1), (b"4", 1)]
