@@ -91,6 +91,10 @@ class Connection:
     def send(self, *pieces: bytes) -> None:
         self.socket.sendall(b"".join(pieces))
 
+    def receive(self) -> bytes:
+        """Some bytes; none when the server has closed."""
+        return self.socket.recv(1 << 18)
+
     # -- frames --
 
     def raw_frame(self, seconds: float = PATIENCE_S) -> Frame | None:
@@ -99,7 +103,7 @@ class Connection:
         while not self._has_frame():
             self.socket.settimeout(max(0.001, deadline - time.monotonic()))
             try:
-                data = self.socket.recv(1 << 18)
+                data = self.receive()
             except ConnectionError:
                 data = b""
             if not data:
