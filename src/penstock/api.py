@@ -10,6 +10,7 @@ from penstock.client.aio.queue import AsyncQueue
 from penstock.client.aio.redrive import AsyncRedrive
 from penstock.client.aio.session import AsyncSession
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
+from penstock.client.connecting import connect, connect_async
 from penstock.client.content import (
     FailedAttempt,
     PeekedMessage,
@@ -35,9 +36,11 @@ from penstock.client.sync.unit_of_work import UnitOfWork
 from penstock.core.commands import ChannelStats, Damage, QueueInfo, RedriveTask, Stats
 from penstock.core.config import Backoff, QueueConfig
 from penstock.core.errors import (
+    AccessDenied,
     BatchTooLarge,
     ChannelNotFound,
     ChunkDamaged,
+    ConnectionLost,
     ConsumerNotFound,
     ForeignReceipt,
     ForgedReceipt,
@@ -47,6 +50,8 @@ from penstock.core.errors import (
     LeaseTooLong,
     MessageTooLarge,
     NotFound,
+    NotSent,
+    OutcomeUnknown,
     OverLimit,
     PenstockError,
     QueueExists,
@@ -65,6 +70,7 @@ from penstock.server.shard import ShardClosed
 from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged, StoreLocked, StoreReadOnly, StoreVersion
 
 __all__ = [
+    "AccessDenied",
     "AsyncBatch",
     "AsyncChannel",
     "AsyncConsumer",
@@ -83,6 +89,7 @@ __all__ = [
     "ChannelStats",
     "ChunkDamaged",
     "CommitFailed",
+    "ConnectionLost",
     "Consumer",
     "ConsumerNotFound",
     "Damage",
@@ -99,6 +106,8 @@ __all__ = [
     "Message",
     "MessageTooLarge",
     "NotFound",
+    "NotSent",
+    "OutcomeUnknown",
     "OverLimit",
     "PeekedMessage",
     "Penstock",
@@ -133,6 +142,8 @@ __all__ = [
     "Throttled",
     "UnitOfWork",
     "WorkRefused",
+    "connect",
+    "connect_async",
     "open",
     "open_async",
 ]

@@ -11,7 +11,11 @@ import uvicorn
 
 from penstock.protocols.front_end import tls_context, url_of
 from penstock.protocols.rest.app import RestApp
+from penstock.protocols.rest.caller import Waits
+from penstock.protocols.rest.connection import limited
+from penstock.protocols.websocket.routes import uvicorn_options
 from penstock.server.node import Address, Services
+from penstock.server.partition_map import OneNode
 
 
 class _Uvicorn(uvicorn.Server):
@@ -32,41 +36,44 @@ class RestFrontEnd:
         self._version = version
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._waits: Waits | None = None
 
     async def start(self, services: Services) -> Address:
         """Listen."""
-        settings = services.settings.server
+        settings, limits = services.settings.server, services.settings.http
         tls = tls_context(settings)
+        listener = _listener(settings.host, self._port)
+        port = int(listener.getsockname()[1])
+        url = url_of(settings.host, port, tls is not None)
+        if services.partition_maps is None:
+            services.partition_maps = OneNode(url)
+        app = RestApp(services, self._version)
+        self._waits = app.desk.waits
         config = uvicorn.Config(
-            RestApp(services, self._version).routes(),
+            app.routes(),
+            http=limited(limits),
+            timeout_keep_alive=max(1, round(limits.idle_timeout_s)),
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=round(settings.stop_grace_s),
-            limit_concurrency=services.settings.http.connections_max,
-            ws="websockets-sansio",
-            ws_max_size=services.settings.websocket.frame_bytes_max,
-            ws_ping_interval=services.settings.websocket.heartbeat_s,
-            ws_ping_timeout=services.settings.websocket.heartbeat_s,
-            ws_per_message_deflate=False,
+            **uvicorn_options(services.settings.websocket),
         )
         config.load()
         config.ssl = tls
-        listener = _listener(settings.host, self._port)
         self._server = _Uvicorn(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0)
-        port = int(listener.getsockname()[1])
-        return Address(settings.host, port, url_of(settings.host, port, tls is not None))
+        return Address(settings.host, port, url)
 
     def stop_accepting(self) -> None:
         """Health goes on being told until the store is closed: see `drain`."""
 
     async def settled(self, grace_s: float) -> bool:
-        """Nothing here is worth waiting for."""
-        return True
+        """Wait until only requests that wait for messages are in flight; False if that takes too long."""
+        return self._waits is None or await self._waits.settled(grace_s)
 
     async def drain(self, grace_s: float) -> None:
         """Answer what is in flight, then close."""

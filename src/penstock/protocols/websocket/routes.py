@@ -1,15 +1,29 @@
-"""Where the websocket and the polled commands are found."""
+"""Where the websocket and the polled commands are found, and how uvicorn is told to serve websockets."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from starlette.routing import BaseRoute, WebSocketRoute
 
 from penstock import __version__
 from penstock.protocols.websocket.socket import WebsocketEndpoint
 from penstock.server.node import Services
+from penstock.server.settings import WebsocketSettings
 from penstock.wire.requests import SOCKET_PATH
 
 
 def routes(services: Services) -> list[BaseRoute]:
     """What REST's port serves of this protocol."""
     return [WebSocketRoute(SOCKET_PATH, WebsocketEndpoint(services, __version__))]
+
+
+def uvicorn_options(settings: WebsocketSettings) -> dict[str, Any]:
+    """What uvicorn has to be told. Bodies are the users' own, and mostly do not shrink: nothing is compressed."""
+    return {
+        "ws": "websockets-sansio",
+        "ws_max_size": settings.frame_bytes_max,
+        "ws_ping_interval": settings.heartbeat_s,
+        "ws_ping_timeout": settings.heartbeat_s,
+        "ws_per_message_deflate": False,
+    }

@@ -1,0 +1,120 @@
+"""Connecting to a server: from a URL to a handle."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Generator, Mapping
+from types import TracebackType
+from typing import Any
+
+from penstock.client.aio.penstock import AsyncPenstock
+from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
+from penstock.client.remote.background import ThreadedCaller
+from penstock.client.remote.caller import RemoteCaller
+from penstock.client.sync.penstock import Penstock
+from penstock.client.times import Seconds, length_ms
+from penstock.core.errors import InvalidRequest
+
+
+def connect(
+    url: str,
+    *,
+    token: str | None = None,
+    name: str = "",
+    transport: TransportName | None = None,
+    timeout: Seconds = 60.0,
+    connect_timeout: Seconds = 10.0,
+    retry_for: Seconds | None = None,
+    heartbeat: Seconds = 10.0,
+    prefetch: int | Mapping[str, int] = 0,
+    tls: ssl.SSLContext | None = None,
+) -> Penstock:
+    """Connect to a server: `penstock://host:9325`, or `penstocks://host:9325` for TLS. The same API as `open`.
+
+    `token`: a bearer token, or `access_key:secret_key`. `name`: whom this client stands for, in the history of failed
+    deliveries. `transport`: "websocket", "long_poll" or "poll"; by default the first of them that works. `timeout`:
+    how long a call waits for its answer, reconnecting included. `retry_for`: how long to try to reconnect (None: for
+    ever). `prefetch`: how many messages to have here before they are asked for, one number or one for each queue.
+    """
+    options = _options(token, name, transport, timeout, connect_timeout, retry_for, heartbeat, prefetch, tls)
+    return Penstock(ThreadedCaller.connect(Address.parse(url), options))
+
+
+def connect_async(
+    url: str,
+    *,
+    token: str | None = None,
+    name: str = "",
+    transport: TransportName | None = None,
+    timeout: Seconds = 60.0,
+    connect_timeout: Seconds = 10.0,
+    retry_for: Seconds | None = None,
+    heartbeat: Seconds = 10.0,
+    prefetch: int | Mapping[str, int] = 0,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncConnecting:
+    """As `connect`, for the tasks of one event loop: `async with penstock.connect_async(url) as ps`."""
+    options = _options(token, name, transport, timeout, connect_timeout, retry_for, heartbeat, prefetch, tls)
+    address = Address.parse(url)
+    return AsyncConnecting(lambda: RemoteCaller.connect(address, options))
+
+
+class AsyncConnecting:
+    """A connection about to be made: `async with` it, or `await` it."""
+
+    def __init__(self, connecting: Callable[[], Any]) -> None:
+        self._connecting = connecting
+        self._penstock: AsyncPenstock | None = None
+
+    async def _connect(self) -> AsyncPenstock:
+        return AsyncPenstock(await self._connecting())
+
+    def __await__(self) -> Generator[Any, None, AsyncPenstock]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> AsyncPenstock:
+        self._penstock = await self._connect()
+        return self._penstock
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._penstock is not None
+        await asyncio.shield(self._penstock.close())
+
+
+def _options(
+    token: str | None,
+    name: str,
+    transport: TransportName | None,
+    timeout: Seconds,
+    connect_timeout: Seconds,
+    retry_for: Seconds | None,
+    heartbeat: Seconds,
+    prefetch: int | Mapping[str, int],
+    tls: ssl.SSLContext | None,
+) -> Options:
+    if transport is not None and transport not in TRANSPORTS:
+        raise InvalidRequest(f"there is no transport {transport!r}; the transports are: {', '.join(TRANSPORTS)}")
+    credits = [prefetch] if isinstance(prefetch, int) else prefetch.values()
+    if any(not isinstance(credit, int) or credit < 0 for credit in credits):
+        raise InvalidRequest(f"prefetch is {prefetch!r}: give a number of messages, from 0 up, or one for each queue")
+    return Options(
+        token=token,
+        name=name,
+        transport=transport,
+        timeout=_seconds(timeout, "timeout"),
+        connect_timeout=_seconds(connect_timeout, "connect_timeout"),
+        retry_for=None if retry_for is None else _seconds(retry_for, "retry_for"),
+        heartbeat=_seconds(heartbeat, "heartbeat"),
+        prefetch=prefetch if isinstance(prefetch, int) else dict(prefetch),
+        tls=tls,
+    )
+
+
+def _seconds(length: Seconds, what: str) -> float:
+    ms = length_ms(length, what)
+    if not ms:
+        raise InvalidRequest(f"{what} is {length!r}: it must be more than 0 seconds")
+    return ms / 1_000

@@ -1,0 +1,1 @@
+"""Commands carried over the network: transports, requests and their answers, reconnects, and prefetching."""

@@ -1,0 +1,92 @@
+"""Where a server is, and how it is talked to."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
+
+from penstock.core.errors import InvalidRequest
+
+PORT = 9325
+SCHEMES = {"penstock": False, "penstocks": True}
+"""Scheme -> whether it means TLS."""
+
+TransportName = Literal["websocket", "long_poll", "poll"]
+TRANSPORTS: tuple[TransportName, ...] = ("websocket", "long_poll", "poll")
+"""From the best to the one that works everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server.
+
+    >>> Address.parse("penstock://localhost")
+    Address(host='localhost', port=9325, is_tls=False)
+    >>> Address.parse("http://localhost")
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidRequest: 'http://localhost' is no address of a server: write penstock://host:9325, ...
+    """
+
+    host: str
+    port: int
+    is_tls: bool
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """The server that a URL names."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise InvalidRequest(f"{url!r} is no address of a server: {error}") from None
+        extra = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username or parts.password
+        if parts.scheme not in SCHEMES or not parts.hostname or extra:
+            raise InvalidRequest(
+                f"{url!r} is no address of a server: write penstock://host:9325, or penstocks://host:9325 for TLS"
+            )
+        return cls(parts.hostname, PORT if port is None else port, SCHEMES[parts.scheme])
+
+    @property
+    def authority(self) -> str:
+        """Host and port as they stand in a URL.
+
+        >>> Address("::1", 9325, False).authority
+        '[::1]:9325'
+        """
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{'penstocks' if self.is_tls else 'penstock'}://{self.authority}"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a client behaves. Times are seconds."""
+
+    token: str | None = field(default=None, repr=False)
+    name: str = ""
+    """Whom the client stands for, in the history of failed deliveries."""
+    transport: TransportName | None = None
+    """Only this one; None: the best that works."""
+    timeout: float = 60.0
+    """How long a call waits for its answer, a lost connection and reconnecting included."""
+    connect_timeout: float = 10.0
+    """How long one attempt to connect may take."""
+    retry_for: float | None = None
+    """How long to try to reconnect; None: for ever."""
+    backoff_max: float = 5.0
+    """The longest pause between two attempts."""
+    heartbeat: float = 10.0
+    """How often a silent connection is asked whether it is alive; it has as long to answer."""
+    prefetch: int | Mapping[str, int] = 0
+    """Messages to have here before they are asked for; one number for every queue, or one for each."""
+    tls: ssl.SSLContext | None = None
+    """How to trust a TLS server; None: as the system does."""
+
+    def credit(self, queue: str) -> int:
+        """How many messages of a queue are fetched ahead."""
+        return self.prefetch if isinstance(self.prefetch, int) else self.prefetch.get(queue, 0)

@@ -1,0 +1,167 @@
+"""Remote calls from threads: one event loop in a background thread, shared by every connection of the process.
+
+A thread puts its command into the caller's inbox and waits for a lock; the loop takes all that is in the inbox at once,
+so that threads which call at the same time share frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from penstock.client.identity import Identity
+from penstock.client.remote.address import Address, Options, TransportName
+from penstock.client.remote.caller import RemoteCaller
+from penstock.client.remote.request import Outstanding
+from penstock.core.commands import Command, Damage
+from penstock.core.errors import NotSent
+
+
+class _Background:
+    """The loop and its thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = _new_loop()
+        thread = threading.Thread(target=self.loop.run_forever, name="penstock-client", daemon=True)
+        thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine to its end; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+_lock = threading.Lock()
+_background: _Background | None = None
+
+
+def background() -> _Background:
+    """The loop of this process. A child after a fork gets its own: threads do not survive a fork."""
+    global _background
+    with _lock:
+        if _background is None or _background.pid != os.getpid():
+            _background = _Background()
+        return _background
+
+
+class _Waiting:
+    """A thread that waits for its answer."""
+
+    __slots__ = ("_lock", "command", "error", "outstanding", "reply")
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.reply: Any = None
+        self.error: BaseException | None = None
+        self.outstanding: Outstanding | None = None
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def settle(self, reply: Any, error: BaseException | None) -> None:
+        """Called in the loop."""
+        self.reply, self.error = reply, error
+        self._lock.release()
+
+    def wait(self) -> None:
+        """Called in the thread."""
+        self._lock.acquire()
+
+
+class ThreadedCaller:
+    """A `RemoteCaller` for threads: `call` blocks."""
+
+    read_only = False
+
+    def __init__(self, remote: RemoteCaller, host: _Background) -> None:
+        self._remote = remote
+        self._background = host
+        self._loop = host.loop
+        self._inbox: deque[_Waiting] = deque()
+        self._is_awake = False
+
+    @classmethod
+    def connect(cls, address: Address, options: Options) -> ThreadedCaller:
+        """A caller with a link; or the reason why there is none, raised."""
+        host = background()
+        return cls(host.run(RemoteCaller.connect(address, options)), host)
+
+    def call(self, command: Command) -> Any:
+        """The reply, or the error raised."""
+        self._check_process()
+        waiting = _Waiting(command)
+        self._inbox.append(waiting)
+        if not self._is_awake:
+            self._is_awake = True
+            self._loop.call_soon_threadsafe(self._take)
+        try:
+            waiting.wait()
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._withdraw, waiting)
+            raise
+        if waiting.error is not None:
+            raise waiting.error
+        return waiting.reply
+
+    def _take(self) -> None:
+        """In the loop: take everything that threads have brought."""
+        self._is_awake = False
+        inbox, remote = self._inbox, self._remote
+        while inbox:
+            waiting = inbox.popleft()
+            waiting.outstanding = remote.submit(waiting.command, waiting.settle)
+        remote.flush()
+
+    def _withdraw(self, waiting: _Waiting) -> None:
+        if waiting.outstanding is not None:
+            self._remote.withdraw(waiting.outstanding)
+
+    def _check_process(self) -> None:
+        if self._background.pid != os.getpid():
+            raise NotSent("this connection was made before a fork, by the parent: connect again in the child")
+
+    def sleep(self, seconds: float) -> None:
+        """Let some time pass."""
+        time.sleep(seconds)
+
+    def close(self) -> None:
+        """Say goodbye."""
+        if self._background.pid == os.getpid():
+            self._background.run(self._remote.close())
+
+    def now_ms(self) -> int:
+        """The server's time, as far as it is known here."""
+        return self._remote.now_ms()
+
+    @property
+    def identity(self) -> Identity:
+        """Who names messages and writes receipts."""
+        return self._remote.identity
+
+    @property
+    def reports(self) -> list[Damage]:
+        """Damage that the server reported."""
+        return self._remote.reports
+
+    @property
+    def transport(self) -> TransportName | None:
+        """The transport in use."""
+        return self._remote.transport

@@ -1,0 +1,366 @@
+"""Commands over the network: an `AsyncCaller` whose shard is on the other side of a link.
+
+How it works. `submit` puts a command among the outgoing; once in a turn of the loop everything outgoing leaves as one
+frame, so tasks that call at the same time share frames, and single sends to one queue become one command. Answers find
+their commands by number.
+
+A link that is lost takes nothing with it: commands without an answer stay here, and are sent again over the next link.
+Each that must not be done twice carries a name (`Once`), so that a server which has done it already answers with what
+it answered then, and does nothing more. A command that waits too long, whatever the reason, fails: with `NotSent` if it
+never left, with `OutcomeUnknown` if it did.
+
+Everything here happens in the loop's thread; there is nothing to lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.client.remote import websocket
+from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
+from penstock.client.remote.backoff import pause_s
+from penstock.client.remote.identity import RemoteIdentity
+from penstock.client.remote.link import Link, UpgradeRefused
+from penstock.client.remote.merging import merged
+from penstock.client.remote.request import REPEATABLE, Outstanding, Settle
+from penstock.core.commands import Command, Damage, Delivery, GiveBack, Once, Receive
+from penstock.core.errors import AccessDenied, ConnectionLost, NotSent, OutcomeUnknown, PenstockError
+from penstock.wire.answers import Answer, KeyedDelivery, Kind, unpack_failure, unpack_reply
+from penstock.wire.requests import outgoing
+
+log = logging.getLogger("penstock.client")
+
+_SWEEP_S = 0.5
+_QUEUE_WAIT_S_MAX = 20.0
+"""The longest that a queue's own settings may let a receive wait."""
+_STILL_S = 0.05
+"""The server's time is taken to stand still for so long after an answer."""
+_IN_FLIGHT_SHARE = 0.8
+"""Of the requests that the server lets us have in flight, what we use: the rest is for cancelling and the like."""
+
+Connect = Callable[[Address, Options, "RemoteCaller"], Any]
+
+CONNECT: dict[TransportName, Connect] = {"websocket": websocket.connect}
+"""How to get a link of each transport."""
+
+
+class RemoteCaller:
+    """Carries commands to a server. `await RemoteCaller.connect(...)` makes one that is connected."""
+
+    read_only = False
+
+    def __init__(self, address: Address, options: Options) -> None:
+        self._address = address
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._client = secrets.token_hex(12)
+        self._rng = random.Random(self._client)
+        self._link: Link | None = None
+        self._closed = False
+        self._next_number = 1
+        self._next_once = 1
+        self._unnamed: dict[int, None] = {}
+        """Names (`Once.number`) without an answer, in order."""
+        self._in_flight: dict[int, Outstanding] = {}
+        self._outgoing: list[Outstanding] = []
+        self._is_flush_planned = False
+        self._connecting: asyncio.Task[None] | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._server_ms = 0
+        self._server_heard_s = 0.0
+        self._in_flight_max = 1_000
+        self.identity = RemoteIdentity()
+        self.reports: list[Damage] = []
+
+    @classmethod
+    async def connect(cls, address: Address, options: Options) -> RemoteCaller:
+        """A caller with a link; or the reason why there is none, raised."""
+        caller = cls(address, options)
+        caller._take_link(await caller._new_link())
+        return caller
+
+    # -- for the API --
+
+    async def call(self, command: Command) -> Any:
+        """The reply, or the error raised."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        outstanding = self.submit(command, _resolver(future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.withdraw(outstanding)
+            raise
+
+    def submit(self, command: Command, settle: Settle) -> Outstanding:
+        """As `call`, without a task: `settle` is called with the reply or the error."""
+        outstanding = Outstanding(command, settle, self._loop.time() + self._patience_s(command))
+        if self._closed:
+            self._loop.call_soon(settle, None, NotSent("the connection was closed: connect again"))
+            return outstanding
+        self._outgoing.append(outstanding)
+        self._flush_soon()
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
+        if self._link is None:
+            self._reconnect_soon()
+        return outstanding
+
+    def withdraw(self, outstanding: Outstanding) -> None:
+        """Who waited for this has left, and hears no more of it. Messages that come all the same go back."""
+        outstanding.settle = _ignore
+        outstanding.abandoned = True
+        if not outstanding.left and outstanding in self._outgoing:
+            self._outgoing.remove(outstanding)
+        elif isinstance(outstanding.command, Receive) and outstanding.number in self._in_flight and self._link:
+            self._link.cancel(outstanding.number)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let some time pass."""
+        await asyncio.sleep(seconds)
+
+    def now_ms(self) -> int:
+        """The server's time, as far as it is known here."""
+        passed_s = time.monotonic() - self._server_heard_s
+        return self._server_ms + (0 if passed_s < _STILL_S else round(passed_s * 1_000))
+
+    @property
+    def transport(self) -> TransportName | None:
+        """The transport in use; None while there is no connection."""
+        return None if self._link is None else self._link.transport
+
+    async def close(self) -> None:
+        """Say goodbye. Commands without an answer fail."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        link, self._link = self._link, None
+        self._fail_all(NotSent("the connection was closed"), OutcomeUnknown("the connection was closed"))
+        if link is not None:
+            await link.close()
+
+    def _patience_s(self, command: Command) -> float:
+        if not isinstance(command, Receive):
+            return self._options.timeout
+        wait_s = _QUEUE_WAIT_S_MAX if command.wait_ms is None else command.wait_ms / 1_000
+        return self._options.timeout + wait_s
+
+    # -- sending --
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_planned:
+            self._is_flush_planned = True
+            self._loop.call_soon(self._flush_planned)
+
+    def _flush_planned(self) -> None:
+        self._is_flush_planned = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is outgoing, as far as the link and the server take it."""
+        link = self._link
+        if link is None or not link.is_writable or not self._outgoing:
+            return
+        waiting = merged(self._outgoing, self._send_again)
+        room = max(0, self._in_flight_max - len(self._in_flight))
+        leaving, self._outgoing = waiting[:room], waiting[room:]
+        for outstanding in leaving:
+            self._name(outstanding)
+        self._give(link, leaving)
+
+    def _send_again(self, outstanding: Outstanding) -> None:
+        self._outgoing.append(outstanding)
+        self._flush_soon()
+
+    def _name(self, outstanding: Outstanding) -> None:
+        outstanding.number = self._next_number
+        self._next_number += 1
+        self._in_flight[outstanding.number] = outstanding
+        command = outstanding.command
+        if type(command) not in REPEATABLE:
+            self._unnamed[self._next_once] = None
+            command.once = Once(self._client, self._next_once, next(iter(self._unnamed)))
+            self._next_once += 1
+
+    def _give(self, link: Link, leaving: list[Outstanding]) -> None:
+        for outstanding in leaving:
+            outstanding.left = True
+        if leaving:
+            link.send([(outstanding.number, outgoing(outstanding.command)) for outstanding in leaving])
+
+    def _settle(self, outstanding: Outstanding, reply: Any, error: BaseException | None) -> None:
+        self._in_flight.pop(outstanding.number, None)
+        once = outstanding.command.once
+        if once is not None and once.client == self._client:
+            self._unnamed.pop(once.number, None)
+        if outstanding.abandoned and isinstance(reply, Delivery) and reply.runs:
+            self._give_back(reply)
+        outstanding.settle(reply, error)
+
+    def _give_back(self, delivery: Delivery) -> None:
+        spans = [span for run in delivery.runs for span in run.spans()]
+        self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans), _ignore)
+
+    # -- a link is heard --
+
+    def answered(self, now_ms: int, answers: list[Answer]) -> None:
+        """Answers came."""
+        self._server_ms, self._server_heard_s = now_ms, time.monotonic()
+        for number, kind, value in answers:
+            outstanding = self._in_flight.get(number)
+            if outstanding is None:
+                continue
+            if kind == Kind.ERROR:
+                self._settle(outstanding, None, unpack_failure(value))
+            elif kind == Kind.REPLY:
+                self._settle(outstanding, *self._unpacked(outstanding.command, value))
+        if self._outgoing:
+            self.flush()
+
+    def _unpacked(self, command: Command, value: msgspec.Raw) -> tuple[Any, BaseException | None]:
+        try:
+            reply = unpack_reply(type(command), value)
+        except (msgspec.MsgspecError, PenstockError) as error:
+            return None, OutcomeUnknown(f"{self._address} sent an answer that cannot be read: {error}")
+        if isinstance(reply, KeyedDelivery):
+            self.identity.learn(reply)
+        return reply, None
+
+    def refused(self, request: int, error: PenstockError) -> None:
+        """A request cannot be sent."""
+        outstanding = self._in_flight.get(request)
+        if outstanding is not None:
+            self._settle(outstanding, None, error)
+
+    def writable(self) -> None:
+        """The link takes requests again."""
+        self.flush()
+
+    def lost(self, link: Link, error: Exception) -> None:
+        """The link is no more."""
+        if link is self._link:
+            self._link = None
+            log.warning("%s; connecting again", error)
+            self._reconnect_soon()
+
+    # -- connecting --
+
+    def _reconnect_soon(self) -> None:
+        if not self._closed and (self._connecting is None or self._connecting.done()):
+            self._connecting = self._loop.create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        """Try until there is a link, it makes no sense, or the time is up."""
+        retry_for, started_s, attempt = self._options.retry_for, self._loop.time(), 0
+        while True:
+            attempt += 1
+            try:
+                link = await self._new_link()
+            except AccessDenied as error:
+                self._fail_all(error, error)
+                return
+            except (PenstockError, OSError) as error:
+                if retry_for is not None and self._loop.time() - started_s >= retry_for:
+                    self._fail_all(NotSent(str(error)), OutcomeUnknown(str(error)))
+                    return
+                await asyncio.sleep(pause_s(attempt, self._options.backoff_max, self._rng))
+            else:
+                self._take_link(link)
+                return
+
+    async def _new_link(self) -> Link:
+        """A link of the best transport that works."""
+        chosen = self._options.transport
+        names = [name for name in TRANSPORTS if name in CONNECT] if chosen is None else [chosen]
+        refusal: PenstockError | None = None
+        for name in names:
+            try:
+                link: Link = await CONNECT[name](self._address, self._options, self)
+                return link
+            except UpgradeRefused as error:
+                refusal = error
+        assert refusal is not None
+        raise refusal
+
+    def _take_link(self, link: Link) -> None:
+        self._link = link
+        welcome = link.welcome
+        self.identity.realm = welcome.realm
+        self.reports = welcome.damage
+        self._in_flight_max = max(1, round(welcome.limits.requests_max * _IN_FLIGHT_SHARE))
+        log.info("connected to %s by %s", self._address, link.transport)
+        self._resend(link)
+        self.flush()
+
+    def _resend(self, link: Link) -> None:
+        """What has no answer goes over the new link, in the old order."""
+        again: list[Outstanding] = []
+        for outstanding in list(self._in_flight.values()):
+            if outstanding.abandoned:
+                self._settle(outstanding, None, None)
+                continue
+            if isinstance(outstanding.command, Receive) and outstanding.command.wait_ms:
+                left_s = outstanding.deadline_s - self._loop.time() - self._options.timeout
+                outstanding.command.wait_ms = max(0, round(left_s * 1_000))
+            again.append(outstanding)
+        self._give(link, again)
+
+    # -- patience --
+
+    def _sweep(self) -> None:
+        """Whoever has waited too long is told so."""
+        self._sweeper = None
+        now_s = self._loop.time()
+        for outstanding in [each for each in self._outgoing if each.deadline_s <= now_s]:
+            self._outgoing.remove(outstanding)
+            outstanding.settle(None, NotSent(self._complaint("was not sent")))
+        for outstanding in [each for each in self._in_flight.values() if each.deadline_s <= now_s]:
+            self._settle(outstanding, None, self._overdue(outstanding))
+        if self._outgoing or self._in_flight:
+            self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
+
+    def _overdue(self, outstanding: Outstanding) -> ConnectionLost:
+        return OutcomeUnknown(self._complaint("was sent, but not answered"))
+
+    def _complaint(self, what: str) -> str:
+        state = "there is no connection" if self._link is None else "the connection stands"
+        return f"the command {what} within {self._options.timeout:g} s ({self._address}: {state})"
+
+    def _fail_all(self, unsent: PenstockError, sent: PenstockError) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        for outstanding in outgoing:
+            outstanding.settle(None, _copied(unsent))
+        for outstanding in list(self._in_flight.values()):
+            self._settle(outstanding, None, _copied(sent))
+
+
+def _copied(error: PenstockError) -> PenstockError:
+    """Each caller raises an exception of its own."""
+    return type(error)(str(error))
+
+
+def _resolver(future: asyncio.Future[Any]) -> Settle:
+    def settle(reply: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(reply)
+        else:
+            future.set_exception(error)
+
+    return settle
+
+
+def _ignore(_reply: Any, _error: BaseException | None) -> None:
+    """Nobody waits any more."""

@@ -1,0 +1,279 @@
+"""The websocket transport: one connection, requests and answers in both directions at any time.
+
+An asyncio protocol around the sans-I/O half of the `websockets` library: a frame that arrives is decoded, and its
+answers are handed on in the same turn of the loop, without a task in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidHandshake, InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.uri import parse_uri
+
+from penstock.client.remote.address import Address, Options, TransportName
+from penstock.client.remote.link import Listener, UpgradeRefused
+from penstock.core.errors import AccessDenied, BatchTooLarge, ConnectionLost, NotSent, OutcomeUnknown, PenstockError
+from penstock.wire.answers import Kind, Welcome, decode_answers, unpack_failure, unpack_reply
+from penstock.wire.requests import SOCKET_PATH, VERSION, Cancel, Hello, Request, encode_requests
+
+_HELLO = 0
+"""The number of the first request; those of the caller start above, those of this file are negative."""
+_CLOSE_TIMEOUT_S = 1.0
+_HIGH_WATER_BYTES = 4 * 1024 * 1024
+
+
+async def connect(address: Address, options: Options, listener: Listener) -> WebsocketLink:
+    """A link that is ready for requests. `UpgradeRefused` if something on the way knows no websockets."""
+    loop = asyncio.get_running_loop()
+    tls = tls_of(address, options)
+    try:
+        async with asyncio.timeout(options.connect_timeout):
+            _, link = await loop.create_connection(
+                lambda: WebsocketLink(address, options, listener), address.host, address.port, ssl=tls
+            )
+            try:
+                await link.ready
+            except BaseException:
+                link.abort()
+                raise
+    except TimeoutError:
+        raise NotSent(f"{address} does not answer within {options.connect_timeout:g} s") from None
+    except ssl.SSLCertVerificationError as error:
+        raise AccessDenied(f"{address} is not trusted: {error.verify_message}") from None
+    except PenstockError:
+        raise
+    except OSError as error:
+        raise NotSent(f"{address} cannot be reached: {error}") from None
+    return link
+
+
+def tls_of(address: Address, options: Options) -> ssl.SSLContext | None:
+    """How to speak TLS, if the address says so."""
+    if not address.is_tls:
+        return None
+    return options.tls or ssl.create_default_context()
+
+
+class WebsocketLink(asyncio.Protocol):
+    """One websocket."""
+
+    transport: TransportName = "websocket"
+
+    def __init__(self, address: Address, options: Options, listener: Listener) -> None:
+        self._address = address
+        self._options = options
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        scheme = "wss" if address.is_tls else "ws"
+        self._websocket = ClientProtocol(parse_uri(f"{scheme}://{address.authority}{SOCKET_PATH}"), max_size=None)
+        self._socket: asyncio.Transport | None = None
+        self._parts: list[bytes] = []
+        self._heard_s = 0.0
+        self._beat: asyncio.TimerHandle | None = None
+        self._is_open = False
+        self._over: Exception | None = None
+        self._controls = 0
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._frame_bytes_max = 1024 * 1024
+        self.welcome: Welcome
+        self.is_writable = True
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        """Resolved when requests may be sent."""
+
+    # -- what the caller does --
+
+    def send(self, requests: Sequence[Request]) -> None:
+        """Send requests as one frame, or as few as there have to be."""
+        frame = encode_requests(requests)
+        if len(frame) <= self._frame_bytes_max:
+            self._write_frame(frame)
+        elif len(requests) > 1:
+            middle = len(requests) // 2
+            self.send(requests[:middle])
+            self.send(requests[middle:])
+        else:
+            self._refuse(requests[0], len(frame))
+
+    def cancel(self, request: int) -> None:
+        """A receive need not wait any longer."""
+        self._controls -= 1
+        self.send([(self._controls, Cancel(request=request))])
+
+    async def close(self) -> None:
+        """Say goodbye, and wait a moment for the other side to say it as well."""
+        self._is_open = False
+        self._stop_beating()
+        if self._socket is None or self._gone.done():
+            return
+        self._websocket.send_close(1000)
+        self._flush()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._gone
+        except TimeoutError:
+            self._socket.abort()
+
+    def abort(self) -> None:
+        """End it now; nothing is heard of it any more."""
+        self._is_open = False
+        self._stop_beating()
+        if self._socket is not None:
+            self._socket.abort()
+        if self.ready.done() and not self.ready.cancelled():
+            self.ready.exception()
+
+    def _refuse(self, request: Request, size: int) -> None:
+        error = BatchTooLarge(
+            f"{size} bytes are too many for one call: {self._address} takes {self._frame_bytes_max} at a time"
+        )
+        self._loop.call_soon(self._listener.refused, request[0], error)
+
+    # -- what asyncio does --
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask for the upgrade."""
+        self._socket = socket = cast("asyncio.Transport", transport)
+        socket.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        request = self._websocket.connect()
+        if self._options.token is not None:
+            request.headers["Authorization"] = f"Bearer {self._options.token}"
+        self._websocket.send_request(request)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        self._heard_s = self._loop.time()
+        self._websocket.receive_data(data)
+        for event in self._websocket.events_received():
+            if isinstance(event, Frame):
+                self._take_frame(event)
+            elif isinstance(event, Response):
+                self._take_response(event)
+        self._flush()
+        if self._websocket.close_expected() and self._socket is not None:
+            self._socket.close()
+
+    def eof_received(self) -> None:
+        """The other side has ended."""
+        self._websocket.receive_eof()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It is over."""
+        self._stop_beating()
+        if not self._gone.done():
+            self._gone.set_result(None)
+        over = self._over or self._reason(error)
+        if not self.ready.done():
+            self.ready.set_exception(over)
+        elif self._is_open:
+            self._is_open = False
+            self._listener.lost(self, over)
+
+    def pause_writing(self) -> None:
+        """The socket is full."""
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        """The socket takes more."""
+        self.is_writable = True
+        if self._is_open:
+            self._listener.writable()
+
+    # -- the websocket --
+
+    def _take_response(self, response: Response) -> None:
+        failure = self._websocket.handshake_exc
+        if failure is None:
+            hello = Hello(version=VERSION, token=None, name=self._options.name)
+            self._write_frame(encode_requests([(_HELLO, hello)]))
+            return
+        self._over = _refusal(self._address, failure, response)
+
+    def _take_frame(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.BINARY or frame.opcode is Opcode.CONT:
+            self._parts.append(bytes(frame.data))
+            if frame.fin:
+                parts, self._parts = self._parts, []
+                self._take_message(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _take_message(self, message: bytes) -> None:
+        try:
+            now_ms, answers = decode_answers(message)
+            if not self.ready.done():
+                self._take_welcome(answers[0][1], answers[0][2])
+                answers = answers[1:]
+            if self._is_open:
+                self._listener.answered(now_ms, answers)
+        except (msgspec.MsgspecError, IndexError) as error:
+            self._fail(ConnectionLost(f"{self._address} sent something that is no answer: {error}"))
+
+    def _take_welcome(self, kind: int, value: msgspec.Raw) -> None:
+        if kind != Kind.REPLY:
+            self._fail(unpack_failure(value))
+            return
+        self.welcome = unpack_reply(Hello, value)
+        self._frame_bytes_max = self.welcome.limits.frame_bytes_max
+        self._is_open = True
+        self.ready.set_result(None)
+        self._beat = self._loop.call_later(self._options.heartbeat, self._check_life)
+
+    def _write_frame(self, frame: bytes) -> None:
+        self._websocket.send_binary(frame)
+        self._flush()
+
+    def _flush(self) -> None:
+        assert self._socket is not None
+        for part in self._websocket.data_to_send():
+            if part:
+                self._socket.write(part)
+
+    def _fail(self, error: Exception) -> None:
+        """The other side breaks the rules, or is dead: no use to wait for its goodbye."""
+        self._over = self._over or error
+        if self._socket is not None:
+            self._socket.abort()
+
+    # -- life --
+
+    def _check_life(self) -> None:
+        silent_s = self._loop.time() - self._heard_s
+        if silent_s > 2 * self._options.heartbeat:
+            self._fail(OutcomeUnknown(f"{self._address} has been silent for {silent_s:.1f} s"))
+            return
+        if silent_s >= self._options.heartbeat / 2:
+            self._websocket.send_ping(b"alive?")
+            self._flush()
+        self._beat = self._loop.call_later(self._options.heartbeat, self._check_life)
+
+    def _stop_beating(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+
+    def _reason(self, error: Exception | None) -> Exception:
+        close = self._websocket.close_rcvd
+        if close is not None:
+            return ConnectionLost(f"{self._address} ended the connection: {close.code} {close.reason}".rstrip())
+        if self._websocket.handshake_exc is not None and not self.ready.done():
+            return UpgradeRefused(f"{self._address} does not speak websocket: {self._websocket.handshake_exc}")
+        return ConnectionLost(f"the connection to {self._address} broke: {error or 'it ended'}")
+
+
+def _refusal(address: Address, failure: Exception, response: Response) -> Exception:
+    """What a refused upgrade means."""
+    if isinstance(failure, InvalidStatus):
+        said = bytes(response.body or b"").decode("utf-8", "replace").strip()
+        if response.status_code == 503:
+            return NotSent(f"{address} is busy: {said}")
+        return UpgradeRefused(f"{address} answers {response.status_code} to a websocket: {said}")
+    if isinstance(failure, InvalidHandshake):
+        return UpgradeRefused(f"{address} does not speak websocket: {failure}")
+    return NotSent(f"{address} cannot be reached: {failure}")

@@ -1,0 +1,90 @@
+"""A real server for the client's tests: the websocket and the polled commands, over a shard whose clock stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from penstock.protocols import websocket
+from penstock.protocols.websocket.routes import uvicorn_options
+from penstock.server.auth import Credentials
+from penstock.server.log import RequestLog
+from penstock.server.metrics import RequestMeter
+from penstock.server.node import Services
+from penstock.server.settings import LogSettings, Settings
+from penstock.server.shard import Shard
+from penstock.server.tasks import AsyncShard
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """Serves a shard on a free port of the loopback. Everything happens in the loop that started it."""
+
+    def __init__(
+        self,
+        shard: AsyncShard,
+        *,
+        settings: Settings | None = None,
+        credentials: Credentials | None = None,
+        port: int = 0,
+    ) -> None:
+        self.shard = shard
+        self.settings = settings or Settings()
+        self.services = Services(
+            shard=shard,
+            settings=self.settings,
+            credentials=credentials or Credentials(),
+            meter=RequestMeter(),
+            request_log=RequestLog(LogSettings(requests="none")),
+            metric_sources=[],
+        )
+        self.listener = socket.socket()
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.listener.bind(("127.0.0.1", port))
+        self.port: int = self.listener.getsockname()[1]
+        self._serving: asyncio.Task[None] | None = None
+        self._uvicorn: _Uvicorn | None = None
+
+    @property
+    def url(self) -> str:
+        return f"penstock://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        config = uvicorn.Config(
+            Starlette(routes=websocket.routes(self.services)),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            **uvicorn_options(self.settings.websocket),
+        )
+        self._uvicorn = _Uvicorn(config)
+        self._serving = asyncio.create_task(self._uvicorn.serve(sockets=[self.listener]))
+        while not self._uvicorn.started and not self._serving.done():
+            await asyncio.sleep(0.001)
+
+    async def stop(self) -> None:
+        """In the order of a node: the store closes, then the connections."""
+        assert self._uvicorn is not None and self._serving is not None
+        self.services.is_stopping = True
+        await self.shard.close()
+        self._uvicorn.should_exit = True
+        await self._serving
+
+
+async def serve(shard: Shard, **options: Any) -> Server:
+    """A server that listens."""
+    server = Server(AsyncShard(shard), **options)
+    await server.start()
+    return server
