@@ -1,36 +1,75 @@
-"""What the REST server answers: `/healthz`, `/version`, `/metrics`.
+"""What REST's port serves: the API, its document and page, health, version and metrics; and what others mount.
 
-Health and version are open to everybody. Metrics name queues: where credentials are configured, they take an access key
-and its secret (HTTP basic authentication, which Prometheus speaks) and show the queues which that key may read.
+Health, version and the documentation are open to everybody. Metrics name queues: where credentials are configured,
+they take them (HTTP basic authentication, which Prometheus speaks, or a bearer token) and show the queues that the
+caller may read.
 """
 
 from __future__ import annotations
 
-import base64
+from collections.abc import Iterable
 
+import msgspec
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from penstock.core.commands import ListQueues, QueueStats, Stats
 from penstock.core.errors import PenstockError, QueueNotFound
+from penstock.protocols.rest.dead_letters import DeadLetterQueues, Redrives
+from penstock.protocols.rest.endpoint import Desk, Endpoint, not_found
+from penstock.protocols.rest.messages import Messages
 from penstock.protocols.rest.mounted import MOUNTED
-from penstock.server.auth import ANYBODY, Principal
+from penstock.protocols.rest.openapi import document
+from penstock.protocols.rest.operations import Operation, operations_of
+from penstock.protocols.rest.page import PAGE, POLICY
+from penstock.protocols.rest.problems import RestError
+from penstock.protocols.rest.queues import Channels, Queues, Server
+from penstock.protocols.rest.records import RecordReading
+from penstock.protocols.rest.resource import Resource
+from penstock.protocols.rest.virtual import VirtualQueues
+from penstock.protocols.rest.work import Sessions, UnitsOfWork
+from penstock.server.auth import Principal
 from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, queue_families, render
 from penstock.server.node import Services
 from penstock.server.tasks import AsyncShard
 
 _QUEUES_PER_CALL = 1_000
+_EXPOSED = ["x-request-id", "retry-after", "penstock-next-offset", "penstock-end-offset"]
+
+
+def resources_of(services: Services, version: str) -> list[Resource]:
+    """Everything that has operations, in the order of the documentation."""
+    messages = Messages(services)
+    return [
+        Queues(services),
+        messages,
+        Channels(services),
+        DeadLetterQueues(services, messages),
+        Redrives(services),
+        UnitsOfWork(services, messages),
+        Sessions(services),
+        RecordReading(services),
+        VirtualQueues(services, messages),
+        Server(services, version),
+    ]
 
 
 class RestApp:
-    """One method a path."""
+    """The application, and what it is made of."""
 
     def __init__(self, services: Services, version: str) -> None:
         self._services = services
         self._version = version
         self._process = ProcessMetrics()
+        self.desk = Desk(services)
+        self.operations: list[Operation] = list(operations_of(resources_of(services, version)))
+        described = document(self.operations, version, needs_credentials=services.credentials.are_required)
+        self._document = msgspec.json.encode(described)
 
     def routes(self) -> Starlette:
         """The application."""
@@ -39,9 +78,34 @@ class RestApp:
                 Route("/healthz", self.healthz),
                 Route("/version", self.version),
                 Route("/metrics", self.metrics),
+                Route("/v1/openapi.json", self.openapi),
+                Route("/v1/docs", self.page),
+                *self._endpoints(),
                 *(route for routes in MOUNTED for route in routes(self._services)),
-            ]
+            ],
+            middleware=list(self._middleware()),
+            exception_handlers={404: self._nothing_there},
         )
+
+    def _endpoints(self) -> Iterable[Route]:
+        by_path: dict[str, list[Operation]] = {}
+        for operation in self.operations:
+            by_path.setdefault(operation.path, []).append(operation)
+        return [Route(path, Endpoint(self.desk, operations)) for path, operations in by_path.items()]
+
+    def _middleware(self) -> Iterable[Middleware]:
+        origins = self._services.settings.rest.cors_origins
+        if origins:
+            yield Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+                allow_headers=["authorization", "content-type", "accept"],
+                expose_headers=_EXPOSED,
+            )
+
+    async def _nothing_there(self, request: Request, error: Exception) -> Response:
+        return _Nothing(self.desk)
 
     async def healthz(self, request: Request) -> Response:
         """200 if the store takes commands, 503 and the reason if not."""
@@ -57,31 +121,40 @@ class RestApp:
         """Which Penstock this is."""
         return JSONResponse({"name": "penstock", "version": self._version})
 
+    async def openapi(self, request: Request) -> Response:
+        """What the API can do, for programs."""
+        return Response(self._document, media_type="application/json")
+
+    async def page(self, request: Request) -> Response:
+        """What the API can do, for people."""
+        headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff"}
+        return Response(PAGE, media_type="text/html", headers=headers)
+
     async def metrics(self, request: Request) -> Response:
         """Everything that is counted, for Prometheus."""
-        principal = self._principal(request)
-        if principal is None:
+        try:
+            principal = self.desk.guard.principal(request.headers)
+            stats = await _stats_of_queues(self._services.shard, principal)
+        except RestError as error:
+            if error.status != 401:
+                return PlainTextResponse(f"{error}\n", error.status)
             challenge = {"www-authenticate": 'Basic realm="penstock", charset="UTF-8"'}
             return PlainTextResponse("metrics need an access key and its secret\n", 401, headers=challenge)
-        try:
-            stats = await _stats_of_queues(self._services.shard, principal)
         except PenstockError as error:
             return PlainTextResponse(f"{error}\n", 503)
         sources = [*self._services.metric_sources, self._process.families, lambda: queue_families(stats)]
         return Response(render(sources), media_type=CONTENT_TYPE)
 
-    def _principal(self, request: Request) -> Principal | None:
-        credentials = self._services.credentials
-        if not credentials.are_required:
-            return ANYBODY
-        scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "basic":
-            return None
-        try:
-            access_key, _, secret_key = base64.b64decode(encoded, validate=True).decode().partition(":")
-        except ValueError:
-            return None
-        return credentials.check_password(access_key, secret_key)
+
+class _Nothing(Response):
+    """Says as a problem that there is nothing at a path."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(status_code=404)
+        self._desk = desk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await not_found(self._desk, scope, receive, send)
 
 
 async def _stats_of_queues(shard: AsyncShard, principal: Principal) -> list[Stats]:

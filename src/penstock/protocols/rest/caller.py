@@ -1,0 +1,138 @@
+"""Who calls, what it may do, and whether it is still there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from penstock.core.commands import Delivery, Receive
+from penstock.core.errors import AccessDenied
+from penstock.server.auth import ANYBODY, RIGHTS, Principal, Right
+from penstock.server.shard import Call, give_back
+from penstock.server.tasks import AsyncShard
+
+TRANSPORT = "penstock.transport"
+"""Where the connection puts its transport into the scope of a request."""
+
+Messages = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+class CallerGone(Exception):
+    """The client has hung up; nobody is left to answer."""
+
+
+class Waits:
+    """How many requests are in flight, and how many of them wait for messages."""
+
+    def __init__(self) -> None:
+        self._busy = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def enter(self) -> None:
+        """A request has come, or goes on after its wait."""
+        self._busy += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """A request is answered, or waits for messages."""
+        self._busy -= 1
+        if not self._busy:
+            self._idle.set()
+
+    async def settled(self, grace_s: float) -> bool:
+        """Wait until only requests that wait for messages are in flight; False if that takes too long."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), grace_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Caller:
+    """One request's caller."""
+
+    __slots__ = ("_messages", "_scope", "_waits", "base_url", "delivery", "principal", "queue", "wanted")
+
+    def __init__(
+        self, scope: MutableMapping[str, Any], messages: Messages, waits: Waits, base_url: str, principal: Principal
+    ) -> None:
+        self._scope = scope
+        self._messages = messages
+        self._waits = waits
+        self.base_url = base_url
+        self.principal = principal
+        self.queue = ""
+        """The queue that the call is about, once it is known: for the log."""
+        self.wanted = ""
+        """The content type of the answer, among those that the operation offers."""
+        self.delivery: Delivery | None = None
+        """What was leased for this caller, to be given back if it does not get it."""
+
+    def need(self, right: Right, queue: str) -> str:
+        """The queue's name, if the caller has this right on it."""
+        return self.need_one_of((right,), queue)
+
+    def need_one_of(self, rights: tuple[Right, ...], queue: str) -> str:
+        """The queue's name, if the caller has one of these rights on it."""
+        self.queue = queue
+        principal = self.principal
+        if principal is not ANYBODY and not any(principal.allows(right, queue) for right in rights):
+            raise AccessDenied(f"{principal.name!r} has no {' or '.join(rights)} right on queue {queue!r}")
+        return queue
+
+    def may_see(self, queue: str) -> bool:
+        """Whether the caller has any right on the queue."""
+        return any(self.principal.allows(right, queue) for right in RIGHTS)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the connection is closed, or about to be."""
+        transport: asyncio.Transport | None = self._scope.get(TRANSPORT)
+        return transport is not None and transport.is_closing()
+
+    async def receive(self, shard: AsyncShard, command: Receive) -> Delivery:
+        """Lease messages, now or when there are any. If the caller hangs up meanwhile, it takes none with it."""
+        delivery: Delivery | None
+        if command.wait_ms == 0:
+            delivery = await shard.call(command)
+        else:
+            delivery = await self._wait(shard, command)
+        assert delivery is not None
+        if delivery.error is not None:
+            raise delivery.error
+        self.delivery = delivery
+        return delivery
+
+    async def _wait(self, shard: AsyncShard, command: Receive) -> Delivery | None:
+        answered = asyncio.get_running_loop().create_future()
+
+        def settled(_call: Call) -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        call = shard.submit(command, settled)
+        hanging_up = asyncio.ensure_future(self._hang_up())
+        self._waits.leave()
+        try:
+            await asyncio.wait((answered, hanging_up), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waits.enter()
+            hanging_up.cancel()
+            if not answered.done():
+                shard.withdraw(call)
+        if not answered.done():
+            raise CallerGone
+        delivery: Delivery | None = call.result()
+        return delivery
+
+    async def _hang_up(self) -> None:
+        while (await self._messages())["type"] != "http.disconnect":
+            pass
+
+    def give_back(self, shard: AsyncShard) -> None:
+        """What was leased for this caller is ready again, as if never handed out: it did not get it."""
+        delivery, self.delivery = self.delivery, None
+        if delivery is not None and delivery.runs:
+            shard.submit(give_back(delivery), lambda _: None)

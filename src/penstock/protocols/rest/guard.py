@@ -1,0 +1,106 @@
+"""Who calls, and whether it may: credentials, web pages, rates. For everything that is served on REST's port.
+
+A server without credentials trusts everybody on its machine, but not the pages in their browsers. A page of this very
+server may call (the page of the documentation does); browsers say that with `Sec-Fetch-Site` or `Origin`. They believe
+it of any name that leads here, which an attacker's name can be made to do, so the host must be an address or
+`localhost` then. Origins in `[rest] cors_origins` may call in any case.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import math
+import time
+from collections.abc import Mapping
+
+from penstock.protocols.rest.problems import RestError
+from penstock.protocols.rest.rates import RateLimit
+from penstock.server.auth import ANYBODY, Principal
+from penstock.server.node import Services
+
+_CHALLENGE = ((b"www-authenticate", b'Bearer realm="penstock"'),)
+
+
+class Guard:
+    """Lets callers in."""
+
+    def __init__(self, services: Services) -> None:
+        settings = services.settings.rest
+        self._credentials = services.credentials
+        self._origins = frozenset(settings.cors_origins)
+        rate = settings.requests_per_second
+        self._limit = None if rate is None else RateLimit(rate, settings.requests_burst)
+
+    def admit(self, headers: Mapping[str, str], peer: str) -> Principal:
+        """Who calls. Raises `RestError` if it must not: 401, 403 or 429."""
+        principal = self.principal(headers)
+        self.count(principal, peer)
+        return principal
+
+    def principal(self, headers: Mapping[str, str]) -> Principal:
+        """Who calls, by its credentials; anybody, where there are none and it is no foreign web page."""
+        if not self._credentials.are_required:
+            self.refuse_foreign_pages(headers)
+            return ANYBODY
+        authorization = headers.get("authorization")
+        if authorization is None:
+            raise RestError(401, "unauthorized", "this server needs credentials: Authorization: Bearer ...", _CHALLENGE)
+        principal = self._check(authorization)
+        if principal is None:
+            raise RestError(401, "unauthorized", "the token or the secret is not right", _CHALLENGE)
+        return principal
+
+    def _check(self, authorization: str) -> Principal | None:
+        scheme, _, rest = authorization.partition(" ")
+        if scheme.lower() == "bearer":
+            return self._credentials.check_bearer(rest.strip())
+        if scheme.lower() != "basic":
+            return None
+        try:
+            access_key, _, secret_key = base64.b64decode(rest.strip(), validate=True).decode().partition(":")
+        except ValueError:
+            return None
+        return self._credentials.check_password(access_key, secret_key)
+
+    def refuse_foreign_pages(self, headers: Mapping[str, str]) -> None:
+        """Raise if a browser sends this for a page of somebody else."""
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        if origin is None and site == "none":
+            return
+        if origin is not None and (origin in self._origins or "*" in self._origins):
+            return
+        host = headers.get("host", "")
+        is_own = origin is None or origin.partition("://")[2] == host
+        if not (is_own and site in ("none", "same-origin") and _cannot_be_rebound(host)):
+            raise RestError(
+                403,
+                "foreign_page",
+                "web pages may not call a server that has no credentials configured: add [[credentials]], or the "
+                "page's origin to [rest] cors_origins",
+            )
+
+    def count(self, principal: Principal, peer: str) -> None:
+        """Count a request of a caller; raise if it calls too often."""
+        if self._limit is None:
+            return
+        wait_s = self._limit.wait_s(principal.name if principal.access_key else peer, time.monotonic())
+        if wait_s:
+            retry_after = (b"retry-after", str(max(1, math.ceil(wait_s))).encode())
+            raise RestError(429, "rate_limited", f"too many requests: wait {wait_s:.3f} s", (retry_after,))
+
+
+def _cannot_be_rebound(host: str) -> bool:
+    """Whether a host is an address or `localhost`: no name that somebody else can make lead here.
+
+    >>> [_cannot_be_rebound(host) for host in ("127.0.0.1:9325", "[::1]:9325", "localhost:9325", "evil.example:9325")]
+    [True, True, True, False]
+    """
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if name == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

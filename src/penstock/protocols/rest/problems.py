@@ -1,0 +1,112 @@
+"""What went wrong, as `application/problem+json` (RFC 9457), and the one table from the core's errors to statuses.
+
+    {"type": "/v1/docs#stale_receipt", "title": "Conflict", "status": 409, "code": "stale_receipt",
+     "detail": "the lease of message 7 is over: ..."}
+
+`code` is the name of the error's class in snake case, for programs; `detail` is for people.
+"""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+
+import msgspec
+
+from penstock.core import errors as core
+from penstock.server.partition_map import PartitionMoved
+from penstock.store import errors as store
+
+CONTENT_TYPE = b"application/problem+json"
+
+
+class Problem(msgspec.Struct, omit_defaults=True):
+    """The body of every error."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    map_version: int | None = None
+    """Of `partition_moved`: the version of the partition map that says so."""
+    owner: str | None = None
+    """Of `partition_moved`: the URL of the node to ask."""
+
+
+class RestError(core.PenstockError):
+    """An error that is none of the core's: the request did not get that far."""
+
+    def __init__(self, status: int, code: str, detail: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.headers = headers
+
+
+def invalid(detail: str) -> RestError:
+    """A request that is not as documented."""
+    return RestError(400, "invalid_request", detail)
+
+
+STATUSES: tuple[tuple[type[core.PenstockError], int], ...] = (
+    (core.MessageTooLarge, 413),
+    (core.BatchTooLarge, 413),
+    (core.InvalidRequest, 400),
+    (core.AccessDenied, 403),
+    (core.NotFound, 404),
+    (core.QueueExists, 409),
+    (core.ForgedReceipt, 400),
+    (core.ReceiptRefused, 409),
+    (core.OverLimit, 429),
+    (core.Throttled, 429),
+    (core.RewindRefused, 409),
+    (core.WorkRefused, 409),
+    (PartitionMoved, 409),
+    (core.ChunkDamaged, 500),
+    (store.DiskFull, 507),
+    (core.StoreError, 503),
+    (core.PenstockError, 503),
+)
+"""The first row that fits counts."""
+
+_RETRY_SOON = ((b"retry-after", b"1"),)
+
+
+def code_of(error: core.PenstockError) -> str:
+    """An error's class in snake case.
+
+    >>> code_of(core.StaleReceipt("over"))
+    'stale_receipt'
+    """
+    if isinstance(error, RestError):
+        return error.code
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
+
+
+def status_of(error: core.PenstockError) -> int:
+    """The status that an error is answered with.
+
+    >>> status_of(core.QueueNotFound("gone")), status_of(core.InvalidName("no name"))
+    (404, 400)
+    """
+    if isinstance(error, RestError):
+        return error.status
+    return next(status for type_, status in STATUSES if isinstance(error, type_))
+
+
+def headers_of(error: core.PenstockError) -> tuple[tuple[bytes, bytes], ...]:
+    """What else the response says."""
+    if isinstance(error, RestError):
+        return error.headers
+    return _RETRY_SOON if status_of(error) in (429, 503, 507) else ()
+
+
+def problem_of(error: core.PenstockError) -> Problem:
+    """The body of an error's response."""
+    status, code = status_of(error), code_of(error)
+    problem = Problem(f"/v1/docs#{code}", HTTPStatus(status).phrase, status, code, str(error))
+    if isinstance(error, PartitionMoved):
+        problem.map_version = error.map_version
+        problem.owner = error.url
+    return problem

@@ -1,0 +1,293 @@
+"""Queues, their channels, and the whole server in numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from penstock.core.commands import (
+    ChangeQueue,
+    ChannelStats,
+    CreateChannel,
+    CreateQueue,
+    DeleteChannel,
+    DeleteQueue,
+    DescribeQueue,
+    ListQueues,
+    PauseChannel,
+    PurgeChannel,
+    PurgeQueue,
+    QueueInfo,
+    QueueStats,
+    Stats,
+)
+from penstock.core.config import QueueConfig
+from penstock.core.errors import ChannelNotFound, QueueNotFound
+from penstock.protocols.rest.caller import Caller
+from penstock.protocols.rest.contents import milliseconds, seconds_of
+from penstock.protocols.rest.operations import operation
+from penstock.protocols.rest.resource import Resource
+from penstock.protocols.rest.shapes import (
+    BackoffSettings,
+    ChannelCounts,
+    ChannelList,
+    NewChannel,
+    NewQueue,
+    Purged,
+    QueueCounts,
+    QueueDescription,
+    QueueList,
+    QueueSettings,
+    QueuesQuery,
+    ServerStats,
+)
+from penstock.server.auth import RIGHTS
+from penstock.server.node import Services
+
+_LENGTHS = frozenset({"lease", "retention", "delay", "receive_wait", "consumer_retention"})
+"""Settings that are seconds here and milliseconds, with `_ms` at their end, in the core."""
+_QUEUES_PER_CALL = 1_000
+
+
+class Queues(Resource):
+    """Queues."""
+
+    tag = "queues"
+
+    @operation("POST", "/v1/queues", status=201)
+    async def create_queue(self, caller: Caller, body: NewQueue) -> QueueDescription:
+        """Create a queue.
+
+        Once more with the same settings is fine; with others it is 409.
+        """
+        caller.need("admin", body.name)
+        changes = changes_of(body.settings)
+        if body.settings.kind is UNSET and body.name.endswith(".fifo"):
+            changes["kind"] = "fifo"
+        config = QueueConfig().changed(changes)
+        await self.shard.call(CreateQueue(name=body.name, config=config, channels=tuple(body.channels)))
+        return await self._described(body.name)
+
+    @operation("GET", "/v1/queues")
+    async def list_queues(self, caller: Caller, query: QueuesQuery) -> QueueList:
+        """List the names of queues, in order.
+
+        What the caller has no right on is left out.
+        """
+        found: list[str] = []
+        after = query.after
+        while len(found) <= query.limit:
+            names: list[str] = await self.shard.call(
+                ListQueues(prefix=query.prefix, after=after, limit=_QUEUES_PER_CALL)
+            )
+            found += [name for name in names if caller.may_see(name)]
+            if len(names) < _QUEUES_PER_CALL:
+                break
+            after = names[-1]
+        page = found[: query.limit]
+        return QueueList(queues=page, next=page[-1] if len(found) > len(page) else None)
+
+    @operation("GET", "/v1/queues/{queue}")
+    async def describe_queue(self, caller: Caller, queue: str) -> QueueDescription:
+        """Describe a queue: its settings, and exact counts."""
+        return await self._described(caller.need_one_of(RIGHTS, queue))
+
+    @operation("PATCH", "/v1/queues/{queue}")
+    async def change_queue(self, caller: Caller, queue: str, body: QueueSettings) -> QueueDescription:
+        """Change some settings of a queue. What is not given stays as it is."""
+        caller.need("admin", queue)
+        await self.shard.call(ChangeQueue(name=queue, changes=changes_of(body)))
+        return await self._described(queue)
+
+    @operation("DELETE", "/v1/queues/{queue}")
+    async def delete_queue(self, caller: Caller, queue: str) -> None:
+        """Delete a queue with its messages, channels and consumers."""
+        await self.shard.call(DeleteQueue(name=caller.need("admin", queue)))
+
+    @operation("POST", "/v1/queues/{queue}/purge")
+    async def purge_queue(self, caller: Caller, queue: str) -> Purged:
+        """Delete a queue's messages, those in flight included."""
+        return Purged(purged=await self.shard.call(PurgeQueue(name=caller.need("admin", queue))))
+
+    async def _described(self, name: str) -> QueueDescription:
+        info: QueueInfo = await self.shard.call(DescribeQueue(name=name))
+        stats: Stats = await self.shard.call(QueueStats(name=name))
+        return QueueDescription(
+            name=name,
+            settings=settings_of(info.config),
+            created_at=info.created_ms / 1_000,
+            changed_at=info.changed_ms / 1_000,
+            stats=_counts_of(stats),
+        )
+
+
+class Channels(Resource):
+    """Channels: each gets every message of its queue."""
+
+    tag = "channels"
+
+    @operation("POST", "/v1/queues/{queue}/channels", status=201)
+    async def create_channel(self, caller: Caller, queue: str, body: NewChannel) -> ChannelCounts:
+        """Create a channel. Once more is fine."""
+        caller.need("read", queue)
+        start = body.start if isinstance(body.start, str) else milliseconds(body.start, "start")
+        assert start is not None
+        await self.shard.call(CreateChannel(queue=queue, channel=body.name, start=start))
+        return await self._counts(queue, body.name)
+
+    @operation("GET", "/v1/queues/{queue}/channels")
+    async def list_channels(self, caller: Caller, queue: str) -> ChannelList:
+        """List the channels of a queue, with exact counts."""
+        stats: Stats = await self.shard.call(QueueStats(name=caller.need_one_of(RIGHTS, queue)))
+        return ChannelList(channels=[_channel_counts(channel) for channel in stats.channels.values()])
+
+    @operation("GET", "/v1/queues/{queue}/channels/{channel}")
+    async def describe_channel(self, caller: Caller, queue: str, channel: str) -> ChannelCounts:
+        """Describe a channel, with exact counts."""
+        return await self._counts(caller.need_one_of(RIGHTS, queue), channel)
+
+    @operation("DELETE", "/v1/queues/{queue}/channels/{channel}")
+    async def delete_channel(self, caller: Caller, queue: str, channel: str) -> None:
+        """Delete a channel, and what is kept for it alone."""
+        await self.shard.call(DeleteChannel(queue=caller.need("admin", queue), channel=channel))
+
+    @operation("POST", "/v1/queues/{queue}/channels/{channel}/pause")
+    async def pause_channel(self, caller: Caller, queue: str, channel: str) -> ChannelCounts:
+        """Stop handing out a channel's messages."""
+        await self.shard.call(PauseChannel(queue=caller.need("admin", queue), channel=channel))
+        return await self._counts(queue, channel)
+
+    @operation("POST", "/v1/queues/{queue}/channels/{channel}/unpause")
+    async def unpause_channel(self, caller: Caller, queue: str, channel: str) -> ChannelCounts:
+        """Go on handing out a channel's messages."""
+        await self.shard.call(PauseChannel(queue=caller.need("admin", queue), channel=channel, paused=False))
+        return await self._counts(queue, channel)
+
+    @operation("POST", "/v1/queues/{queue}/channels/{channel}/purge")
+    async def purge_channel(self, caller: Caller, queue: str, channel: str) -> Purged:
+        """Drop all that waits for a channel or is in flight there."""
+        command = PurgeChannel(queue=caller.need("admin", queue), channel=channel)
+        return Purged(purged=await self.shard.call(command))
+
+    async def _counts(self, queue: str, channel: str) -> ChannelCounts:
+        stats: Stats = await self.shard.call(QueueStats(name=queue))
+        found = stats.channels.get(channel)
+        if found is None:
+            raise ChannelNotFound(f"queue {queue!r} has no channel {channel!r}: create it first")
+        return _channel_counts(found)
+
+
+class Server(Resource):
+    """The whole server."""
+
+    tag = "server"
+
+    def __init__(self, services: Services, version: str) -> None:
+        super().__init__(services)
+        self._version = version
+
+    @operation("GET", "/v1/stats")
+    async def server_stats(self, caller: Caller) -> ServerStats:
+        """Count the whole server: every queue that the caller may read, added up."""
+        total = ServerStats(
+            version=self._version,
+            queues=0,
+            messages=0,
+            bytes=0,
+            ready=0,
+            leased=0,
+            delayed=0,
+            sent=0,
+            acked=0,
+            failed=0,
+            dead=0,
+            sessions=len(self.broker.sessions),
+        )
+        after = ""
+        while names := await self.shard.call(ListQueues(after=after, limit=_QUEUES_PER_CALL)):
+            after = names[-1]
+            for name in names:
+                if caller.principal.allows("read", name):
+                    await self._add(total, name)
+        return total
+
+    async def _add(self, total: ServerStats, name: str) -> None:
+        try:
+            stats: Stats = await self.shard.call(QueueStats(name=name))
+        except QueueNotFound:
+            return
+        total.queues += 1
+        for field in ("messages", "bytes", "delayed", "sent"):
+            setattr(total, field, getattr(total, field) + getattr(stats, field))
+        for channel in stats.channels.values():
+            for field in ("ready", "leased", "delayed", "acked", "failed", "dead"):
+                setattr(total, field, getattr(total, field) + getattr(channel, field))
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def changes_of(settings: QueueSettings) -> dict[str, Any]:
+    """The settings that are given, as the core names them.
+
+    >>> changes_of(QueueSettings(lease=5, retention=None))
+    {'lease_ms': 5000, 'retention_ms': None}
+    """
+    given = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    return dict(_as_in_core(name, value) for name, value in given.items() if value is not UNSET)
+
+
+def _as_in_core(name: str, value: Any) -> tuple[str, Any]:
+    if name in _LENGTHS:
+        return f"{name}_ms", milliseconds(value, name)
+    return name, msgspec.to_builtins(value)
+
+
+def settings_of(config: QueueConfig) -> QueueSettings:
+    """All settings of a queue, as the API has them."""
+    found: dict[str, Any] = {}
+    for name in QueueSettings.__struct_fields__:
+        if name in _LENGTHS:
+            found[name] = seconds_of(getattr(config, f"{name}_ms"))
+        elif name == "backoff":
+            backoff = config.backoff
+            found[name] = BackoffSettings(
+                shape=backoff.shape, base_ms=backoff.base_ms, ceiling_ms=backoff.ceiling_ms, seed=backoff.seed
+            )
+        else:
+            found[name] = getattr(config, name)
+    return QueueSettings(**found)
+
+
+# -- counts ------------------------------------------------------------------------------------------------------------
+
+
+def _counts_of(stats: Stats) -> QueueCounts:
+    return QueueCounts(
+        messages=stats.messages,
+        bytes=stats.bytes,
+        delayed=stats.delayed,
+        sent=stats.sent,
+        quarantined=stats.quarantined,
+        oldest_sent_at=seconds_of(stats.oldest_ms),
+        end_offset=stats.next_sequence,
+        channels=[_channel_counts(channel) for channel in stats.channels.values()],
+        consumers=stats.consumers,
+    )
+
+
+def _channel_counts(channel: ChannelStats) -> ChannelCounts:
+    return ChannelCounts(
+        name=channel.name,
+        ready=channel.ready,
+        leased=channel.leased,
+        delayed=channel.delayed,
+        acked=channel.acked,
+        failed=channel.failed,
+        dead=channel.dead,
+        paused=channel.paused,
+        oldest_sent_at=seconds_of(channel.oldest_ms),
+        waiting_receivers=channel.waiting_receivers,
+    )

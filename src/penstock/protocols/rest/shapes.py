@@ -1,0 +1,697 @@
+"""What the API takes and gives, as typed structs: they decode, they check, and the OpenAPI document is made of them.
+
+Lengths of time are seconds, moments are seconds since 1970, as in the Python API. An unknown field is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from penstock.core.config import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX, BackoffShape, Kind, PolicyName, Scope
+from penstock.protocols.rest.operations import Batch
+
+SEQUENCE_MAX = (1 << 62) - 1
+LISTED_MAX = 1_000
+RECEIPTS_MAX = 10_000
+SECONDS_MAX = DELAY_MS_MAX // 1_000
+LEASE_SECONDS_MAX = LEASE_MS_MAX // 1_000
+SESSION_SECONDS_MAX = 24 * 3_600
+RECORDS_MAX = 100_000
+
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9._#-]{1,128}$", description="Letters, digits, dots, dashes, _ or #")]
+Token = Annotated[str, Meta(min_length=1, max_length=128)]
+Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
+Lease = Annotated[float, Meta(ge=0, le=LEASE_SECONDS_MAX, description="Seconds, up to twelve hours")]
+Moment = Annotated[float, Meta(ge=0, description="Seconds since 1970")]
+Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+Count = Annotated[int, Meta(ge=0)]
+Limit = Annotated[int, Meta(ge=1, le=LISTED_MAX)]
+ReceiptText = Annotated[str, Meta(max_length=200)]
+Encoding = Literal["text", "base64"]
+StateName = Literal["ready", "leased", "delayed", "done"]
+
+
+class Shape(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What comes in."""
+
+
+class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What goes out. What has its default value is left out."""
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+class BackoffSettings(Shape, omit_defaults=False):
+    """How long a failed message waits before its next delivery."""
+
+    shape: BackoffShape = "none"
+    base_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] = 1_000
+    ceiling_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] = 3_600_000
+    seed: Sequence = 0
+
+
+class QueueSettings(Shape):
+    """A queue's settings. Lengths of time are seconds; null means: no limit."""
+
+    kind: Kind | UnsetType = UNSET
+    lease: Lease | UnsetType = UNSET
+    retention: Seconds | UnsetType | None = UNSET
+    retention_bytes: Sequence | UnsetType | None = UNSET
+    delay: Seconds | UnsetType = UNSET
+    message_bytes_max: Count | UnsetType = UNSET
+    receive_wait: Seconds | UnsetType = UNSET
+    max_receives: Count | UnsetType = UNSET
+    dead_letter: Name | UnsetType | None = UNSET
+    backoff: BackoffSettings | UnsetType = UNSET
+    policy: PolicyName | UnsetType = UNSET
+    consume_times: Count | UnsetType = UNSET
+    partitions: Count | UnsetType = UNSET
+    content_dedup: bool | UnsetType = UNSET
+    dedup_scope: Scope | UnsetType = UNSET
+    throughput_scope: Scope | UnsetType = UNSET
+    throughput_per_second: Count | UnsetType | None = UNSET
+    in_flight_max: Count | UnsetType = UNSET
+    consumer_retention: Seconds | UnsetType | None = UNSET
+    tags: dict[str, str] | UnsetType = UNSET
+    labels: dict[str, str] | UnsetType = UNSET
+
+
+class NewQueue(Shape):
+    """A queue to be created."""
+
+    name: Name
+    settings: QueueSettings = msgspec.field(default_factory=QueueSettings)
+    channels: Annotated[tuple[Name, ...], Meta(max_length=LISTED_MAX)] = ("main",)
+
+
+class ChannelCounts(Result, omit_defaults=False):
+    """A channel, and how much is in it. The counts are exact."""
+
+    name: str
+    ready: int
+    leased: int
+    delayed: int
+    acked: int
+    failed: int
+    dead: int
+    paused: bool
+    oldest_sent_at: float | None
+    waiting_receivers: int
+
+
+class QueueCounts(Result, omit_defaults=False):
+    """How much is in a queue. The counts are exact."""
+
+    messages: int
+    bytes: int
+    delayed: int
+    sent: int
+    quarantined: int
+    oldest_sent_at: float | None
+    end_offset: int
+    channels: list[ChannelCounts]
+    consumers: dict[str, int]
+    """Named consumers, and the offset where each is."""
+
+
+class QueueDescription(Result):
+    """A queue: its settings, and how much is in it."""
+
+    name: str
+    settings: QueueSettings
+    created_at: float
+    changed_at: float
+    stats: QueueCounts
+
+
+class QueueList(Result, omit_defaults=False):
+    """Names of queues, in order."""
+
+    queues: list[str]
+    next: str | None
+    """Ask again with `after` this name; null at the end."""
+
+
+class QueuesQuery(Shape):
+    """Which queues."""
+
+    prefix: Annotated[str, Meta(max_length=128)] = ""
+    after: Annotated[str, Meta(max_length=128)] = ""
+    limit: Limit = 100
+
+
+class Purged(Result, omit_defaults=False):
+    """How many messages went."""
+
+    purged: int
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+class TypedValue(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """An attribute's value that is bytes (in base64), or has a type of its own (SQS: `Number.price`)."""
+
+    value: str
+    encoding: Encoding = "text"
+    type: Token | None = None
+
+
+Number = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+AttributeJson = str | Number | float | TypedValue
+
+
+class NewMessage(Shape):
+    """A message to be sent."""
+
+    body: str
+    encoding: Encoding = "text"
+    attributes: dict[str, AttributeJson] = {}
+    group: Token | None = None
+    dedup_id: Token | None = None
+    priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)] = 0
+    delay: Seconds | None = None
+    """null: the queue's delay."""
+    due: Moment | None = None
+
+
+class PutMessage(NewMessage, kw_only=True):
+    """A message to be sent by a unit of work."""
+
+    queue: Name
+
+
+class SendQuery(Shape):
+    """How to send."""
+
+    create: bool = True
+    """Create the queue if it is not there."""
+
+
+class SentMessage(Result):
+    """What became of a message."""
+
+    id: str
+    sequence: int
+    duplicate: bool = False
+    """It was known already, by its dedup id: nothing was added."""
+
+
+class SentMessages(Result):
+    """What became of messages, in the order in which they were given."""
+
+    messages: list[SentMessage]
+
+
+class FailedDelivery(Result, omit_defaults=False):
+    """A delivery that did not end well."""
+
+    attempt: int
+    received_at: float
+    failed_at: float
+    session: str
+    error: str
+
+
+class MessageOrigin(Result, omit_defaults=False):
+    """Where a message was before it was moved here."""
+
+    queue: str
+    channel: str
+    sequence: int
+    attempts: int
+
+
+class Content(Result):
+    """What every message has."""
+
+    id: str
+    sequence: int
+    body: str
+    sent_at: float
+    encoding: Encoding = "text"
+    attributes: dict[str, AttributeJson] = {}
+    group: str | None = None
+    origin: MessageOrigin | None = None
+
+
+class ReceivedMessage(Content, kw_only=True):
+    """A message that is leased to the caller."""
+
+    receipt: str
+    attempt: int
+    first_received_at: float
+    failures: list[FailedDelivery] = []
+
+
+class Receipt(Result):
+    """Messages that were received. All their leases end at the same time."""
+
+    messages: list[ReceivedMessage]
+    deadline: float
+    """When the leases end."""
+
+
+class SeenMessage(Content, kw_only=True):
+    """A message as it is, untouched."""
+
+    state: StateName
+    attempts: int
+    until: float | None = None
+    """When its lease ends or its delay is over."""
+    failures: list[FailedDelivery] = []
+
+
+class SeenMessages(Result, omit_defaults=False):
+    """Messages in order, not taken."""
+
+    messages: list[SeenMessage]
+    next: int | None
+    """Ask again with `after` this number; null at the end."""
+
+
+class DeadLetters(SeenMessages, omit_defaults=False):
+    """Messages that failed for good, with the reasons."""
+
+    queue: str
+    """The dead-letter queue in which they are."""
+
+
+class BrowseQuery(Shape):
+    """Which messages."""
+
+    channel: Name = "main"
+    after: Annotated[int, Meta(ge=-1, le=SEQUENCE_MAX)] = -1
+    limit: Limit = 100
+    states: list[StateName] = msgspec.field(default_factory=lambda: ["ready", "leased", "delayed"])
+    contains: Annotated[str, Meta(max_length=4096)] | None = None
+    """Only messages whose body holds this."""
+    encoding: Encoding = "text"
+    """Of `contains`."""
+
+
+class DeadLettersQuery(Shape):
+    """Which dead letters."""
+
+    after: Annotated[int, Meta(ge=-1, le=SEQUENCE_MAX)] = -1
+    limit: Limit = 100
+    contains: Annotated[str, Meta(max_length=4096)] | None = None
+    error: Annotated[str, Meta(max_length=4096)] | None = None
+    """Only those one of whose errors holds this text."""
+
+
+class ReceiveOptions(Shape):
+    """How to receive through a channel."""
+
+    max: Annotated[int, Meta(ge=1)] = 1
+    wait: Seconds | None = None
+    """How long to wait for the first message; null: as the queue says."""
+    lease: Lease | None = None
+    """How long the messages are the caller's; null: as the queue says."""
+    session: Token | None = None
+    """Who holds the leases, from `POST /v1/sessions`."""
+    attempt_id: Token | None = None
+    """FIFO: the same id again gets the same messages again, while they are leased."""
+
+
+class ReceiveRequest(ReceiveOptions):
+    """How to receive."""
+
+    channel: Name = "main"
+
+
+class Held(Shape):
+    """Messages that the caller holds: one `receipt`, which fails as a whole, or `receipts`, with a result for each."""
+
+    receipt: ReceiptText | UnsetType = UNSET
+    receipts: Annotated[list[ReceiptText], Meta(max_length=RECEIPTS_MAX)] | UnsetType = UNSET
+
+
+class ReleaseRequest(Held):
+    """Work that failed."""
+
+    error: Annotated[str, Meta(max_length=4096)] = ""
+    """Why: it is kept with the message."""
+    delay: Seconds | None = None
+    """null: as the queue's backoff says."""
+
+
+class ExtendRequest(Held, kw_only=True):
+    """Work that goes on."""
+
+    lease: Lease
+    """The leases end so many seconds from now; 0 gives the messages back."""
+
+
+class RefusedReceipt(Result):
+    """A message that was not settled, and why."""
+
+    receipt: str
+    code: str
+    detail: str
+
+
+class SettledReceipts(Result, omit_defaults=False):
+    """What became of each message."""
+
+    settled: int
+    refused: list[RefusedReceipt]
+
+
+# -- channels, dead letters, work, sessions ----------------------------------------------------------------------------
+
+
+class NewChannel(Shape):
+    """A channel to be created."""
+
+    name: Name
+    start: Literal["head", "tail"] | Moment = "head"
+    """With what is there already, with what comes, or with what was sent since a moment."""
+
+
+class ChannelList(Result):
+    """The channels of a queue."""
+
+    channels: list[ChannelCounts]
+
+
+class NewRedrive(Shape):
+    """Which messages of a (dead-letter) queue go back, and where to."""
+
+    queue: Name
+    """The queue that they are in."""
+    target: Name | None = None
+    """null: where each came from."""
+    ids: Annotated[list[Token], Meta(max_length=LISTED_MAX)] | None = None
+    """Only these, by their ids."""
+    sequences: Annotated[list[Sequence], Meta(max_length=RECEIPTS_MAX)] | None = None
+    """Only these, by their sequence numbers."""
+    contains: Annotated[str, Meta(max_length=4096)] | None = None
+    error: Annotated[str, Meta(max_length=4096)] | None = None
+    rate: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    """Messages a second."""
+
+
+class Redrive(Result, omit_defaults=False):
+    """A redrive, and how far it is."""
+
+    task: int
+    queue: str
+    target: str | None
+    status: Literal["running", "done", "cancelled", "failed"]
+    moved: int
+    skipped: int
+    to_move: int
+    started_at: float
+    error: str
+
+
+class RedriveList(Result):
+    """Redrives, newest first."""
+
+    redrives: list[Redrive]
+
+
+class RedrivesQuery(Shape):
+    """Which redrives."""
+
+    queue: Name | None = None
+
+
+class Work(Shape):
+    """A unit of work: all of it happens, or nothing."""
+
+    receipts: Annotated[list[ReceiptText], Meta(max_length=RECEIPTS_MAX)] = []
+    """Messages that are done, of any queues."""
+    sends: Annotated[list[PutMessage], Meta(max_length=RECEIPTS_MAX)] = []
+
+
+class NewSession(Shape):
+    """A session to be opened."""
+
+    name: Annotated[str, Meta(max_length=128)] = ""
+    """Shown with the failures of messages that it held."""
+    ttl: Annotated[float, Meta(ge=0.1, le=SESSION_SECONDS_MAX)] = 60.0
+    """Seconds after the last heartbeat at which it ends by itself."""
+
+
+class Session(Result, omit_defaults=False):
+    """An open session."""
+
+    session: str
+    ttl: float
+
+
+class EndedSession(Result, omit_defaults=False):
+    """How many messages were given back."""
+
+    released: int
+
+
+# -- records and consumers ---------------------------------------------------------------------------------------------
+
+
+class Record(Result):
+    """A message, read by its offset."""
+
+    offset: int
+    id: str
+    timestamp: float
+    """When it was first sent."""
+    body: str
+    encoding: Encoding = "text"
+    key: str | None = None
+    """Its group."""
+    attributes: dict[str, AttributeJson] = {}
+
+
+class Records(Result, omit_defaults=False):
+    """Messages in order of their offsets."""
+
+    records: list[Record]
+    next_offset: int
+    """Where to go on."""
+    end_offset: int
+    """The offset of the next message that will be sent."""
+
+
+class RecordsQuery(Shape):
+    """Which records."""
+
+    offset: Sequence = 0
+    max: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] = 1_000
+    end: Sequence | None = None
+    """Only records before this offset."""
+    max_bytes: Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)] | None = None
+    """Stop before there are more bytes of bodies; one record comes in any case."""
+    headers: bool = False
+    """Arrow: with the attributes."""
+
+
+class ConsumerRecordsQuery(Shape):
+    """How many records."""
+
+    max: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] = 1_000
+    max_bytes: Annotated[int, Meta(ge=1, le=SEQUENCE_MAX)] | None = None
+
+
+class ConsumerPosition(Result, omit_defaults=False):
+    """Where a named consumer is."""
+
+    consumer: str
+    offset: int
+    end_offset: int
+    lag: int
+
+
+class ConsumerList(Result):
+    """The named consumers of a queue."""
+
+    consumers: list[ConsumerPosition]
+
+
+class MoveConsumer(Shape):
+    """Where a consumer is from now on: everything before is done."""
+
+    offset: Sequence
+    allow_rewind: bool = False
+
+
+class ServerStats(Result, omit_defaults=False):
+    """The whole server, as far as the caller may read it."""
+
+    version: str
+    queues: int
+    messages: int
+    bytes: int
+    ready: int
+    leased: int
+    delayed: int
+    sent: int
+    acked: int
+    failed: int
+    dead: int
+    sessions: int
+
+
+# -- virtual queues ----------------------------------------------------------------------------------------------------
+
+
+class NoOptions(Shape):
+    """Nothing to be said."""
+
+
+class Partitions(Result, omit_defaults=False):
+    """The partition map: a queue belongs to partition (murmur2(name) & 0x7fffffff) % partitions."""
+
+    version: int
+    partitions: int
+    owners: list[str]
+    """The node of each partition."""
+    nodes: dict[str, str]
+    """The URL of each node."""
+
+
+class GetRecords(Shape):
+    """Records of a virtual queue."""
+
+    queue: Name
+    consumer: Name | None = None
+    offset: Sequence | None = None
+    """null: from where the consumer is, or from the start."""
+    max_records: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] = 1_000
+
+
+class ConsumerAck(Shape):
+    """A consumer has read everything before an offset."""
+
+    queue: Name
+    consumer: Name
+    offset: Sequence
+    allow_rewind: bool = False
+    AllowRewind: bool = False
+    """As `allow_rewind`."""
+
+
+class AckedConsumer(Result, omit_defaults=False):
+    """Where the consumer is now."""
+
+    offset: int
+
+
+class Publish(Shape):
+    """Messages for a virtual queue, which is created when it is not there."""
+
+    queue: Name
+    messages: Annotated[list[NewMessage], Meta(min_length=1)]
+
+
+class Published(Result, omit_defaults=False):
+    """Where the messages are, in the order in which they were given."""
+
+    offsets: list[int]
+
+
+class QueueAndConsumer(Shape):
+    """A consumer of a virtual queue."""
+
+    queue: Name
+    consumer: Name
+
+
+class QueueOnly(Shape):
+    """A virtual queue."""
+
+    queue: Name
+
+
+# -- batches, as MessagePack -------------------------------------------------------------------------------------------
+
+
+class SendBatch(Batch, forbid_unknown_fields=True, kw_only=True):
+    """Messages that are sent together. Lists run beside `bodies`; nil where a message has no such thing."""
+
+    bodies: list[bytes]
+    attributes: list[dict[str, Any] | None] | None = None
+    groups: list[str | None] | None = None
+    dedup_ids: list[str | None] | None = None
+    priority: int = 0
+    delay: float | None = None
+    due: float | None = None
+
+
+class SentBatch(Batch):
+    """Sequence numbers: `first` and on, or, if some messages were duplicates, one by one."""
+
+    queue_id: int
+    first: int
+    count: int
+    sequences: list[int] | None = None
+    duplicates: list[int] = msgspec.field(default_factory=list)
+    """Indexes of the messages that were known already."""
+
+
+class ReceiveBatch(Batch, forbid_unknown_fields=True, kw_only=True):
+    """How to receive."""
+
+    max: int = 1_000
+    wait: float | None = None
+    lease: float | None = None
+    channel: str = "main"
+    session: str | None = None
+    attempt_id: str | None = None
+
+
+class ReceivedRun(Batch):
+    """Messages with consecutive sequence numbers, `first` and on."""
+
+    first: int
+    sent_ms: int
+    bodies: list[bytes]
+    attempts: int | list[int]
+    """How often they were handed out: one number for all, or one for each."""
+    attributes: list[dict[str, Any] | None] | None = None
+    groups: list[str | None] | None = None
+
+
+class ReceivedBatch(Batch):
+    """Leased messages, and what is needed to settle them."""
+
+    queue_id: int
+    channel: str
+    deadline_ms: int
+    runs: list[ReceivedRun]
+    spans: list[tuple[int, int, int]]
+    """What settles all of them: (first, last, attempt)."""
+
+
+class SettleBatch(Batch, forbid_unknown_fields=True, kw_only=True):
+    """Messages that the caller holds, as spans (first, last, attempt)."""
+
+    queue_id: int
+    spans: list[tuple[int, int, int]]
+    channel: str = "main"
+
+
+class ReleaseBatch(SettleBatch, forbid_unknown_fields=True, kw_only=True):
+    """Work that failed."""
+
+    error: str = ""
+    delay: float | None = None
+
+
+class ExtendBatch(SettleBatch, forbid_unknown_fields=True, kw_only=True):
+    """Work that goes on."""
+
+    lease: float
+
+
+class SettledBatch(Batch):
+    """How many were settled, and which were not: (first, last, code, detail)."""
+
+    settled: int
+    refused: list[tuple[int, int, str, str]]
