@@ -1,11 +1,12 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test check format bench soak interop clean
+.PHONY: help venv run demo test compile compiled check format bench soak interop clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+COMPILED := $(CURDIR)/build/compiled
 EXTRAS := kafka,spark,outbox,dev
 SEEDS ?= 10000
 KILLS ?= 500
@@ -30,6 +31,12 @@ demo: $(INSTALLED) ## Run the demo: send, receive, fail, retry, dead-letter
 test: $(INSTALLED) ## Run every test, the doctests included
 	$(BIN)/python -m pytest
 
+compile: $(INSTALLED) ## Compile the hot half of the package into build/compiled (minutes, once; needs a C compiler)
+	$(BIN)/python -m tools.compile
+
+compiled: compile ## Run the tests on the compiled package
+	PYTHONPATH=$(COMPILED) $(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." tests
+
 check: $(INSTALLED) ## Lint, check the format, check the types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -39,8 +46,8 @@ format: $(INSTALLED) ## Format the code, and repair what the linter can
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(INSTALLED) ## Run every benchmark and rewrite docs/benchmarks.md
-	$(BIN)/python -m bench.run
+bench: compile ## Run every benchmark on the compiled package and rewrite docs/benchmarks.md
+	PYTHONPATH=$(COMPILED) $(BIN)/python -m bench.run
 
 soak: $(INSTALLED) ## Simulate SEEDS seeds, then kill -9 a loaded process KILLS times
 	$(BIN)/python -m tests.simulation.soak --seeds $(SEEDS)

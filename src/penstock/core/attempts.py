@@ -10,15 +10,11 @@ import msgspec
 from penstock.core import keys
 from penstock.core.commands import Run, Span
 from penstock.core.config import LEASE_MS_MAX
+from penstock.core.records import AttemptRecord
 from penstock.core.window import Entry, Window
 
 if TYPE_CHECKING:
     from penstock.core.channel import Channel
-
-
-class _AttemptRecord(msgspec.Struct, array_like=True):
-    spans: list[Span]
-    expires_ms: int
 
 
 class Attempts:
@@ -29,7 +25,7 @@ class Attempts:
         self.queue = channel.queue
         self.shelf = channel.shelf
         self.windows = channel.windows
-        self.known: dict[str, _AttemptRecord] = {}
+        self.known: dict[str, AttemptRecord] = {}
 
     def take_again(self, attempt_id: str, now_ms: int, lease_ms: int) -> tuple[list[Run], int] | None:
         """The messages of an earlier receive with this id, if it still holds them all; their leases are renewed."""
@@ -56,7 +52,7 @@ class Attempts:
 
     def remember(self, attempt_id: str, runs: Iterable[Run], expires_ms: int) -> None:
         """Remember what a receive with an attempt id was given."""
-        record = _AttemptRecord([span for run in runs for span in run.spans()], expires_ms)
+        record = AttemptRecord([span for run in runs for span in run.spans()], expires_ms)
         self.known[attempt_id] = record
         self.shelf.changes.put_record(self._key(attempt_id), msgspec.msgpack.encode(record))
         self.queue.broker.schedule(expires_ms, "attempt", self.channel, attempt_id)
@@ -69,7 +65,7 @@ class Attempts:
 
     def restore(self, attempt_id: str, data: bytes) -> None:
         """Take an attempt id back from its record."""
-        record = msgspec.msgpack.decode(data, type=_AttemptRecord)
+        record = msgspec.msgpack.decode(data, type=AttemptRecord)
         self.known[attempt_id] = record
         self.queue.broker.schedule(record.expires_ms, "attempt", self.channel, attempt_id)
 

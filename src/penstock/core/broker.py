@@ -121,6 +121,7 @@ from penstock.core.marks import Marks
 from penstock.core.origin import Origin
 from penstock.core.queue import Queue
 from penstock.core.receipt import Receipt
+from penstock.core.records import Meta, Session
 from penstock.core.runs import merged_spans
 from penstock.core.shelf import Shelf
 from penstock.core.window import Entry
@@ -134,28 +135,10 @@ _REALM_BYTES = 8
 _RECEIPT_KEYS_MAX = 10_000
 
 
-class _Meta(msgspec.Struct, array_like=True):
-    version: int
-    secret: bytes
-    realm: int
-    next_queue: int = 1
-    next_session: int = 1
-    next_task: int = 1
-
-
-class Session(msgspec.Struct, array_like=True):
-    """Who holds leases."""
-
-    name: str
-    ttl_ms: int | None
-    seen_ms: int
-    bound: bool = False
-
-
 class Broker:
     """Every queue of one shard. See the top of this file for how it is driven."""
 
-    def __init__(self, reader: Reader, meta: _Meta) -> None:
+    def __init__(self, reader: Reader, meta: Meta) -> None:
         self.shelf = Shelf(reader)
         self.meta = meta
         self.now_ms = 0
@@ -190,7 +173,7 @@ class Broker:
         """The broker as the store has it. `entropy` makes the secret and the realm of a store that is new."""
         found = next(reader.scan(keys.record(Kind.META)), None)
         if found is not None:
-            broker = cls(reader, msgspec.msgpack.decode(found[1], type=_Meta))
+            broker = cls(reader, msgspec.msgpack.decode(found[1], type=Meta))
             if broker.meta.version != FORMAT_VERSION:
                 raise InvalidConfig(
                     f"the store has format {broker.meta.version}, and this version of Penstock knows {FORMAT_VERSION}: "
@@ -202,7 +185,7 @@ class Broker:
         if len(entropy) < _SECRET_BYTES + _REALM_BYTES:
             raise InvalidRequest(f"a new store needs at least {_SECRET_BYTES + _REALM_BYTES} bytes of entropy")
         realm = int.from_bytes(entropy[_SECRET_BYTES : _SECRET_BYTES + _REALM_BYTES], "big")
-        broker = cls(reader, _Meta(FORMAT_VERSION, entropy[:_SECRET_BYTES], realm))
+        broker = cls(reader, Meta(FORMAT_VERSION, entropy[:_SECRET_BYTES], realm))
         broker.now_ms = now_ms
         broker._save_meta()
         return broker

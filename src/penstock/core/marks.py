@@ -12,14 +12,10 @@ from penstock.core import keys
 from penstock.core.changes import Changes
 from penstock.core.errors import InvalidRequest
 from penstock.core.keys import Kind
+from penstock.core.records import Mark
 
 NAMES_MAX = 100_000
 NAME_LENGTH_MAX = 256
-
-
-class _Mark(msgspec.Struct, array_like=True):
-    number: int
-    done_ms: int
 
 
 class Marks:
@@ -31,7 +27,7 @@ class Marks:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, _Mark] = {}
+        self._known: dict[str, Mark] = {}
 
     def last(self, name: str) -> int:
         """The highest number that was done; -1 when there is none."""
@@ -49,7 +45,7 @@ class Marks:
     def set(self, name: str, number: int, now_ms: int, changes: Changes) -> None:
         """Work was done."""
         self._known.pop(name, None)
-        self._known[name] = mark = _Mark(number, now_ms)
+        self._known[name] = mark = Mark(number, now_ms)
         changes.put_record(_key(name), msgspec.msgpack.encode(mark))
         while len(self._known) > NAMES_MAX:
             oldest = next(iter(self._known))
@@ -58,7 +54,7 @@ class Marks:
 
     def restore(self, records: list[tuple[bytes, bytes]]) -> None:
         """Take the marks back from their records."""
-        decoded = [(key[9:].decode(), msgspec.msgpack.decode(data, type=_Mark)) for key, data in records]
+        decoded = [(key[9:].decode(), msgspec.msgpack.decode(data, type=Mark)) for key, data in records]
         self._known = dict(sorted(decoded, key=lambda item: item[1].done_ms))
 
     def snapshot(self) -> dict[str, tuple[int, int]]:

@@ -34,6 +34,7 @@ from penstock.core.dedup import Dedup
 from penstock.core.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX, Draft, Messages, Place
 from penstock.core.errors import ChunkDamaged
 from penstock.core.keys import ChunkKey, Kind, LaneKind, lane_code
+from penstock.core.records import Consumer, QuarantineRecord, QueueRecord
 from penstock.core.runs import cut
 from penstock.core.states import Event, State
 from penstock.core.window import Entry, Window
@@ -47,27 +48,8 @@ _PAGE = 256
 _NORMAL_PLACES = [Place(lane_code(LaneKind.NORMAL, priority)) for priority in range(PRIORITY_MAX + 1)]
 
 
-class Consumer(msgspec.Struct, array_like=True):
-    """A named cursor."""
-
-    offset: int
-    seen_ms: int
-
-
-class _QueueRecord(msgspec.Struct, array_like=True):
-    name: str
-    config: QueueConfig
-    created_ms: int
-    changed_ms: int
-    held_from: int | None = None
-
-
 _COUNTERS = struct.Struct("<QQQQ?I")
 """Next sequence number, messages, their size, sent ever, whether it is fair, next channel; the lanes follow."""
-
-
-class _QuarantineRecord(msgspec.Struct, array_like=True):
-    reason: str
 
 
 class Queue:
@@ -347,7 +329,7 @@ class Queue:
             return error
         self.quarantined[key] = str(damage)
         self.shelf.changes.put_record(
-            keys.record(Kind.QUARANTINE, self.id, key.packed), msgspec.msgpack.encode(_QuarantineRecord(str(damage)))
+            keys.record(Kind.QUARANTINE, self.id, key.packed), msgspec.msgpack.encode(QuarantineRecord(str(damage)))
         )
         for channel in self.channels.values():
             if keys.lane_channel(key.lane) in (0, channel.id) and key.base >= channel.start and not self.is_held(key):
@@ -888,14 +870,14 @@ class Queue:
 
     def save_config(self) -> None:
         """Write the queue's name and configuration."""
-        record = _QueueRecord(self.name, self.config, self.created_ms, self.changed_ms, self.held_from)
+        record = QueueRecord(self.name, self.config, self.created_ms, self.changed_ms, self.held_from)
         self.shelf.changes.put_record(keys.record(Kind.QUEUE, self.id), _encode(record))
         self.touch()
 
     @classmethod
     def restore(cls, broker: Broker, queue_id: int, data: bytes) -> Queue:
         """Take a queue back from its record; counters, channels and the rest follow."""
-        record = msgspec.msgpack.decode(data, type=_QueueRecord)
+        record = msgspec.msgpack.decode(data, type=QueueRecord)
         queue = cls(broker, queue_id, record.name, record.config, record.created_ms)
         queue.changed_ms = record.changed_ms
         queue.held_from = record.held_from
@@ -913,7 +895,7 @@ class Queue:
 
     def restore_quarantine(self, key: bytes, data: bytes) -> None:
         """Take a quarantined chunk back from its record."""
-        self.quarantined[ChunkKey.unpack(key)] = msgspec.msgpack.decode(data, type=_QuarantineRecord).reason
+        self.quarantined[ChunkKey.unpack(key)] = msgspec.msgpack.decode(data, type=QuarantineRecord).reason
 
     def snapshot(self) -> dict[str, Any]:
         """All that is stored of the queue, comparable."""

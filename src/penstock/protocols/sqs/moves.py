@@ -25,17 +25,13 @@ from penstock.protocols.sqs.shapes import (
     CancelMessageMoveTaskResult,
     ListMessageMoveTasksRequest,
     ListMessageMoveTasksResult,
+    MoveHandle,
     MoveTask,
     StartMessageMoveTaskRequest,
     StartMessageMoveTaskResult,
 )
 
 _STATUS = {"running": "RUNNING", "done": "COMPLETED", "cancelled": "CANCELLED", "failed": "FAILED"}
-
-
-class _Handle(msgspec.Struct):
-    taskId: str
-    sourceArn: str
 
 
 class MoveActions(QueueActions):
@@ -134,13 +130,13 @@ class MoveActions(QueueActions):
         )
 
     def _handle(self, task: RedriveTask) -> str:
-        handle = _Handle(str(task.task), self.arns.of(task.queue))
+        handle = MoveHandle(str(task.task), self.arns.of(task.queue))
         return base64.b64encode(msgspec.json.encode(handle)).decode()
 
 
-def _open_handle(text: str) -> tuple[_Handle, int]:
+def _open_handle(text: str) -> tuple[MoveHandle, int]:
     try:
-        handle = msgspec.json.decode(base64.b64decode(text.encode(), validate=True), type=_Handle)
+        handle = msgspec.json.decode(base64.b64decode(text.encode(), validate=True), type=MoveHandle)
     except (binascii.Error, ValueError, msgspec.DecodeError):
         raise SqsError(INVALID_PARAMETER_VALUE, "Value for parameter TaskHandle is invalid.") from None
     is_number = handle.taskId.isascii() and handle.taskId.isdigit() and len(handle.taskId) < 19

@@ -372,3 +372,10 @@ class ListMessageMoveTasksResult(Shape):
     """ListMessageMoveTasks."""
 
     results: list[MoveTask] = []
+
+
+class MoveHandle(msgspec.Struct):
+    """What a move task's handle says, before it is encoded."""
+
+    taskId: str
+    sourceArn: str

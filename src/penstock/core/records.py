@@ -1,0 +1,68 @@
+"""What the state records hold: the stored form of everything small, as MessagePack arrays.
+
+A field is only ever added, at the end and with a default, so that a store that was written before can be read.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core.commands import Span
+from penstock.core.config import QueueConfig
+
+
+class Meta(msgspec.Struct, array_like=True):
+    """The store itself: its format, its secret, its realm, and the next numbers."""
+
+    version: int
+    secret: bytes
+    realm: int
+    next_queue: int = 1
+    next_session: int = 1
+    next_task: int = 1
+
+
+class Session(msgspec.Struct, array_like=True):
+    """Who holds leases."""
+
+    name: str
+    ttl_ms: int | None
+    seen_ms: int
+    bound: bool = False
+
+
+class QueueRecord(msgspec.Struct, array_like=True):
+    """A queue."""
+
+    name: str
+    config: QueueConfig
+    created_ms: int
+    changed_ms: int
+    held_from: int | None = None
+
+
+class Consumer(msgspec.Struct, array_like=True):
+    """A named cursor."""
+
+    offset: int
+    seen_ms: int
+
+
+class QuarantineRecord(msgspec.Struct, array_like=True):
+    """A damaged chunk."""
+
+    reason: str
+
+
+class AttemptRecord(msgspec.Struct, array_like=True):
+    """What a receive with an attempt id was given."""
+
+    spans: list[Span]
+    expires_ms: int
+
+
+class Mark(msgspec.Struct, array_like=True):
+    """Which numbered work of a name was done last."""
+
+    number: int
+    done_ms: int

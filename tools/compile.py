@@ -1,0 +1,129 @@
+"""Compile the hot half of the package with mypyc: `python -m tools.compile`, or `make compile`.
+
+The compiled package is a copy in `build/compiled`: whoever puts that first on PYTHONPATH runs it, and a checkout keeps
+running its sources, so that nobody edits a file and sees nothing change. The same modules, uncompiled, do the same: the
+tests run on both (`make test`, `make compiled`). A C compiler is needed here, and nowhere else.
+
+Modules that only declare things (msgspec structs, errors, settings) stay as they are: compiling gains nothing there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "src"
+OUTPUT = ROOT / "build" / "compiled"
+
+COMPILED = (
+    "core/*.py",
+    "server/metrics.py",
+    "server/shard.py",
+    "server/tasks.py",
+    "server/threads.py",
+    "store/embedded.py",
+    "store/layer.py",
+    "store/memory.py",
+    "store/journal/frames.py",
+    "store/journal/file.py",
+    "protocols/front_end.py",
+    "protocols/http/connection.py",
+    "protocols/http/exchange.py",
+    "protocols/http/request.py",
+    "protocols/http/server.py",
+    "protocols/sqs/actions.py",
+    "protocols/sqs/batches.py",
+    "protocols/sqs/json_wire.py",
+    "protocols/sqs/message_attributes.py",
+    "protocols/sqs/messages.py",
+    "protocols/sqs/moves.py",
+    "protocols/sqs/names.py",
+    "protocols/sqs/permissions.py",
+    "protocols/sqs/queues.py",
+    "protocols/sqs/received.py",
+    "protocols/sqs/server.py",
+    "protocols/sqs/service.py",
+)
+"""What is worth it: every message, or every call, goes through these."""
+
+DECLARATIONS = ("__init__", "attributes", "commands", "config", "errors", "origin", "records", "states")
+"""Names of modules that declare and do not compute."""
+
+
+def main() -> None:
+    """Compile, unless the last time was with the same sources."""
+    parser = argparse.ArgumentParser(description="Compile the hot half of the package with mypyc.")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="where the compiled copy goes")
+    parser.add_argument("--force", action="store_true", help="compile even if nothing changed")
+    chosen = parser.parse_args()
+    stamp, state = chosen.output / ".sources", fingerprint()
+    if not chosen.force and stamp.exists() and stamp.read_text() == state:
+        print(f"{chosen.output} is up to date")
+        return
+    copy(chosen.output)
+    compile_in(chosen.output, modules(chosen.output))
+    stamp.write_text(state)
+    print(f"compiled to {chosen.output}: put it first on PYTHONPATH to run it")
+
+
+def modules(root: Path) -> list[str]:
+    """The modules to compile, as paths below `root`.
+
+    >>> "penstock/core/broker.py" in modules(SOURCES), "penstock/core/commands.py" in modules(SOURCES)
+    (True, False)
+    """
+    found = [path for pattern in COMPILED for path in sorted((root / "penstock").glob(pattern))]
+    return [str(path.relative_to(root)) for path in found if path.stem not in DECLARATIONS]
+
+
+def fingerprint() -> str:
+    """Changes when the sources do, or what compiles them."""
+    from mypy.version import __version__ as mypy_version
+
+    digest = hashlib.sha256(f"{sys.version} {mypy_version}".encode())
+    for path in [Path(__file__), *sources()]:
+        digest.update(str(path).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def sources() -> Iterable[Path]:
+    """Every file of the package."""
+    return (path for path in sorted(SOURCES.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+
+
+def copy(output: Path) -> None:
+    """A copy of the package, without what a former compilation left."""
+    if output.exists():
+        shutil.rmtree(output)
+    shutil.copytree(SOURCES, output, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+
+
+def compile_in(output: Path, names: list[str]) -> None:
+    """Compile modules where they are. The compiler works in a process of its own: it changes directory and sys.path."""
+    program = (
+        "from mypyc.build import mypycify; from setuptools import setup; import sys; "
+        "setup(name='penstock-compiled', packages=[], "
+        "ext_modules=mypycify([*sys.argv[1:], '--ignore-missing-imports', '--python-executable', sys.executable]), "
+        "script_args=['--quiet', 'build_ext', '--inplace'])"
+    )
+    warnings_off = {"CFLAGS": f"-w {os.environ.get('CFLAGS', '')}"}
+    environment = os.environ | warnings_off | {"PYTHONPATH": str(output), "MYPYPATH": str(output)}
+    command = [sys.executable, "-c", program, *names]
+    done = subprocess.run(
+        command, cwd=output, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode != 0:
+        print(done.stdout, file=sys.stderr)
+        raise SystemExit("the compilation failed: a C compiler and Python's headers are needed, and types that hold")
+    shutil.rmtree(output / "build", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
