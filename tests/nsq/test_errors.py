@@ -62,7 +62,7 @@ BEFORE_SUB = {
     b"DPUB topic 1\n" + size(MSG_BYTES_MAX + 1): "E_BAD_MESSAGE DPUB message too big 1048577 > 1048576",
     # MPUB
     b"MPUB\n": "E_INVALID MPUB insufficient number of parameters",
-    b"MPUB bad!topic\n": 'E_BAD_TOPIC E_BAD_TOPIC MPUB topic name "bad!topic" is not valid',
+    b"MPUB bad!topic\n": 'E_BAD_TOPIC MPUB topic name "bad!topic" is not valid',
     b"MPUB topic\n" + size(0): "E_BAD_BODY MPUB invalid body size 0",
     b"MPUB topic\n" + size(-5): "E_BAD_BODY MPUB invalid body size -5",
     b"MPUB topic\n" + size(BODY_BYTES_MAX + 1): "E_BAD_BODY MPUB body too big 5242881 > 5242880",
@@ -71,7 +71,6 @@ BEFORE_SUB = {
     b"MPUB topic\n" + sized(size(COUNT_MAX + 1)): f"E_BAD_BODY MPUB invalid message count {COUNT_MAX + 1}",
     b"MPUB topic\n" + sized(many([b"a", b"", b"c"])): "E_BAD_MESSAGE MPUB invalid message(1) body size 0",
     b"MPUB topic\n" + sized(size(1) + size(-7) + b"x"): "E_BAD_MESSAGE MPUB invalid message(0) body size -7",
-    b"MPUB topic\n" + sized(size(1) + size(MSG_BYTES_MAX + 1)): "E_BAD_MESSAGE MPUB message too big 1048577 > 1048576",
     # AUTH
     b"AUTH secret\n": "E_INVALID AUTH invalid number of parameters",
     b"AUTH\n" + size(0): "E_BAD_BODY AUTH invalid body size 0",
@@ -106,7 +105,21 @@ BEFORE_SUB = {
 def test_an_error_that_closes_the_connection(server: Broker, command: bytes) -> None:
     with server.connect() as connection:
         connection.send(command)
-        assert connection.error() == BEFORE_SUB[command]
+        error = connection.error()
+        assert (
+            error.replace("E_BAD_TOPIC E_BAD_TOPIC", "E_BAD_TOPIC") == BEFORE_SUB[command]
+        )  # nsqd says it twice of MPUB
+        assert connection.is_closed()
+
+
+def test_a_message_of_an_mpub_that_is_too_big(server: Broker, topic: str) -> None:
+    """nsqd says so when it sees the size, Penstock when it has the whole body."""
+    head = struct.pack(">iii", MSG_BYTES_MAX + 9, 1, MSG_BYTES_MAX + 1)
+    with server.connect() as connection:
+        connection.send(f"MPUB {topic}\n".encode(), head)
+        if not server.is_nsqd:
+            connection.send(b"x" * (MSG_BYTES_MAX + 1))
+        assert connection.error() == "E_BAD_MESSAGE MPUB message too big 1048577 > 1048576"
         assert connection.is_closed()
 
 
