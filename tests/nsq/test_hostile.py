@@ -1,0 +1,217 @@
+"""Clients that send garbage, half a command, a 4 GB size, or never read: others are served, memory stays bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.nsq.mutations import Mutator
+from tests.nsq.servers import AGAINST_NSQD, Broker, Nsqd, Penstock, running, until
+from tests.nsq.wire import PATIENCE_S, Connection, fin, identify, sized, sub
+
+MUTATIONS = int(os.environ.get("NSQ_MUTATIONS", "1500"))
+MB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One for this module alone: what is done to it must not slow down the others."""
+    directory = tmp_path_factory.mktemp("hostile")
+    with running(Nsqd(directory) if AGAINST_NSQD else Penstock(directory)) as server:
+        yield server
+
+
+def serves(server: Broker, topic: str) -> None:
+    """Whether an honest client is served, soon."""
+    started_s = time.monotonic()
+    with server.connect() as writer, server.subscriber(topic, "honest", ready=10) as reader:
+        writer.publish(topic, b"honest")
+        while (message := reader.message()).body != b"honest":
+            reader.send(fin(message))
+        reader.send(fin(message))
+        assert reader.is_open()
+    assert time.monotonic() - started_s < 5
+
+
+def test_damaged_conversations_end_in_errors_that_clients_know(server: Broker, topic: str) -> None:
+    mutator = Mutator(server, [f"{topic}-{number}" for number in range(5)], seed=20)
+    mutator.run(MUTATIONS)
+    assert {"E_INVALID", "E_BAD_TOPIC", "E_BAD_BODY", "E_BAD_MESSAGE", "no error"} <= set(mutator.ends), mutator.ends
+    assert set(mutator.ends) <= {
+        "E_INVALID",
+        "E_BAD_TOPIC",
+        "E_BAD_CHANNEL",
+        "E_BAD_BODY",
+        "E_BAD_MESSAGE",
+        "E_BAD_PROTOCOL",
+        "E_AUTH_DISABLED",
+        "E_FIN_FAILED",
+        "E_REQ_FAILED",
+        "E_TOUCH_FAILED",
+        "E_IDENTIFY_FAILED",
+        "E_SUB_FAILED",
+        "no error",
+    }
+    serves(server, topic)
+
+
+def test_garbage(server: Broker, topic: str) -> None:
+    for number in range(200):
+        with socket.create_connection(server.address, PATIENCE_S) as connection, contextlib.suppress(ConnectionError):
+            connection.sendall(os.urandom(4000) if number % 2 else b"  V2" + os.urandom(4000))
+    serves(server, topic)
+
+
+def test_a_4_gb_size_takes_no_memory(server: Broker, topic: str) -> None:
+    before = server.memory_bytes()
+    held = []
+    for verb in (b"PUB t\n", b"MPUB t\n", b"DPUB t 1\n", b"IDENTIFY\n", b"AUTH\n"):
+        for size in (0xFFFFFFFF, 0x7FFFFFFF, 0x80000000):
+            connection = server.connect()
+            connection.send(verb + struct.pack(">I", size))
+            assert connection.error().startswith("E_BAD_")
+            held.append(connection)
+    serves(server, topic)
+    assert server.memory_bytes() - before < 50 * MB
+    for connection in held:
+        connection.close()
+
+
+def test_many_that_begin_a_large_body_and_never_end_it(server: Broker, topic: str) -> None:
+    """They cost what they have sent, and no more."""
+    before = server.memory_bytes()
+    held = []
+    for _ in range(200):
+        connection = server.connect()
+        connection.send(f"PUB {topic}\n".encode() + struct.pack(">i", MB) + b"x" * 1000)
+        held.append(connection)
+    serves(server, topic)
+    assert server.memory_bytes() - before < (250 * MB if server.is_nsqd else 60 * MB)
+    for connection in held:
+        connection.close()
+    serves(server, topic)
+
+
+def test_a_consumer_that_never_reads_gets_backpressure_and_not_memory(server: Broker, topic: str) -> None:
+    bodies = [b"x" * 10_000] * 100
+    with server.connect() as writer:
+        for _ in range(100):
+            writer.publish(topic, *bodies)  # 100 MB
+    before = server.memory_bytes()
+    lazy = []
+    for number in range(20):
+        connection = Connection(server.address)
+        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.send(identify(msg_timeout=60_000), sub(topic, f"lazy-{number % 2}"), b"RDY 2500\n")
+        lazy.append(connection)
+    serves(server, f"{topic}-other")
+    with server.subscriber(topic, "lazy-0", ready=100) as reader:
+        reader.send(*map(fin, reader.messages(50)))
+        reader.messages(50)
+    assert server.memory_bytes() - before < 200 * MB
+    for connection in lazy:
+        connection.close()
+    serves(server, topic)
+
+
+def test_a_consumer_that_never_reads_is_closed_by_its_heartbeats(server: Broker, topic: str) -> None:
+    server.publish(topic, *[b"x" * 10_000] * 400)
+    with Connection(server.address) as connection:
+        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.send(identify(heartbeat_interval=1000), sub(topic, "ch"), b"RDY 2500\n")
+        until(lambda: server.channel(topic) and server.channel(topic)["client_count"] == 1)
+        until(lambda: server.channel(topic)["client_count"] == 0, 10)
+
+
+def test_a_producer_that_never_reads_its_oks_is_held_up(server: Broker, topic: str) -> None:
+    """It cannot make the server keep answers without end: at some point nothing more is read from it."""
+    one = f"PUB {topic}\n".encode() + sized(b"x")
+    before = server.memory_bytes()
+    with Connection(server.address) as connection:
+        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.socket.settimeout(3)
+        sent = 0
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            while sent < 40 * MB:
+                sent += connection.socket.send(one * 5000)
+        serves(server, f"{topic}-other")
+        assert server.memory_bytes() - before < 300 * MB
+
+
+def test_clients_that_connect_and_say_nothing(server: Broker, topic: str) -> None:
+    silent = [socket.create_connection(server.address, PATIENCE_S) for _ in range(500)]
+    half = [socket.create_connection(server.address, PATIENCE_S) for _ in range(200)]
+    for connection in half:
+        connection.sendall(b"  V2PU")
+    serves(server, topic)
+    for connection in silent + half:
+        connection.close()
+    serves(server, topic)
+
+
+def test_thousands_that_connect_and_leave(server: Broker, topic: str) -> None:
+    for _ in range(40):
+        crowd = [socket.create_connection(server.address, PATIENCE_S) for _ in range(100)]
+        for number, connection in enumerate(crowd):
+            if number % 2:
+                connection.sendall(b"  V2" + sub(f"{topic}-crowd", "ch#ephemeral"))
+        for connection in crowd:
+            connection.close()
+    serves(server, topic)
+    until(lambda: server.channel(f"{topic}-crowd", "ch#ephemeral") is None)
+
+
+def test_a_body_that_comes_byte_by_byte_keeps_nobody_waiting(server: Broker, topic: str) -> None:
+    with server.connect() as slow:
+        slow.send(f"PUB {topic}\n".encode() + struct.pack(">i", 2000))
+        for _ in range(10):
+            for _ in range(200):
+                slow.send(b"x")
+            serves(server, f"{topic}-other")
+        assert slow.response() == b"OK"
+
+
+@pytest.mark.skipif(AGAINST_NSQD, reason="nsqd has no such limit")
+def test_connections_above_the_limit_are_refused_and_the_others_served(tmp_path: Path) -> None:
+    with running(Penstock(tmp_path, settings="[nsq]\nconnections_max = 10\n")) as server:
+        crowd = [server.connect() for _ in range(9)]
+        for connection in crowd:
+            assert connection.is_open()
+        extra = [Connection(server.address) for _ in range(5)]
+        assert sum(is_refused(connection) for connection in extra) >= 4
+        for connection in [*crowd, *extra]:
+            connection.close()
+        until(lambda: can_publish(server))
+
+
+def is_refused(connection: Connection) -> bool:
+    try:
+        connection.send(b"PUB t\n" + sized(b"x"))
+        frame = connection.frame()
+    except OSError:
+        return True
+    return frame is None or frame.kind == 1
+
+
+def can_publish(server: Broker) -> bool:
+    with server.connect() as connection:
+        return not is_refused(connection)
+
+
+def test_consumers_above_the_limit_are_refused(tmp_path: Path) -> None:
+    flags, settings = ("--max-channel-consumers=2",), "[nsq]\nchannel_consumers_max = 2\n"
+    with running(Nsqd(tmp_path, *flags) if AGAINST_NSQD else Penstock(tmp_path, settings=settings)) as server:
+        with server.subscriber("t"), server.subscriber("t"), server.connect() as third:
+            third.send(sub("t", "ch"))
+            assert third.error() == "E_SUB_FAILED SUB failed consumers for t:ch exceeds limit of 2"
+            assert third.is_closed()
+        until(lambda: server.channel("t")["client_count"] == 0)
+        with server.subscriber("t"):
+            pass
