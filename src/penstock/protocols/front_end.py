@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HttpServer
+from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HttpLimits, HttpServer
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter
 from penstock.server.node import Address, Services
@@ -37,11 +37,15 @@ class HttpFrontEnd:
         if not services.credentials.are_required:
             handler = refusing_browsers(handler)
         observer = RequestObserver(self.name, services.meter, services.request_log)
-        self._server = HttpServer(handler, services.settings.http, observer.note)
+        self._server = HttpServer(handler, self.limits(services), observer.note)
         tls = tls_context(settings)
         port = await self._server.start(settings.host, self._port, tls)
         services.metric_sources.append(self._families)
         return Address(settings.host, port, url_of(settings.host, port, tls is not None))
+
+    def limits(self, services: Services) -> HttpLimits:
+        """What a client may ask of this front end."""
+        return services.settings.http
 
     def stop_accepting(self) -> None:
         """Take no new connections, close idle ones."""

@@ -70,8 +70,9 @@ class RunningLookup:
         return ask(self.http_port, method, path, headers=headers)
 
     def producers(self, topic: str, more: str = "") -> list[str]:
-        """The broadcast addresses that a lookup gives, in its order."""
-        return [each["broadcast_address"] for each in self.get(f"/lookup?topic={topic}{more}")["producers"]]
+        """The broadcast addresses that a lookup gives, in its order; none for a topic that is not known."""
+        status, found = self.ask("GET", f"/lookup?topic={topic}{more}")
+        return [each["broadcast_address"] for each in found["producers"]] if status == 200 else []
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ HALF_S = 300.0
 QUANTILES = (0.5, 0.95, 0.99, 1.0)
 
 
-def exact(latencies_ms: list[float], quantile: float) -> float:
+def exact(latencies_ms: Sequence[float], quantile: float) -> float:
     """The smallest value that this share of all does not exceed, in nanoseconds."""
     rank = max(1, int(np.ceil(quantile * len(latencies_ms))))
     return sorted(latencies_ms)[rank - 1] * 1e6

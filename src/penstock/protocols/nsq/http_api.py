@@ -5,7 +5,6 @@ An answer is JSON, plain text, or nothing; an error is `{"message": "MISSING_ARG
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -13,15 +12,9 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from penstock.core.commands import Command
-from penstock.core.errors import PenstockError
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Headers, Request
 from penstock.protocols.nsq.names import is_name
 from penstock.server.auth import ANYBODY, Principal
-from penstock.server.shard import Call
-from penstock.server.tasks import AsyncShard
-
-log = logging.getLogger("penstock.nsq.http")
 
 _VERSION = ("x-nsq-content-type", "nsq; version=1.0")
 _JSON: Headers = (("content-type", "application/json; charset=utf-8"), _VERSION)
@@ -31,8 +24,8 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})|;")
 
 Answer = Any
 """None, text as str or bytes, or something that becomes JSON."""
-Work = Coroutine[Command, Any, Answer]
-"""An answer that needs the store: it yields commands (`await Ask(command)`) and gets their replies."""
+Work = Coroutine[Any, Any, Answer]
+"""An answer that takes a while."""
 
 
 class ApiError(Exception):
@@ -139,48 +132,3 @@ def refuse(exchange: Exchange, error: ApiError) -> None:
     """Answer a request with an error."""
     exchange.outcome = error.message
     exchange.respond(error.status, (*_JSON, *error.headers), msgspec.json.encode({"message": error.message}))
-
-
-class Ask:
-    """`reply = await Ask(command)`: what an answer needs of the store."""
-
-    __slots__ = ("_command",)
-
-    def __init__(self, command: Command) -> None:
-        self._command = command
-
-    def __await__(self) -> Any:
-        call: Call = yield self._command
-        return call.result()
-
-
-class Errand:
-    """Drives an answer that needs the store, without a task: it goes on when a command is settled."""
-
-    __slots__ = ("_exchange", "_shard", "_translate", "_work")
-
-    def __init__(
-        self, exchange: Exchange, shard: AsyncShard, work: Work, translate: Callable[[PenstockError], ApiError]
-    ) -> None:
-        self._exchange = exchange
-        self._shard = shard
-        self._work = work
-        self._translate = translate
-        self._go_on(None)
-
-    def _go_on(self, call: Call | None) -> None:
-        """Never raises: others are waiting, too."""
-        try:
-            try:
-                command = self._work.send(call)
-            except StopIteration as done:
-                respond(self._exchange, done.value)
-            else:
-                self._shard.submit(command, self._go_on)
-        except ApiError as error:
-            refuse(self._exchange, error)
-        except PenstockError as error:
-            refuse(self._exchange, self._translate(error))
-        except Exception:
-            log.exception("%s failed", self._exchange.request)
-            refuse(self._exchange, ApiError(500, "INTERNAL_ERROR"))

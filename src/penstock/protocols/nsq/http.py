@@ -1,0 +1,461 @@
+"""nsqd's HTTP API: publishing, topics and channels, statistics, options.
+
+Publishing makes no task: its command goes to the shard, and the answer leaves when the message is on the disk. The rest
+is rare, and runs as tasks.
+
+Who may: `/ping` is for everybody. Where credentials are configured, the rest takes an access key and its secret
+(basic authentication) or a bearer token. Publishing and creating a topic take the right `write` on it; creating a
+channel and seeing statistics take `read`; everything else takes `admin`, and options take it on every topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from penstock.core.chunk import PackedBodies
+from penstock.core.errors import ChannelNotFound, InvalidRequest, MessageTooLarge, PenstockError, QueueNotFound
+from penstock.protocols.http import Exchange, Request
+from penstock.protocols.nsq import stats, wire
+from penstock.protocols.nsq.http_api import (
+    Answer,
+    ApiCall,
+    ApiError,
+    Arguments,
+    Route,
+    Routes,
+    Work,
+    find_route,
+    refuse,
+    respond,
+)
+from penstock.protocols.nsq.names import NSQ_VERSION
+from penstock.protocols.nsq.registration import LookupRegistration
+from penstock.protocols.nsq.topics import Topics
+from penstock.server.auth import ANYBODY, Principal, Right
+from penstock.server.node import Services
+from penstock.server.settings import InvalidSettings, parse_address
+from penstock.server.shard import Call, ShardClosed
+
+log = logging.getLogger("penstock.nsq.http")
+
+_SECOND_NS = 1_000_000_000
+_CONFIG = "/config/"
+_EVERY_TOPIC = "*"
+_CHALLENGE = (("www-authenticate", 'Basic realm="penstock", charset="UTF-8"'),)
+_LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
+_LOG_LEVELS |= {"fatal": logging.CRITICAL}
+_ADDRESSES = msgspec.json.Decoder(list[str] | None)
+
+
+class NsqHttp:
+    """One method a path; `handle` answers an exchange."""
+
+    def __init__(self, services: Services, topics: Topics, registration: LookupRegistration) -> None:
+        self._services = services
+        self._topics = topics
+        self._registration = registration
+        self._settings = services.settings.nsq
+        self._latencies = stats.Latencies(topics)
+        self._start_s = time.time()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.tcp_port = 0
+        self.http_port = 0
+        """Where we listen; known a moment after."""
+        self._routes: Routes = {
+            "/ping": {"GET": self.ping},
+            "/info": {"GET": self.info},
+            "/stats": {"GET": self.stats},
+            "/topic/create": {"POST": self.create_topic},
+            "/topic/delete": {"POST": self.delete_topic},
+            "/topic/empty": {"POST": self.empty_topic},
+            "/topic/pause": {"POST": self.pause_topic},
+            "/topic/unpause": {"POST": self.unpause_topic},
+            "/channel/create": {"POST": self.create_channel},
+            "/channel/delete": {"POST": self.delete_channel},
+            "/channel/empty": {"POST": self.empty_channel},
+            "/channel/pause": {"POST": self.pause_channel},
+            "/channel/unpause": {"POST": self.unpause_channel},
+            "/pub": {"POST": self.publish},
+            "/mpub": {"POST": self.publish_many},
+        }
+        self._config_routes: Routes = {_CONFIG: {"GET": self.show_option, "PUT": self.set_option}}
+
+    # -- the way in and out --
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request, now or later."""
+        request = exchange.request
+        try:
+            route = self._route(exchange)
+            call = ApiCall(request, Arguments(request.query), self._principal(request))
+            exchange.principal = call.principal.name
+            exchange.queue = call.arguments.text("topic") or ""
+            answer = route(call)
+        except ApiError as error:
+            refuse(exchange, error)
+        except PenstockError as error:
+            refuse(exchange, _translated(error))
+        else:
+            if isinstance(answer, _Publication):
+                answer.begin(exchange, self._topics)
+            elif asyncio.iscoroutine(answer):
+                self._begin(exchange, answer)
+            else:
+                respond(exchange, answer)
+
+    def _route(self, exchange: Exchange) -> Route:
+        request = exchange.request
+        if request.path.startswith(_CONFIG) and "/" not in request.path[len(_CONFIG) :]:
+            route = find_route(self._config_routes, Request(request.method, _CONFIG.encode(), {}, b""))
+            exchange.action = _CONFIG
+        else:
+            route = find_route(self._routes, request)
+            exchange.action = request.path
+        return route
+
+    def _begin(self, exchange: Exchange, work: Work) -> None:
+        task = asyncio.create_task(_finish(exchange, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _principal(self, request: Request) -> Principal:
+        credentials = self._services.credentials
+        if not credentials.are_required or request.path == "/ping":
+            return ANYBODY
+        scheme, _, value = request.headers.get("authorization", "").partition(" ")
+        found = None
+        if scheme.lower() == "bearer":
+            found = credentials.check_bearer(value.strip())
+        elif scheme.lower() == "basic":
+            try:
+                access_key, _, secret_key = base64.b64decode(value, validate=True).decode().partition(":")
+            except ValueError:
+                raise ApiError(401, "UNAUTHORIZED", _CHALLENGE) from None
+            found = credentials.check_password(access_key, secret_key)
+        if found is None:
+            raise ApiError(401, "UNAUTHORIZED", _CHALLENGE)
+        return found
+
+    # -- what it is --
+
+    async def ping(self, call: ApiCall) -> Answer:
+        """Whether the store takes commands."""
+        health = await self._health()
+        if health != "OK":
+            raise ApiError(500, health)
+        return health
+
+    async def _health(self) -> str:
+        try:
+            await self._services.shard.tick()
+        except PenstockError as error:
+            return f"NOK - {error}"
+        return "OK"
+
+    def info(self, call: ApiCall) -> Answer:
+        """Where and what we are."""
+        settings = self._settings
+        return {
+            "version": NSQ_VERSION,
+            "broadcast_address": self._registration.identity.broadcast_address,
+            "hostname": socket.gethostname(),
+            "http_port": self.http_port,
+            "tcp_port": self.tcp_port,
+            "start_time": int(self._start_s),
+            "max_heartbeat_interval": _ns(settings.heartbeat_interval_max_s),
+            "max_output_buffer_size": settings.output_buffer_bytes_max,
+            "max_output_buffer_timeout": _ns(settings.output_buffer_timeout_max_s),
+            "max_deflate_level": settings.deflate_level_max,
+        }
+
+    async def stats(self, call: ApiCall) -> Answer:
+        """Counts of everything, or of a topic, or of a channel."""
+        arguments = call.arguments
+        report = stats.StatsReport(
+            self._topics,
+            self._latencies,
+            with_clients=arguments.flag("include_clients", True),
+            topic=arguments.text("topic") or "",
+            channel=arguments.text("channel") or "",
+        )
+        topics = await report.topics(lambda topic: call.principal.allows("read", topic))
+        producers = report.producers() if call.principal.allows("read", _EVERY_TOPIC) else None
+        document = stats.StatsDocument(NSQ_VERSION, await self._health(), int(self._start_s), topics, producers)
+        if arguments.flag("include_mem", True):
+            document.memory = stats.memory()
+        return document if arguments.text("format") == "json" else stats.as_text(document, time.time())
+
+    # -- publishing --
+
+    def publish(self, call: ApiCall) -> Answer:
+        """One message: the body."""
+        body = call.request.body
+        if len(body) > self._settings.message_bytes_max:
+            raise ApiError(413, "MSG_TOO_BIG")
+        if not body:
+            raise ApiError(400, "MSG_EMPTY")
+        topic = self._topic_to_write(call)
+        return _Publication(topic, [body], self._delay_ms(call.arguments))
+
+    def publish_many(self, call: ApiCall) -> Answer:
+        """Many messages: the body's lines, or as in MPUB."""
+        body = call.request.body
+        if len(body) > self._settings.body_bytes_max:
+            raise ApiError(413, "BODY_TOO_BIG")
+        topic = self._topic_to_write(call)
+        is_binary = call.arguments.text("binary") is not None and call.arguments.flag("binary", True)
+        bodies = self._packed(body) if is_binary else self._lines(body)
+        return _Publication(topic, bodies, None) if bodies else self._made(topic)
+
+    def _topic_to_write(self, call: ApiCall) -> str:
+        topic = call.arguments.name("topic", "INVALID_TOPIC")
+        _check(call, "write", topic)
+        return topic
+
+    def _delay_ms(self, arguments: Arguments) -> int | None:
+        text = arguments.text("defer")
+        if text is None:
+            return None
+        digits = text.removeprefix("+")
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
+            raise ApiError(400, "INVALID_DEFER")
+        if int(digits) > self._settings.requeue_timeout_max_s * 1_000:
+            raise ApiError(400, "INVALID_DEFER")
+        return int(digits)
+
+    def _lines(self, body: bytes) -> list[bytes]:
+        lines = list(filter(None, body.split(b"\n")))
+        if lines and max(map(len, lines)) > self._settings.message_bytes_max:
+            raise ApiError(413, "MSG_TOO_BIG")
+        return lines
+
+    def _packed(self, body: bytes) -> list[bytes] | PackedBodies:
+        try:
+            return wire.parse_bodies(body, 0, len(body), self._settings.message_bytes_max)
+        except wire._Refused as refusal:
+            raise ApiError(413, refusal.code.removeprefix("E_")) from None
+
+    async def _made(self, topic: str) -> Answer:
+        """Nothing was published; the topic is there all the same."""
+        await self._topics.create_topic(topic)
+        return "OK"
+
+    # -- topics --
+
+    async def create_topic(self, call: ApiCall) -> Answer:
+        """Make a topic; once more is fine."""
+        topic = call.arguments.name("topic", "INVALID_TOPIC")
+        _check(call, "write", topic)
+        await self._topics.create_topic(topic)
+
+    async def delete_topic(self, call: ApiCall) -> Answer:
+        """Delete a topic with everything in it."""
+        await self._topics.delete_topic(self._owned_topic(call))
+
+    async def empty_topic(self, call: ApiCall) -> Answer:
+        """Drop what no channel has got yet."""
+        call.arguments.name("topic", "INVALID_TOPIC")
+        await self._topics.empty_topic(self._owned_topic(call))
+
+    async def pause_topic(self, call: ApiCall) -> Answer:
+        """Move nothing from a topic to its channels."""
+        await self._topics.pause_topic(self._owned_topic(call), True)
+
+    async def unpause_topic(self, call: ApiCall) -> Answer:
+        """Go on moving."""
+        await self._topics.pause_topic(self._owned_topic(call), False)
+
+    def _owned_topic(self, call: ApiCall) -> str:
+        """The topic that a request names, if it may administer it."""
+        topic = call.arguments.needed("topic")
+        _check(call, "admin", topic)
+        return topic
+
+    # -- channels --
+
+    async def create_channel(self, call: ApiCall) -> Answer:
+        """Make a channel of a topic that is there; once more is fine."""
+        topic, channel = call.arguments.topic_and_channel()
+        _check(call, "read", topic)
+        await self._topics.create_channel(topic, channel)
+
+    async def delete_channel(self, call: ApiCall) -> Answer:
+        """Delete a channel."""
+        await self._topics.delete_channel(*self._owned_channel(call))
+
+    async def empty_channel(self, call: ApiCall) -> Answer:
+        """Drop what waits in a channel, and what is in flight."""
+        await self._topics.empty_channel(*self._owned_channel(call))
+
+    async def pause_channel(self, call: ApiCall) -> Answer:
+        """Hand out nothing."""
+        await self._topics.pause_channel(*self._owned_channel(call), True)
+
+    async def unpause_channel(self, call: ApiCall) -> Answer:
+        """Go on handing out."""
+        await self._topics.pause_channel(*self._owned_channel(call), False)
+
+    def _owned_channel(self, call: ApiCall) -> tuple[str, str]:
+        topic, channel = call.arguments.topic_and_channel()
+        _check(call, "admin", topic)
+        return topic, channel
+
+    # -- options --
+
+    def show_option(self, call: ApiCall) -> Answer:
+        """The value of an option."""
+        _check(call, "admin", _EVERY_TOPIC)
+        option = _OPTIONS.get(_option(call))
+        if option is None:
+            raise ApiError(400, "INVALID_OPTION")
+        return option(self)
+
+    def set_option(self, call: ApiCall) -> Answer:
+        """Change an option while the server runs; not for longer."""
+        _check(call, "admin", _EVERY_TOPIC)
+        if not call.request.body or len(call.request.body) > self._settings.message_bytes_max:
+            raise ApiError(413, "INVALID_VALUE")
+        setter = _SETTERS.get(_option(call))
+        if setter is None:
+            raise ApiError(400, "INVALID_OPTION")
+        setter(self, call.request.body)
+        return self.show_option(call)
+
+    def _set_lookup_addresses(self, body: bytes) -> None:
+        try:
+            addresses = _ADDRESSES.decode(body) or []
+            for address in addresses:
+                parse_address(address, "a lookup address")
+        except (msgspec.DecodeError, UnicodeDecodeError, InvalidSettings):
+            raise ApiError(400, "INVALID_VALUE") from None
+        log.info("the lookup addresses are now %s", addresses)
+        self._registration.set_addresses(addresses)
+
+    def _set_log_level(self, body: bytes) -> None:
+        level = _LOG_LEVELS.get(body.decode("latin-1").lower())
+        if level is None:
+            raise ApiError(400, "INVALID_VALUE")
+        logging.getLogger().setLevel(level)
+
+    def lookup_addresses(self) -> list[str]:
+        """The lookup services that hear of us."""
+        return self._registration.addresses
+
+    @property
+    def services(self) -> Services:
+        """What the front end got of its node."""
+        return self._services
+
+
+class _Publication:
+    """Messages on their way to the disk, and the exchange that waits for them."""
+
+    __slots__ = ("_bodies", "_delay_ms", "_exchange", "_topic")
+
+    def __init__(self, topic: str, bodies: list[bytes] | PackedBodies, delay_ms: int | None) -> None:
+        self._topic = topic
+        self._bodies = bodies
+        self._delay_ms = delay_ms
+        self._exchange: Exchange
+
+    def begin(self, exchange: Exchange, topics: Topics) -> None:
+        """Send the messages; the answer comes when they are durable."""
+        self._exchange = exchange
+        try:
+            topics.shard.submit(topics.send(self._topic, self._bodies, self._delay_ms), self._settled)
+        except PenstockError as error:
+            refuse(exchange, _translated(error))
+
+    def _settled(self, call: Call) -> None:
+        try:
+            call.result()
+        except PenstockError as error:
+            refuse(self._exchange, _translated(error))
+        except Exception:
+            log.exception("publishing to %s failed", self._topic)
+            refuse(self._exchange, ApiError(500, "INTERNAL_ERROR"))
+        else:
+            respond(self._exchange, "OK")
+
+
+async def _finish(exchange: Exchange, work: Coroutine[Any, Any, Answer]) -> None:
+    try:
+        respond(exchange, await work)
+    except ApiError as error:
+        refuse(exchange, error)
+    except PenstockError as error:
+        refuse(exchange, _translated(error))
+    except Exception:
+        log.exception("%s failed", exchange.request)
+        refuse(exchange, ApiError(500, "INTERNAL_ERROR"))
+
+
+def _translated(error: PenstockError) -> ApiError:
+    """What the core says, in nsqd's words; and in its own where nsqd has none."""
+    match error:
+        case QueueNotFound():
+            return ApiError(404, "TOPIC_NOT_FOUND")
+        case ChannelNotFound():
+            return ApiError(404, "CHANNEL_NOT_FOUND")
+        case MessageTooLarge():
+            return ApiError(413, "MSG_TOO_BIG")
+        case ShardClosed():
+            return ApiError(503, "EXITING")
+        case InvalidRequest():
+            return ApiError(400, str(error))
+    log.warning("a request failed: %s", error)
+    return ApiError(503, str(error))
+
+
+def _check(call: ApiCall, right: Right, topic: str) -> None:
+    if not call.principal.allows(right, topic):
+        raise ApiError(403, "FORBIDDEN")
+
+
+def _option(call: ApiCall) -> str:
+    return call.request.path.removeprefix(_CONFIG)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * _SECOND_NS)
+
+
+def _log_level(api: NsqHttp) -> int:
+    """nsqd's numbers: debug is 1, fatal is 5."""
+    level = logging.getLogger().getEffectiveLevel()
+    return max(1, min(5, level // 10))
+
+
+_OPTIONS: dict[str, Callable[[NsqHttp], Any]] = {
+    "nsqlookupd_tcp_addresses": NsqHttp.lookup_addresses,
+    "log_level": _log_level,
+    "data_path": lambda api: api.services.settings.server.data,
+    "broadcast_address": lambda api: api._registration.identity.broadcast_address,
+    "max_msg_size": lambda api: api._settings.message_bytes_max,
+    "max_body_size": lambda api: api._settings.body_bytes_max,
+    "msg_timeout": lambda api: _ns(api._settings.message_timeout_s),
+    "max_msg_timeout": lambda api: _ns(api._settings.message_timeout_max_s),
+    "max_req_timeout": lambda api: _ns(api._settings.requeue_timeout_max_s),
+    "max_rdy_count": lambda api: api._settings.ready_max,
+    "max_heartbeat_interval": lambda api: _ns(api._settings.heartbeat_interval_max_s),
+    "max_output_buffer_size": lambda api: api._settings.output_buffer_bytes_max,
+    "max_output_buffer_timeout": lambda api: _ns(api._settings.output_buffer_timeout_max_s),
+    "max_channel_consumers": lambda api: api._settings.channel_consumers_max,
+    "e2e_processing_latency_percentiles": lambda api: api._settings.latency_percentiles,
+    "e2e_processing_latency_window_time": lambda api: _ns(api._settings.latency_window_s),
+    "max_deflate_level": lambda api: api._settings.deflate_level_max,
+}
+"""By nsqd's names."""
+
+_SETTERS: dict[str, Callable[[NsqHttp, bytes], None]] = {
+    "nsqlookupd_tcp_addresses": NsqHttp._set_lookup_addresses,
+    "log_level": NsqHttp._set_log_level,
+}

@@ -1,0 +1,384 @@
+"""What `/stats` shows: topics, channels and clients in nsqd's words, as documents for JSON or as text.
+
+Counts come out of the store when somebody asks. What a field means where nsqd and Penstock differ:
+
+    backend_depth    all of the depth: everything is on the disk
+    message_count    of a channel: all that it was ever given, over restarts as well
+    message_bytes    what the topic holds now; the bytes of all that was ever sent are not counted
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from penstock.core.commands import ChannelStats, QueueStats, Stats
+from penstock.core.errors import QueueNotFound
+from penstock.protocols.lookup.registry import Load
+from penstock.protocols.nsq.client import Client
+from penstock.protocols.nsq.latency import LatencyResult, LatencyWindow, result_of
+from penstock.protocols.nsq.names import is_name
+from penstock.protocols.nsq.topics import Topics
+
+_TOPICS_AT_ONCE = 200
+"""Counted in one step of the shard, so that others get their turn in between."""
+
+
+class PublishedCount(msgspec.Struct):
+    """What a client has published to a topic."""
+
+    topic: str
+    count: int
+
+
+class ClientDocument(msgspec.Struct):
+    """One client."""
+
+    client_id: str
+    hostname: str
+    version: str
+    remote_address: str
+    state: int
+    ready_count: int
+    in_flight_count: int
+    message_count: int
+    finish_count: int
+    requeue_count: int
+    connect_ts: int
+    sample_rate: int
+    deflate: bool
+    snappy: bool
+    user_agent: str
+    tls: bool
+    tls_cipher_suite: str
+    tls_version: str
+    authed: bool | msgspec.UnsetType = msgspec.UNSET
+    auth_identity: str | msgspec.UnsetType = msgspec.UNSET
+    pub_counts: list[PublishedCount] | msgspec.UnsetType = msgspec.UNSET
+    tls_negotiated_protocol: str = ""
+    tls_negotiated_protocol_is_mutual: bool = False
+
+
+class ChannelDocument(msgspec.Struct):
+    """One channel. `clients` is None when they are not asked for."""
+
+    channel_name: str
+    depth: int
+    backend_depth: int
+    in_flight_count: int
+    deferred_count: int
+    message_count: int
+    requeue_count: int
+    timeout_count: int
+    client_count: int
+    clients: list[ClientDocument] | None
+    paused: bool
+    e2e_processing_latency: LatencyResult
+
+
+class TopicDocument(msgspec.Struct):
+    """One topic with its channels."""
+
+    topic_name: str
+    channels: list[ChannelDocument]
+    depth: int
+    backend_depth: int
+    message_count: int
+    message_bytes: int
+    paused: bool
+    e2e_processing_latency: LatencyResult
+
+
+class MemoryDocument(msgspec.Struct):
+    """The process's memory, as far as Python has what Go has; zeros elsewhere."""
+
+    heap_objects: int
+    heap_idle_bytes: int
+    heap_in_use_bytes: int
+    heap_released_bytes: int
+    gc_pause_usec_100: int
+    gc_pause_usec_99: int
+    gc_pause_usec_95: int
+    next_gc_bytes: int
+    gc_total_runs: int
+
+
+class StatsDocument(msgspec.Struct):
+    """All of `/stats?format=json`."""
+
+    version: str
+    health: str
+    start_time: int
+    topics: list[TopicDocument] | None
+    producers: list[ClientDocument] | None
+    memory: MemoryDocument | msgspec.UnsetType = msgspec.UNSET
+
+
+class Latencies:
+    """How long messages take from send to FIN, by channel: hears of every FIN."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self.percentiles: Sequence[float] = tuple(topics.settings.latency_percentiles)
+        self._windows: dict[str, dict[str, LatencyWindow]] = {}
+        if self.percentiles:
+            topics.finish_listeners.append(self._finished)
+            topics.listeners.append(self._changed)
+
+    def of_channel(self, topic: str, channel: str, now_s: float) -> LatencyResult:
+        """The percentiles of a channel."""
+        window = self._windows.get(topic, {}).get(channel)
+        return result_of(() if window is None else (window,), self.percentiles, now_s)
+
+    def of_topic(self, topic: str, now_s: float) -> LatencyResult:
+        """The percentiles of all channels of a topic together."""
+        return result_of(self._windows.get(topic, {}).values(), self.percentiles, now_s)
+
+    def _finished(self, topic: str, channel: str, sent: list[tuple[int, int]]) -> None:
+        windows = self._windows.setdefault(topic, {})
+        window = windows.get(channel)
+        if window is None:
+            window = windows[channel] = LatencyWindow(self.percentiles, self._topics.settings.latency_window_s)
+        now_ms, now_s = self._topics.shard.now_ms(), time.monotonic()
+        for sent_ms, count in sent:
+            window.note(now_ms - sent_ms, count, now_s)
+
+    def _changed(self, event: str, topic: str, channel: str | None) -> None:
+        """What is gone needs no memory."""
+        if event == "queue deleted":
+            self._windows.pop(topic, None)
+        elif event == "channel deleted" and channel is not None:
+            self._windows.get(topic, {}).pop(channel, None)
+
+
+async def count(topics: Topics, names: Iterable[str]) -> list[Stats]:
+    """The exact counts of topics, in the order of their names; without those that are gone meanwhile."""
+    found: list[Stats] = []
+    ordered = sorted(names)
+    for at in range(0, len(ordered), _TOPICS_AT_ONCE):
+        calls = [topics.shard.call(QueueStats(name=name)) for name in ordered[at : at + _TOPICS_AT_ONCE]]
+        for reply in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(reply, BaseException):
+                if not isinstance(reply, QueueNotFound):
+                    raise reply
+            else:
+                found.append(reply)
+    return found
+
+
+async def read_loads(topics: Topics) -> dict[str, Load]:
+    """Every topic that NSQ can name, with what waits there and who reads: what lookup services are told."""
+    found = await count(topics, filter(is_name, topics.catalog()))
+    return {stats.name: _load(topics, stats) for stats in found}
+
+
+def _load(topics: Topics, stats: Stats) -> Load:
+    channels = {
+        name: (channel.ready, len(topics.clients(stats.name, name)))
+        for name, channel in stats.channels.items()
+        if is_name(name)
+    }
+    depth = stats.backlog + sum(ready for ready, _ in channels.values())
+    return Load(depth, sum(readers for _, readers in channels.values()), channels)
+
+
+class StatsReport:
+    """Makes the documents: which topics and channels, and whether with clients."""
+
+    def __init__(self, topics: Topics, latencies: Latencies, *, with_clients: bool, topic: str, channel: str) -> None:
+        self._topics = topics
+        self._latencies = latencies
+        self._with_clients = with_clients
+        self._topic = topic
+        self._channel = channel
+        """Empty: all."""
+        self._now_s = time.monotonic()
+
+    async def topics(self, may_read: Callable[[str], bool]) -> list[TopicDocument] | None:
+        """The topics that were asked for; None if that one is not there."""
+        catalog = self._topics.catalog()
+        if self._topic and not (self._topic in catalog and may_read(self._topic)):
+            return None
+        wanted = [self._topic] if self._topic else [name for name in catalog if may_read(name)]
+        if self._channel:
+            wanted = [name for name in wanted if self._channel in catalog[name]]
+        return [self._topic_document(stats) for stats in await count(self._topics, wanted)]
+
+    def producers(self) -> list[ClientDocument] | None:
+        """The clients that have published."""
+        if not self._with_clients:
+            return None
+        return [self._client_document(client) for client in self._topics.producers] or None
+
+    def _topic_document(self, stats: Stats) -> TopicDocument:
+        channels = [stats.channels[name] for name in sorted(stats.channels) if self._channel in ("", name)]
+        return TopicDocument(
+            topic_name=stats.name,
+            channels=[self._channel_document(stats, channel) for channel in channels],
+            depth=stats.backlog,
+            backend_depth=stats.backlog,
+            message_count=stats.sent,
+            message_bytes=stats.bytes,
+            paused=stats.paused,
+            e2e_processing_latency=self._latencies.of_topic(stats.name, self._now_s),
+        )
+
+    def _channel_document(self, stats: Stats, channel: ChannelStats) -> ChannelDocument:
+        clients = self._topics.clients(stats.name, channel.name)
+        return ChannelDocument(
+            channel_name=channel.name,
+            depth=channel.ready,
+            backend_depth=channel.ready,
+            in_flight_count=channel.leased,
+            deferred_count=channel.delayed,
+            message_count=channel.ready + channel.leased + channel.delayed + channel.acked + channel.dead,
+            requeue_count=self._topics.requeues.get((stats.name, channel.name), 0),
+            timeout_count=channel.expired,
+            client_count=len(clients),
+            clients=[self._client_document(client) for client in clients] if self._with_clients else None,
+            paused=channel.paused,
+            e2e_processing_latency=self._latencies.of_channel(stats.name, channel.name, self._now_s),
+        )
+
+    def _client_document(self, client: Client) -> ClientDocument:
+        published = [
+            PublishedCount(topic, count) for topic, count in client.published.items() if self._topic in ("", topic)
+        ]
+        return ClientDocument(
+            client_id=client.client_id,
+            hostname=client.hostname,
+            version="V2",
+            remote_address=client.remote_address,
+            state=int(client.state),
+            ready_count=client.ready_count,
+            in_flight_count=self._topics.in_flight(client),
+            message_count=client.message_count,
+            finish_count=client.finish_count,
+            requeue_count=client.requeue_count,
+            connect_ts=int(client.connected_s),
+            sample_rate=client.sample_rate,
+            deflate=client.deflate,
+            snappy=client.snappy,
+            user_agent=client.user_agent,
+            tls=bool(client.tls_version),
+            tls_cipher_suite=client.tls_cipher,
+            tls_version=client.tls_version,
+            authed=True if client.identity is not None else msgspec.UNSET,
+            auth_identity=client.identity or msgspec.UNSET,
+            pub_counts=published or msgspec.UNSET,
+        )
+
+
+def memory() -> MemoryDocument:
+    """The process now."""
+    runs = sum(generation["collections"] for generation in gc.get_stats())
+    return MemoryDocument(sys.getallocatedblocks(), 0, _resident_bytes(), 0, 0, 0, 0, 0, runs)
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1_024
+
+
+# -- as text -----------------------------------------------------------------------------------------------------------
+
+
+def as_text(document: StatsDocument, now_s: float) -> str:
+    """The document for people, laid out as nsqd does it."""
+    started = datetime.fromtimestamp(document.start_time, UTC).isoformat().replace("+00:00", "Z")
+    lines = [
+        f"nsqd v{document.version} (penstock, python {platform.python_version()})",
+        f"start_time {started}",
+        f"uptime {duration(now_s - document.start_time)}",
+        "",
+        f"Health: {document.health}",
+    ]
+    if isinstance(document.memory, MemoryDocument):
+        lines += ["", "Memory:"]
+        lines += [f"   {name:<25}\t{value}" for name, value in msgspec.structs.asdict(document.memory).items()]
+    lines += ["", "Topics:" if document.topics else "Topics: None"]
+    for topic in document.topics or ():
+        lines += _topic_lines(topic, now_s)
+    lines += ["", "Producers:" if document.producers else "Producers: None"]
+    lines += [f"   {_client_line(client, now_s)}" for client in document.producers or ()]
+    return "\n".join(lines) + "\n"
+
+
+def _topic_lines(topic: TopicDocument, now_s: float) -> list[str]:
+    lines = [
+        "",
+        f"{'*P ' if topic.paused else '   '}[{topic.topic_name:<15}] depth: {topic.depth:<5} "
+        f"be-depth: {topic.backend_depth:<5} msgs: {topic.message_count:<8} "
+        f"e2e%: {_latency_text(topic.e2e_processing_latency)}",
+    ]
+    for channel in topic.channels:
+        lines.append(
+            f"   {'*P ' if channel.paused else '   '}[{channel.channel_name:<25}] depth: {channel.depth:<5} "
+            f"be-depth: {channel.backend_depth:<5} inflt: {channel.in_flight_count:<4} "
+            f"def: {channel.deferred_count:<4} re-q: {channel.requeue_count:<5} "
+            f"timeout: {channel.timeout_count:<5} msgs: {channel.message_count:<8} "
+            f"e2e%: {_latency_text(channel.e2e_processing_latency)}"
+        )
+        lines += [f"        {_client_line(client, now_s)}" for client in channel.clients or ()]
+    return lines
+
+
+def _client_line(client: ClientDocument, now_s: float) -> str:
+    port = client.remote_address.rpartition(":")[2]
+    who = f"{client.hostname}:{port} {client.user_agent}"
+    connected = duration(int(now_s) - client.connect_ts)
+    if isinstance(client.pub_counts, list):
+        total = sum(each.count for each in client.pub_counts)
+        topics = ",".join(f"{each.topic}={each.count}" for each in client.pub_counts)
+        return _one_line(f"[{client.version} {who:<21}] msgs: {total:<8} topics: {topics} connected: {connected}")
+    return _one_line(
+        f"[{client.version} {who:<21}] state: {client.state} inflt: {client.in_flight_count:<4} "
+        f"rdy: {client.ready_count:<4} fin: {client.finish_count:<8} re-q: {client.requeue_count:<8} "
+        f"msgs: {client.message_count:<8} connected: {connected}"
+    )
+
+
+def _one_line(text: str) -> str:
+    """What clients say of themselves adds no lines."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+
+
+def _latency_text(result: LatencyResult) -> str:
+    return ", ".join(_human(each.value) for each in result.percentiles or ())
+
+
+def _human(nanoseconds: float) -> str:
+    """A time as nsqd writes it.
+
+    >>> _human(1_500_000.0), _human(12.0)
+    ('1.5ms', '12.0ns')
+    """
+    for divisor, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):
+        if nanoseconds > divisor:
+            return f"{nanoseconds / divisor:.1f}{unit}"
+    return f"{nanoseconds:.1f}ns"
+
+
+def duration(seconds: float) -> str:
+    """A length of time as Go writes it.
+
+    >>> duration(3_725.5), duration(59), duration(0)
+    ('1h2m5.5s', '59s', '0s')
+    """
+    minutes, rest_s = divmod(max(0.0, seconds), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    text = f"{round(rest_s, 6):g}s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text
