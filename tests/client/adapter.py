@@ -7,9 +7,11 @@ import inspect
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.client.aio.penstock import AsyncPenstock
+from penstock.client.connecting import connect, connect_async
+from penstock.client.remote.address import TransportName
 from penstock.client.sync.penstock import Penstock
 from penstock.server.clock import ManualClock
 from penstock.server.shard import Shard
@@ -18,8 +20,17 @@ from penstock.server.threads import ThreadedShard
 from penstock.store.base import Store
 from penstock.store.embedded import EmbeddedStore, open_store
 from penstock.store.memory import MemoryStore
+from tests.client.serving import Server, serve
 
 ENTROPY = bytes(range(64))
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def in_process_only(test: Test) -> Test:
+    """For tests of what is different over the network, on purpose: leases end with the connection."""
+    test.in_process_only = True  # type: ignore[attr-defined]
+    return test
 
 
 class LoopThread:
@@ -83,19 +94,35 @@ def _undriven(value: Any) -> Any:
 
 
 class World:
-    """A store, a clock that stands still, and the API over them; may be restarted, and may crash."""
+    """A store, a clock that stands still, and the API over them; may be restarted, and may crash.
 
-    def __init__(self, open_store: Callable[[], Store], *, tasks: bool, commit_in_thread: bool = False) -> None:
+    With a `transport` the API is a client's, and the store is behind a real server on the loopback.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        *,
+        tasks: bool,
+        commit_in_thread: bool = False,
+        transport: TransportName | None = None,
+    ) -> None:
         self.clock = ManualClock()
         self.commit_in_thread = commit_in_thread
+        self.transport = transport
         self._open_store = open_store
-        self._loop = LoopThread() if tasks else None
+        self._loop = LoopThread() if tasks or transport else None
+        self._tasks = tasks
+        self._server: Server | None = None
         self._driver: Any = None
         self.ps: Any = None
         self.open()
 
     def open(self) -> None:
         self.shard = Shard(self._open_store, self.clock, lambda: ENTROPY)
+        if self.transport is not None:
+            self._open_server(self.transport)
+            return
         if self._loop is None:
             self._driver = ThreadedShard(self.shard)
             self.ps = Penstock(self._driver)
@@ -108,6 +135,25 @@ class World:
         self._driver = Driven(inner, self._loop)
         self.ps = Driven(AsyncPenstock(inner), self._loop)
 
+    def _open_server(self, transport: TransportName) -> None:
+        assert self._loop is not None
+        self._server = self._loop.run(serve(self.shard))
+        self._driver = Driven(self._server.shard, self._loop)
+        if self._tasks:
+
+            async def connected() -> AsyncPenstock:
+                return await connect_async(self.url, transport=transport)
+
+            self.ps = Driven(self._loop.run(connected()), self._loop)
+        else:
+            self.ps = connect(self.url, transport=transport)
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        assert self._server is not None
+        return self._server.url
+
     def call(self, command: Any) -> Any:
         return self._driver.call(command)
 
@@ -118,14 +164,20 @@ class World:
 
     def restart(self) -> None:
         """Close in good order, and open again."""
-        self.ps.close()
+        self._close()
         self.open()
+
+    def _close(self) -> None:
+        self.ps.close()
+        if self._server is not None:
+            assert self._loop is not None
+            self._loop.run(self._server.stop())
 
     def crash(self) -> None:
         """The process dies: nothing is written any more. Then it starts again."""
         store = self.shard._store
         self.shard._store_is_good = False
-        self.ps.close()
+        self._close()
         if isinstance(store, EmbeddedStore):
             store.close(apply=False)
         self.open()
@@ -139,7 +191,7 @@ class World:
             threading.Event().wait(0.001)
 
     def close(self) -> None:
-        self.ps.close()
+        self._close()
         if self._loop is not None:
             self._loop.close()
 

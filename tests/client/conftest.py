@@ -6,24 +6,30 @@ from typing import Any
 
 import pytest
 
+from penstock.client.remote.address import TRANSPORTS
 from tests.client.adapter import World, directory_store, memory_store
 
-WORLDS = ["threads-memory", "threads-directory", "tasks-memory"]
+IN_PROCESS = ["threads-memory", "threads-directory", "tasks-memory"]
 """Both APIs and both stores; the fourth pair only where the disk is the point."""
+NETWORK = ["threads-websocket", "tasks-websocket"]
+"""Both APIs against a server, by every transport."""
 ABOUT_THE_DISK = ("test_restart", "test_unit_of_work")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "world" in metafunc.fixturenames:
-        about_the_disk = metafunc.module.__name__.endswith(ABOUT_THE_DISK)
-        metafunc.parametrize("world", [*WORLDS, "tasks-directory"] if about_the_disk else WORLDS, indirect=True)
+        worlds = IN_PROCESS if getattr(metafunc.function, "in_process_only", False) else IN_PROCESS + NETWORK
+        if metafunc.module.__name__.endswith(ABOUT_THE_DISK):
+            worlds = [*worlds, "tasks-directory"]
+        metafunc.parametrize("world", worlds, indirect=True)
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    api, store = request.param.split("-")
-    opener = memory_store() if store == "memory" else directory_store(tmp_path / "data")
-    world = World(opener, tasks=api == "tasks", commit_in_thread=store == "directory")
+    api, where = request.param.split("-")
+    opener = directory_store(tmp_path / "data") if where == "directory" else memory_store()
+    transport = where if where in TRANSPORTS else None
+    world = World(opener, tasks=api == "tasks", commit_in_thread=where == "directory", transport=transport)
     yield world
     world.close()
 

@@ -1,11 +1,8 @@
-"""A real server for the client's tests: the websocket and the polled commands, over a shard whose clock stands still."""
+"""A real server for the client's tests: websocket and polled commands, over a shard whose clock may stand still."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
@@ -20,12 +17,6 @@ from penstock.server.node import Services
 from penstock.server.settings import LogSettings, Settings
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
-
-
-class _Uvicorn(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Server:
@@ -53,8 +44,7 @@ class Server:
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.listener.bind(("127.0.0.1", port))
         self.port: int = self.listener.getsockname()[1]
-        self._serving: asyncio.Task[None] | None = None
-        self._uvicorn: _Uvicorn | None = None
+        self._uvicorn: uvicorn.Server | None = None
 
     @property
     def url(self) -> str:
@@ -69,18 +59,17 @@ class Server:
             timeout_graceful_shutdown=1,
             **uvicorn_options(self.settings.websocket),
         )
-        self._uvicorn = _Uvicorn(config)
-        self._serving = asyncio.create_task(self._uvicorn.serve(sockets=[self.listener]))
-        while not self._uvicorn.started and not self._serving.done():
-            await asyncio.sleep(0.001)
+        config.load()
+        self._uvicorn = uvicorn.Server(config)
+        self._uvicorn.lifespan = config.lifespan_class(config)
+        await self._uvicorn.startup(sockets=[self.listener])
 
     async def stop(self) -> None:
         """In the order of a node: the store closes, then the connections."""
-        assert self._uvicorn is not None and self._serving is not None
+        assert self._uvicorn is not None
         self.services.is_stopping = True
         await self.shard.close()
-        self._uvicorn.should_exit = True
-        await self._serving
+        await self._uvicorn.shutdown(sockets=[self.listener])
 
 
 async def serve(shard: Shard, **options: Any) -> Server:

@@ -342,7 +342,8 @@ class RemoteCaller:
         for outstanding in outgoing:
             outstanding.settle(None, _copied(unsent))
         for outstanding in list(self._in_flight.values()):
-            self._settle(outstanding, None, _copied(sent))
+            is_receive = self._closed and isinstance(outstanding.command, Receive)
+            self._settle(outstanding, None, None if is_receive else _copied(sent))
 
 
 def _copied(error: PenstockError) -> PenstockError:
