@@ -31,7 +31,7 @@ EMPTY = "empty handler"
 def penstock_server(directory: Path) -> Iterator[Server]:
     """Penstock, as `penstock serve` starts it: every acknowledgement after its `fdatasync`."""
     ready_file = directory / "ready.json"
-    ports = ["--sqs-port", "0", "--http-port", "0"]
+    ports = [f"--{name}-port=0" for name in ("sqs", "http", "nsq-tcp", "nsq-http")]
     command = [sys.executable, "-m", "penstock", "serve", "--data", str(directory / "data"), *ports]
     with process([*command, "--ready-file", str(ready_file)], directory, ready_file.exists) as pid:
         yield Server(Address(HOST, json.loads(ready_file.read_text())["listening"]["sqs"]["port"]), pid)

@@ -7,6 +7,8 @@ from pathlib import Path
 from penstock import __version__, process
 from penstock.protocols.front_end import HttpFrontEnd
 from penstock.protocols.http import Handler
+from penstock.protocols.nsq.http_front_end import NsqHttpFrontEnd
+from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.server import RestFrontEnd
 from penstock.protocols.sqs.server import SqsFrontEnd
 from penstock.server.node import FrontEnd, Node, Services
@@ -23,6 +25,8 @@ def front_ends(chosen: Settings) -> list[FrontEnd]:
     return [
         HttpFrontEnd("sqs", chosen.server.sqs_port, sqs_handler),
         RestFrontEnd(chosen.server.http_port, __version__),
+        NsqFrontEnd(chosen.server.nsq_tcp_port),
+        NsqHttpFrontEnd(chosen.server.nsq_http_port),
     ]
 
 

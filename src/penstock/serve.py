@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 EXIT_REFUSED = 2
 """The settings cannot be followed, or the store cannot be opened: the message says why."""
 
-log = logging.getLogger("penstock.serve")
-
 Limits = Literal["strict", "relaxed"]
 
 
@@ -30,8 +27,14 @@ def serve(
     host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
     sqs_port: Annotated[int | None, typer.Option(help="SQS (9324); 0 picks a free one.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Health, metrics, version (9325); 0 picks a free one.")] = None,
-    nsq_tcp_port: Annotated[int | None, typer.Option(help="Kept for NSQ, which is not served yet.")] = None,
-    nsq_http_port: Annotated[int | None, typer.Option(help="Kept for NSQ, which is not served yet.")] = None,
+    nsq_tcp_port: Annotated[int | None, typer.Option(help="NSQ over TCP (4150); 0 picks a free one.")] = None,
+    nsq_http_port: Annotated[int | None, typer.Option(help="NSQ's HTTP API (4151); 0 picks a free one.")] = None,
+    lookup: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lookup", help="HOST:TCPPORT of a lookup service to tell of our topics; more than one may be given."
+        ),
+    ] = None,
     sqs_limits: Annotated[Limits | None, typer.Option(help="AWS's limits, or wider ones for tests.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without credentials.")] = False,
     ready_file: Annotated[Path | None, typer.Option(help="Written, as JSON, when everything listens.")] = None,
@@ -42,15 +45,19 @@ def serve(
 
     try:
         loaded = Settings() if config is None else settings.load(config)
-        chosen = loaded.with_server(
-            data=data,
-            host=host,
-            sqs_port=sqs_port,
-            http_port=http_port,
-            nsq_tcp_port=nsq_tcp_port,
-            nsq_http_port=nsq_http_port,
-            insecure=insecure or None,
-        ).with_sqs(limits=sqs_limits)
+        chosen = (
+            loaded.with_server(
+                data=data,
+                host=host,
+                sqs_port=sqs_port,
+                http_port=http_port,
+                nsq_tcp_port=nsq_tcp_port,
+                nsq_http_port=nsq_http_port,
+                insecure=insecure or None,
+            )
+            .with_sqs(limits=sqs_limits)
+            .with_nsq(lookup=lookup or None)
+        )
         chosen.check()
         _run(chosen, ready_file)
     except PenstockError as error:
@@ -62,10 +69,6 @@ def _run(chosen: Settings, ready_file: Path | None) -> None:
     """The server's own libraries are loaded here, so that other commands start without them."""
     from penstock import assembly
     from penstock.server.log import configure
-    from penstock.server.settings import Settings
 
     configure(chosen.log)
-    server, defaults = chosen.server, Settings().server
-    if (server.nsq_tcp_port, server.nsq_http_port) != (defaults.nsq_tcp_port, defaults.nsq_http_port):
-        log.warning("the NSQ ports are noted, but NSQ is not served yet")
     assembly.run(chosen, ready_file)

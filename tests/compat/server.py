@@ -48,6 +48,7 @@ class Server:
         command = [sys.executable, "-m", "penstock", "serve", "--data", str(self.data), "--ready-file", str(ready_file)]
         for name, port in self._ports.items():
             command += [f"--{name}-port", str(port)]
+        command += ["--nsq-tcp-port", "0", "--nsq-http-port", "0"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *self._flags], stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}

@@ -68,7 +68,7 @@ async def running(settings: Settings) -> AsyncIterator[tuple[Node, Ready]]:
 
 
 def settings_in(data: Path, text: str = "") -> Settings:
-    return parse(text).with_server(data=str(data), sqs_port=0, http_port=0)
+    return parse(text).with_server(data=str(data), sqs_port=0, http_port=0, nsq_tcp_port=0, nsq_http_port=0)
 
 
 async def config_of(node: Node, queue: str) -> QueueConfig:
@@ -292,7 +292,8 @@ class Process:
     def __init__(self, directory: Path, *flags: str) -> None:
         self._ready_file = directory / "ready.json"
         self._ready_file.unlink(missing_ok=True)
-        ports = ["--sqs-port", "0", "--http-port", "0", "--data", str(directory / "data")]
+        ports = [f"--{name}-port=0" for name in ("sqs", "http", "nsq-tcp", "nsq-http")]
+        ports += ["--data", str(directory / "data")]
         command = [sys.executable, "-m", "penstock", "serve", *ports, "--ready-file", str(self._ready_file), *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -1,0 +1,668 @@
+"""One client's connection: what it may say when, what it is answered, and what it is pushed.
+
+How it works. What is read becomes commands (`wire.Parser`), which are handled in order. Those for the store are handed
+to the shard with a callback, all that came in one read in one turn of the loop, so they go through one step and one
+commit; the client's own replies come out in the order of its commands, because a step answers in order. A command
+whose answer does not come from the shard waits until everything before it is answered. Some take a while (SUB, a
+switch to TLS): the connection is *busy*, and nothing else is handled meanwhile.
+
+Messages come from a subscription: this object is its ticket. The core hands out no more than RDY messages at a time,
+in flight ones included, and no more bytes than there is room for: `ROOM_BYTES` from when it was last told. Everything
+that one step hands out is written in one piece for each run.
+
+FIN has no answer in this protocol, so it waits for no commit; it goes with the next one, a few milliseconds later at
+the latest. A crash in between has the message delivered once more. OK for PUB and MPUB comes after the commit.
+
+Who does not keep up is slowed down, and costs no memory:
+
+- A client that does not read: the transport asks to pause, and there is no room any more, so nothing is handed out. If
+  it does not read for a heartbeat interval, the connection ends.
+- A client that publishes faster than the disk: with `PENDING_BYTES_MAX` on their way to a commit, or its answers
+  unread, commands wait; while commands wait, nothing is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.commands import (
+    AckSequences,
+    Command,
+    Delivery,
+    ExtendSequences,
+    ReleaseSequences,
+    Run,
+    SetCredit,
+    Settled,
+)
+from penstock.core.errors import PenstockError, StoreError
+from penstock.protocols.nsq import wire
+from penstock.protocols.nsq.client import Client, State
+from penstock.protocols.nsq.compression import Codec, Corrupt, Deflate, Snappy
+from penstock.protocols.nsq.names import NSQ_VERSION
+from penstock.protocols.nsq.negotiation import Refusal, Terms, answer, negotiate
+from penstock.protocols.nsq.topics import Timeouts
+from penstock.server.auth import ANYBODY, Principal, Right
+from penstock.server.shard import Call
+
+if TYPE_CHECKING:
+    from penstock.protocols.nsq.server import Endpoint
+
+ROOM_BYTES = 1024 * 1024
+"""How much may be handed out to a client before it is looked at whether it reads."""
+WRITE_BUFFER_BYTES = 1024 * 1024
+PENDING_BYTES_MAX = 8 * 1024 * 1024
+TLS_HANDSHAKE_S = 5.0
+LINGER_S = 5.0
+"""How long a client has to read the error with which its connection ends."""
+
+log = logging.getLogger("penstock.nsq")
+
+
+class Connection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._settings = endpoint.settings
+        self._topics = endpoint.topics
+        self._shard = endpoint.topics.shard
+        self._loop = endpoint.loop
+        self._parser: wire.Parser | None = None
+        """None before the magic."""
+        self._magic = b""
+        self._codec: Codec | None = None
+        self._commands: deque[wire.WireCommand] = deque()
+        self._pending = 0
+        """Calls on their way through the shard."""
+        self._pending_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+        """What keeps the connection busy."""
+        self._is_reading = True
+        self._is_ending = False
+        """Nothing is read or pushed any more; the connection closes when all is written."""
+        self._is_lost = False
+        self._heard_s = self._loop.time()
+        self._stuck_s: float | None = None
+        """Since when the client has not read."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_beat_s = 0.0
+        self._terms = Terms.initial(self._settings)
+        self._timeouts: Timeouts | None = None
+        self._principal: Principal | None = None if endpoint.credentials.are_required else ANYBODY
+        self._is_tls = False
+        self._topic = self._channel = ""
+        self._tag = 0
+        self._room_bytes = ROOM_BYTES
+        self._deliveries: list[Delivery] = []
+        self._transport: asyncio.Transport
+        self.client: Client
+
+    # -- the transport --
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self._transport = cast("asyncio.Transport", transport)
+        self.client = Client(_address(self._transport), self._endpoint.time_s())
+        if not self._endpoint.admit(self):
+            self._is_ending = self._is_lost = True
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        self._restart_beat()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is gone: so is the session."""
+        if self._is_lost:
+            return
+        self._is_ending = self._is_lost = True
+        self._commands.clear()
+        self._deliveries.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is None:
+            self._leave()
+        self._endpoint.dismiss(self)
+
+    def _leave(self) -> None:
+        self._topics.gone(self.client)
+        if self._topic:
+            self._topics.leave(self.client, self._topic, self._channel)
+
+    def data_received(self, data: bytes) -> None:
+        """Something was read."""
+        if self._is_ending:
+            return
+        self._heard_s = self._loop.time()
+        if self._parser is None:
+            data = self._start(data)
+            if self._parser is None:
+                return
+        if self._codec is not None:
+            self._codec.add(data)
+            self._unpack()
+        else:
+            self._take_in(self._parser.feed(data))
+
+    def _start(self, data: bytes) -> bytes:
+        """Look for the magic. Returns what comes behind it."""
+        data = self._magic + data
+        if data[:4] == wire.MAGIC:
+            settings = self._settings
+            delay_ms_max = round(settings.requeue_timeout_max_s * 1_000)
+            self._parser = wire.Parser(settings.message_bytes_max, settings.body_bytes_max, delay_ms_max)
+        elif len(data) < 4 and wire.MAGIC.startswith(data):
+            self._magic = data
+        else:
+            self._write(wire.frame(wire.ERROR, b"E_BAD_PROTOCOL"))
+            self._end()
+        return data[4:]
+
+    def _unpack(self) -> None:
+        assert self._codec is not None and self._parser is not None
+        try:
+            while not self._commands and not self._is_ending and (data := self._codec.take()):
+                self._take_in(self._parser.feed(data))
+        except Corrupt as error:
+            log.info("client %s: %s", self.client.remote_address, error)
+            self._end()
+
+    def _take_in(self, commands: list[wire.WireCommand]) -> None:
+        if commands:
+            self._commands.extend(commands)
+            self._run()
+        elif self._parser is not None and self._parser.verb in _ONLY_AT_FIRST:
+            self._expect(State.INIT, self._parser.verb)
+
+    def pause_writing(self) -> None:
+        """The client does not read: hand out nothing more."""
+        self._stuck_s = self._loop.time()
+        self._give_room(0)
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._stuck_s = None
+        self._give_room(ROOM_BYTES)
+        self._run()
+
+    def _give_room(self, room_bytes: int) -> None:
+        self._room_bytes = room_bytes
+        if self.client.subscription and not self._is_ending:
+            self._submit(SetCredit(subscription=self.client.subscription, room_bytes=room_bytes), _ignore)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self._transport.write(data if self._codec is None else self._codec.pack(data))
+
+    def _mind_reading(self) -> None:
+        """Nothing is read while commands wait."""
+        wanted = not self._commands and self._task is None and not self._is_ending
+        if wanted == self._is_reading or self._is_lost:
+            return
+        self._is_reading = wanted
+        with contextlib.suppress(RuntimeError):  # it is closing
+            if wanted:
+                self._heard_s = self._loop.time()
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    # -- the end --
+
+    def _fail(self, code: str, reason: str) -> None:
+        """End the connection with an error, behind the answers that are still to come."""
+        if self._parser is not None:
+            self._parser.is_over = True
+        self._commands.clear()
+        if self._pending:
+            self._commands.append(wire.Invalid(code, reason))
+            return
+        log.info("client %s: %s %s", self.client.remote_address, code, reason)
+        self._write(wire.error_frame(code, reason))
+        self._end()
+
+    def _end(self) -> None:
+        """Close when everything is written; what the client holds is ready for others at once."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self._commands.clear()
+        self._transport.close()
+        self._loop.call_later(LINGER_S, self.abort)
+
+    def abort(self) -> None:
+        """Hang up at once."""
+        if not self._is_lost:
+            self._transport.abort()
+
+    def stop(self) -> None:
+        """The server stops: close as soon as nothing is pending."""
+        if self._pending or self._task is not None:
+            self._loop.call_later(0.01, self.stop)
+        else:
+            self._end()
+
+    # -- heartbeats --
+
+    def _restart_beat(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next_beat_s = self._loop.time() + self._beat_s
+        self._timer = self._loop.call_later(self._beat_s, self._beat)
+
+    @property
+    def _beat_s(self) -> float:
+        return self._terms.heartbeat_ms / 1_000 or self._settings.client_timeout_s / 2
+
+    def _beat(self) -> None:
+        """Send a heartbeat when it is time, and end the connection of one who is gone."""
+        now_s, beat_s = self._loop.time(), self._beat_s
+        silent_s = 0.0 if not self._is_reading else now_s - self._heard_s
+        if self._terms.heartbeat_ms and silent_s >= 2 * beat_s:
+            log.info("client %s was silent for %g s", self.client.remote_address, silent_s)
+            return self.abort()
+        if self._stuck_s is not None and now_s - self._stuck_s >= beat_s:
+            log.info("client %s has not read for %g s", self.client.remote_address, now_s - self._stuck_s)
+            return self.abort()
+        if now_s >= self._next_beat_s:
+            self._next_beat_s = now_s + beat_s
+            if self._terms.heartbeat_ms and not self._is_ending and self._parser is not None and self._stuck_s is None:
+                self._write(wire.HEARTBEAT_FRAME)
+        wake_s = self._next_beat_s
+        if self._terms.heartbeat_ms and self._is_reading:
+            wake_s = min(wake_s, self._heard_s + 2 * beat_s)
+        self._timer = self._loop.call_later(max(0.001, wake_s - now_s), self._beat)
+        return None
+
+    # -- commands --
+
+    def _run(self) -> None:
+        """Handle commands until one has to wait."""
+        commands = self._commands
+        while commands and self._task is None and not self._is_ending:
+            command = commands[0]
+            handle, verb, waits = _HANDLERS[command.__class__]
+            if self._pending and waits:
+                break
+            if command.__class__ is wire.Publish and not self._may_publish():
+                break
+            commands.popleft()
+            try:
+                if self._settings.tls_required and not self._is_tls and verb not in _WITHOUT_TLS:
+                    raise Refusal("E_INVALID", f"cannot {verb} in current state (TLS required)")
+                handle(self, command)
+            except Refusal as refusal:
+                self._fail(refusal.code, refusal.reason)
+        self._mind_reading()
+
+    def _may_publish(self) -> bool:
+        return self._pending_bytes < PENDING_BYTES_MAX and self._stuck_s is None
+
+    def _resume(self) -> None:
+        """A call has been answered."""
+        if self._commands:
+            self._run()
+        if not self._commands and self._codec is not None and not self._is_ending and self._task is None:
+            self._unpack()
+
+    def _submit(self, command: Command, on_settled: Callable[[Call], None]) -> None:
+        try:
+            self._shard.submit(command, on_settled)
+        except PenstockError as error:
+            self._fail("E_INVALID", str(error))
+
+    def _call(self, command: Command, on_settled: Callable[[Call], None]) -> None:
+        """Hand a command to the shard whose answer the client waits for."""
+        self._pending += 1
+        try:
+            self._shard.submit(command, on_settled)
+        except PenstockError as error:
+            self._pending -= 1
+            self._fail("E_INVALID", str(error))
+
+    def _expect(self, state: State, verb: str) -> None:
+        if self.client.state != state:
+            self._fail("E_INVALID", f"cannot {verb} in current state")
+
+    def _require(self, verb: str, *states: State) -> None:
+        if self.client.state not in states:
+            raise Refusal("E_INVALID", f"cannot {verb} in current state")
+
+    def _check_right(self, verb: str, right: Right, topic: str, channel: str = "") -> None:
+        if self._principal is None:
+            raise Refusal("E_AUTH_FIRST", f"AUTH required before {verb}")
+        if not self._principal.allows(right, topic):
+            raise Refusal("E_UNAUTHORIZED", f'AUTH failed for {verb} on "{topic}" "{channel}"')
+
+    def _identify(self, command: wire.Identify) -> None:
+        self._require("IDENTIFY", State.INIT)
+        has_tls = self._endpoint.tls is not None and not self._is_tls
+        terms = negotiate(command.body, self.client, self._settings, has_tls=has_tls)
+        self._terms = terms
+        self._restart_beat()
+        if not terms.is_negotiated:
+            self._write(wire.OK_FRAME)
+            return
+        auth_required = self._endpoint.credentials.are_required
+        told = answer(terms, self._settings, NSQ_VERSION, auth_required=auth_required)
+        if terms.tls or terms.snappy or terms.deflate:
+            assert self._parser is not None
+            if self._commands or self._parser.rest or self._codec is not None:
+                raise Refusal("E_IDENTIFY_FAILED", "IDENTIFY failed: data came before the connection was upgraded")
+            self._write(wire.frame(wire.RESPONSE, told))
+            self._busy(self._upgrade(terms))
+        else:
+            self._write(wire.frame(wire.RESPONSE, told))
+
+    async def _upgrade(self, terms: Terms) -> None:
+        if terms.tls:
+            assert self._endpoint.tls is not None
+            transport = await self._loop.start_tls(
+                self._transport,
+                self,
+                self._endpoint.tls,
+                server_side=True,
+                ssl_handshake_timeout=TLS_HANDSHAKE_S,
+            )
+            assert transport is not None
+            self._transport = transport
+            transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+            self._is_reading = True
+            self._note_tls(transport)
+            self._write(wire.OK_FRAME)
+        if terms.snappy:
+            self._codec = Snappy()
+            self.client.snappy = True
+            self._write(wire.OK_FRAME)
+        if terms.deflate:
+            self._codec = Deflate(terms.deflate_level)
+            self.client.deflate = True
+            self._write(wire.OK_FRAME)
+
+    def _note_tls(self, transport: asyncio.Transport) -> None:
+        self._is_tls = True
+        tls: ssl.SSLObject = transport.get_extra_info("ssl_object")
+        cipher = tls.cipher()
+        self.client.tls_version = tls.version() or "TLS"
+        self.client.tls_cipher = cipher[0] if cipher else ""
+
+    def _auth(self, command: wire.Auth) -> None:
+        self._require("AUTH", State.INIT)
+        if self.client.identity is not None:
+            raise Refusal("E_INVALID", "AUTH already set")
+        if not self._endpoint.credentials.are_required:
+            raise Refusal("E_AUTH_DISABLED", "AUTH disabled")
+        principal = self._endpoint.credentials.check_bearer(command.secret.decode("utf-8", "replace"))
+        if principal is None:
+            raise Refusal("E_UNAUTHORIZED", "AUTH no authorizations found")
+        self._principal = principal
+        self.client.identity = principal.name
+        told = {"identity": principal.name, "identity_url": "", "permission_count": 1}
+        self._write(wire.frame(wire.RESPONSE, msgspec.json.encode(told)))
+
+    def _subscribe(self, command: wire.Subscribe) -> None:
+        self._require("SUB", State.INIT)
+        if not self._terms.heartbeat_ms:
+            raise Refusal("E_INVALID", "cannot SUB with heartbeats disabled")
+        self._check_right("SUB", "read", command.topic, command.channel)
+        self._busy(self._join(command.topic, command.channel))
+
+    async def _join(self, topic: str, channel: str) -> None:
+        timeouts = self._timeouts = self._topics.timeouts(topic, channel, self._terms.message_timeout_ms)
+        try:
+            await self._topics.subscribe(self.client, topic, channel, timeouts.delivery_ms, ROOM_BYTES, self)
+        except PenstockError as error:
+            self._fail("E_SUB_FAILED", f"SUB failed {error}")
+            return
+        self._topic, self._channel = topic, channel
+        queue = self._shard.identity.queues.get(topic)
+        self._tag = wire.tag_of(queue.id if queue is not None else 0)
+        self.client.state = State.SUBSCRIBED
+        if not self._is_lost:
+            self._write(wire.OK_FRAME)
+
+    def _busy(self, work: Any) -> None:
+        """Do something that takes a while; commands wait meanwhile."""
+        self._task = self._loop.create_task(work)
+        self._mind_reading()
+        self._task.add_done_callback(self._not_busy)
+
+    def _not_busy(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._upgrade_failed(error)
+        if self._is_lost:
+            self._leave()
+            return
+        self._run()
+
+    def _upgrade_failed(self, error: BaseException) -> None:
+        if not isinstance(error, ssl.SSLError | OSError | asyncio.TimeoutError):
+            log.error("client %s: a bug", self.client.remote_address, exc_info=error)
+        log.info("client %s: the connection could not be upgraded: %s", self.client.remote_address, error)
+        self._is_ending = True
+        self.abort()
+
+    def _publish(self, command: wire.Publish) -> None:
+        if self._principal is not ANYBODY:
+            self._check_right(command.verb, "write", command.topic)
+        self._pending_bytes += command.nbytes
+        send = self._topics.send(command.topic, command.bodies, command.delay_ms)
+        self._call(send, partial(self._published, command))
+
+    def _published(self, command: wire.Publish, call: Call) -> None:
+        self._pending -= 1
+        self._pending_bytes -= command.nbytes
+        if self._is_ending:
+            return
+        if call.error is not None:
+            self._commands.clear()
+            self._fail(f"E_{command.verb}_FAILED", f"{command.verb} failed {call.error}")
+        else:
+            self._topics.published(self.client, command.topic, len(command.bodies))
+            self._write(wire.OK_FRAME if command.replies == 1 else wire.OK_FRAME * command.replies)
+        self._resume()
+
+    def _ready(self, command: wire.Ready) -> None:
+        if self.client.state == State.CLOSING:
+            return
+        self._require("RDY", State.SUBSCRIBED)
+        if command.count > self._settings.ready_max:
+            raise Refusal("E_INVALID", f"RDY count {command.count} out of range 0-{self._settings.ready_max}")
+        self._set_ready(command.count)
+
+    def _set_ready(self, count: int) -> None:
+        self.client.ready_count = count
+        self._submit(SetCredit(subscription=self.client.subscription, credit=count), _ignore)
+
+    def _close(self, command: wire.Close) -> None:
+        self._require("CLS", State.SUBSCRIBED)
+        self.client.state = State.CLOSING
+        self._set_ready(0)
+        self._write(wire.CLOSE_WAIT_FRAME)
+
+    def _nop(self, command: wire.Nop) -> None:
+        pass
+
+    def _invalid(self, command: wire.Invalid) -> None:
+        self._fail(command.code, command.reason)
+
+    # -- settling --
+
+    def _finish(self, command: wire.Finish) -> None:
+        self._require("FIN", State.SUBSCRIBED, State.CLOSING)
+        ids = command.ids
+        sequences = wire.sequences_of(ids, self._tag)
+        self._call(self._acked(sequences), partial(self._finished, ids))
+
+    def _acked(self, sequences: NDArray[np.int64]) -> AckSequences:
+        return AckSequences(
+            queue=self._topic,
+            channel=self._channel,
+            sequences=sequences,
+            session=self.client.session,
+            durable=False,
+        )
+
+    def _finished(self, ids: NDArray[np.uint64], call: Call) -> None:
+        settled = self._settled("FIN", ids, call)
+        if settled is not None:
+            self.client.finish_count += settled.count
+            if settled.sent and self._topics.finish_listeners:
+                self._topics.finished(self._topic, self._channel, settled.sent)
+
+    def _requeue(self, command: wire.Requeue) -> None:
+        self._require("REQ", State.SUBSCRIBED, State.CLOSING)
+        ids = command.ids
+        release = ReleaseSequences(
+            queue=self._topic,
+            channel=self._channel,
+            sequences=wire.sequences_of(ids, self._tag),
+            session=self.client.session,
+            delay_ms=command.timeout_ms,
+            error="requeued",
+        )
+        self._call(release, partial(self._requeued, ids))
+
+    def _requeued(self, ids: NDArray[np.uint64], call: Call) -> None:
+        settled = self._settled("REQ", ids, call)
+        if settled is not None:
+            self.client.requeue_count += settled.count
+            self._topics.requeued(self._topic, self._channel, settled.count)
+
+    def _touch(self, command: wire.Touch) -> None:
+        self._require("TOUCH", State.SUBSCRIBED, State.CLOSING)
+        assert self._timeouts is not None
+        ids = command.ids
+        extend = ExtendSequences(
+            queue=self._topic,
+            channel=self._channel,
+            sequences=wire.sequences_of(ids, self._tag),
+            session=self.client.session,
+            lease_ms=self._timeouts.touch_ms,
+            held_ms_max=self._timeouts.held_ms_max,
+        )
+        self._call(extend, partial(self._touched, ids))
+
+    def _touched(self, ids: NDArray[np.uint64], call: Call) -> None:
+        self._settled("TOUCH", ids, call)
+
+    def _settled(self, verb: str, ids: NDArray[np.uint64], call: Call) -> Settled | None:
+        """A run of FIN, REQ or TOUCH is through: those that failed get an error each."""
+        self._pending -= 1
+        if self._is_ending:
+            return None
+        settled: Settled | None = call.reply if call.error is None else None
+        if call.error is not None and isinstance(call.error, StoreError):
+            self._fail(f"E_{verb}_FAILED", f"{verb} failed {call.error}")
+        elif settled is None or settled.count != len(ids):
+            failed = failed_ids(ids, self._tag, settled)
+            reasons = [wire.error_frame(*_not_in_flight(verb, f"{each:016x}")) for each in failed]
+            self._write(b"".join(reasons))
+        self._resume()
+        return settled
+
+    def _unknown_id(self, command: wire.UnknownId) -> None:
+        self._require(command.verb, State.SUBSCRIBED, State.CLOSING)
+        self._write(wire.error_frame(*_not_in_flight(command.verb, command.id)))
+
+    # -- messages --
+
+    def take(self, delivery: Delivery) -> None:
+        """The core hands out messages to this subscription; `settle` follows when they may leave."""
+        self._deliveries.append(delivery)
+
+    def settle(self) -> None:
+        """Write what was handed out."""
+        if not self._deliveries:
+            return
+        deliveries, self._deliveries = self._deliveries, []
+        if self._is_ending:
+            return
+        for delivery in deliveries:
+            if delivery.error is not None:
+                self._cut_off(delivery.error)
+                return
+            for run in delivery.runs:
+                self._push(run)
+        if self._room_bytes <= ROOM_BYTES // 2 and self._stuck_s is None:
+            self._give_room(ROOM_BYTES)
+
+    def _push(self, run: Run) -> None:
+        keep = None
+        if self._terms.sample_rate:
+            keep = self._endpoint.sample(run.count, self._terms.sample_rate)
+            dropped = np.flatnonzero(~keep) + run.first
+            if len(dropped):
+                self._submit(self._acked(dropped.astype(np.int64)), _ignore)
+        frames = wire.message_frames(run, self._tag, keep)
+        self.client.message_count += run.count if keep is None else int(keep.sum())
+        self._room_bytes -= len(frames)
+        self._endpoint.delivered += run.count
+        self._write(frames)
+
+    def _cut_off(self, error: PenstockError) -> None:
+        """The channel was deleted, or the store has failed: there is nothing to be connected for."""
+        log.info("client %s is disconnected: %s", self.client.remote_address, error)
+        self._end()
+
+
+def failed_ids(ids: NDArray[np.uint64], tag: int, settled: Settled | None) -> list[int]:
+    """Which of the ids of a run were refused, in their order; one that came before in the same run is refused, too."""
+    if settled is None:
+        return [int(each) for each in ids]
+    refused = [(each.first, each.last) for each in settled.refused]
+    seen: set[int] = set()
+    failed = []
+    for each, sequence in zip(ids.tolist(), wire.sequences_of(ids, tag).tolist(), strict=True):
+        if sequence in seen or any(first <= sequence <= last for first, last in refused):
+            failed.append(each)
+        seen.add(sequence)
+    return failed
+
+
+def _not_in_flight(verb: str, text: str) -> tuple[str, str]:
+    return f"E_{verb}_FAILED", f"{verb} {text} failed ID not in flight"
+
+
+def _ignore(_call: Call) -> None:
+    """Nobody waits for it."""
+
+
+def _address(transport: asyncio.Transport) -> str:
+    peer = transport.get_extra_info("peername")
+    if not peer:
+        return "unknown"
+    host, port = peer[0], peer[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_ONLY_AT_FIRST = ("IDENTIFY", "AUTH")
+_WITHOUT_TLS = ("IDENTIFY", "")
+
+_HANDLERS: dict[type[wire.WireCommand], tuple[Callable[[Connection, Any], None], str, bool]] = {
+    wire.Identify: (Connection._identify, "IDENTIFY", True),
+    wire.Auth: (Connection._auth, "AUTH", True),
+    wire.Subscribe: (Connection._subscribe, "SUB", True),
+    wire.Publish: (Connection._publish, "PUB", False),
+    wire.Ready: (Connection._ready, "RDY", False),
+    wire.Finish: (Connection._finish, "FIN", False),
+    wire.Touch: (Connection._touch, "TOUCH", False),
+    wire.Requeue: (Connection._requeue, "REQ", False),
+    wire.UnknownId: (Connection._unknown_id, "FIN", True),
+    wire.Close: (Connection._close, "CLS", True),
+    wire.Nop: (Connection._nop, "NOP", False),
+    wire.Invalid: (Connection._invalid, "", True),
+}
+"""What handles a command, its name, and whether it waits until everything before it is answered."""
