@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 COMPILED := $(CURDIR)/build/compiled
-EXTRAS := kafka,spark,outbox,nsq,dev
+EXTRAS := arrow,kafka,spark,outbox,nsq,dev
 SEEDS ?= 10000
 KILLS ?= 500
 

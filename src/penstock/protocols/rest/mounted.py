@@ -11,6 +11,7 @@ from collections.abc import Callable
 from starlette.routing import BaseRoute
 
 from penstock.protocols import websocket
+from penstock.protocols.bulk import routes as bulk
 from penstock.server.node import Services
 
-MOUNTED: tuple[Callable[[Services], list[BaseRoute]], ...] = (websocket.routes,)
+MOUNTED: tuple[Callable[[Services], list[BaseRoute]], ...] = (websocket.routes, bulk.routes)

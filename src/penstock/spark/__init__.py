@@ -1,0 +1,1 @@
+"""Spark: queues as tables and streams. `spark.read.format("penstock")` and its three brothers; see docs/spark.md."""

@@ -1,0 +1,302 @@
+"""The connector's options: the Kafka connector's names where it has them. What is unknown or wrong is an error."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.config import check_name
+from penstock.core.errors import InvalidName
+from penstock.spark.errors import InvalidOption
+
+EARLIEST = -2
+LATEST = -1
+Start = int | dict[str, int]
+"""EARLIEST or LATEST for every queue, or an offset (or one of these) for each."""
+
+_WHERE = ("url", "token", "caFile", "timeout")
+SOURCE_OPTIONS = (
+    *_WHERE,
+    "path",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "includeHeaders",
+    "groupIdPrefix",
+    "channel",
+    "consume",
+)
+SINK_OPTIONS = (*_WHERE, "topic", "delivery")
+_SPARKS_OWN = ("checkpointlocation", "queryname", "name")
+"""What Spark itself leaves among the options of a stream."""
+DELIVERIES = ("exactly-once", "at-least-once")
+DEFAULT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Where:
+    """A server, or a data directory."""
+
+    url: str | None = None
+    path: str | None = None
+    token: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    """How long to go on trying to reach a server that does not answer."""
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a reader is told."""
+
+    where: Where
+    queues: tuple[str, ...] | None
+    """The queues to read; None: those that match the pattern."""
+    pattern: str | None
+    starting: Start | None
+    """None: earliest for a batch, latest for a stream."""
+    ending: Start
+    starting_ms: int | None
+    ending_ms: int | None
+    max_offsets: int | None
+    max_bytes: int | None
+    min_partitions: int | None
+    fail_on_data_loss: bool
+    include_headers: bool
+    group_id_prefix: str
+    channel: str | None
+    consume: bool
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+        """Read and check the options of a source.
+
+        >>> parsed = SourceOptions.parse({"path": "/data", "subscribe": "orders, billing"}, streaming=False)
+        >>> parsed.queues, parsed.starting, parsed.ending == LATEST
+        (('orders', 'billing'), None, True)
+        >>> SourceOptions.parse({"path": "/data", "subscribed": "orders"}, streaming=False)
+        Traceback (most recent call last):
+            ...
+        penstock.spark.errors.InvalidOption: there is no option 'subscribed' (did you mean subscribe?); ...
+        """
+        given = _Given(options, SOURCE_OPTIONS, "source")
+        queues, pattern = _queues(given)
+        parsed = cls(
+            where=_where(given),
+            queues=queues,
+            pattern=pattern,
+            starting=_offsets(given, "startingOffsets"),
+            ending=_ending(given),
+            starting_ms=given.number("startingTimestamp", 0),
+            ending_ms=given.number("endingTimestamp", 0),
+            max_offsets=given.number("maxOffsetsPerTrigger", 1),
+            max_bytes=given.number("maxBytesPerTrigger", 1),
+            min_partitions=given.number("minPartitions", 1),
+            fail_on_data_loss=given.flag("failOnDataLoss", True),
+            include_headers=given.flag("includeHeaders", False),
+            group_id_prefix=given.name("groupIdPrefix") or "spark",
+            channel=given.name("channel"),
+            consume=given.flag("consume", False),
+        )
+        _check_together(given, parsed, streaming)
+        return parsed
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What a writer is told."""
+
+    where: Where
+    topic: str | None
+    exactly_once: bool
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        """Read and check the options of a sink.
+
+        >>> SinkOptions.parse({"url": "http://localhost:9325", "topic": "orders"}).exactly_once
+        True
+        """
+        given = _Given(options, SINK_OPTIONS, "sink")
+        if given.text("path") is not None:
+            raise InvalidOption(
+                "a sink needs a server (option url): a data directory has one writer, which is the server"
+            )
+        where = _where(given)
+        topic = given.text("topic")
+        if topic is not None:
+            _check_queue(topic, "topic")
+        delivery = given.text("delivery") or DELIVERIES[0]
+        if delivery not in DELIVERIES:
+            raise InvalidOption(f"delivery is {delivery!r}: it must be {' or '.join(DELIVERIES)}")
+        return cls(where, topic, delivery == DELIVERIES[0])
+
+
+class _Given:
+    """The options as they were given, by lower-case name."""
+
+    def __init__(self, options: Mapping[str, str], known: tuple[str, ...], what: str) -> None:
+        self._values = {str(name).lower(): str(value) for name, value in options.items()}
+        right = {name.lower(): name for name in (*known, "path")}
+        for name in self._values:
+            if name not in right and name not in _SPARKS_OWN:
+                close = difflib.get_close_matches(name, right, 1)
+                meant = f" (did you mean {right[close[0]]}?)" if close else ""
+                raise InvalidOption(f"there is no option {name!r}{meant}; a {what} takes: {', '.join(known)}")
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name.lower())
+
+    def number(self, name: str, least: int) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            number = int(text)
+        except ValueError:
+            raise InvalidOption(f"{name} is {text!r}: it must be a whole number") from None
+        if number < least:
+            raise InvalidOption(f"{name} is {number}: it must be at least {least}")
+        return number
+
+    def flag(self, name: str, default: bool) -> bool:
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.lower() not in ("true", "false"):
+            raise InvalidOption(f"{name} is {text!r}: it must be true or false")
+        return text.lower() == "true"
+
+    def name(self, name: str) -> str | None:
+        text = self.text(name)
+        if text is not None:
+            try:
+                check_name(text, "channel")
+            except InvalidName as error:
+                raise InvalidOption(f"{name}: {error}") from None
+        return text
+
+
+def _where(given: _Given) -> Where:
+    url, path = given.text("url"), given.text("path")
+    if (url is None) == (path is None):
+        raise InvalidOption(
+            "say where the queues are: url (a server, such as http://localhost:9325) or path (a data directory), one "
+            "of them"
+        )
+    if url is not None and not re.match(r"https?://[^/]+/?$", url):
+        raise InvalidOption(f"url is {url!r}: it must be http://host:port or https://host:port")
+    if path is not None and given.text("token") is not None:
+        raise InvalidOption("token is for a server (url); a data directory (path) takes none")
+    timeout_s = given.number("timeout", 1) or DEFAULT_TIMEOUT_S
+    return Where(url.rstrip("/") if url else None, path, given.text("token"), given.text("caFile"), float(timeout_s))
+
+
+def _queues(given: _Given) -> tuple[tuple[str, ...] | None, str | None]:
+    chosen = [name for name in ("subscribe", "subscribePattern", "assign") if given.text(name) is not None]
+    if len(chosen) != 1:
+        raise InvalidOption(
+            "say which queues: exactly one of subscribe, subscribePattern and assign "
+            f"(given: {', '.join(chosen) or 'none'})"
+        )
+    text = given.text(chosen[0]) or ""
+    if chosen == ["subscribePattern"]:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise InvalidOption(f"subscribePattern is {text!r}, which is no regular expression: {error}") from None
+        return None, text
+    names = _assigned(text) if chosen == ["assign"] else [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InvalidOption(f"{chosen[0]} is {text!r}: it must name at least one queue")
+    for name in names:
+        _check_queue(name, chosen[0])
+    return tuple(dict.fromkeys(names)), None
+
+
+def _check_queue(name: str, option: str) -> None:
+    try:
+        check_name(name, "queue")
+    except InvalidName as error:
+        raise InvalidOption(f"{option}: {error}") from None
+
+
+def _assigned(text: str) -> list[str]:
+    found = _json(text, "assign", '{"orders": [0]}')
+    for name, partitions in found.items():
+        if partitions != [0]:
+            raise InvalidOption(f"assign gives {name!r} the partitions {partitions!r}: a queue has one, [0]")
+    return list(found)
+
+
+def _json(text: str, option: str, example: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidOption(f"{option} is {text!r}: it must be JSON such as {example}")
+    return found
+
+
+def _offsets(given: _Given, option: str) -> Start | None:
+    text = given.text(option)
+    if text is None:
+        return None
+    if text.lower() in ("earliest", "latest"):
+        return EARLIEST if text.lower() == "earliest" else LATEST
+    found = _json(text, option, 'earliest, latest or {"orders": {"0": 120}}')
+    offsets = {}
+    for name, partitions in found.items():
+        offset = partitions.get("0") if isinstance(partitions, dict) else None
+        if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST or len(partitions) != 1:
+            raise InvalidOption(
+                f"{option} gives {name!r} {partitions!r}: it must be "
+                '{"0": offset}, where -2 is earliest and -1 is latest'
+            )
+        offsets[name] = offset
+    return offsets
+
+
+def _ending(given: _Given) -> Start:
+    ending = _offsets(given, "endingOffsets")
+    if ending == EARLIEST or (isinstance(ending, dict) and EARLIEST in ending.values()):
+        raise InvalidOption("endingOffsets cannot be earliest: there would be nothing to read")
+    return LATEST if ending is None else ending
+
+
+def _check_together(given: _Given, parsed: SourceOptions, streaming: bool) -> None:
+    for one, other in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
+        if given.text(one) is not None and given.text(other) is not None:
+            raise InvalidOption(f"{one} and {other} say the same thing: give one of them")
+    not_for = (
+        ("endingOffsets", "endingTimestamp", "consume") if streaming else ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+    )
+    for name in not_for:
+        if given.text(name) is not None:
+            raise InvalidOption(f"{name} is for a {'batch' if streaming else 'stream'}, and this is the other")
+    if not streaming and parsed.starting == LATEST:
+        raise InvalidOption("startingOffsets of a batch cannot be latest: there would be nothing to read")
+    for name, offsets in (("startingOffsets", parsed.starting), ("endingOffsets", parsed.ending)):
+        if isinstance(offsets, dict) and parsed.queues is not None and set(offsets) != set(parsed.queues):
+            raise InvalidOption(
+                f"{name} names the queues {sorted(offsets)}, and {sorted(parsed.queues)} are read: name the same ones"
+            )
+    if parsed.consume and parsed.where.path is not None:
+        raise InvalidOption("consume needs a server (url): a data directory is only read")
+    if parsed.consume and any(
+        given.text(name) for name in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp")
+    ):
+        raise InvalidOption("consume takes what waits in the channel: give no offsets and no timestamps with it")

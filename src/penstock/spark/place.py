@@ -1,0 +1,67 @@
+"""Where messages are read from: a server, or a data directory. (Kafka gets its own, with the Kafka engine.)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.core.commands import Offsets
+from penstock.spark.options import Where
+
+
+@dataclass(frozen=True)
+class Range:
+    """Messages of one queue, from offset `start` up to, not including, `stop`."""
+
+    queue: str
+    start: int
+    stop: int
+    kept: int
+    """From here on every offset must be there: whatever is not was lost."""
+
+
+class Place(Protocol):
+    """What readers ask. Made anew in every process."""
+
+    def queues(self) -> list[str]:
+        """The names of all queues that can be read."""
+        ...
+
+    def find(
+        self,
+        queues: Sequence[str],
+        *,
+        times_ms: Sequence[int] = (),
+        after: Mapping[str, int] | None = None,
+        bytes_max: Mapping[str, int] | None = None,
+    ) -> dict[str, Offsets]:
+        """Where the messages of queues stand; those that are not there are left out."""
+        ...
+
+    def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
+        """The messages of a range that are there, as record batches of `wire/arrow.py`."""
+        ...
+
+    def create_channel(self, queue: str, channel: str, offset: int) -> None:
+        """Keep what is sent from an offset on for a channel; one that is there stays as it is."""
+        ...
+
+    def ack_up_to(self, channel: str, offsets: Mapping[str, int]) -> None:
+        """A channel is done with what was sent before these offsets."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        ...
+
+
+def open_place(where: Where) -> Place:
+    """The place that options name."""
+    if where.path is not None:
+        from penstock.spark.directory import DirectoryPlace
+
+        return DirectoryPlace(where.path)
+    from penstock.spark.server import ServerPlace
+
+    return ServerPlace(where)

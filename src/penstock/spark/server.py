@@ -1,0 +1,198 @@
+"""Talking to a server: its bulk endpoints, and its records as Arrow streams. One connection, for one process.
+
+Every request may be repeated (offsets are read again, a piece is written over, marked work is done once), so a server
+that does not answer is asked again, with growing pauses, until `timeout` is over. Sends at least once may then happen
+twice, as their name says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+import pyarrow as pa
+
+from penstock.core.commands import Offsets
+from penstock.spark.errors import ServerFailed
+from penstock.spark.options import Where
+from penstock.spark.place import Range
+
+_PAUSE_S_MAX = 2.0
+_ANSWER_S_MAX = 120.0
+_AGAIN = (429, 502, 503, 504)
+_RECORDS_PER_REQUEST = 100_000
+_RECORDS_PER_REQUEST_BYTES = 64 * 1024 * 1024
+_ARROW = "application/vnd.apache.arrow.stream"
+_UNREACHABLE = (OSError, http.client.HTTPException)
+
+
+class Connection:
+    """Requests to one server."""
+
+    def __init__(self, where: Where) -> None:
+        assert where.url is not None
+        self._where = where
+        self._url = urlsplit(where.url)
+        self._connection: http.client.HTTPConnection | None = None
+
+    def ask(self, verb: str, path: str, body: Any = None) -> Any:
+        """A request with JSON on both sides."""
+        data = None if body is None else json.dumps(body).encode()
+        answer = self.request(verb, path, data, {"content-type": "application/json"}).read()
+        return json.loads(answer) if answer else None
+
+    def request(self, verb: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        """The response to a request that was not refused."""
+        deadline_s = time.monotonic() + self._where.timeout_s
+        pause_s = 0.05
+        while True:
+            try:
+                return self._once(verb, path, body, headers)
+            except _UNREACHABLE as error:
+                failed = ServerFailed(f"{self._where.url} cannot be reached: {error!r}")
+            except ServerFailed as error:
+                if error.status not in _AGAIN:
+                    raise
+                failed = error
+            self.close()
+            if time.monotonic() + pause_s > deadline_s:
+                raise failed
+            time.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    def _once(self, verb: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        if self._connection is None:
+            self._connection = self._connect()
+        own = {} if self._where.token is None else {"authorization": f"Bearer {self._where.token}"}
+        self._connection.request(verb, path, body, {**headers, **own})
+        response = self._connection.getresponse()
+        if response.status >= 400:
+            raise _refusal(response, f"{verb} {path}")
+        return response
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port = self._url.hostname or "", self._url.port
+        if self._url.scheme == "http":
+            return http.client.HTTPConnection(host, port, timeout=_ANSWER_S_MAX)
+        context = ssl.create_default_context(cafile=self._where.ca_file)
+        return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S_MAX, context=context)
+
+    def close(self) -> None:
+        """Hang up; the next request connects again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _refusal(response: http.client.HTTPResponse, what: str) -> ServerFailed:
+    data = response.read()
+    try:
+        problem = json.loads(data)
+        detail, code = str(problem["detail"]), str(problem["code"])
+    except (ValueError, KeyError, TypeError):
+        detail, code = data[:500].decode("utf-8", "replace") or response.reason, ""
+    return ServerFailed(f"{detail} ({what}: {response.status})", code, response.status)
+
+
+class ServerPlace:
+    """Reads by way of a server."""
+
+    def __init__(self, where: Where) -> None:
+        self._connection = Connection(where)
+
+    def queues(self) -> list[str]:
+        """The names of all queues that the token may read."""
+        names: list[str] = []
+        after = ""
+        while True:
+            page = self._connection.ask("POST", "/v1/bulk/queues", {"after": after, "limit": 10_000})
+            names += page["queues"]
+            after = page["last"]
+            if not after:
+                return names
+
+    def find(
+        self,
+        queues: Sequence[str],
+        *,
+        times_ms: Sequence[int] = (),
+        after: Mapping[str, int] | None = None,
+        bytes_max: Mapping[str, int] | None = None,
+    ) -> dict[str, Offsets]:
+        """Where the messages of queues stand."""
+        body = {
+            "queues": list(queues),
+            "times_ms": list(times_ms),
+            "after": dict(after or {}),
+            "bytes_max": dict(bytes_max or {}),
+        }
+        reply = self._connection.ask("POST", "/v1/bulk/offsets", body)
+        return {each["queue"]: msgspec.convert(each, Offsets) for each in reply["offsets"]}
+
+    def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
+        """The messages of a range that are there. When the connection breaks, it goes on where it was."""
+        offset = wanted.start
+        deadline_s: float | None = None
+        while offset < wanted.stop:
+            query: dict[str, int | str] = {
+                "offset": offset,
+                "end": wanted.stop,
+                "max_bytes": _RECORDS_PER_REQUEST_BYTES,
+            }
+            query["max"] = min(wanted.stop - offset, _RECORDS_PER_REQUEST)
+            if include_headers:
+                query["headers"] = "true"
+            path = f"/v1/queues/{quote(wanted.queue, safe='')}/records?{urlencode(query)}"
+            response = self._connection.request("GET", path, None, {"accept": _ARROW})
+            next_offset = int(response.headers["penstock-next-offset"])
+            try:
+                with contextlib.closing(pa.ipc.open_stream(response)) as stream:
+                    for batch in stream:
+                        yield batch
+                        if batch.num_rows:
+                            offset = batch["offset"][-1].as_py() + 1
+                response.read()
+            except (*_UNREACHABLE, pa.ArrowInvalid) as error:
+                self._connection.close()
+                deadline_s = deadline_s or time.monotonic() + _ANSWER_S_MAX
+                if time.monotonic() > deadline_s:
+                    raise ServerFailed(f"the stream of queue {wanted.queue!r} broke off: {error!r}") from error
+                continue
+            if next_offset <= offset and next_offset < wanted.stop:
+                return
+            offset = max(offset, next_offset)
+
+    def create_channel(self, queue: str, channel: str, offset: int) -> None:
+        """Keep what is sent from an offset on."""
+        self._connection.ask("POST", "/v1/bulk/channels", {"queue": queue, "channel": channel, "offset": offset})
+
+    def ack_up_to(self, channel: str, offsets: Mapping[str, int]) -> None:
+        """A channel is done with what was sent before these offsets."""
+        if offsets:
+            self._connection.ask("POST", "/v1/bulk/ack", {"channel": channel, "offsets": dict(offsets)})
+
+    def take(self, queue: str, channel: str, limit: int, *, include_headers: bool) -> tuple[Any, list[Any]]:
+        """Lease messages: a table of them, and the spans to settle."""
+        body = {"queue": queue, "channel": channel, "limit": limit, "headers": include_headers}
+        data = json.dumps(body).encode()
+        response = self._connection.request("POST", "/v1/bulk/take", data, {"content-type": "application/json"})
+        table = pa.ipc.open_stream(response.read()).read_all()
+        return table, json.loads(table.schema.metadata[b"penstock-spans"])
+
+    def settle(self, queue: str, channel: str, spans: list[Any], *, done: bool) -> int:
+        """Acknowledge what was taken, or give it back. Returns how many messages that were."""
+        body = {"queue": queue, "channel": channel, "spans": spans, "done": done}
+        settled: int = self._connection.ask("POST", "/v1/bulk/settle", body)["settled"]
+        return settled
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()

@@ -1,0 +1,422 @@
+"""`format("penstock")`: queues as a table and as a stream.
+
+The driver plans by offset: `[start, stop)` of each queue, cut into ranges that are read in parallel. The executors read
+their ranges from the server or from the directory, as Arrow batches whose bodies nobody copies. A range is a pure
+function of its offsets as long as its messages are kept, so a batch that is done again reads the same.
+
+A stream is a channel: created where the stream starts (when its first batch is planned), it keeps what the stream has
+not committed. Its name is in the stream's offsets, so a restart from the checkpoint finds it. Spark commits a batch one batch later, and the last one of
+`availableNow` not at all; so what was planned from is acknowledged as well when the next batch is planned, by when
+Spark has done it. (Not on the first call of a run: a batch may have to be done again.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from penstock.core.commands import MAIN, Offsets
+from penstock.spark.batches import HEADERS_SCHEMA, SCHEMA, joined, kafka_columns
+from penstock.spark.errors import DataLoss, InvalidOption, ServerFailed
+from penstock.spark.offsets import LossCheck, QueuePosition, StreamOffset, cut_ranges, data_loss, share_out
+from penstock.spark.options import EARLIEST, LATEST, SourceOptions, Start
+from penstock.spark.place import Place, Range, open_place
+from penstock.spark.sink import BatchSink, StreamSink
+
+_TAKE_MESSAGES = 50_000
+_KEPT_NOTHING = 1 << 62
+
+
+class PenstockDataSource(DataSource):
+    """What Spark asks for readers and writers."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in `format(...)`."""
+        return "penstock"
+
+    def schema(self) -> str:
+        """The Kafka connector's columns."""
+        include_headers = str(self.options.get("includeHeaders", "false")).lower() == "true"
+        return SCHEMA + (HEADERS_SCHEMA if include_headers else "")
+
+    def reader(self, schema: StructType) -> BatchReader | ConsumingReader:
+        """For `spark.read`."""
+        options = SourceOptions.parse(self.options, streaming=False)
+        return ConsumingReader(options) if options.consume else BatchReader(options)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        """For `spark.readStream`."""
+        return StreamReader(SourceOptions.parse(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        """For `DataFrame.write`."""
+        return BatchSink(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        """For `DataFrame.writeStream`."""
+        return StreamSink(self.options, schema, overwrite)
+
+
+class RangePartition(InputPartition):
+    """One range, to be read by one task."""
+
+    def __init__(self, wanted: Range) -> None:
+        super().__init__(wanted)
+
+
+def read_range(options: SourceOptions, partition: InputPartition) -> Iterator[Any]:
+    """The messages of a range. Runs in the executors."""
+    wanted = partition.value
+    if wanted is None:  # Spark's word for no partitions at all
+        return
+    check = LossCheck(wanted) if options.fail_on_data_loss else None
+    place = open_place(options.where)
+
+    def found() -> Iterator[Any]:
+        for batch in place.batches(wanted, include_headers=options.include_headers):
+            if batch.num_rows == 0:
+                continue
+            if check is not None:
+                check.saw(batch["offset"][0].as_py(), batch["offset"][-1].as_py(), batch.num_rows)
+            yield kafka_columns(wanted.queue, batch, include_headers=options.include_headers)
+        if check is not None:
+            check.end()
+
+    with contextlib.closing(place):
+        yield from joined(found())
+
+
+def chosen_queues(options: SourceOptions, place: Place) -> list[str]:
+    """The queues that the options name, or that match their pattern now."""
+    if options.queues is not None:
+        return list(options.queues)
+    pattern = re.compile(options.pattern or "")
+    return [name for name in place.queues() if pattern.fullmatch(name)]
+
+
+def find_all(
+    options: SourceOptions, place: Place, queues: Sequence[str], times_ms: Sequence[int]
+) -> dict[str, Offsets]:
+    """Where the messages of all these queues stand; a queue that was named and is not there is an error."""
+    found = place.find(queues, times_ms=times_ms)
+    missing = [queue for queue in queues if queue not in found]
+    if missing and options.queues is not None:
+        raise InvalidOption(f"there is no queue {', '.join(map(repr, missing))}: create it, or send to it, first")
+    return found
+
+
+def resolve(start: Start, at: Offsets, what: str) -> int:
+    """An offset of the options as a number."""
+    wanted = start.get(at.queue, EARLIEST) if isinstance(start, dict) else start
+    if wanted == EARLIEST:
+        return at.first
+    if wanted == LATEST:
+        return at.end
+    if wanted > at.end:
+        raise InvalidOption(f"{what} gives queue {at.queue!r} {wanted}, and its end is {at.end}")
+    return wanted
+
+
+# -- batch -------------------------------------------------------------------------------------------------------------
+
+
+class BatchReader(DataSourceReader):
+    """A table: the messages that are there, between two offsets."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan: in the driver."""
+        options = self.options
+        with contextlib.closing(open_place(options.where)) as place:
+            times_ms = [each for each in (options.starting_ms, options.ending_ms) if each is not None]
+            found = find_all(options, place, chosen_queues(options, place), times_ms)
+        ranges = [self._range(at) for at in found.values()]
+        return [
+            RangePartition(each) for each in cut_ranges([r for r in ranges if r.stop > r.start], options.min_partitions)
+        ]
+
+    def _range(self, at: Offsets) -> Range:
+        options = self.options
+        times = list(at.at_times)
+        start = times.pop(0) if options.starting_ms is not None else self._start(at)
+        stop = times.pop(0) if options.ending_ms is not None else resolve(options.ending, at, "endingOffsets")
+        return Range(at.queue, start, stop, _KEPT_NOTHING)
+
+    def _start(self, at: Offsets) -> int:
+        start = resolve(EARLIEST if self.options.starting is None else self.options.starting, at, "startingOffsets")
+        if start < at.first and self.options.fail_on_data_loss and at.first > 0:
+            raise data_loss(
+                f"startingOffsets gives queue {at.queue!r} {start}, and the first message that is there is {at.first}"
+            )
+        return start
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Read: in the executors. Messages that are done and gone within the range are left out."""
+        return read_range(self.options, partition)
+
+
+class ConsumingReader(DataSourceReader):
+    """A table that is taken: messages are leased while they are read, and acknowledged when Spark has them all."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan: in the driver. How many messages each task may take."""
+        options = self.options
+        with contextlib.closing(open_place(options.where)) as place:
+            found = find_all(options, place, chosen_queues(options, place), ())
+        ranges = [Range(at.queue, at.first, at.end, 0) for at in found.values() if at.end > at.first]
+        return [RangePartition(each) for each in cut_ranges(ranges, options.min_partitions)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Take: in the executors. Everything is acknowledged at the end, or else given back."""
+        wanted = partition.value
+        if wanted is None:
+            return
+        from penstock.spark.server import ServerPlace
+
+        channel, headers = self.options.channel or MAIN, self.options.include_headers
+        place = ServerPlace(self.options.where)
+        spans: list[Any] = []
+        is_done = False
+        try:
+            left = wanted.stop - wanted.start
+            while left > 0:
+                table, taken = place.take(wanted.queue, channel, min(left, _TAKE_MESSAGES), include_headers=headers)
+                if not table.num_rows:
+                    break
+                spans += taken
+                left -= table.num_rows
+                for batch in table.combine_chunks().to_batches():
+                    yield kafka_columns(wanted.queue, batch, include_headers=headers)
+            self._acknowledge(place, wanted.queue, channel, spans)
+            is_done = True
+        finally:
+            if spans and not is_done:
+                place.settle(wanted.queue, channel, spans, done=False)
+            place.close()
+
+    @staticmethod
+    def _acknowledge(place: Any, queue: str, channel: str, spans: list[Any]) -> None:
+        taken = sum(last - first + 1 for first, last, _ in spans)
+        settled = place.settle(queue, channel, spans, done=True) if spans else 0
+        if settled != taken:
+            raise DataLoss(
+                f"{taken - settled} of {taken} messages of queue {queue!r} were not this read's any more when it was "
+                "done: reading took longer than an hour, or the queue was purged"
+            )
+
+
+# -- stream ------------------------------------------------------------------------------------------------------------
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream: a channel, and an offset in each queue."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._place: Place | None = None
+        self._is_planned = False
+        self._target: dict[str, int] | None = None
+        """`availableNow`: where each queue ended when the run began."""
+        self._ends: StreamOffset | None = None
+        self._acked: dict[str, int] = {}
+        self._keeping: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        StreamReader.__init__(self, state["options"])
+
+    @property
+    def place(self) -> Place:
+        """Opened when somebody asks; the reader itself travels to the executors without it."""
+        if self._place is None:
+            self._place = open_place(self.options.where)
+        return self._place
+
+    @property
+    def _commits(self) -> bool:
+        return self.options.where.url is not None
+
+    # -- where it starts --
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a stream without a checkpoint starts. Spark may ask several times, and use one answer."""
+        options = self.options
+        times_ms = [] if options.starting_ms is None else [options.starting_ms]
+        found = find_all(options, self.place, chosen_queues(options, self.place), times_ms)
+        channel = options.channel or f"{options.group_id_prefix}-{uuid.uuid4().hex[:16]}"
+        positions = {at.queue: self._begin(at, self._starting_offset(at)) for at in found.values()}
+        return StreamOffset(channel, positions).encode()
+
+    def _starting_offset(self, at: Offsets) -> int:
+        if self.options.starting_ms is not None:
+            return at.at_times[0]
+        start = LATEST if self.options.starting is None else self.options.starting
+        return resolve(start, at, "startingOffsets")
+
+    def _begin(self, at: Offsets, offset: int) -> QueuePosition:
+        if offset < at.first and self.options.fail_on_data_loss and at.first > 0:
+            raise data_loss(
+                f"startingOffsets gives queue {at.queue!r} {offset}, and the first message that is there is {at.first}"
+            )
+        return QueuePosition(offset, at.queue_id, max(offset, at.end))
+
+    # -- how far it goes --
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Everything that is there now is read in this run, and nothing that comes later."""
+        queues = chosen_queues(self.options, self.place)
+        self._target = {at.queue: at.end for at in self.place.find(queues).values()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """How much Spark lets a batch have; both limits are kept to in `latestOffset`."""
+        if self.options.max_offsets is not None:
+            return ReadMaxRows(self.options.max_offsets)
+        if self.options.max_bytes is not None:
+            return ReadMaxBytes(self.options.max_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next batch goes."""
+        at = StreamOffset.decode(start)
+        if self.options.channel not in (None, at.channel):
+            raise InvalidOption(
+                f"channel is {self.options.channel!r}, and the checkpoint is of a stream with the channel "
+                f"{at.channel!r}: use that one, or another checkpoint location"
+            )
+        if self._is_planned:
+            self._acknowledge(at)
+        self._is_planned = True
+        at = self._with_new_queues(at)
+        found = self._checked(at, self.place.find(list(at.queues)))
+        at = StreamOffset(at.channel, {name: each for name, each in at.queues.items() if name in found})
+        self._keep(at)
+        ends = {name: self._end_of(each) for name, each in found.items()}
+        self._ends = at.moved({name: each.end for name, each in found.items()})
+        return at.moved(self._limited(at.offsets(), ends, limit)).encode()
+
+    def _end_of(self, found: Offsets) -> int:
+        return found.end if self._target is None else min(found.end, self._target.get(found.queue, 0))
+
+    def _with_new_queues(self, at: StreamOffset) -> StreamOffset:
+        """Queues that match the pattern and were not there before are read from their beginning."""
+        if self.options.pattern is None:
+            return at
+        new = [name for name in chosen_queues(self.options, self.place) if name not in at.queues]
+        found = self.place.find(new) if new else {}
+        positions = {each.queue: self._begin(each, each.first) for each in found.values()}
+        return StreamOffset(at.channel, at.queues | positions)
+
+    def _keep(self, at: StreamOffset) -> None:
+        """Make sure that the stream's channel is there, and keeps what was not read yet."""
+        for name, position in at.queues.items():
+            if self._commits and name not in self._keeping:
+                self.place.create_channel(name, at.channel, position.offset)
+                self._keeping.add(name)
+
+    def _checked(self, at: StreamOffset, found: dict[str, Offsets]) -> dict[str, Offsets]:
+        """The queues that are still what the stream knows; the others are lost, which is an error or is passed over."""
+        for name, position in at.queues.items():
+            now = found.get(name)
+            if now is None:
+                self._lose(f"queue {name!r} is gone")
+            elif now.queue_id != position.queue_id:
+                self._lose(f"queue {name!r} was deleted and created again")
+                found.pop(name)
+        return found
+
+    def _lose(self, what: str) -> None:
+        if self.options.fail_on_data_loss:
+            raise data_loss(what)
+
+    def _limited(self, starts: dict[str, int], ends: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        ends = {name: max(end, starts[name]) for name, end in ends.items()}
+        options = self.options
+        max_rows, max_bytes = options.max_offsets, options.max_bytes
+        if isinstance(limit, ReadAllAvailable):  # Trigger.Once asks for all there is, whatever the options say
+            max_rows = max_bytes = None
+        elif isinstance(limit, ReadMaxRows):
+            max_rows = min(limit.max_rows, max_rows or limit.max_rows)
+        elif isinstance(limit, ReadMaxBytes):
+            max_bytes = min(limit.max_bytes, max_bytes or limit.max_bytes)
+        if max_rows is not None:
+            shares = share_out({name: end - starts[name] for name, end in ends.items()}, max_rows)
+            ends = {name: starts[name] + share for name, share in shares.items()}
+        if max_bytes is not None:
+            waiting = [name for name, end in ends.items() if end > starts[name]]
+            each_bytes = max(1, max_bytes // max(1, len(waiting)))
+            found = self.place.find(waiting, after=starts, bytes_max=dict.fromkeys(waiting, each_bytes))
+            ends |= {name: min(ends[name], max(found[name].cut, starts[name])) for name in waiting if name in found}
+        return ends
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of the queues, for Spark's own metrics."""
+        return None if self._ends is None else self._ends.encode()
+
+    # -- reading --
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Plan a batch: in the driver."""
+        begin, stop = StreamOffset.decode(start), StreamOffset.decode(end)
+        ranges = []
+        for name, position in stop.queues.items():
+            before = begin.queues.get(name)
+            first = position.kept if before is None else before.offset
+            if before is None:
+                first = self._first_of_new(name, position)
+            if position.offset > first:
+                ranges.append(Range(name, first, position.offset, position.kept))
+        return [RangePartition(each) for each in cut_ranges(ranges, self.options.min_partitions)]
+
+    def _first_of_new(self, name: str, position: QueuePosition) -> int:
+        """A queue that came up in this batch is read from its first message."""
+        found = self.place.find([name]).get(name)
+        return min(position.offset, found.first if found is not None else 0)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Read a range: in the executors."""
+        return read_range(self.options, partition)
+
+    # -- committing --
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark is done with everything before these offsets."""
+        self._acknowledge(StreamOffset.decode(end))
+
+    def _acknowledge(self, at: StreamOffset) -> None:
+        new = {name: offset for name, offset in at.offsets().items() if self._acked.get(name) != offset}
+        if not self._commits or not new:
+            return
+        try:
+            self.place.ack_up_to(at.channel, new)
+        except ServerFailed as error:
+            if error.code not in ("queue_not_found", "channel_not_found"):
+                raise
+            self._lose(str(error))
+        self._acked |= new
+
+    def stop(self) -> None:
+        """Let go of files and connections."""
+        if self._place is not None:
+            self._place.close()
+            self._place = None
