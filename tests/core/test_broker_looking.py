@@ -25,6 +25,14 @@ def test_counters_are_exact_in_every_state() -> None:
     assert (found.sent, found.next_sequence) == (11, 11)
 
 
+def test_bytes_sent_are_counted_once_however_often_a_message_moves() -> None:
+    desk = Desk()
+    desk.send(b"12345", b"12345")
+    desk.fail(2)
+    desk.ack(desk.receive(1))
+    assert desk.stats().sent_bytes == 10
+
+
 def test_waiting_receivers_are_counted() -> None:
     desk = Desk()
     desk.create()

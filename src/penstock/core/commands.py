@@ -705,6 +705,8 @@ class Stats(msgspec.Struct):
     """Whether its channels are not shown what is sent."""
     backlog: int = 0
     """Messages that no channel has been shown: all while there are none, else those since the pause."""
+    sent_bytes: int = 0
+    """Bytes of what was sent since the store was opened."""
 
 
 class QueueInfo(msgspec.Struct):

@@ -67,6 +67,8 @@ class Queue:
         self.messages = 0
         self.size = 0
         self.sent = 0
+        self.sent_bytes = 0
+        """Since the store was opened."""
         self.is_fair = False
         """Whether any message of a standard queue ever had a group."""
         self.next_channel = 1
@@ -140,6 +142,7 @@ class Queue:
         aged_ms = draft.sent_ms if chunk.due_ms is None else max(draft.sent_ms, int(chunk.due_ms.max()))
         key = ChunkKey(self.id, draft.place.lane, draft.place.order, chunk.base, chunk.count, chunk.size, aged_ms)
         self.keep(key, chunk)
+        self.sent_bytes += chunk.size
         if key.order:
             self.add_to_bucket(key.lane, key.order, chunk.count, draft.sent_ms)
         else:
@@ -837,6 +840,7 @@ class Queue:
             consumers={name: consumer.offset for name, consumer in self.consumers.items()},
             paused=self.held_from is not None,
             backlog=self._backlog(),
+            sent_bytes=self.sent_bytes,
         )
 
     def _delayed(self) -> int:

@@ -3,8 +3,7 @@
 Counts come out of the store when somebody asks. What a field means where nsqd and Penstock differ:
 
     backend_depth    all of the depth: everything is on the disk
-    message_count    of a channel: all that it was ever given, over restarts as well
-    message_bytes    what the topic holds now; the bytes of all that was ever sent are not counted
+    message_count    all that a topic or a channel was ever given, over restarts as well
 """
 
 from __future__ import annotations
@@ -226,7 +225,7 @@ class StatsReport:
             depth=stats.backlog,
             backend_depth=stats.backlog,
             message_count=stats.sent,
-            message_bytes=stats.bytes,
+            message_bytes=stats.sent_bytes,
             paused=stats.paused,
             e2e_processing_latency=self._latencies.of_topic(stats.name, self._now_s),
         )
