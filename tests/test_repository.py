@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "server": {"core", "store", "server"},
     "wire": {"core", "wire"},
     "client": {"core", "store", "server", "wire", "client"},
+    "outbox": {"core", "client", "outbox"},
     "spark": {"core", "store", "wire", "client", "spark"},
     "protocols": {"core", "server", "wire", "protocols"},
 }

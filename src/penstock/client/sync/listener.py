@@ -353,7 +353,8 @@ def run_together(listeners: list[Listener], timeout: Seconds) -> bool:
     for listener in listeners:
         listener.request_stop()
     until = time.monotonic() + (length_ms(timeout, "timeout") or 0) / 1_000
-    return all([listener.stop(max(0.0, until - time.monotonic())) for listener in listeners])
+    finished = [listener.stop(max(0.0, until - time.monotonic())) for listener in listeners]
+    return all(finished)
 
 
 def _check_range(name: str, value: int | None, low: int, high: int) -> None:

@@ -1,0 +1,365 @@
+"""The outbox: a table in the user's database, into which messages are written together with the user's own changes.
+
+A row waits (`PENDING`) until its transaction has committed and a relay has claimed it and sent it (`SENT`); or until
+its message turns out to be one that no queue would take (`FAILED`, with the reason).
+
+Each row has a key of its own, made here. It goes with the message as its dedup id, unless the user gave one, and as the
+attribute `outbox_id`. Whatever goes wrong on the way, the message is known by it: the queue recognises a repetition for
+five minutes, and the inbox for as long as it remembers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Engine,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    and_,
+    case,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
+
+from penstock.client.bodies import Body, encode_body
+from penstock.client.times import Moment, Seconds, length_ms, moment_ms
+from penstock.core.attributes import Attributes, encode_attributes
+from penstock.core.config import DELAY_MS_MAX, MESSAGE_BYTES_CEILING, PRIORITY_MAX, check_name
+from penstock.core.errors import InvalidRequest, MessageTooLarge
+from penstock.outbox.clock import now_ms
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import Session
+
+    Executes = Connection | Session
+    ExecutesLater = AsyncConnection | AsyncSession
+
+OUTBOX_ID = "outbox_id"
+"""The attribute that carries a row's key."""
+PENDING, SENT, FAILED = 0, 1, 2
+_TEXT_LENGTH_MAX = 128
+_DELETED_AT_ONCE = 1_000
+_NOTIFY = text("SELECT pg_notify(:channel, '')")
+
+
+@dataclass(frozen=True)
+class OutboxStatus:
+    """What lies in an outbox."""
+
+    pending: int
+    """Committed, and not yet sent; those in work included."""
+    claimed: int
+    """Of these: in some relay's hands, or waiting for another try."""
+    failed: int
+    """Refused for good: look at `error`, and `retry` when the reason is gone."""
+    sent: int
+    """Sent, and not yet deleted."""
+    oldest_pending_seconds: float | None
+    """How long the oldest one has been waiting."""
+
+
+class Outbox:
+    """A table of messages to be sent. One object may be shared by everything in the process.
+
+    >>> from sqlalchemy import create_engine
+    >>> engine, outbox = create_engine("sqlite://"), Outbox()
+    >>> outbox.metadata.create_all(engine)
+    >>> with engine.begin() as connection:
+    ...     key = outbox.send(connection, "orders", b"two teas", attributes={"table": 7})
+    ...     outbox.status(connection).pending
+    1
+    """
+
+    def __init__(
+        self,
+        table: str = "penstock_outbox",
+        *,
+        schema: str | None = None,
+        metadata: MetaData | None = None,
+        notify: bool = True,
+    ) -> None:
+        self.metadata = MetaData() if metadata is None else metadata
+        """What `create_all` makes; or your own, which then holds this table too."""
+        self.notify = notify
+        """On PostgreSQL: wake the relays at each commit, instead of letting them find out."""
+        number = BigInteger().with_variant(Integer, "sqlite")
+        self.table = Table(
+            table,
+            self.metadata,
+            Column("id", number, primary_key=True, autoincrement=True),
+            Column("key", String(32), nullable=False),
+            Column("queue", String(_TEXT_LENGTH_MAX), nullable=False),
+            Column("body", LargeBinary, nullable=False),
+            Column("attributes", LargeBinary),
+            Column("message_group", String(_TEXT_LENGTH_MAX)),
+            Column("dedup_id", String(_TEXT_LENGTH_MAX)),
+            Column("priority", SmallInteger, nullable=False, server_default="0"),
+            Column("due_ms", BigInteger),
+            Column("created_ms", BigInteger, nullable=False),
+            Column("state", SmallInteger, nullable=False, server_default="0"),
+            Column("claim", String(32)),
+            Column("claimed_until_ms", BigInteger, nullable=False, server_default="0"),
+            Column("tries", Integer, nullable=False, server_default="0"),
+            Column("done_ms", BigInteger),
+            Column("error", Text),
+            schema=schema,
+        )
+        is_pending = self.table.c.state == text(str(PENDING))
+        ordered = and_(is_pending, self.table.c.message_group.is_not(None))
+        Index(f"{table}_pending", self.table.c.id, postgresql_where=is_pending, sqlite_where=is_pending)
+        Index(
+            f"{table}_order",
+            self.table.c.queue,
+            self.table.c.message_group,
+            self.table.c.id,
+            postgresql_where=ordered,
+            sqlite_where=ordered,
+        )
+        done = self.table.c.state != text(str(PENDING))
+        Index(f"{table}_done", self.table.c.done_ms, postgresql_where=done, sqlite_where=done)
+
+    @property
+    def channel(self) -> str:
+        """The name under which PostgreSQL tells relays of new rows."""
+        return self.table.fullname.replace(".", "_")
+
+    def schema(self, engine: Engine) -> str:
+        """The statements that make the table, for a migration."""
+        return ddl(self.table, engine)
+
+    # -- sending --
+
+    @overload
+    def send(
+        self,
+        connection: Executes,
+        queue: str,
+        body: Body,
+        *,
+        attributes: Attributes | None = ...,
+        group: str | None = ...,
+        dedup_id: str | None = ...,
+        priority: int = ...,
+        delay: Seconds | None = ...,
+        due: Moment | None = ...,
+    ) -> str: ...
+
+    @overload
+    def send(
+        self,
+        connection: ExecutesLater,
+        queue: str,
+        body: Body,
+        *,
+        attributes: Attributes | None = ...,
+        group: str | None = ...,
+        dedup_id: str | None = ...,
+        priority: int = ...,
+        delay: Seconds | None = ...,
+        due: Moment | None = ...,
+    ) -> Awaitable[str]: ...
+
+    def send(
+        self,
+        connection: Executes | ExecutesLater,
+        queue: str,
+        body: Body,
+        *,
+        attributes: Attributes | None = None,
+        group: str | None = None,
+        dedup_id: str | None = None,
+        priority: int = 0,
+        delay: Seconds | None = None,
+        due: Moment | None = None,
+    ) -> str | Awaitable[str]:
+        """Write a message into the outbox, in the transaction that `connection` is in. Returns its key.
+
+        It is sent when that transaction has committed, and never if it rolls back. With an `AsyncConnection` or an
+        `AsyncSession`, await it. What could never be sent is refused here: the database is not touched then.
+        """
+        row = _row(queue, body, attributes, group, dedup_id, priority)
+        row["due_ms"] = _due(delay, due)
+        key: str | Awaitable[str] = self._write(connection, [row], row["key"])
+        return key
+
+    @overload
+    def send_many(
+        self,
+        connection: Executes,
+        queue: str,
+        bodies: Sequence[Body],
+        *,
+        groups: Sequence[str | None] | None = ...,
+        priority: int = ...,
+    ) -> list[str]: ...
+
+    @overload
+    def send_many(
+        self,
+        connection: ExecutesLater,
+        queue: str,
+        bodies: Sequence[Body],
+        *,
+        groups: Sequence[str | None] | None = ...,
+        priority: int = ...,
+    ) -> Awaitable[list[str]]: ...
+
+    def send_many(
+        self,
+        connection: Executes | ExecutesLater,
+        queue: str,
+        bodies: Sequence[Body],
+        *,
+        groups: Sequence[str | None] | None = None,
+        priority: int = 0,
+    ) -> list[str] | Awaitable[list[str]]:
+        """Write many messages with one statement. Returns their keys."""
+        if groups is not None and len(groups) != len(bodies):
+            raise InvalidRequest(f"{len(groups)} groups were given for {len(bodies)} messages: give one for each")
+        rows = [
+            _row(queue, body, None, group, None, priority)
+            for body, group in zip(bodies, groups or [None] * len(bodies), strict=True)
+        ]
+        keys: list[str] | Awaitable[list[str]] = self._write(connection, rows, [row["key"] for row in rows])
+        return keys
+
+    def _write(self, connection: Any, rows: list[dict[str, Any]], result: Any) -> Any:
+        def write(executes: Any) -> Any:
+            if rows:
+                executes.execute(self._insert(rows), rows)
+                self._tell(executes)
+            return result
+
+        return connection.run_sync(write) if _is_async(connection) else write(connection)
+
+    def _insert(self, rows: list[dict[str, Any]]) -> Any:
+        """`due_ms` is given as a delay by a negative number: the database knows what time it is."""
+        values: dict[str, Any] = {"created_ms": now_ms()}
+        delayed = rows[0].get("due_ms")
+        if delayed is not None and delayed < 0:
+            values["due_ms"] = now_ms() - delayed
+            for row in rows:
+                del row["due_ms"]
+        return insert(self.table).values(**values)
+
+    def _tell(self, executes: Any) -> None:
+        bind = executes.get_bind() if hasattr(executes, "get_bind") else executes
+        if self.notify and bind.dialect.name == "postgresql":
+            executes.execute(_NOTIFY, {"channel": self.channel})
+
+    # -- looking and tidying --
+
+    def status(self, connection: Executes) -> OutboxStatus:
+        """What lies in the outbox."""
+        table = self.table.c
+        pending = table.state == PENDING
+        row = connection.execute(
+            select(
+                func.count(case((pending, 1))),
+                func.count(case((and_(pending, table.claimed_until_ms > now_ms()), 1))),
+                func.count(case((table.state == FAILED, 1))),
+                func.count(case((table.state == SENT, 1))),
+                now_ms() - func.min(case((pending, table.created_ms))),
+            )
+        ).one()
+        oldest_ms = row[4]
+        return OutboxStatus(row[0], row[1], row[2], row[3], None if oldest_ms is None else oldest_ms / 1_000)
+
+    def retry(self, connection: Executes) -> int:
+        """Let relays try again what has failed. Returns how many messages."""
+        table = self.table
+        again = update(table).where(table.c.state == FAILED)
+        count = _rows(connection.execute(again.values(state=PENDING, claimed_until_ms=0, done_ms=None)))
+        self._tell(connection)
+        return count
+
+    def clean(self, connection: Executes, older_than: Seconds, *, failed: bool = False) -> int:
+        """Delete what was sent so long ago; with `failed` also what failed. Returns how many rows.
+
+        At most some thousand at a time, so that no transaction gets long: call it again until it returns 0.
+        """
+        age_ms = length_ms(older_than, "older_than") or 0
+        table = self.table.c
+        states = [SENT, FAILED] if failed else [SENT]
+        old = (
+            select(table.id)
+            .where(table.state.in_(states), table.done_ms <= now_ms() - age_ms)
+            .order_by(table.done_ms)
+            .limit(_DELETED_AT_ONCE)
+            .with_for_update(skip_locked=True)
+        )
+        ids = list(connection.execute(old).scalars())
+        if not ids:
+            return 0
+        return _rows(connection.execute(delete(self.table).where(table.id.in_(ids))))
+
+
+def _rows(result: Any) -> int:
+    """How many rows a statement changed."""
+    return int(result.rowcount)
+
+
+def _is_async(connection: Any) -> bool:
+    return hasattr(connection, "run_sync")
+
+
+def ddl(table: Table, engine: Engine) -> str:
+    """The statements that make a table and its indexes."""
+    indexes = sorted(table.indexes, key=lambda index: str(index.name))
+    statements: list[ExecutableDDLElement] = [CreateTable(table), *map(CreateIndex, indexes)]
+    return "\n".join(f"{str(each.compile(engine)).strip()};" for each in statements)
+
+
+def _row(
+    queue: str, body: Body, attributes: Attributes | None, group: str | None, dedup_id: str | None, priority: int
+) -> dict[str, Any]:
+    """A row, or the reason why no queue would ever take the message."""
+    check_name(queue, "queue")
+    encoded, encoded_attributes = encode_body(body), encode_attributes(attributes)
+    size = len(encoded) + len(encoded_attributes or b"")
+    if size > MESSAGE_BYTES_CEILING:
+        raise MessageTooLarge(f"the message has {size} bytes with its attributes, and {MESSAGE_BYTES_CEILING} is most")
+    if not isinstance(priority, int) or not 0 <= priority <= PRIORITY_MAX:
+        raise InvalidRequest(f"priority is {priority!r}: it must be from 0 to {PRIORITY_MAX}")
+    for what, value in (("group", group), ("dedup_id", dedup_id)):
+        if value is not None and not 1 <= len(value) <= _TEXT_LENGTH_MAX:
+            raise InvalidRequest(f"a {what} has 1 to {_TEXT_LENGTH_MAX} characters; this one has {len(value)}")
+    return {
+        "key": uuid.uuid4().hex,
+        "queue": queue,
+        "body": encoded,
+        "attributes": encoded_attributes,
+        "message_group": group,
+        "dedup_id": dedup_id,
+        "priority": priority,
+        "due_ms": None,
+    }
+
+
+def _due(delay: Seconds | None, due: Moment | None) -> int | None:
+    """When a message is due: a time, or a delay as a negative number."""
+    if delay is not None and due is not None:
+        raise InvalidRequest("give a delay or a due time, and not both")
+    delay_ms = length_ms(delay, "delay")
+    if delay_ms is not None and delay_ms > DELAY_MS_MAX:
+        raise InvalidRequest(f"delay is {delay!r}: it must be within a hundred years")
+    return moment_ms(due, "due") if not delay_ms else -delay_ms
