@@ -56,6 +56,7 @@ from penstock.core.commands import (
     ListQueues,
     ListRedrives,
     Offsets,
+    Once,
     OpenSession,
     PauseChannel,
     PauseQueue,
@@ -85,6 +86,7 @@ from penstock.core.commands import (
 )
 from penstock.core.config import (
     DAY_MS,
+    DEDUP_WINDOW_MS,
     DELAY_MS_MAX,
     LEASE_MS_MAX,
     PRIORITY_MAX,
@@ -118,6 +120,7 @@ from penstock.core.errors import (
 from penstock.core.identity import message_id, receipt_key
 from penstock.core.keys import Kind
 from penstock.core.marks import Marks
+from penstock.core.once import OnceMemory
 from penstock.core.origin import Origin
 from penstock.core.queue import Queue
 from penstock.core.receipt import Receipt
@@ -165,6 +168,7 @@ class Broker:
         self._subscriptions: dict[int, tuple[Channel, Waiter]] = {}
         self._next_subscription = 1
         self._receipt_keys: dict[int, bytes] = {}
+        self._memory = OnceMemory()
 
     # -- opening --
 
@@ -224,6 +228,9 @@ class Broker:
             if task.status == "running":
                 self.schedule(self.now_ms, "redrive", task)
         self.marks.restore(list(self._records(Kind.MARK)))
+        for record_key, data in self._records(Kind.ONCE):
+            name = self._memory.restore(record_key, data)
+            self.schedule(self._memory.expires_ms(name) or self.now_ms, "once", name)
         self._restored(channels.values())
 
     def _restored(self, channels: Any) -> None:
@@ -256,7 +263,26 @@ class Broker:
         if self._timers and self._timers[0][0] <= self.now_ms:
             self._run_timers()
             self._seal()
+        if command.once is not None:
+            return self._handle_once(command, command.once)
         return _HANDLERS[type(command)](self, command)
+
+    def _handle_once(self, command: Command, once: Once) -> Any:
+        """Do a command that has a name; or, if it was done before, say again what was said then."""
+        known = self._memory.recall(once, command)
+        if known is not None:
+            return known[0]
+        self._memory.check(once, command)
+        is_new = self._memory.expires_ms(once.client) is None
+        reply = _HANDLERS[type(command)](self, command)
+        self._memory.remember(once, command, reply, self.now_ms)
+        if is_new:
+            self.schedule(self.now_ms + DEDUP_WINDOW_MS, "once", once.client)
+        return reply
+
+    def was_done(self, command: Command) -> bool:
+        """Whether a command has a name, and was done under it before."""
+        return command.once is not None and self._memory.knows(command.once)
 
     def finish(self, now_ms: int) -> None:
         """End a step: do what is due, and serve those who wait."""
@@ -297,7 +323,7 @@ class Broker:
     @property
     def has_changes(self) -> bool:
         """Whether anything waits for a commit."""
-        return bool(self.dirty_queues or self.dirty_channels or self.shelf.has_changes)
+        return bool(self.dirty_queues or self.dirty_channels or self._memory.is_dirty or self.shelf.has_changes)
 
     def take_changes(self) -> Changes:
         """Everything that changed since the last time, for one commit."""
@@ -307,6 +333,8 @@ class Broker:
             queue.save()
         for channel in self.dirty_channels:
             channel.save()
+        if self._memory.is_dirty:
+            self._memory.save(self.shelf.changes)
         self.dirty_queues.clear()
         self.dirty_channels.clear()
         self.must_commit = False
@@ -387,6 +415,15 @@ class Broker:
             self._end_session(number, "session expired")
         else:
             self.schedule(expires_ms, "session", number)
+
+    def _once_timer(self, client: str, _detail: Any, _time_ms: int) -> None:
+        expires_ms = self._memory.expires_ms(client)
+        if expires_ms is None:
+            return
+        if expires_ms <= self.now_ms:
+            self._memory.forget(client, self.shelf.changes)
+        else:
+            self.schedule(expires_ms, "once", client)
 
     def _redrive_timer(self, task: RedriveTask, _detail: Any, _time_ms: int) -> None:
         redrive.step(self, task, self.now_ms)
@@ -1351,6 +1388,7 @@ class Broker:
             "queues": {name: queue.snapshot() for name, queue in sorted(self.queues.items())},
             "sessions": {number: msgspec.to_builtins(session) for number, session in self.sessions.items()},
             "marks": self.marks.snapshot(),
+            "once": self._memory.snapshot(),
             "tasks": {number: msgspec.to_builtins(task) for number, task in self.tasks.items()},
         }
 
@@ -1423,4 +1461,5 @@ _TIMERS: dict[str, Callable[[Broker, Any, Any, int], None]] = {
     "attempt": Broker._attempt_timer,
     "session": Broker._session_timer,
     "redrive": Broker._redrive_timer,
+    "once": Broker._once_timer,
 }

@@ -135,6 +135,7 @@ class Kind(IntEnum):
     SESSION = 12
     TASK = 13
     MARK = 14
+    ONCE = 15
 
 
 OF_A_QUEUE = (

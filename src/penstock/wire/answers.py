@@ -28,9 +28,9 @@ from penstock.core import commands
 from penstock.core.chunk import Chunk
 from penstock.core.commands import Command, Delivery, Failure, QueueInfo, Records, RedriveTask, Run, Seen, Stats
 from penstock.core.errors import PenstockError
+from penstock.core.packed_error import PackedError, pack_error, unpack_error
 from penstock.core.states import State
 from penstock.wire import requests
-from penstock.wire.errors import PackedError, pack_error, unpack_error
 
 
 class Kind(IntEnum):
@@ -193,7 +193,8 @@ _REPLIES: dict[type[Command], Any] = {
     commands.Release: commands.Settled,
     commands.GiveBack: commands.Settled,
     commands.Extend: commands.Settled,
-    commands.CommitWork: list[commands.Sent],
+    commands.CommitWork: list[commands.Sent] | commands.AlreadyDone,
+    commands.LastMark: int,
     commands.CreateChannel: int,
     commands.PurgeChannel: int,
     commands.OpenSession: int,

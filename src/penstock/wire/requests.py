@@ -93,6 +93,7 @@ class CommitWork(Command):
 
     acks: list[commands.Ack]
     sends: list[Send]
+    mark: tuple[str, int] | None = None
 
 
 COMMANDS: tuple[type[Command], ...] = (
@@ -110,6 +111,7 @@ COMMANDS: tuple[type[Command], ...] = (
     commands.GiveBack,
     commands.Extend,
     CommitWork,
+    commands.LastMark,
     commands.CreateChannel,
     commands.DeleteChannel,
     commands.PauseChannel,
@@ -168,7 +170,7 @@ def incoming(command: Command) -> Command:
         return _incoming_send(command)
     if isinstance(command, CommitWork):
         sends = [_incoming_send(send) for send in command.sends]
-        return commands.CommitWork(acks=command.acks, sends=sends, once=command.once)
+        return commands.CommitWork(acks=command.acks, sends=sends, mark=command.mark, once=command.once)
     return command
 
 

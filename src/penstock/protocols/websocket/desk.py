@@ -30,6 +30,7 @@ from penstock.core.commands import (
     Subscribe,
 )
 from penstock.core.errors import InvalidRequest, OverLimit, PenstockError, SessionNotFound
+from penstock.core.packed_error import pack_error
 from penstock.protocols.websocket.handles import session_handle, session_number
 from penstock.protocols.websocket.rights import check_rights
 from penstock.server.auth import ANYBODY, Principal
@@ -37,7 +38,6 @@ from penstock.server.node import Services
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
 from penstock.server.tasks import CallbackCall
 from penstock.wire.answers import Kind, Limits, encode_answers, pack_reply
-from penstock.wire.errors import pack_error
 from penstock.wire.requests import AddPushCredit, Cancel, Hello, StartPush, StopPush, incoming
 
 _BAD_REQUEST, _SERVER_ERROR = 400, 500

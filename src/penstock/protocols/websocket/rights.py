@@ -46,6 +46,7 @@ _OPEN_TO_ALL: frozenset[type[Command]] = frozenset(
     {
         commands.ListQueues,  # what the caller may not read is left out
         commands.ListRedrives,
+        commands.LastMark,  # a number
         commands.OpenSession,
         commands.Heartbeat,  # by handle
         commands.EndSession,

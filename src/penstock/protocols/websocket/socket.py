@@ -17,12 +17,12 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.core.errors import AccessDenied, PenstockError
+from penstock.core.packed_error import pack_error
 from penstock.protocols.websocket.admission import refuse_pages
 from penstock.protocols.websocket.conversation import Admitted, admit, limits_of
 from penstock.protocols.websocket.desk import Desk
 from penstock.server.node import Services
 from penstock.wire.answers import Kind, encode_answers
-from penstock.wire.errors import pack_error
 from penstock.wire.requests import BadFrame, decode_requests
 
 NORMAL, TEXT, UNREADABLE, REFUSED, RESTART, BUSY = 1000, 1003, 1007, 1008, 1012, 1013

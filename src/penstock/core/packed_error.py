@@ -1,4 +1,4 @@
-"""Errors on the wire: the names of the class and its bases, and the text.
+"""Errors as data, on the wire and in the store: the names of the class and its bases, and the text.
 
 Who reads one raises the first class of the names that it knows: an older client that has never heard of a new kind of
 error still gets what that is a kind of.
@@ -16,14 +16,14 @@ _known: dict[str, type[PenstockError]] = {}
 
 
 class PackedError(msgspec.Struct, array_like=True):
-    """An error as it travels."""
+    """An error as data."""
 
     names: list[str]
     text: str
 
 
 def pack_error(error: BaseException) -> PackedError:
-    """The error as it travels. Bugs travel as a `PenstockError` that says so, and no more.
+    """The error as data. Bugs become a `PenstockError` that says so, and no more.
 
     >>> from penstock.core.errors import QueueNotFound
     >>> pack_error(QueueNotFound("there is no queue 'x'")).names

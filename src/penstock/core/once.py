@@ -1,0 +1,178 @@
+"""Commands that are done once, however often they come: what a client over a network needs when an answer is lost.
+
+A client names its commands: its own name, and a number that it counts up (`Once`). The reply to each is remembered,
+committed together with what the command did, and given again when the same name comes again. With every command the
+client says up to which number it has got its answers; what is below is forgotten. So little is remembered: about as
+much as is in flight. A client that is silent for five minutes is forgotten: it must not repeat anything older.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.core import commands, keys
+from penstock.core.changes import Changes
+from penstock.core.commands import Command, Once, QueueInfo, RedriveTask, Sent, Settled
+from penstock.core.config import DEDUP_WINDOW_MS
+from penstock.core.errors import InvalidRequest, OverLimit, PenstockError
+from penstock.core.keys import Kind
+from penstock.core.packed_error import PackedError, pack_error, unpack_error
+
+CLIENTS_MAX = 100_000
+UNANSWERED_MAX = 20_000
+_NAME_LENGTH_MAX = 64
+_NUMBER_MAX = (1 << 63) - 1
+
+REPLIES: dict[type[Command], Any] = {
+    commands.CreateQueue: QueueInfo,
+    commands.ChangeQueue: QueueInfo,
+    commands.DeleteQueue: None,
+    commands.PurgeQueue: int,
+    commands.Send: Sent,
+    commands.Ack: Settled,
+    commands.Release: Settled,
+    commands.GiveBack: Settled,
+    commands.Extend: Settled,
+    commands.CommitWork: list[Sent] | commands.AlreadyDone,
+    commands.CreateChannel: int,
+    commands.DeleteChannel: None,
+    commands.PauseChannel: None,
+    commands.PurgeChannel: int,
+    commands.OpenSession: int,
+    commands.EndSession: int,
+    commands.AckConsumer: int,
+    commands.DeleteConsumer: None,
+    commands.StartRedrive: RedriveTask,
+    commands.CancelRedrive: RedriveTask,
+}
+"""The commands that can be done once, and what their replies are."""
+
+
+def _pack_custom(value: Any) -> Any:
+    assert isinstance(value, PenstockError), f"{type(value).__name__} cannot be remembered"
+    return pack_error(value)
+
+
+def _unpack_custom(kind: type, value: Any) -> Any:
+    return unpack_error(msgspec.convert(value, PackedError))
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_pack_custom).encode
+_decoders = {kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom).decode for kind, reply in REPLIES.items()}
+
+
+class _Done(msgspec.Struct, array_like=True, frozen=True):
+    """A command that was done: what it was, and its reply."""
+
+    command: str
+    reply: bytes
+
+
+class _Client(msgspec.Struct, array_like=True):
+    """What is remembered of one client."""
+
+    seen_ms: int
+    answered: int = 0
+    done: dict[int, _Done] = {}
+
+
+class OnceMemory:
+    """What was done for clients that name their commands.
+
+    >>> memory = OnceMemory()
+    >>> once, send = Once("c1", 5), commands.Send(queue="orders", bodies=[b"x"])
+    >>> memory.check(once, send)
+    >>> memory.remember(once, send, Sent(1, 42, 1), now_ms=0)
+    >>> memory.recall(once, send)
+    (Sent(queue_id=1, first=42, count=1, sequences=None, duplicates=[]),)
+    """
+
+    def __init__(self) -> None:
+        self._clients: dict[str, _Client] = {}
+        self._dirty: dict[str, None] = {}
+
+    def knows(self, once: Once) -> bool:
+        """Whether a command of this name was done."""
+        client = self._clients.get(once.client)
+        return client is not None and once.number in client.done
+
+    def recall(self, once: Once, command: Command) -> tuple[Any] | None:
+        """The reply that a command of this name got, in a tuple; None if none was done."""
+        client = self._clients.get(once.client)
+        done = None if client is None else client.done.get(once.number)
+        if done is None:
+            return None
+        if done.command != type(command).__name__:
+            raise InvalidRequest(f"command {once.number} of client {once.client!r} was a {done.command}: count on")
+        return (_decoders[type(command)](done.reply),)
+
+    def check(self, once: Once, command: Command) -> None:
+        """Raise what is wrong with a name, before anything is done."""
+        if type(command) not in REPLIES:
+            raise InvalidRequest(f"{type(command).__name__} may come any number of times: it takes no name")
+        if not 1 <= len(once.client) <= _NAME_LENGTH_MAX or not once.client.isascii():
+            raise InvalidRequest(f"a client's name has 1 to {_NAME_LENGTH_MAX} ASCII characters")
+        if not 0 <= once.answered <= once.number <= _NUMBER_MAX:
+            raise InvalidRequest(f"command {once.number} cannot come when all below {once.answered} are answered")
+        client = self._clients.get(once.client)
+        if client is None:
+            if len(self._clients) >= CLIENTS_MAX:
+                raise OverLimit(f"{CLIENTS_MAX} clients were here in the last five minutes: try again later")
+            return
+        if once.number < client.answered:
+            raise InvalidRequest(f"command {once.number} of client {once.client!r} was answered before")
+        if len(client.done) >= UNANSWERED_MAX and once.answered <= client.answered:
+            raise OverLimit(f"{UNANSWERED_MAX} answers are kept for client {once.client!r}: say which have come")
+
+    def remember(self, once: Once, command: Command, reply: Any, now_ms: int) -> None:
+        """A command was done."""
+        client = self._clients.get(once.client)
+        if client is None:
+            client = self._clients[once.client] = _Client(now_ms, done={})
+        client.seen_ms = now_ms
+        if once.answered > client.answered:
+            client.answered = once.answered
+            for number in [number for number in client.done if number < once.answered]:
+                del client.done[number]
+        client.done[once.number] = _Done(type(command).__name__, _encode(reply))
+        self._dirty[once.client] = None
+
+    def expires_ms(self, name: str) -> int | None:
+        """When a client is forgotten, if it stays silent; None if it is already."""
+        client = self._clients.get(name)
+        return None if client is None else client.seen_ms + DEDUP_WINDOW_MS
+
+    def forget(self, name: str, changes: Changes) -> None:
+        """Forget a client."""
+        if self._clients.pop(name, None) is not None:
+            self._dirty.pop(name, None)
+            changes.delete_record(_key(name))
+
+    # -- stored form --
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is anything to save."""
+        return bool(self._dirty)
+
+    def save(self, changes: Changes) -> None:
+        """Write what is new since the last commit."""
+        for name in self._dirty:
+            changes.put_record(_key(name), _encode(self._clients[name]))
+        self._dirty.clear()
+
+    def restore(self, key: bytes, data: bytes) -> str:
+        """Take a client back from its record. Returns its name."""
+        name = key[len(keys.record(Kind.ONCE)) :].decode()
+        self._clients[name] = msgspec.msgpack.decode(data, type=_Client)
+        return name
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that is stored, comparable."""
+        return {name: msgspec.to_builtins(client) for name, client in sorted(self._clients.items())}
+
+
+def _key(name: str) -> bytes:
+    return keys.record(Kind.ONCE, 0, name.encode())
