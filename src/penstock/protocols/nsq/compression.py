@@ -17,6 +17,12 @@ except ImportError:  # the feature is not offered, then
     snappy = None
 
 PORTION_BYTES = 1024 * 1024
+_SNAPPY_IDENTIFIER = 0xFF
+_SNAPPY_IDENTIFIER_LENGTH = 6
+_SNAPPY_DATA_MAX = 0x01
+_SNAPPY_SKIPPABLE = 0x80
+_SNAPPY_BLOCK_MAX = 80 * 1024
+"""64 KB that cannot be compressed, and what goes with them."""
 
 
 class Corrupt(InvalidRequest):
@@ -76,13 +82,17 @@ class Deflate:
 
 
 class Snappy:
-    """Snappy's framing format."""
+    """Snappy's framing format: a stream identifier, then blocks, each with its type and its length.
+
+    The library waits for whatever length it reads, so lengths and types are looked at before.
+    """
 
     def __init__(self) -> None:
         assert snappy is not None
         self._packer: Any = snappy.StreamCompressor()
         self._unpacker: Any = snappy.StreamDecompressor()
-        self._read: list[bytes] = []
+        self._read = b""
+        self._is_identified = False
 
     def pack(self, data: bytes | memoryview) -> bytes:
         """Compress what is sent."""
@@ -91,18 +101,38 @@ class Snappy:
 
     def add(self, data: bytes) -> None:
         """Something was read."""
-        self._read.append(data)
+        self._read += data
 
     def take(self) -> bytes:
-        """The next portion of what was read: a block unpacks to 64 KB at most, so a read is not much more."""
-        while self._read:
+        """The next portion of what was read: some blocks, each of 64 KB at most."""
+        while stop := self._whole_blocks():
+            blocks, self._read = self._read[:stop], self._read[stop:]
             try:
-                data: bytes = self._unpacker.decompress(self._read.pop(0))
+                data: bytes = self._unpacker.decompress(blocks)
             except Exception as error:  # the library's errors have no common base
                 raise Corrupt(f"what came is not snappy's framing format: {error}") from None
             if data:
                 return data
         return b""
+
+    def _whole_blocks(self) -> int:
+        """Where the last whole block ends of those that make a portion; 0 if there is none."""
+        at, read = 0, self._read
+        while len(read) - at >= 4 and at < PORTION_BYTES // 16:
+            length = int.from_bytes(read[at + 1 : at + 4], "little")
+            self._check_block(read[at], length)
+            if at + 4 + length > len(read):
+                break
+            at += 4 + length
+        return at
+
+    def _check_block(self, kind: int, length: int) -> None:
+        is_identifier = kind == _SNAPPY_IDENTIFIER
+        if (is_identifier and length != _SNAPPY_IDENTIFIER_LENGTH) or not (is_identifier or self._is_identified):
+            raise Corrupt("what came is not snappy's framing format: it does not start with its identifier")
+        self._is_identified = True
+        if not is_identifier and (_SNAPPY_DATA_MAX < kind < _SNAPPY_SKIPPABLE or length > _SNAPPY_BLOCK_MAX):
+            raise Corrupt(f"what came is not snappy's framing format: a block of type {kind} with {length} bytes")
 
 
 def has_snappy() -> bool:

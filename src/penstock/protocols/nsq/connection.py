@@ -404,7 +404,7 @@ class Connection(asyncio.Protocol):
             raise Refusal("E_AUTH_DISABLED", "AUTH disabled")
         principal = self._endpoint.credentials.check_bearer(command.secret.decode("utf-8", "replace"))
         if principal is None:
-            raise Refusal("E_UNAUTHORIZED", "AUTH no authorizations found")
+            raise Refusal("E_AUTH_FAILED", "AUTH failed")
         self._principal = principal
         self.client.identity = principal.name
         told = {"identity": principal.name, "identity_url": "", "permission_count": 1}

@@ -73,7 +73,7 @@ class Terms(msgspec.Struct):
 def negotiate(body: bytes, client: Client, settings: NsqSettings, *, has_tls: bool) -> Terms:
     """What the client gets of what it asks for; notes what it says of itself. Raises `Refusal`."""
     try:
-        asked = msgspec.json.decode(body, type=_Asked)
+        asked = msgspec.json.decode(body, type=_Asked | None) or _Asked()
     except msgspec.DecodeError:
         raise Refusal("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
     client.client_id = asked.client_id or ""

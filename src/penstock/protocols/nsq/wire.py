@@ -422,7 +422,7 @@ def _end(data: bytes, at: int, size: int) -> int:
 def parse_bodies(data: bytes, at: int, stop: int, message_bytes_max: int) -> list[bytes] | PackedBodies:
     """The messages of an MPUB body, which goes from `at` to `stop`: as one piece, if all have one length."""
     count = _SIZE.unpack_from(data, at)[0] if stop - at >= 4 else 0
-    if count <= 0 or count > (stop - at - 4) // 5:
+    if count <= 0 or count > (stop - at - 4) // 4:
         raise _Refused("E_BAD_BODY", f"MPUB invalid message count {count}")
     at += 4
     size: int = _SIZE.unpack_from(data, at)[0]
