@@ -197,7 +197,7 @@ def test_a_message_is_requeued_after_the_delay_that_was_asked_for(server: Broker
             again = reader.message()
             assert time.monotonic() - started_s > delay_ms / 1000 - 0.02
             reader.send(req(again))
-    assert server.channel(topic)["requeue_count"] == 4
+        until(lambda: server.channel(topic)["requeue_count"] == 4)
 
 
 def test_a_delay_above_the_limit_is_cut(server: Broker, topic: str) -> None:
