@@ -1,0 +1,263 @@
+"""How fast is Penstock over the network, through its Python client, against Redis Streams, RabbitMQ and NATS JetStream?
+
+One client process (this one) and one server process on loopback. Messages have 200 bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import uvloop
+
+from bench.client_peers import WORKERS, NatsPeer, Peer, PenstockPeer, RabbitPeer, RedisPeer, send_singles
+from bench.client_servers import nats_server, penstock_server, rabbitmq_server, redis_server
+from bench.measure import RUN, Measured, Scale, at_least, at_most, bodies, empty_directory, parse_scale, plain, report
+from bench.measure import table as markdown
+
+T = TypeVar("T")
+
+PENSTOCK = "Penstock"
+REDIS_ALWAYS = "Redis, fsync always"
+REDIS_EVERYSEC = "Redis, fsync every second"
+RABBITMQ = "RabbitMQ"
+NATS = "NATS"
+
+IN_FLIGHT = 64
+TURNS = 5
+MESSAGES = 50_000
+"""In runs, a turn."""
+SINGLES = 5_000
+UNITS = 1_000
+LATENCY_S = 3.0
+LOAD_SHARE = 0.1
+STAMP_BYTES = 20
+
+SEND_RUNS = f"send in runs of {RUN}"
+RECEIVE_RUNS = f"receive and ack in runs of {RUN}"
+SEND_SINGLES = f"send singles, {IN_FLIGHT} in flight"
+LISTEN = f"listener, {WORKERS} workers, singles"
+MOVE = "unit of work: take 1, put 1, commit"
+TARGETS: dict[str, float | None] = {SEND_RUNS: 3, RECEIVE_RUNS: 3, SEND_SINGLES: 1, LISTEN: 1, MOVE: None}
+
+
+class Amounts(NamedTuple):
+    """How much to do in a turn."""
+
+    messages: int
+    singles: int
+    units: int
+    latency_s: float
+
+    @classmethod
+    def of(cls, scale: Scale) -> Amounts:
+        """The real thing, or just enough to see that it runs."""
+        return cls(2_000, 300, 50, 0.3) if scale.quick else cls(MESSAGES, SINGLES, UNITS, LATENCY_S)
+
+
+# -- one turn ----------------------------------------------------------------------------------------------------------
+
+_queue_numbers = itertools.count(1)
+
+
+async def turn(peer: Peer, amounts: Amounts) -> dict[str, float]:
+    """Messages a second of everything that is measured, on queues of their own."""
+    queue, singles, source, target = [f"bench-{next(_queue_numbers)}" for _ in range(4)]
+    for each in (queue, singles, source, target):
+        await peer.create(each)
+    many = bodies(amounts.messages)
+    runs = [many[start : start + RUN] for start in range(0, len(many), RUN)]
+    few = many[: amounts.singles]
+    await peer.send_runs(source, [many[: amounts.units]])
+    return {
+        SEND_RUNS: await rate(len(many), peer.send_runs(queue, runs)),
+        RECEIVE_RUNS: await rate(len(many), peer.receive_runs(queue, len(many), RUN)),
+        SEND_SINGLES: await rate(len(few), send_singles(peer, singles, few, IN_FLIGHT)),
+        LISTEN: await rate(len(few), peer.listen(singles, len(few), lambda body: None)),
+        MOVE: await rate(amounts.units, peer.move(source, target, amounts.units)),
+    }
+
+
+async def rate(count: int, work: Awaitable[float | None]) -> float:
+    """How many a second, until the time that the work gives back, or until it ends."""
+    gc.collect()
+    os.sync()
+    started_s = time.perf_counter()
+    over_s = await work
+    return count / ((over_s or time.perf_counter()) - started_s)
+
+
+# -- latency -----------------------------------------------------------------------------------------------------------
+
+
+async def latencies_ms(peer: Peer, per_second: float, seconds: float) -> list[float]:
+    """How long messages took from before the send to the handler, sent at an even pace whatever becomes of them."""
+    queue = f"bench-{next(_queue_numbers)}"
+    await peer.create(queue)
+    count = max(20, round(per_second * seconds))
+    filling = bodies(1)[0]
+    found: list[float] = []
+
+    def handler(body: bytes) -> None:
+        found.append((time.perf_counter_ns() - int(body[:STAMP_BYTES])) / 1e6)
+
+    async def send_evenly() -> None:
+        started_s = time.perf_counter()
+        sends = set()
+        for number in range(count):
+            await asyncio.sleep(max(0.0, started_s + number / per_second - time.perf_counter()))
+            body = b"%0*d" % (STAMP_BYTES, time.perf_counter_ns()) + filling[STAMP_BYTES:]
+            sends.add(asyncio.ensure_future(peer.send(queue, body)))
+        await asyncio.gather(*sends)
+
+    gc.collect()
+    await asyncio.gather(peer.listen(queue, count, handler), send_evenly())
+    return sorted(found)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that so many are not above.
+
+    >>> percentile([1.0, 2.0, 3.0, 4.0], 0.5), percentile([1.0, 2.0, 3.0, 4.0], 0.99)
+    (2.0, 4.0)
+    """
+    return values[max(0, math.ceil(len(values) * share) - 1)]
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+
+class Figures(NamedTuple):
+    """What was measured."""
+
+    rates: Mapping[str, Measured]
+    """By line, then by contender."""
+    per_second: float
+    p50_ms: Measured
+    p99_ms: Measured
+
+
+async def measured(ports: Mapping[str, int], amounts: Amounts, turns: int, warm_up: bool) -> Figures:
+    """Let everybody take turns."""
+    async with AsyncExitStack() as stack:
+        peers: dict[str, Peer] = {}
+        for name, port in ports.items():
+            peers[name] = await CONNECT[name](port)
+            stack.push_async_callback(peers[name].close)
+        rates = await take_turns(peers, partial(turn, amounts=amounts), turns, warm_up=warm_up)
+        lines = {line: Measured({name: [each[line] for each in rates[name]] for name in peers}) for line in TARGETS}
+        per_second = LOAD_SHARE * min(lines[SEND_SINGLES].rate(name) for name in peers)
+        found = await take_turns(peers, lambda peer: latencies_ms(peer, per_second, amounts.latency_s), turns)
+        p50, p99 = (
+            Measured({name: [percentile(each, share) for each in found[name]] for name in peers})
+            for share in (0.5, 0.99)
+        )
+        return Figures(lines, per_second, p50, p99)
+
+
+async def take_turns(
+    peers: Mapping[str, Peer], do: Callable[[Peer], Awaitable[T]], turns: int, *, warm_up: bool = False
+) -> dict[str, list[T]]:
+    """A B A B ..., after a turn that does not count, if so wanted."""
+    found: dict[str, list[T]] = {name: [] for name in peers}
+    for number in range(-1 if warm_up else 0, turns):
+        for name, peer in peers.items():
+            outcome = await do(peer)
+            if number >= 0:
+                found[name].append(outcome)
+    return found
+
+
+async def _redis(port: int) -> Peer:
+    return RedisPeer(port)
+
+
+CONNECT: dict[str, Callable[[int], Awaitable[Peer]]] = {
+    PENSTOCK: PenstockPeer.connect,
+    REDIS_ALWAYS: _redis,
+    REDIS_EVERYSEC: _redis,
+    RABBITMQ: RabbitPeer.connect,
+    NATS: NatsPeer.connect,
+}
+
+SERVERS: dict[str, Callable[[Path], AbstractContextManager[int]]] = {
+    PENSTOCK: penstock_server,
+    REDIS_ALWAYS: partial(redis_server, appendfsync="always"),
+    REDIS_EVERYSEC: partial(redis_server, appendfsync="everysec"),
+    RABBITMQ: rabbitmq_server,
+    NATS: nats_server,
+}
+
+
+# -- printing ----------------------------------------------------------------------------------------------------------
+
+
+def throughput(figures: Figures) -> str:
+    """Every line: messages a second of everybody, and the ratio to the best of the others."""
+    rows = []
+    for line, rates in figures.rates.items():
+        rivals = [name for name in rates.rates if name != PENSTOCK]
+        best = rates.fastest(rivals)
+        ratio = rates.ratio(PENSTOCK, to=best)
+        cells = [plain(rates.rate(name)) for name in rates.rates]
+        target = TARGETS[line]
+        rows.append([line, *cells, f"{ratio} to {best}", "none" if target is None else at_least(target, ratio)])
+    names = list(next(iter(figures.rates.values())).rates)
+    return markdown(["messages/s", *names, "ratio to the best", "target"], rows)
+
+
+def latency(figures: Figures) -> str:
+    """From the send to the handler, and the ratio to the best of the others."""
+    rows = []
+    for label, times in (("p50", figures.p50_ms), ("p99", figures.p99_ms)):
+        rivals = [name for name in times.rates if name != PENSTOCK]
+        best = min(rivals, key=times.rate)
+        ratio = times.ratio(PENSTOCK, to=best)
+        cells = [plain(times.rate(name)) for name in times.rates]
+        rows.append([label, *cells, f"{ratio} to {best}", at_most(1, ratio.median)])
+    names = list(figures.p50_ms.rates)
+    return markdown([f"ms, at {plain(figures.per_second)} messages/s", *names, "ratio to the best", "target"], rows)
+
+
+TEXT = f"""
+One client process and one server process on loopback, 200-byte messages. Penstock answers after its `fdatasync`. Redis
+Streams run with `appendfsync always` and with `everysec`, which may lose a second; RabbitMQ with durable queues,
+persistent messages and publisher confirms; NATS JetStream with file storage: the packaged version has no setting to
+sync before it answers, and syncs every two minutes. A unit of work is MULTI/EXEC on Redis and a channel's
+transaction on RabbitMQ; NATS has none, so that it publishes, then acknowledges, which is not atomic. {WORKERS} workers
+share the units of work. All clients run on one event loop (uvloop's), redis-py with hiredis; `bench/client_peers.py`
+says how each is driven.
+
+The latency is that from the send to the listener's handler, at an even pace of a tenth of the rate at which the slowest
+contender sends singles: the same for everybody.
+"""
+
+
+def main() -> None:
+    """Measure, and print the section."""
+    scale = parse_scale(__doc__)
+    amounts = Amounts.of(scale)
+    with ExitStack() as stack:
+        directories = {name: stack.enter_context(empty_directory()) for name in SERVERS}
+        ports = {name: stack.enter_context(server(directories[name])) for name, server in SERVERS.items()}
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            figures = runner.run(measured(ports, amounts, scale.turns(TURNS), warm_up=not scale.quick))
+    report(
+        "client. The client over the network, against other brokers' clients",
+        TEXT,
+        throughput(figures),
+        latency(figures),
+    )
+
+
+if __name__ == "__main__":
+    main()
