@@ -16,12 +16,10 @@ from penstock.protocols.lookup.service import reachable_host
 from penstock.protocols.nsq.http import NsqHttp
 from penstock.protocols.nsq.names import NSQ_VERSION, is_name
 from penstock.protocols.nsq.registration import LookupRegistration
+from penstock.protocols.nsq.server import TCP_ADDRESS
 from penstock.protocols.nsq.stats import read_loads
 from penstock.protocols.nsq.topics import Topics
 from penstock.server.node import Address, Services
-
-TCP_ADDRESS = "nsq-tcp"
-"""Where `Services.extras` keeps the `Address` of the TCP side."""
 
 
 class NsqHttpFrontEnd(HttpFrontEnd):
