@@ -99,7 +99,8 @@ class Caller:
             delivery = await shard.call(command)
         else:
             delivery = await self._wait(shard, command)
-        assert delivery is not None
+        if delivery is None:  # the server stops
+            return Delivery(command.queue, 0, command.channel, 0, 0, 0)
         if delivery.error is not None:
             raise delivery.error
         self.delivery = delivery

@@ -109,6 +109,10 @@ class Messages(Resource):
         ]
 
     async def _send_batch(self, queue: str, create: bool, batch: SendBatch) -> SentBatch:
+        for column in ("attributes", "groups", "dedup_ids"):
+            values = getattr(batch, column)
+            if values is not None and len(values) != len(batch.bodies):
+                raise invalid(f"{column}: {len(values)} were given for {len(batch.bodies)} bodies: give one for each")
         attributes = None
         if batch.attributes is not None:
             attributes = [encode_attributes(each) for each in batch.attributes]

@@ -1,0 +1,111 @@
+"""A real node in a thread, with REST on a socket of loopback, and a client that speaks plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from penstock import __version__
+from penstock.core.commands import Command
+from penstock.protocols.rest.server import RestFrontEnd
+from penstock.server.node import Node, Services
+from penstock.server.partition_map import PartitionMaps
+from penstock.server.settings import Settings, parse
+from tests.protocols.sqs.serving import SteppingClock
+
+PATIENCE_S = 20.0
+
+
+class _Front(RestFrontEnd):
+    """REST, perhaps of a node that is not alone."""
+
+    maps: PartitionMaps | None = None
+
+    async def start(self, services: Services) -> Any:
+        services.partition_maps = self.maps
+        return await super().start(services)
+
+
+class Server:
+    """Starts in its own thread and loop; everything else may be called from the test's thread."""
+
+    def __init__(self, directory: Path, text: str = "", maps: PartitionMaps | None = None) -> None:
+        self.settings: Settings = parse(text).with_server(data=str(directory), http_port=0)
+        self.clock = SteppingClock()
+        self._maps = maps
+        self._loop = asyncio.new_event_loop()
+        self._started: Future[str] = Future()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.url = self._started.result(30)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            if not self._started.done():
+                self._started.set_exception(error)
+            raise
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        front = _Front(0, __version__)
+        front.maps = self._maps
+        self.node = Node(self.settings, [front], __version__, clock=self.clock)
+        async with self.node as ready:
+            self._started.set_result(ready.listening["http"].url)
+            await self._stopping.wait()
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, **options)
+
+    def call(self, command: Command) -> Any:
+        """A command past the front end."""
+        shard = self.node.services.shard
+        return asyncio.run_coroutine_threadsafe(shard.call(command), self._loop).result(30)
+
+    def do(self, function: Callable[[], Any]) -> Any:
+        """Run something in the server's loop."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and let the shard notice."""
+        self.clock.advance(seconds)
+        asyncio.run_coroutine_threadsafe(self.node.services.shard.tick(), self._loop).result(30)
+
+    def waiting(self, queue: str, channel: str = "main") -> int:
+        """How many receives wait for messages of a queue."""
+        broker = self.node.services.shard.shard.broker
+        return int(self.do(lambda: len(broker.queues[queue].channels[channel].line)))
+
+    def stop(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(30)
+
+
+def eventually(claim: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not claim():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.005)
