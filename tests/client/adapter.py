@@ -80,7 +80,7 @@ class Driven:
         return self._loop.run(self._inner.__aexit__(*exception))
 
     def _plain(self, value: Any) -> Any:
-        if inspect.iscoroutine(value):
+        if asyncio.iscoroutine(value):
             value = self._loop.run(value)
         if type(value) is list:
             return [self._plain(each) for each in value]
