@@ -307,8 +307,8 @@ def as_text(document: StatsDocument, now_s: float) -> str:
         lines += ["", "Memory:"]
         lines += [f"   {name:<25}\t{value}" for name, value in msgspec.structs.asdict(document.memory).items()]
     lines += ["", "Topics:" if document.topics else "Topics: None"]
-    for topic in document.topics or ():
-        lines += _topic_lines(topic, now_s)
+    for number, topic in enumerate(document.topics or ()):
+        lines += [""] * (number > 0) + _topic_lines(topic, now_s)
     lines += ["", "Producers:" if document.producers else "Producers: None"]
     lines += [f"   {_client_line(client, now_s)}" for client in document.producers or ()]
     return "\n".join(lines) + "\n"
@@ -316,7 +316,6 @@ def as_text(document: StatsDocument, now_s: float) -> str:
 
 def _topic_lines(topic: TopicDocument, now_s: float) -> list[str]:
     lines = [
-        "",
         f"{'*P ' if topic.paused else '   '}[{topic.topic_name:<15}] depth: {topic.depth:<5} "
         f"be-depth: {topic.backend_depth:<5} msgs: {topic.message_count:<8} "
         f"e2e%: {_latency_text(topic.e2e_processing_latency)}",
