@@ -1,0 +1,84 @@
+"""Limits of REST's connections: sizes, times, counts. Whoever is refused hears why."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import httpx
+
+from tests.protocols.rest.asking import done, refused
+from tests.protocols.rest.serving import PATIENCE_S, Server, eventually
+
+HEAD = b"POST /v1/queues HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+def talk(server: Server, *parts: bytes) -> bytes:
+    """Send, then read until the server closes."""
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as connection:
+        for part in parts:
+            connection.sendall(part)
+        answer = b""
+        try:
+            while part := connection.recv(65_536):
+                answer += part
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+def test_a_body_that_is_too_large_is_refused(serve: Callable[..., Server]) -> None:
+    server = serve("[http]\nbody_bytes_max = 1000")
+    with server.client() as http:
+        announced = http.post("/v1/queues", content=b"x" * 1_001, headers={"content-type": "application/json"})
+        assert "1000 bytes" in refused(announced, 413, "body_too_large")
+        done(http.post("/v1/queues", json={"name": "a"}), 201)
+    chunked = b"transfer-encoding: chunked\r\n\r\n" + (b"1f4\r\n" + b"x" * 500 + b"\r\n") * 3 + b"0\r\n\r\n"
+    assert talk(server, HEAD + chunked).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_header_that_is_too_large_is_refused(serve: Callable[..., Server]) -> None:
+    server = serve("[http]\nheader_bytes_max = 2000")
+    assert talk(server, HEAD + b"x: " + b"y" * 3_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 431 ")
+    assert talk(server, b"GET /" + b"y" * 3_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n").startswith(b"HTTP/1.1 431 ")
+    many = b"".join(b"x%d: y\r\n" % number for number in range(500))
+    assert talk(server, HEAD + many + b"\r\n").startswith(b"HTTP/1.1 431 ")
+    with server.client() as http:
+        done(http.get("/v1/queues"))
+
+
+def test_slow_headers_and_bodies_are_not_waited_for(serve: Callable[..., Server]) -> None:
+    server = serve("[http]\nheader_timeout_s = 0.2\nbody_timeout_s = 0.2\nidle_timeout_s = 1")
+    assert talk(server, HEAD).startswith(b"HTTP/1.1 408 ")
+    assert talk(server, HEAD + b"content-length: 10\r\n\r\n{").startswith(b"HTTP/1.1 408 ")
+    assert talk(server) == b""
+
+
+def test_more_connections_than_there_may_be_are_refused(serve: Callable[..., Server]) -> None:
+    server = serve("[http]\nconnections_max = 3")
+    held = [socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) for _ in range(3)]
+    assert talk(server).startswith(b"HTTP/1.1 503 ")
+    held.pop().close()
+    with server.client() as http:
+
+        def is_let_in() -> bool:
+            try:
+                return http.get("/healthz").status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        eventually(is_let_in)
+    for each in held:
+        each.close()
+
+
+def test_what_is_no_http_is_refused(server: Server) -> None:
+    assert talk(server, b"\x16\x03\x01\x02\x00\x01\x00").startswith(b"HTTP/1.1 400 ")
+
+
+def test_sessions_are_counted(serve: Callable[..., Server]) -> None:
+    server = serve("[rest]\nsessions_max = 2")
+    with server.client() as http:
+        for _ in range(2):
+            done(http.post("/v1/sessions", json={}), 201)
+        refused(http.post("/v1/sessions", json={}), 429, "over_limit")

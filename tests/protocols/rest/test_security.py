@@ -1,0 +1,288 @@
+"""Who may call, and how often; what a web page may do; TLS."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.server.log import RequestLog
+from penstock.server.settings import InvalidSettings, LogSettings, parse
+from tests.protocols.rest.asking import bodies, done, receive, refused, send
+from tests.protocols.rest.serving import Server, eventually
+
+GUARDED = """
+[[credentials]]
+name = "root"
+access_key = "AKROOT"
+secret_key = "root secret"
+token = "root-token"
+
+[[credentials]]
+name = "reader"
+access_key = "AKREAD"
+token = "read-token"
+[[credentials.allow]]
+queues = "orders*"
+rights = ["read"]
+
+[[credentials]]
+name = "writer"
+access_key = "AKWRITE"
+token = "write-token"
+[[credentials.allow]]
+queues = "orders*"
+rights = ["write"]
+
+[[credentials]]
+name = "admin"
+access_key = "AKADMIN"
+token = "admin-token"
+[[credentials.allow]]
+queues = "orders*"
+rights = ["admin"]
+"""
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> object:
+    server = Server(tmp_path_factory.mktemp("guarded") / "data", GUARDED)
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "Bearer",
+        "Bearer nonsense",
+        "Bearer AKROOT:guess",
+        "Bearer AKREAD:",
+        "Basic !!!",
+        "Basic " + base64.b64encode(b"AKROOT:guess").decode(),
+        "Digest x",
+        "read-token",
+    ],
+)
+def test_strangers_are_turned_away(guarded: Server, authorization: str | None) -> None:
+    with guarded.client() as http:
+        headers = {} if authorization is None else {"authorization": authorization}
+        for path in ("/v1/queues", "/v1/stats", "/v1/redrives"):
+            response = http.get(path, headers=headers)
+            detail = refused(response, 401, "unauthorized")
+            assert response.headers["www-authenticate"].startswith("Bearer")
+            assert "guess" not in detail
+        refused(http.post("/get_partitions", headers=headers), 401, "unauthorized")
+        for path in ("/healthz", "/version", "/v1/docs", "/v1/openapi.json"):
+            assert http.get(path, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "Bearer root-token",
+        "bearer  root-token",
+        "Bearer AKROOT:root secret",
+        "Basic " + base64.b64encode(b"AKROOT:root secret").decode(),
+    ],
+)
+def test_a_token_a_pair_and_a_password_all_open(guarded: Server, authorization: str) -> None:
+    with guarded.client() as http:
+        done(http.get("/v1/queues", headers={"authorization": authorization}))
+
+
+READ, WRITE, ADMIN = "read-token", "write-token", "admin-token"
+ALLOWED: list[tuple[str, str, object, set[str]]] = [
+    ("POST", "/v1/queues", {"name": "orders"}, {ADMIN}),
+    ("GET", "/v1/queues/orders", None, {READ, WRITE, ADMIN}),
+    ("PATCH", "/v1/queues/orders", {}, {ADMIN}),
+    ("POST", "/v1/queues/orders/purge", None, {ADMIN}),
+    ("POST", "/v1/queues/orders/messages", {"body": "a"}, {WRITE}),
+    ("GET", "/v1/queues/orders/messages", None, {READ}),
+    ("POST", "/v1/queues/orders/receive", {}, {READ}),
+    ("POST", "/v1/queues/orders/ack", {"receipts": []}, {READ}),
+    ("POST", "/v1/queues/orders/release", {"receipts": []}, {READ}),
+    ("POST", "/v1/queues/orders/extend", {"receipts": [], "lease": 1}, {READ}),
+    ("POST", "/v1/queues/orders/channels", {"name": "main"}, {READ}),
+    ("GET", "/v1/queues/orders/channels", None, {READ, WRITE, ADMIN}),
+    ("POST", "/v1/queues/orders/channels/main/pause", None, {ADMIN}),
+    ("POST", "/v1/queues/orders/channels/main/unpause", None, {ADMIN}),
+    ("POST", "/v1/queues/orders/channels/main/purge", None, {ADMIN}),
+    ("POST", "/v1/queues/orders/channels/main/receive", {}, {READ}),
+    ("POST", "/v1/queues/orders/channels/main/ack", {"receipts": []}, {READ}),
+    ("GET", "/v1/queues/orders/dead-letters", None, {READ}),
+    ("GET", "/v1/queues/orders/records", None, {READ}),
+    ("GET", "/v1/queues/orders/consumers", None, {READ}),
+    ("PUT", "/v1/queues/orders/consumers/c", {"offset": 0}, {READ}),
+    ("GET", "/v1/queues/orders/consumers/c/records", None, {READ}),
+    ("POST", "/v1/redrives", {"queue": "orders"}, {ADMIN}),
+    ("POST", "/v1/work", {"sends": [{"queue": "orders", "body": "x"}]}, {WRITE}),
+    ("POST", "/publish", {"queue": "orders", "messages": [{"body": "x"}]}, {WRITE}),
+    ("POST", "/get_records", {"queue": "orders"}, {READ}),
+    ("POST", "/consumer_ack", {"queue": "orders", "consumer": "c", "offset": 0}, {READ}),
+    ("POST", "/delete_consumer", {"queue": "orders", "consumer": "c"}, {READ}),
+    ("DELETE", "/v1/queues/orders/channels/main", None, {ADMIN}),
+    ("POST", "/delete_queue", {"queue": "orders"}, {ADMIN}),
+]
+
+
+def test_each_right_opens_what_it_says_and_no_more(guarded: Server) -> None:
+    with guarded.client() as http:
+        for method, path, body, allowed in ALLOWED:
+            for token in (READ, WRITE, ADMIN):
+                if token not in allowed:
+                    response = http.request(method, path, json=body, headers=bearer(token))
+                    assert response.status_code == 403, (path, token, response.text)
+                    assert response.json()["code"] == "access_denied"
+            for token in sorted(allowed):
+                response = http.request(method, path, json=body, headers=bearer(token))
+                assert response.status_code in (200, 201, 204), (path, token, response.text)
+
+
+def test_rights_hold_for_names_that_match_only(guarded: Server) -> None:
+    with guarded.client(headers=bearer("root-token")) as root, guarded.client(headers=bearer(READ)) as reader:
+        send(root, "orders-1", "a")
+        send(root, "billing", "secret")
+        assert done(reader.get("/v1/queues"))["queues"] == ["orders-1"]
+        assert done(reader.get("/v1/stats"))["messages"] == 1
+        refused(reader.get("/v1/queues/billing/messages"), 403, "access_denied")
+        (message,) = receive(root, "billing", lease=600)
+        work = {"receipts": [message["receipt"]], "sends": []}
+        refused(reader.post("/v1/work", json=work), 403, "access_denied")
+        refused(reader.post("/v1/queues/orders-1/ack", json={"receipt": message["receipt"]}), 409, "foreign_receipt")
+        done(root.post("/v1/work", json=work))
+
+
+def test_a_session_is_its_openers_alone(guarded: Server) -> None:
+    with guarded.client() as http:
+        session = done(http.post("/v1/sessions", json={}, headers=bearer(READ)), 201)["session"]
+        refused(http.delete(f"/v1/sessions/{session}", headers=bearer("root-token")), 404, "session_not_found")
+        done(http.delete(f"/v1/sessions/{session}", headers=bearer(READ)))
+
+
+def test_dead_letters_need_the_right_to_read_them(serve: Callable[..., Server]) -> None:
+    server = serve(GUARDED.replace('queues = "orders*"\nrights = ["read"]', 'queues = "orders"\nrights = ["read"]'))
+    with server.client(headers=bearer("root-token")) as root, server.client(headers=bearer(READ)) as reader:
+        send(root, "orders", "a")
+        assert done(root.get("/v1/queues/orders/dead-letters"))["messages"] == []
+        assert "orders.dead" in refused(reader.get("/v1/queues/orders/dead-letters"), 403, "access_denied")
+
+
+# -- web pages ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "http://evil.example:9325", "host": "evil.example:9325", "sec-fetch-site": "same-origin"},
+        {"host": "evil.example:9325", "sec-fetch-site": "same-origin"},
+    ],
+)
+def test_foreign_pages_may_not_call_a_server_without_credentials(http: httpx.Client, headers: dict[str, str]) -> None:
+    for path in ("/v1/queues", "/v1/stats"):
+        response = http.get(path, headers=headers)
+        refused(response, 403, "foreign_page")
+        assert "access-control-allow-origin" not in response.headers
+    assert http.get("/metrics", headers=headers).status_code == 403
+
+
+def test_the_servers_own_page_may_call(server: Server, http: httpx.Client) -> None:
+    for host in (f"127.0.0.1:{server.port}", f"localhost:{server.port}", f"[::1]:{server.port}"):
+        headers = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
+        done(http.get("/v1/queues", headers=headers))
+        done(http.get("/v1/queues", headers={"host": host, "sec-fetch-site": "same-origin"}))
+    done(http.get("/v1/queues", headers={"sec-fetch-site": "none"}))
+
+
+def test_cross_origin_calls_are_off_unless_configured(serve: Callable[..., Server], http: httpx.Client) -> None:
+    asking = {"origin": "https://console.example", "access-control-request-method": "POST"}
+    assert "access-control-allow-origin" not in http.options("/v1/queues", headers=asking).headers
+    server = serve('[rest]\ncors_origins = ["https://console.example"]')
+    with server.client() as other:
+        preflight = other.options("/v1/queues", headers=asking)
+        assert preflight.headers["access-control-allow-origin"] == "https://console.example"
+        response = other.get(
+            "/v1/queues", headers={"origin": "https://console.example", "sec-fetch-site": "cross-site"}
+        )
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "https://console.example"
+        foreign = other.get("/v1/queues", headers={"origin": "https://evil.example"})
+        refused(foreign, 403, "foreign_page")
+        assert "access-control-allow-origin" not in foreign.headers
+
+
+@pytest.mark.parametrize("origin", ["console.example", "ftp://x", "https://x/", "https://"])
+def test_an_origin_that_is_none_keeps_the_server_from_starting(origin: str) -> None:
+    with pytest.raises(InvalidSettings, match="cors_origins"):
+        parse(f'[rest]\ncors_origins = ["{origin}"]').check()
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_caller_that_calls_too_often_is_told_when_to_come_again(serve: Callable[..., Server]) -> None:
+    server = serve(GUARDED + "\n[rest]\nrequests_per_second = 0.01\nrequests_burst = 3")
+    with server.client() as http:
+        for _ in range(3):
+            done(http.get("/v1/queues", headers=bearer(READ)))
+        response = http.get("/v1/queues", headers=bearer(READ))
+        refused(response, 429, "rate_limited")
+        assert 90 <= int(response.headers["retry-after"]) <= 100
+        done(http.get("/v1/queues", headers=bearer(WRITE)))
+        assert http.get("/healthz").status_code == 200
+
+
+# -- TLS, log, metrics -------------------------------------------------------------------------------------------------
+
+
+def test_the_api_speaks_tls_when_the_server_has_a_certificate(tmp_path: Path, serve: Callable[..., Server]) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    subprocess.run(
+        f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 "
+        f"-keyout {key} -out {certificate}".split(),
+        check=True,
+        capture_output=True,
+    )
+    server = serve(f'[server]\ntls_certificate = "{certificate}"\ntls_key = "{key}"')
+    assert server.url.startswith("https://")
+    with server.client(verify=ssl.create_default_context(cafile=str(certificate))) as http:
+        send(http, "q", "over tls")
+        assert bodies(receive(http, "q")) == ["over tls"]
+
+
+def test_requests_are_logged_and_counted_without_secrets(serve: Callable[..., Server]) -> None:
+    server = serve(GUARDED)
+    stream = io.StringIO()
+    settings = LogSettings(format="json", requests="all")
+    server.node.services.request_log = RequestLog(settings, stream)
+    with server.client(headers=bearer("root-token")) as http:
+        send(http, "orders", "a")
+        refused(http.get("/v1/queues/none"), 404, "queue_not_found")
+        http.get("/v1/queues", headers=bearer("a-wrong-token"))
+        eventually(lambda: len(stream.getvalue().splitlines()) == 3)
+        lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+        assert [(line["action"], line["queue"], line["outcome"], line["principal"]) for line in lines] == [
+            ("send_messages", "orders", "ok", "root"),
+            ("describe_queue", "none", "queue_not_found", "root"),
+            ("list_queues", "", "unauthorized", ""),
+        ]
+        assert "token" not in stream.getvalue()
+        metrics = http.get("/metrics").text.splitlines()
+    assert 'penstock_requests_total{action="send_messages",outcome="ok",protocol="rest"} 1.0' in metrics
+    assert 'penstock_requests_total{action="list_queues",outcome="unauthorized",protocol="rest"} 1.0' in metrics
