@@ -77,11 +77,22 @@ class PackedBodies(Sequence[bytes]):
     (2, b'two')
     """
 
-    __slots__ = ("data", "offsets")
+    __slots__ = ("_count", "_length", "data", "offsets")
 
-    def __init__(self, data: bytes, offsets: NDArray[np.int32]) -> None:
+    def __init__(self, data: bytes, offsets: NDArray[np.int32], length: int | None = None) -> None:
         self.data = data
         self.offsets = offsets
+        self._count = len(offsets) - 1
+        self._length = length
+
+    @classmethod
+    def even(cls, data: bytes, length: int) -> PackedBodies:
+        """Bodies that all have one length.
+
+        >>> list(PackedBodies.even(b"onetwo", 3))
+        [b'one', b'two']
+        """
+        return cls(data, np.arange(0, len(data) + 1, length, dtype=np.int32), length)
 
     @classmethod
     def join(cls, parts: Sequence[PackedBodies]) -> PackedBodies:
@@ -92,7 +103,7 @@ class PackedBodies(Sequence[bytes]):
         return cls(b"".join([part.data for part in parts]), np.concatenate([*offsets, end]).astype(np.int32))
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return self._count
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -108,7 +119,7 @@ class PackedBodies(Sequence[bytes]):
 
     def longest(self) -> int:
         """The length of the longest body."""
-        return int(np.diff(self.offsets).max())
+        return int(np.diff(self.offsets).max()) if self._length is None else self._length
 
 
 class BinaryColumn:

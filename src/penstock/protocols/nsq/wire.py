@@ -430,7 +430,7 @@ def parse_bodies(data: bytes, at: int, stop: int, message_bytes_max: int) -> lis
         sizes = np.ndarray((count,), ">i4", data, at, (4 + size,))
         if bool((sizes == size).all()):
             table = np.ndarray((count, size), np.uint8, data, at + 4, (4 + size, 1))
-            return PackedBodies(table.tobytes(), np.arange(count + 1, dtype=np.int32) * np.int32(size))
+            return PackedBodies.even(table.tobytes(), size)
     return _parse_each(data, at, stop, count, message_bytes_max)
 
 
