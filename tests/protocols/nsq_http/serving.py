@@ -1,4 +1,4 @@
-"""A node in a thread with NSQ's HTTP side, on a real directory and a free port."""
+"""A node in a thread with both sides of NSQ, on a real directory and free ports."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ from urllib.parse import urlencode
 
 from penstock.core.commands import Command
 from penstock.protocols.nsq.http_front_end import NsqHttpFrontEnd
+from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.nsq.topics import Topics
 from penstock.server.node import Node, Ready
 from penstock.server.settings import Settings, parse
-from tests.protocols.lookup.serving import PATIENCE_S, ask
+from tests.nsq.wire import Connection
+from tests.protocols.lookup.serving import HOST, PATIENCE_S, ask
 
 
 class RunningNode:
     """Starts in its own thread and loop; everything else is called from the test's thread."""
 
     def __init__(self, settings: Settings) -> None:
-        self._node = Node(settings, [NsqHttpFrontEnd(0)], "test")
+        self._node = Node(settings, [NsqFrontEnd(0), NsqHttpFrontEnd(0)], "test")
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._started: Future[Ready] = Future()
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()), daemon=True)
         self._thread.start()
-        self.port = self._started.result(PATIENCE_S).listening["nsq-http"].port
+        listening = self._started.result(PATIENCE_S).listening
+        self.tcp_port, self.port = listening["nsq"].port, listening["nsq-http"].port
 
     async def _run(self) -> None:
         try:
@@ -51,6 +54,13 @@ class RunningNode:
     @property
     def topics(self) -> Topics:
         return Topics.of(self._node.services)
+
+    def connect(self, **identity: Any) -> Connection:
+        """A client over TCP."""
+        connection = Connection((HOST, self.tcp_port))
+        if identity:
+            connection.identify(**identity)
+        return connection
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine in the node's loop."""
@@ -89,7 +99,7 @@ class RunningNode:
 
 @contextmanager
 def node(directory: Path, toml: str = "", **nsq: Any) -> Iterator[RunningNode]:
-    settings = parse(toml).with_server(data=str(directory / "data"), nsq_tcp_port=1).with_nsq(**nsq)
+    settings = parse(toml).with_server(data=str(directory / "data")).with_nsq(**nsq)
     running = RunningNode(settings)
     try:
         yield running

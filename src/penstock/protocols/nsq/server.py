@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from penstock.core.errors import PenstockError
 from penstock.protocols.front_end import tls_context
 from penstock.protocols.nsq.connection import Connection
 from penstock.protocols.nsq.topics import Topics
@@ -103,7 +105,8 @@ class NsqFrontEnd:
             if self._endpoint.loop.time() > deadline_s:
                 return False
             await asyncio.sleep(_POLL_S)
-        await self._endpoint.topics.shard.tick()
+        with contextlib.suppress(PenstockError):  # a store that takes no more commands is no reason not to stop
+            await self._endpoint.topics.shard.tick()
         return True
 
     async def drain(self, grace_s: float) -> None:
