@@ -52,6 +52,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from penstock.client.listening import pause_seconds
 from penstock.client.sync.penstock import Penstock
 from penstock.client.sync.unit_of_work import UnitOfWork
+from penstock.client.thread_workers import Signal
 from penstock.client.times import Seconds, length_ms
 from penstock.core.attributes import decode_attributes
 from penstock.core.config import DEDUP_WINDOW_MS
@@ -65,6 +66,8 @@ _BATCH_MAX = 10_000
 _CLEAN_EVERY_SECONDS = 60.0
 _RETRY_MS_MAX = 5 * 60_000
 _ERROR_LENGTH_MAX = 2_000
+_STOP_SECONDS_MAX = 0.5
+"""How long a relay that waits for PostgreSQL does not look whether it should stop."""
 
 Message = Row[Any]
 """A row of the outbox."""
@@ -143,7 +146,8 @@ class Relay:
             raise InvalidRequest(f"claim is {claim}: it must be from 0.1 to {DEDUP_WINDOW_MS // 2_000} seconds")
         if self._poll_seconds <= 0:
             raise InvalidRequest(f"poll is {poll}: give the seconds between two looks")
-        self._stopping = threading.Event()
+        self._stopping = False
+        self._wake = Signal()
         self._thread: threading.Thread | None = None
         self._bell: Connection | None = None
         """A connection that listens to PostgreSQL's notifications."""
@@ -157,14 +161,19 @@ class Relay:
 
     def start(self) -> Self:
         """Run in a thread, until `stop`."""
-        self._stopping.clear()
+        self._stopping = False
         self._thread = threading.Thread(target=self.run, name="penstock-outbox-relay", daemon=True)
         self._thread.start()
         return self
 
+    def request_stop(self) -> None:
+        """Ask for the end of `run`, from anywhere: a signal handler too."""
+        self._stopping = True
+        self._wake.set()
+
     def stop(self) -> None:
         """End after the round that is being made."""
-        self._stopping.set()
+        self.request_stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -179,7 +188,7 @@ class Relay:
     def run(self) -> None:
         """Round after round, until `stop`. Whatever goes wrong, it is tried again after a pause that grows."""
         failures = 0
-        while not self._stopping.is_set():
+        while not self._stopping:
             try:
                 self._listen()
                 moved = self.run_once()
@@ -193,8 +202,16 @@ class Relay:
             failures = failures + 1 if trouble else 0
             if trouble:
                 _LOG.warning("outbox %s: a round failed, once more soon: %s", self._outbox.table.fullname, trouble)
-                self._stopping.wait(pause_seconds(failures))
+                self._wake.wait(pause_seconds(failures))
         self._hang_up()
+
+    def run_until_empty(self) -> None:
+        """Round after round, until nothing is left that can be sent now; or an error is raised."""
+        moved = Moved(more=True)
+        while (moved.more or moved.sent) and not self._stopping:
+            moved = self.run_once()
+            if moved.outage is not None:
+                raise moved.outage
 
     def run_once(self) -> Moved:
         """Claim, send and mark one batch of messages."""
@@ -363,18 +380,20 @@ class Relay:
             return
         self._cleaned_at = time.monotonic()
         deleted = 1
-        while deleted and not self._stopping.is_set():
+        while deleted and not self._stopping:
             with self._engine.begin() as connection:
                 deleted = self._outbox.clean(connection, self._keep_sent_ms / 1_000)
 
     def _wait(self) -> None:
         """Until there may be something new."""
         if self._bell is None:
-            self._stopping.wait(self._poll_seconds)
+            self._wake.wait(self._poll_seconds)
             return
         driver: Any = self._bell.connection.driver_connection
-        for _ in driver.notifies(timeout=self._poll_seconds, stop_after=1):
-            return
+        until = time.monotonic() + self._poll_seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            for _ in driver.notifies(timeout=min(left, _STOP_SECONDS_MAX), stop_after=1):
+                return
 
     def _listen(self) -> None:
         """Have PostgreSQL tell of new rows, if its driver can wait for that (psycopg 3 can)."""

@@ -1,0 +1,165 @@
+"""`penstock outbox`: moving messages from a database's outbox to queues, and looking after it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.output import AsJson, print_done, print_rows
+from penstock.cli.store import Data, Token, Url, opened
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from penstock.outbox import Outbox
+
+outboxes = typer.Typer(help="Move messages from a database's outbox to queues.", no_args_is_help=True)
+
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        help="The database, as SQLAlchemy names it: postgresql://... or sqlite:///... Also PENSTOCK_DATABASE, which is "
+        "better for one with a password.",
+        show_default=False,
+    ),
+]
+TableName = Annotated[str, typer.Option("--table", help="The outbox's table.")]
+SchemaName = Annotated[str | None, typer.Option("--schema", help="The schema that the table is in.")]
+OUTBOX_TABLE, INBOX_TABLE = "penstock_outbox", "penstock_inbox"
+
+
+@outboxes.command()
+def run(
+    database: Database = None,
+    table: TableName = OUTBOX_TABLE,
+    schema: SchemaName = None,
+    batch: Annotated[int, typer.Option(help="Messages at a time at most.")] = 500,
+    poll: Annotated[float, typer.Option(help="Seconds between two looks, when nothing wakes the relay.")] = 1.0,
+    claim: Annotated[float, typer.Option(help="Seconds after which another relay takes over from a dead one.")] = 30.0,
+    keep_sent: Annotated[float, typer.Option(help="Seconds that rows stay after they were sent.")] = 3_600.0,
+    once: Annotated[bool, typer.Option("--once", help="End when nothing is left to send now.")] = False,
+    as_json: AsJson = False,
+    data: Data = None,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Send what is in the outbox, until SIGTERM or Ctrl-C. Any number of these may run at a time."""
+    with _outbox(database, table, schema) as (engine, outbox), opened(data, url, token, creates=True) as ps:
+        from penstock.client.thread_workers import told_to_stop
+        from penstock.outbox import Relay
+
+        relay = Relay(engine, ps, outbox, batch=batch, poll=poll, claim=claim, keep_sent=keep_sent)
+        with told_to_stop(relay.request_stop):
+            if once:
+                relay.run_until_empty()
+            else:
+                relay.run()
+    print_done(f"{relay.sent} sent, {relay.failed} failed", {"sent": relay.sent, "failed": relay.failed}, as_json)
+
+
+@outboxes.command()
+def status(
+    database: Database = None, table: TableName = OUTBOX_TABLE, schema: SchemaName = None, as_json: AsJson = False
+) -> None:
+    """Show how much waits, since when, and what has failed."""
+    from dataclasses import asdict
+
+    with _outbox(database, table, schema) as (engine, outbox), engine.connect() as connection:
+        print_rows([asdict(outbox.status(connection))], as_json, f"Outbox {outbox.table.fullname}")
+
+
+@outboxes.command()
+def retry(
+    database: Database = None, table: TableName = OUTBOX_TABLE, schema: SchemaName = None, as_json: AsJson = False
+) -> None:
+    """Let relays try again what has failed."""
+    with _outbox(database, table, schema) as (engine, outbox), engine.begin() as connection:
+        count = outbox.retry(connection)
+    print_done(f"{count} to be tried again", {"retried": count}, as_json)
+
+
+@outboxes.command()
+def clean(
+    older_than: Annotated[float, typer.Option(help="Seconds since they were sent.")] = 3_600.0,
+    failed: Annotated[bool, typer.Option("--failed", help="Also delete what has failed.")] = False,
+    database: Database = None,
+    table: TableName = OUTBOX_TABLE,
+    schema: SchemaName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete rows that were sent some time ago. Relays do that by themselves."""
+    deleted = 0
+    with _outbox(database, table, schema) as (engine, outbox):
+        while True:
+            with engine.begin() as connection:
+                count = outbox.clean(connection, older_than, failed=failed)
+            if not count:
+                break
+            deleted += count
+    print_done(f"{deleted} deleted", {"deleted": deleted}, as_json)
+
+
+@outboxes.command("schema")
+def print_schema(
+    database: Database = None,
+    table: TableName = OUTBOX_TABLE,
+    schema: SchemaName = None,
+    inbox_table: Annotated[str, typer.Option(help="The inbox's table.")] = INBOX_TABLE,
+) -> None:
+    """Print the statements that make both tables in this kind of database. Nothing is changed."""
+    from penstock.outbox import Inbox
+
+    with _outbox(database, table, schema, must_exist=False) as (engine, outbox):
+        print(outbox.schema(engine))
+        print(Inbox(inbox_table, schema=schema).schema(engine))
+
+
+@contextmanager
+def _outbox(
+    database: str | None, table: str, schema: str | None, *, must_exist: bool = True
+) -> Iterator[tuple[Engine, Outbox]]:
+    """The database, and the outbox in it; what goes wrong there is reported in one line."""
+    named = database or os.environ.get("PENSTOCK_DATABASE")
+    if not named:
+        raise typer.BadParameter("name the database with --database, or set PENSTOCK_DATABASE")
+    try:
+        from sqlalchemy.exc import SQLAlchemyError
+    except ModuleNotFoundError:
+        raise typer.BadParameter("the outbox needs SQLAlchemy: pip install 'penstock[outbox]'") from None
+    from penstock.core.errors import StoreError
+    from penstock.outbox import Outbox
+
+    try:
+        engine = _engine(named, must_exist)
+        try:
+            yield engine, Outbox(table, schema=schema)
+        finally:
+            engine.dispose()
+    except SQLAlchemyError as error:
+        raise StoreError(f"the database: {str(error).splitlines()[0]}") from None
+
+
+def _engine(named: str, must_exist: bool) -> Engine:
+    from sqlalchemy import create_engine, make_url
+
+    try:
+        url = make_url(named)
+        if url.drivername == "postgresql":
+            url = url.set(drivername="postgresql+psycopg")
+        if must_exist and url.get_backend_name() == "sqlite" and url.database:
+            _check_exists(Path(url.database))
+        return create_engine(url)
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f"{error}: install the driver of this database") from None
+
+
+def _check_exists(file: Path) -> None:
+    """SQLite would make an empty database of a mistyped name."""
+    if str(file) != ":memory:" and not file.exists():
+        raise typer.BadParameter(f"there is no file {file}", param_hint="--database")

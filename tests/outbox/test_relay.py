@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, insert, select, text, update
+
+import penstock
+from penstock.outbox import OUTBOX_ID, Inbox, Outbox, Relay
+from tests.outbox.postgres import PostgresServer
+
+SECONDS_MAX = 30
+
+
+def send(engine: Engine, outbox: Outbox, queue: str, *bodies: bytes, **options: Any) -> list[str]:
+    with engine.begin() as connection:
+        return [outbox.send(connection, queue, body, **options) for body in bodies]
+
+
+def status(engine: Engine, outbox: Outbox) -> Any:
+    with engine.connect() as connection:
+        return outbox.status(connection)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def errors(engine: Engine, outbox: Outbox) -> dict[bytes, str]:
+    with engine.connect() as connection:
+        table = outbox.table.c
+        return {row.body: row.error for row in connection.execute(select(table.body, table.error)) if row.error}
+
+
+def test_a_committed_message_is_sent_as_it_was_meant(engine: Engine, outbox: Outbox, ps: penstock.Penstock) -> None:
+    (key,) = send(engine, outbox, "orders", b"1", attributes={"n": 7, "raw": b"\x00"}, group="g", priority=4)
+    send(engine, outbox, "orders", b"2", delay=60)
+    assert Relay(engine, ps, outbox).run_once().sent == 2
+    message = ps.queue("orders").receive()
+    assert (message.body, message.group) == (b"1", "g")
+    assert message.attributes == {"n": 7, "raw": b"\x00", OUTBOX_ID: key}
+    assert ps.queue("orders").stats().delayed == 1
+    (later,) = ps.queue("orders").browse(after=message.sequence, states=[penstock.State.DELAYED])
+    assert later.until is not None and later.until - time.time() == pytest.approx(60, abs=10)
+    assert status(engine, outbox).sent == 2
+
+
+def test_an_open_transaction_sends_nothing_and_holds_up_nobody(postgres: PostgresServer, ps: penstock.Penstock) -> None:
+    engine, outbox = create_engine(postgres.create_database("open_transaction")), Outbox()
+    outbox.metadata.create_all(engine)
+    relay = Relay(engine, ps, outbox)
+    with engine.connect() as connection:
+        outbox.send(connection, "orders", b"first, and later")
+        send(engine, outbox, "orders", b"now")
+        assert relay.run_once().sent == 1
+        connection.commit()
+    assert relay.run_once().sent == 1
+    assert [message.body for message in ps.queue("orders").receive(9)] == [b"now", b"first, and later"]
+    engine.dispose()
+
+
+def test_a_relay_that_dies_between_sending_and_marking_makes_nothing_twice(
+    engine: Engine, outbox: Outbox, ps: penstock.Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(engine, outbox, "orders", b"1", b"2", b"3")
+    dying = Relay(engine, ps, outbox, claim=0.2)
+
+    def die(*_: Any) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(dying, "_mark", die)
+    with pytest.raises(RuntimeError):
+        dying.run_once()
+    assert status(engine, outbox).claimed == 3
+    heir = Relay(engine, ps, outbox)
+    assert heir.run_once().sent == 0, "the claim still holds"
+    until(lambda: heir.run_once().sent == 3)
+    assert ps.queue("orders").stats().messages == 3
+
+
+def test_a_relay_that_was_held_up_sends_nothing_that_may_be_anothers(
+    engine: Engine, outbox: Outbox, ps: penstock.Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(engine, outbox, "orders", b"1")
+    slow = Relay(engine, ps, outbox, claim=0.1)
+    claim = slow._claim
+
+    def held_up(*arguments: Any) -> Any:
+        claimed = claim(*arguments)
+        time.sleep(0.06)
+        return claimed
+
+    monkeypatch.setattr(slow, "_claim", held_up)
+    assert slow.run_once().sent == 0
+    assert ps.queues() == []
+    assert Relay(engine, ps, outbox).run_once().sent == 1
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_several_relays_send_everything_once_and_every_group_in_order(
+    engine: Engine, outbox: Outbox, ps: penstock.Penstock, seed: int
+) -> None:
+    chance = random.Random(seed)
+    relays = [Relay(engine, ps, outbox, batch=chance.choice([3, 7, 20]), poll=0.01).start() for _ in range(3)]
+    sent: dict[str | None, list[bytes]] = {}
+    try:
+        for number in range(40):
+            with engine.begin() as connection:
+                for part in range(chance.randrange(1, 8)):
+                    group = chance.choice([None, "a", "b", "c"])
+                    body = f"{number}.{part}".encode()
+                    outbox.send(connection, "orders", body, group=group)
+                    sent.setdefault(group, []).append(body)
+        until(lambda: status(engine, outbox).pending == 0)
+    finally:
+        for relay in relays:
+            relay.stop()
+    received: dict[str | None, list[bytes]] = {}
+    for record in ps.queue("orders").consumer("check").read(1_000):
+        received.setdefault(record.group, []).append(record.body)
+    assert sorted(received.pop(None, [])) == sorted(sent.pop(None, []))
+    assert received == sent
+    assert sum(relay.sent for relay in relays) == ps.queue("orders").stats().messages
+
+
+def test_poison_is_marked_with_the_reason_and_blocks_nobody(
+    engine: Engine, outbox: Outbox, ps: penstock.Penstock
+) -> None:
+    ps.create_queue("small", message_bytes_max=50)
+    ps.create_queue("line.fifo", kind="fifo")
+    with engine.begin() as connection:
+        for number in range(20):
+            outbox.send(connection, "small", str(number).encode(), group="g")
+        outbox.send(connection, "small", b"x" * 51, group="g")
+        outbox.send(connection, "line.fifo", b"no group")
+        bad = {"key": "k" * 32, "queue": "no such name!", "body": b"bad name", "created_ms": 0}
+        connection.execute(insert(outbox.table).values(**bad))
+        for number in range(20, 40):
+            outbox.send(connection, "small", str(number).encode(), group="g")
+    moved = Relay(engine, ps, outbox).run_once()
+    assert (moved.sent, moved.failed) == (40, 3)
+    assert [int(record.body) for record in ps.queue("small").consumer("check").read()] == list(range(40))
+    reasons = errors(engine, outbox)
+    assert reasons[b"x" * 51].startswith("MessageTooLarge: ")
+    assert reasons[b"no group"].startswith("InvalidRequest: ")
+    assert reasons[b"bad name"].startswith("InvalidName: ")
+    assert status(engine, outbox).failed == 3
+
+
+def test_what_failed_is_tried_again_when_somebody_says_so(
+    engine: Engine, outbox: Outbox, ps: penstock.Penstock
+) -> None:
+    ps.create_queue("small", message_bytes_max=100)
+    send(engine, outbox, "small", b"x" * 101)
+    relay = Relay(engine, ps, outbox)
+    assert relay.run_once().failed == 1
+    ps.queue("small").configure(message_bytes_max=1_000)
+    assert relay.run_once().sent == 0
+    with engine.begin() as connection:
+        assert outbox.retry(connection) == 1
+    assert relay.run_once().sent == 1
+    assert status(engine, outbox) == type(status(engine, outbox))(0, 0, 0, 1, None)
+
+
+def test_a_message_that_must_wait_holds_back_its_group_and_no_other(
+    engine: Engine, outbox: Outbox, ps: penstock.Penstock
+) -> None:
+    ps.create_queue("slow.fifo", kind="fifo", throughput_per_second=1, throughput_scope="group", dedup_scope="group")
+    send(engine, outbox, "slow.fifo", b"a1", b"a2", b"a3", group="a")
+    send(engine, outbox, "slow.fifo", b"b1", group="b")
+    relay = Relay(engine, ps, outbox)
+    moved = relay.run_once()
+    assert (moved.sent, moved.postponed) == (2, 1)
+    assert relay.run_once() == type(moved)(), "what is behind a2 is not even claimed"
+    until(lambda: relay.run_once().sent == 0 and status(engine, outbox).pending == 0)
+    bodies = [record.body for record in ps.queue("slow.fifo").consumer("check").read()]
+    assert [body for body in bodies if body.startswith(b"a")] == [b"a1", b"a2", b"a3"]
+
+
+def test_an_outage_of_penstock_is_waited_out(engine: Engine, outbox: Outbox, tmp_path: Path) -> None:
+    send(engine, outbox, "orders", b"1", b"2")
+    gone = penstock.open(tmp_path / "data")
+    gone.close()
+    moved = Relay(engine, gone, outbox).run_once()
+    assert (moved.sent, moved.failed, moved.postponed) == (0, 0, 0)
+    assert isinstance(moved.outage, penstock.ShardClosed)
+    with penstock.open(tmp_path / "data") as ps, Relay(engine, ps, outbox, poll=0.01):
+        until(lambda: status(engine, outbox).pending == 0)
+        assert ps.queue("orders").stats().messages == 2
+
+
+def test_a_relay_outlives_its_database(engine: Engine, outbox: Outbox, ps: penstock.Penstock) -> None:
+    with Relay(engine, ps, outbox, poll=0.01) as relay:
+        send(engine, outbox, "orders", b"1")
+        until(lambda: relay.sent == 1)
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE penstock_outbox RENAME TO away"))
+        time.sleep(0.1)
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE away RENAME TO penstock_outbox"))
+        send(engine, outbox, "orders", b"2")
+        until(lambda: relay.sent == 2)
+
+
+def test_sent_rows_are_kept_for_a_while_and_then_deleted(engine: Engine, outbox: Outbox, ps: penstock.Penstock) -> None:
+    send(engine, outbox, "orders", b"1", b"2")
+    Relay(engine, ps, outbox, keep_sent=60).run_once()
+    with engine.begin() as connection:
+        assert outbox.clean(connection, older_than=60) == 0
+        assert outbox.clean(connection, older_than=0) == 2
+    send(engine, outbox, "orders", b"3")
+    Relay(engine, ps, outbox, keep_sent=0).run_once()
+    assert status(engine, outbox).sent == 0
+    send(engine, outbox, "orders", b"4")
+    with Relay(engine, ps, outbox, keep_sent=0.001, poll=0.01) as relay:
+        until(lambda: relay.sent == 1)
+        relay._cleaned_at = -1_000.0
+        until(lambda: status(engine, outbox).sent == 0)
+
+
+def test_a_large_outbox_is_moved_in_pieces(
+    engine: Engine, outbox: Outbox, ps: penstock.Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.outbox.relay._BATCH_BYTES_MAX", 2_500)
+    with engine.begin() as connection:
+        outbox.send_many(connection, "orders", [b"x" * 1_000] * 5)
+    relay = Relay(engine, ps, outbox)
+    rounds = [relay.run_once() for _ in range(4)]
+    assert [(moved.sent, moved.more) for moved in rounds] == [(2, True), (2, True), (1, False), (0, False)]
+
+
+def test_postgresql_wakes_a_relay_at_the_commit(postgres: PostgresServer, ps: penstock.Penstock) -> None:
+    engine, outbox = create_engine(postgres.create_database("waking")), Outbox()
+    outbox.metadata.create_all(engine)
+    with Relay(engine, ps, outbox, poll=20) as relay:
+        until(lambda: relay._bell is not None)
+        time.sleep(0.2)
+        started = time.monotonic()
+        send(engine, outbox, "orders", b"1")
+        until(lambda: relay.sent == 1)
+        assert time.monotonic() - started < 10
+        stopped = time.monotonic()
+    assert time.monotonic() - stopped < 10
+    engine.dispose()
+
+
+def test_beyond_the_dedup_window_the_inbox_still_knows_a_message(
+    engine: Engine, outbox: Outbox, inbox: Inbox, ps: penstock.Penstock
+) -> None:
+    send(engine, outbox, "orders", b"1")
+    Relay(engine, ps, outbox).run_once()
+    with engine.begin() as connection:  # as if the marking had been lost; and the queue has forgotten the dedup id
+        connection.execute(update(outbox.table).values(state=0, claimed_until_ms=0, dedup_id="another window"))
+    Relay(engine, ps, outbox).run_once()
+    messages = ps.queue("orders").receive(9)
+    assert len(messages) == 2
+    with engine.begin() as connection:
+        assert [inbox.once(connection, message) for message in messages] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch": 0}, {"claim": 0}, {"claim": 200}, {"poll": 0}, {"poll": -1}, {"keep_sent": -1}]
+)
+def test_a_setting_out_of_range_is_refused(ps: penstock.Penstock, options: dict[str, Any]) -> None:
+    engine = create_engine("sqlite://")
+    with pytest.raises(penstock.InvalidRequest):
+        Relay(engine, ps, **options)
+    engine.dispose()
