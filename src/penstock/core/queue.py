@@ -165,6 +165,7 @@ class Queue:
             self.lanes.append(key.lane)
             for channel in self.channels.values():
                 channel.open_lane(key.lane, key.base)
+                channel.touch()
         if not self.is_held(key):
             self._show(key, chunk, now_ms)
 
