@@ -201,7 +201,7 @@ class RedisPeer:
         for run in runs:
             pipe = self._redis.pipeline(transaction=False)
             for body in run:
-                pipe.execute_command("XADD", queue, "*", "b", body)
+                pipe.execute_command("XADD", queue, "*", "b", body)  # type: ignore[no-untyped-call]
             pipe.execute()
 
     async def receive_runs(self, queue: str, count: int, run: int) -> None:
@@ -221,7 +221,7 @@ class RedisPeer:
 
     async def send(self, queue: str, body: bytes) -> None:
         """See `Peer`."""
-        await self._tasks.execute_command("XADD", queue, "*", "b", body)
+        await self._tasks.execute_command("XADD", queue, "*", "b", body)  # type: ignore[no-untyped-call]
 
     async def listen(self, queue: str, count: int, handler: Handler) -> float:
         """See `Peer`."""

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import pytest
 import penstock
 from penstock.cli import main
 from penstock.cli.exits import Exit
+from tests.client.node import ThreadedNode
 
 DEADLINE_SECONDS = 30
 
@@ -76,6 +77,14 @@ class Shell:
         return ended.rows
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a store is, for commands and for Python."""
+
+    shell: Shell
+    open: Callable[[], penstock.Penstock]
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PENSTOCK_DATA", "PENSTOCK_URL", "PENSTOCK_TOKEN"):
@@ -88,9 +97,26 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.fixture(params=["directory", "server"])
+def place(request: pytest.FixtureRequest, directory: Path) -> Iterator[Place]:
+    if request.param == "directory":
+        yield Place(Shell("--data", str(directory)), lambda: penstock.open(directory))
+        return
+    node = ThreadedNode(directory)
+    yield Place(Shell("--url", node.url), lambda: penstock.connect(node.url))
+    node.stop()
+
+
 @pytest.fixture
-def shell(directory: Path) -> Iterator[Shell]:
-    yield Shell("--data", str(directory))
+def shell(place: Place) -> Shell:
+    """Commands on a directory, and again on a server."""
+    return place.shell
+
+
+@pytest.fixture
+def local(directory: Path) -> Shell:
+    """Commands on a directory."""
+    return Shell("--data", str(directory))
 
 
 def bodies(rows: list[dict[str, Any]]) -> list[str]:
@@ -323,16 +349,16 @@ def test_a_consumer_reads_on_from_where_it_was(shell: Shell) -> None:
 # -- dead letters ------------------------------------------------------------------------------------------------------
 
 
-def kill(directory: Path, *texts: str) -> None:
-    with penstock.open(directory) as ps:
+def kill(place: Place, *texts: str) -> None:
+    with place.open() as ps:
         orders = ps.create_queue("orders", max_receives=1)
         orders.send_many(texts)
         for message in orders.receive(max=len(texts)):
             message.release(error="too hot")
 
 
-def test_dead_letters_are_redriven(shell: Shell, directory: Path) -> None:
-    kill(directory, "tea", "cake")
+def test_dead_letters_are_redriven(shell: Shell, place: Place) -> None:
+    kill(place, "tea", "cake")
     rows = shell.json("peek", "orders.dead")
     assert [row["why"] for row in rows] == [["too hot"], ["too hot"]]
     (task,) = shell.json("redrive", "orders.dead", "--id", rows[1]["id"])
@@ -343,8 +369,8 @@ def test_dead_letters_are_redriven(shell: Shell, directory: Path) -> None:
     assert len(shell.json("redrive", "orders.dead", "--tasks")) == 2
 
 
-def test_a_redrive_of_nothing_known_is_status_3(shell: Shell, directory: Path) -> None:
-    kill(directory, "tea")
+def test_a_redrive_of_nothing_known_is_status_3(shell: Shell, place: Place) -> None:
+    kill(place, "tea")
     assert shell.ended("redrive", "nowhere.dead").status == Exit.NOTHING
 
 
@@ -361,8 +387,8 @@ def test_stats_count_every_channel(shell: Shell) -> None:
     assert shell.ended("stats", "nowhere").status == Exit.NOTHING
 
 
-def test_top_once_shows_depth_and_rates(shell: Shell, directory: Path) -> None:
-    with penstock.open(directory) as ps:
+def test_top_once_shows_depth_and_rates(shell: Shell, place: Place) -> None:
+    with place.open() as ps:
         ps.queue("orders").send_many([b"x"] * 10)
         ps.queue("idle").send(b"x")
         assert ps.queue("orders").receive(lease=600)
@@ -386,8 +412,8 @@ def test_top_counts_what_happens_between_two_looks(directory: Path) -> None:
     assert (new["queue"], new["sent_per_s"]) == ("new", 0.0)
 
 
-def test_top_of_an_empty_store_is_status_3(shell: Shell, directory: Path) -> None:
-    penstock.open(directory).close()
+def test_top_of_an_empty_store_is_status_3(shell: Shell, place: Place) -> None:
+    place.open().close()
     assert shell.ended("top", "--once", "--interval", "0.05").status == Exit.NOTHING
 
 
@@ -414,14 +440,52 @@ def test_a_mistyped_directory_is_not_created(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_looking_works_beside_the_process_that_has_the_directory(shell: Shell, directory: Path) -> None:
+def test_looking_works_beside_the_process_that_has_the_directory(local: Shell, directory: Path) -> None:
     with penstock.open(directory) as ps:
         ps.queue("orders").send(b"tea")
         for command in (["peek", "orders"], ["queue", "list"], ["stats"], ["queue", "describe", "orders"]):
-            shell(*command)
-        ended = shell.ended("receive", "orders")
+            local(*command)
+        ended = local.ended("receive", "orders")
     assert ended.status == Exit.UNREACHABLE
     assert "--url" in ended.err
+
+
+def test_a_server_that_is_not_there_is_status_4() -> None:
+    ended = run("receive", "orders", "--url", "penstock://127.0.0.1:1")
+    assert (ended.status, len(ended.err.splitlines())) == (Exit.UNREACHABLE, 1)
+
+
+def test_a_url_of_another_kind_is_refused_in_a_line() -> None:
+    ended = run("receive", "orders", "--url", "http://127.0.0.1:1")
+    assert ended.status == Exit.FAILED
+    assert "penstock://" in ended.err
+
+
+CREDENTIALS = """
+[[credentials]]
+name = "reader"
+access_key = "READER"
+token = "a-token-that-only-the-reader-has"
+[[credentials.allow]]
+queues = "orders"
+rights = ["read"]
+"""
+
+
+def test_the_token_decides_what_is_allowed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with penstock.open(directory) as ps:
+        ps.queue("orders").send(b"tea")
+    node = ThreadedNode(directory, CREDENTIALS)
+    try:
+        assert run("receive", "orders", "--url", node.url).status == Exit.REFUSED
+        assert run("receive", "orders", "--url", node.url, "--token", "a-wrong-one").status == Exit.REFUSED
+        monkeypatch.setenv("PENSTOCK_TOKEN", "a-token-that-only-the-reader-has")
+        assert bodies(run("receive", "orders", "--url", node.url, "--json").rows) == ["tea"]
+        ended = run("send", "orders", "tea", "--url", node.url)
+        assert ended.status == Exit.REFUSED
+        assert "only-the-reader" not in ended.err
+    finally:
+        node.stop()
 
 
 # -- as a process ------------------------------------------------------------------------------------------------------
@@ -477,8 +541,8 @@ def test_ctrl_c_ends_following_with_130_and_what_was_printed_is_acknowledged(dir
         assert ps.queue("orders").stats().channels["main"].acked == 1
 
 
-def test_a_reader_that_goes_away_is_no_error(shell: Shell, directory: Path) -> None:
-    shell("send", "orders", stdin=b"line\n" * 50_000)
+def test_a_reader_that_goes_away_is_no_error(local: Shell, directory: Path) -> None:
+    local("send", "orders", stdin=b"line\n" * 50_000)
     command = (
         f"{sys.executable} -m penstock peek orders -n 50000 --raw --data {directory} | head -1; echo ${{PIPESTATUS[0]}}"
     )
@@ -487,7 +551,7 @@ def test_a_reader_that_goes_away_is_no_error(shell: Shell, directory: Path) -> N
     assert ended.stderr == ""
 
 
-def test_sending_a_slow_pipe_does_not_wait_for_its_end(shell: Shell, directory: Path) -> None:
+def test_sending_a_slow_pipe_does_not_wait_for_its_end(local: Shell, directory: Path) -> None:
     command = [sys.executable, "-m", "penstock", "send", "orders", "--json", "--data", str(directory)]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None and child.stdout is not None
@@ -495,7 +559,7 @@ def test_sending_a_slow_pipe_does_not_wait_for_its_end(shell: Shell, directory: 
     child.stdin.flush()
     assert json.loads(child.stdout.readline())["sequence"] == 0
     child.communicate(b"second\n", timeout=DEADLINE_SECONDS)
-    assert shell("receive", "orders", "--max", "5", "--raw") == "first\nsecond\n"
+    assert local("receive", "orders", "--max", "5", "--raw") == "first\nsecond\n"
 
 
 def on_a_terminal(*arguments: str) -> tuple[int, str]:
@@ -521,8 +585,8 @@ def test_long_sends_show_a_bar_on_a_terminal(directory: Path, tmp_path: Path) ->
     assert "5,000 messages sent" in written
 
 
-def test_top_draws_its_table_anew_on_a_terminal(shell: Shell, directory: Path) -> None:
-    shell("send", "orders", "tea")
+def test_top_draws_its_table_anew_on_a_terminal(local: Shell, directory: Path) -> None:
+    local("send", "orders", "tea")
     status, written = on_a_terminal("top", "--looks", "2", "--interval", "0.05", "-d", str(directory))
     assert status == 0
     assert "orders" in written

@@ -32,7 +32,7 @@ _EXITS = {
     "NotFound": Exit.NOTHING,
     "StoreLocked": Exit.UNREACHABLE,
     "ConnectionLost": Exit.UNREACHABLE,
-    "NotAllowed": Exit.REFUSED,
+    "AccessDenied": Exit.REFUSED,
 }
 
 

@@ -17,7 +17,7 @@ from penstock.cli.output import AsJson, described, for_people, print_done, print
 from penstock.cli.store import on_store
 
 if TYPE_CHECKING:
-    from penstock import Channel, Message, PeekedMessage, Penstock, Queue, SentMessages
+    from penstock import Batch, Channel, Message, PeekedMessage, Penstock, Queue, SentMessages, Session
 
 Name = Annotated[str, typer.Argument(help="The queue's name.", show_default=False)]
 ChannelName = Annotated[str, typer.Option("--channel", "-c", help="The channel to read.")]
@@ -28,6 +28,7 @@ SHOWN_MAX = 20
 FOLLOW_SECONDS = 20.0
 FOLLOW_RUN = 100
 TAKE_MAX = 1_000
+SESSION_MARGIN_SECONDS = 60.0
 
 
 # -- send --------------------------------------------------------------------------------------------------------------
@@ -182,52 +183,57 @@ def receive(
     """
     if as_json and (raw or null):
         raise typer.BadParameter("--json and --raw or --null do not go together")
-    source = receiver(ps, queue, channel)
+    source = receiver(ps if ack else _kept(ps, queue, lease), queue, channel)
     limit = max or (None if follow else 1)
-    wait = FOLLOW_SECONDS if follow else wait
-    with _writer(
-        output, as_json=as_json, raw=raw or null, end=b"\0" if null else b"\n", title=f"Received from {queue}"
-    ) as write:
-        count = 0
-        for messages in _runs(source, limit, wait, lease, follow):
+    end = b"\0" if null else b"\n"
+    count = 0
+    with _writer(output, as_json=as_json, raw=raw or null, end=end, title=f"Received from {queue}") as write:
+        for batch in _batches(source, limit, wait, lease, follow):
+            messages = batch.messages()
             count += len(messages)
-            write([_received(message, ack) for message in messages], [message.body for message in messages])
+            write([_received(message, ack) for message in messages], batch.bodies)
             if ack:
-                source.ack([message.receipt for message in messages])
+                batch.ack()
     if not count:
         raise typer.Exit(Exit.NOTHING)
 
 
-def receiver(ps: Penstock, queue: str, channel: str) -> Queue | Channel:
+def _kept(ps: Penstock, queue: str, lease: float | None) -> Session:
+    """A session that outlives this process: otherwise a server would take the messages back when we hang up."""
+    seconds = ps.queue(queue).info().config.lease_ms / 1_000 if lease is None else lease
+    return ps.session("penstock receive", ttl=seconds + SESSION_MARGIN_SECONDS)
+
+
+def receiver(place: Penstock | Session, queue: str, channel: str) -> Queue | Channel:
     """Where a queue's messages come out: through `main`, or another channel, which must be there."""
-    return ps.queue(queue) if channel == "main" else existing(ps, queue, channel)
+    return place.queue(queue) if channel == "main" else existing(place, queue, channel)
 
 
-def existing(ps: Penstock, queue: str, channel: str) -> Channel:
+def existing(place: Penstock | Session, queue: str, channel: str) -> Channel:
     """A channel that is there; a handle alone would make it."""
     import penstock
 
-    handle = ps.queue(queue)
+    handle = place.queue(queue)
     if channel not in handle.info().channels:
         hint = f"`penstock channel create {queue} {channel}` makes one"
         raise penstock.ChannelNotFound(f"queue {queue!r} has no channel {channel!r}: {hint}")
     return handle.channel(channel)
 
 
-def _runs(
+def _batches(
     source: Queue | Channel, limit: int | None, wait: float, lease: float | None, follow: bool
-) -> Iterator[list[Message]]:
-    """Messages as they come, in runs, until there are so many, or, unless we follow, no more."""
+) -> Iterator[Batch]:
+    """Messages as they come, until there are so many, or, unless we follow, no more."""
     left = limit
     while left is None or left > 0:
         size = min(left or TAKE_MAX, FOLLOW_RUN if follow else TAKE_MAX)
-        messages = source.receive(size, wait=wait, lease=lease)
-        if messages:
-            yield messages
-            left = None if left is None else left - len(messages)
+        batch = source.receive_batch(size, wait=FOLLOW_SECONDS if follow else wait, lease=lease)
+        if len(batch):
+            yield batch
+            left = None if left is None else left - len(batch)
         elif not follow:
             return
-        wait = FOLLOW_SECONDS if follow else 0.0
+        wait = 0.0
 
 
 def _received(message: Message, ack: bool) -> dict[str, Any]:
