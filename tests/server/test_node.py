@@ -351,11 +351,9 @@ def test_a_signal_ends_long_polls_empty_keeps_what_was_sent_and_exits_with_0(
     assert "Messages" not in json.loads(answered.partition(b"\r\n\r\n")[2])
     assert (code, err) == (0, "")
     assert time.monotonic() - before < 10
-    addresses = ready["listening"]
-    assert out == (
-        f"penstock {__version__} ready: sqs {addresses['sqs']['url']}, http {addresses['http']['url']}, "
-        f"data {ready['data']}\n"
-    )
+    where = ", ".join(f"{name} {address['url']}" for name, address in ready["listening"].items())
+    assert list(ready["listening"]) == ["sqs", "http", "nsq", "nsq-http"]
+    assert out == f"penstock {__version__} ready: {where}, data {ready['data']}\n"
     again = start()
     url = again.ready()["listening"]["sqs"]["url"]
     received = call_sqs(url, "ReceiveMessage", QueueUrl=f"{url}/000000000000/orders")
