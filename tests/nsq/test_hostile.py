@@ -7,11 +7,13 @@ import os
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.nsq.layers import Layered
 from tests.nsq.mutations import Mutator
 from tests.nsq.servers import AGAINST_NSQD, Broker, Nsqd, Penstock, running, until
 from tests.nsq.wire import PATIENCE_S, Connection, fin, identify, sized, sub
@@ -176,6 +178,38 @@ def test_a_body_that_comes_byte_by_byte_keeps_nobody_waiting(server: Broker, top
                 slow.send(b"x")
             serves(server, f"{topic}-other")
         assert slow.response() == b"OK"
+
+
+@pytest.mark.parametrize("verb", [b"FIN %016x\n", b"TOUCH %016x\n", b"REQ %016x 0\n"])
+def test_thousands_of_ids_that_nobody_holds_keep_nobody_waiting(server: Broker, topic: str, verb: bytes) -> None:
+    server.publish(topic, b"x")
+    with server.subscriber(topic, ready=1) as liar:
+        first = int(liar.message().id, 16)
+        liar.send(b"".join(verb % (first + 2 + 2 * number) for number in range(20_000)))
+        serves(server, f"{topic}-other")
+        for _ in range(20_000):
+            assert b"FAILED" in liar.error().encode()
+        assert liar.is_open()
+
+
+@pytest.mark.parametrize(
+    "what", [b"NOP\n", b"FIN 0123456789abcdef\n", b"PUB bomb\n\0\0\0\1x"], ids=["NOP", "FIN", "PUB"]
+)
+def test_little_that_unpacks_to_much_keeps_nobody_waiting(server: Broker, topic: str, what: bytes) -> None:
+    before = server.memory_bytes()
+    with Layered(server.address, deflate=True) as bomb:
+        if what.startswith(b"FIN"):
+            bomb.subscribe(topic, "ch")
+        packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+        portion = what * (MB // len(what))
+        packed = b"".join(packer.compress(portion) for _ in range(30)) + packer.flush(zlib.Z_SYNC_FLUSH)
+        assert len(packed) < MB
+        bomb.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        bomb.socket.sendall(packed)
+        for _ in range(3):
+            serves(server, f"{topic}-other")
+        assert server.memory_bytes() - before < 200 * MB
+    serves(server, f"{topic}-other")
 
 
 @pytest.mark.skipif(AGAINST_NSQD, reason="nsqd has no such limit")
