@@ -123,8 +123,10 @@ def test_lookups_are_ordered_by_depth_by_readers_or_in_turn() -> None:
     for name, depth, readers in (("a", 5, 9), ("b", 50, 4), ("c", 0, 0)):
         peer = node(known, name)
         known.register(peer, "orders", "billing")
-        known.note_loads(peer, {"orders": Load(depth, readers, {"billing": (100 - depth, 0)}), "other": Load(1, 1)})
-        assert "other" not in peer.loads
+        channels = {"billing": (100 - depth, 0), "unknown": (1, 1)}
+        known.note_loads(peer, {"orders": Load(depth, readers, channels), "other": Load(1, 1)})
+        assert list(peer.loads) == ["orders"]
+        assert list(peer.loads["orders"].channels) == ["billing"]
 
     def names(order: str, channel: str | None = None) -> str:
         peers = known.producers("orders", 0.0, order, channel)  # type: ignore[arg-type]

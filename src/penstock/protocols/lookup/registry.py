@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -27,14 +27,18 @@ class TooManyNames(PenstockError):
     """The registry is full: delete topics and channels that nobody needs, or raise names_max."""
 
 
+Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+ShortText = Annotated[str, msgspec.Meta(max_length=256)]
+
+
 class Identity(msgspec.Struct, frozen=True):
     """How a node introduces itself: where its clients reach it."""
 
-    broadcast_address: str = ""
-    tcp_port: int = 0
-    http_port: int = 0
-    version: str = ""
-    hostname: str = ""
+    broadcast_address: ShortText = ""
+    tcp_port: Port = 0
+    http_port: Port = 0
+    version: ShortText = ""
+    hostname: ShortText = ""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
@@ -131,8 +135,11 @@ class Registry:
         self._leave_topic(peer, topic)
 
     def note_loads(self, peer: Peer, loads: dict[str, Load]) -> None:
-        """What waits on a node now; of topics that it has registered."""
-        peer.loads.update({topic: load for topic, load in loads.items() if topic in peer.topics})
+        """What waits on a node now; of topics and channels that it has registered: no others take room."""
+        for topic, load in loads.items():
+            if topic in peer.topics:
+                channels = {name: pair for name, pair in load.channels.items() if (topic, name) in peer.channels}
+                peer.loads[topic] = Load(load.depth, load.readers, channels)
 
     def _leave_topic(self, peer: Peer, topic: str) -> None:
         peer.topics.discard(topic)
