@@ -21,6 +21,7 @@ from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
 from penstock.server.threads import ThreadedShard
 from tests.client.adapter import ENTROPY, Driven, LoopThread, memory_store
+from tests.client.serving import Server, serve
 
 SECONDS_MAX = 20
 
@@ -44,22 +45,42 @@ class Counted:
 
 
 class Room:
-    """A store in memory, in real time, and the API over it for threads or for tasks."""
+    """A store in memory, in real time, and the API over it: for threads or for tasks, here or over the network."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        shard = Shard(memory_store(), SystemClock(), lambda: ENTROPY)
-        if kind == "threads":
-            self.caller = Counted(ThreadedShard(shard))
-            self.ps: Any = Penstock(self.caller)
-            return
+    def __init__(self, flavour: str) -> None:
+        self.kind, _, where = flavour.partition(" ")
         self.loop = LoopThread()
+        self._server: Server | None = None
+        shard = Shard(memory_store(), SystemClock(), lambda: ENTROPY)
+        if where:
+            self._server = self.loop.run(serve(shard))
+        self.caller = Counted(self._remote(self._server.url) if self._server else self._local(shard))
+        penstock_of = Penstock if self.kind == "threads" else AsyncPenstock
+        self.ps: Any = penstock_of(self.caller)
+        if self.kind == "tasks":
+            self.ps = Driven(self.ps, self.loop)
+
+    def _local(self, shard: Shard) -> Any:
+        if self.kind == "threads":
+            return ThreadedShard(shard)
 
         async def start() -> AsyncShard:
             return AsyncShard(shard)
 
-        self.caller = Counted(self.loop.run(start()))
-        self.ps = Driven(AsyncPenstock(self.caller), self.loop)
+        return self.loop.run(start())
+
+    def _remote(self, url: str) -> Any:
+        if self.kind == "threads":
+            return penstock.connect(url)._caller
+
+        async def start() -> Any:
+            return (await penstock.connect_async(url))._caller
+
+        return self.loop.run(start())
+
+    def call(self, command: Any) -> Any:
+        """Ask the caller itself."""
+        return self.caller.call(command) if self.kind == "threads" else self.loop.run(self.caller.call(command))
 
     def handler(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A handler that may block: for tasks it runs in a thread, as a handler there would do it."""
@@ -79,12 +100,14 @@ class Room:
 
     def close(self) -> None:
         self.ps.close()
-        if self.kind == "tasks":
-            self.loop.close()
+        if self._server is not None:
+            self.loop.run(self._server.stop())
+        self.loop.close()
 
 
-@pytest.fixture(params=["threads", "tasks"])
-def room(request: pytest.FixtureRequest) -> Iterator[Room]:
+@pytest.fixture(params=["threads", "tasks", "threads websocket", "tasks websocket"])
+def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
+    monkeypatch.setattr("penstock.client.sync.listener.WAIT_SECONDS", 0.05)  # so that stopping takes less
     room = Room(request.param)
     yield room
     room.close()
@@ -202,10 +225,7 @@ def test_a_lease_that_was_lost_is_counted_and_the_message_comes_again(room: Room
     with ps.listen("in", room.handler(work), workers=2) as listener:
         assert started.wait(SECONDS_MAX)
         command = Release(queue="in", spans=[Span(0, 0, 1)], error="taken away")
-        if room.kind == "threads":
-            room.caller.call(command)
-        else:
-            room.loop.run(room.caller.call(command))
+        room.call(command)
         until(lambda: listener.metrics.handled == 1)
         go_on.set()
         until(lambda: listener.metrics.lost == 1)

@@ -1,0 +1,168 @@
+"""A listener whose connection is cut, and whose server goes and comes back: nothing is lost, no unit is half done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.server.clock import SystemClock
+from penstock.server.shard import Shard
+from tests.client.adapter import ENTROPY, Driven, LoopThread, directory_store, memory_store
+from tests.client.serving import serve
+
+SECONDS_MAX = 60
+
+
+class Proxy:
+    """Carries bytes to a server, until it cuts every connection."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self.cut()
+
+    async def cut(self) -> None:
+        """End every connection, in the middle of whatever it carries."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            there, back = await asyncio.open_connection("127.0.0.1", self._to)
+            self._writers |= {writer, back}
+            await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(4_096):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+def loop() -> Iterator[LoopThread]:
+    loop = LoopThread()
+    yield loop
+    loop.close()
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def connected(kind: str, port: int, loop: LoopThread) -> Any:
+    url = f"penstock://127.0.0.1:{port}"
+    if kind == "threads":
+        return penstock.connect(url)
+
+    async def connect() -> Any:
+        return await penstock.connect_async(url)
+
+    return Driven(loop.run(connect()), loop)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_units_of_a_listener_are_done_once_although_its_connection_is_cut(
+    kind: str, seed: int, loop: LoopThread
+) -> None:
+    chance = random.Random(seed)
+    count = 300
+    server = loop.run(serve(Shard(memory_store(), SystemClock(), lambda: ENTROPY)))
+    proxy = Proxy(server.port)
+    loop.run(proxy.start())
+    with penstock.connect(server.url) as direct:
+        direct.create_queue("in", max_receives=0)
+        direct.queue("in").send_many([str(number) for number in range(count)])
+        ps = connected(kind, proxy.port, loop)
+
+        def move(message: Any, tx: Any) -> None:
+            time.sleep(0.001)
+            tx.put("out", message.body)
+
+        with ps.listen("in", move, workers=4, prefetch=20):
+            cuts = 0
+            while direct.queue("in").stats().messages:
+                time.sleep(chance.uniform(0.0, 0.1))
+                if cuts < 15:
+                    loop.run(proxy.cut())
+                    cuts += 1
+            until(lambda: direct.queue("out").stats().messages >= count)
+        ps.close()
+        moved = sorted(int(record.body) for record in direct.queue("out").consumer("check").read(10_000))
+        assert moved == list(range(count))
+        assert cuts
+    loop.run(proxy.stop())
+    loop.run(server.stop())
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_listener_goes_on_when_its_server_comes_back(kind: str, loop: LoopThread, tmp_path: Path) -> None:
+    def start(port: int = 0) -> Any:
+        shard = Shard(directory_store(tmp_path), SystemClock(), lambda: ENTROPY)
+        return loop.run(serve(shard, port=port))
+
+    server = start()
+    seen: list[str] = []
+    ps = connected(kind, server.port, loop)
+    ps.queue("in").send(b"before")
+    with ps.listen("in", lambda message: seen.append(message.text)) as listener:
+        until(lambda: listener.metrics.handled == 1)
+        loop.run(server.stop())
+        server = start(server.port)
+        with penstock.connect(server.url) as direct:
+            direct.queue("in").send(b"after")
+            until(lambda: "after" in seen)
+            until(lambda: direct.queue("in").stats().messages == 0)
+    ps.close()
+    loop.run(server.stop())
+    assert seen == ["before", "after"]
+
+
+def test_a_consume_once_message_comes_once_although_the_connection_is_cut(loop: LoopThread) -> None:
+    server = loop.run(serve(Shard(memory_store(), SystemClock(), lambda: ENTROPY)))
+    proxy = Proxy(server.port)
+    loop.run(proxy.start())
+    counts: dict[str, int] = {}
+    lock = threading.Lock()
+
+    def work(message: Any) -> None:
+        with lock:
+            counts[message.text] = counts.get(message.text, 0) + 1
+        time.sleep(0.002)
+
+    with penstock.connect(server.url) as direct, connected("threads", proxy.port, loop) as ps:
+        direct.create_queue("in", policy="consume_once")
+        direct.queue("in").send_many([str(number) for number in range(200)])
+        with ps.listen("in", work, workers=4):
+            for _ in range(10):
+                time.sleep(0.03)
+                loop.run(proxy.cut())
+            until(lambda: direct.queue("in").stats().messages == 0)
+    assert counts and max(counts.values()) == 1
+    loop.run(proxy.stop())
+    loop.run(server.stop())
