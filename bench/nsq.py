@@ -37,6 +37,7 @@ PUBLISHED_TARGET = 1.0
 CONSUMED_TARGET = 1.5
 HOPED_FOR = 2.0
 
+TITLE = "nsq. NSQ's own benchmark against nsqd"
 _RATE = re.compile(r"([\d.]+)ops/s")
 
 
@@ -238,9 +239,10 @@ def main() -> None:
     try:
         nsq_tools.build()
     except nsq_tools.ToolsMissing as missing:
-        sys.exit(f"bench.nsq: {missing}")
+        report(TITLE, f"Left out: {missing}.")
+        return
     turns = take_turns(pace)
-    report("nsq. NSQ's own benchmark against nsqd", explanation(pace), rates(turns), processor_times(turns))
+    report(TITLE, explanation(pace), rates(turns), processor_times(turns))
 
 
 if __name__ == "__main__":
