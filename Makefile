@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
-run: $(INSTALLED) ## Serve the queues in ./data: SQS on port 9324, health and metrics on 9325
+run: $(INSTALLED) ## Serve the queues in ./data: SQS on port 9324, REST and metrics on 9325
 	$(BIN)/python -m penstock serve --data ./data
 
 demo: $(INSTALLED) ## Run the demo: send, receive, fail, retry, dead-letter

@@ -90,6 +90,12 @@ def test_a_send_creates_the_queue_unless_told_otherwise(http: httpx.Client, name
     refused(http.post("/v1/queues/not%20a%20name/messages", json={"body": "a"}), 400, "invalid_name")
 
 
+@pytest.mark.parametrize("due", [1.7e308, 1e13, -1])
+def test_a_due_time_that_is_none_is_refused(http: httpx.Client, name: str, due: float) -> None:
+    response = http.post(f"/v1/queues/{name}/messages", json={"body": "a", "due": due})
+    assert refused(response, 400, "invalid_request").startswith("due: ")
+
+
 def test_a_dedup_id_makes_the_second_a_duplicate(http: httpx.Client, name: str) -> None:
     done(http.post("/v1/queues", json={"name": f"{name}.fifo"}), 201)
     first = send(http, f"{name}.fifo", "a", group="g", dedup_id="1")

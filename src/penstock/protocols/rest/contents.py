@@ -31,6 +31,8 @@ from penstock.protocols.rest.shapes import (
     TypedValue,
 )
 
+_SECONDS_MAX = 1e12
+"""Thirty thousand years: what is more is no time. (Nor is what is no number.)"""
 FLOAT = "float"
 """The type of a float that JSON has no number for."""
 
@@ -43,7 +45,7 @@ def milliseconds(seconds: float | None, what: str) -> int | None:
     """
     if seconds is None:
         return None
-    if not math.isfinite(seconds):
+    if not abs(seconds) <= _SECONDS_MAX:
         raise InvalidRequest(f"{what} is {seconds}: give seconds")
     return round(seconds * 1_000)
 

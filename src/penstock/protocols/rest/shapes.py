@@ -25,7 +25,7 @@ Name = Annotated[str, Meta(pattern="^[A-Za-z0-9._#-]{1,128}$", description="Lett
 Token = Annotated[str, Meta(min_length=1, max_length=128)]
 Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
 Lease = Annotated[float, Meta(ge=0, le=LEASE_SECONDS_MAX, description="Seconds, up to twelve hours")]
-Moment = Annotated[float, Meta(ge=0, description="Seconds since 1970")]
+Moment = Annotated[float, Meta(ge=0, le=1e12, description="Seconds since 1970")]
 Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 Count = Annotated[int, Meta(ge=0)]
 Limit = Annotated[int, Meta(ge=1, le=LISTED_MAX)]
