@@ -12,7 +12,7 @@ Time never goes back here: a step with an earlier `now` happens at the latest ti
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
@@ -958,6 +958,32 @@ class Broker:
         waiter.limit = waiter.credit
         waiter.hold(channel.held_by(waiter.session))
         channel.subscribers[waiter.session] = waiter
+
+    def adopt(self, other: Broker, tickets: Container[Any]) -> set[Any]:
+        """Take over the subscriptions with these tickets from a broker that is thrown away.
+
+        Returns the tickets of those whose channel and session are still there: the others are over.
+        """
+        adopted: set[Any] = set()
+        self._next_subscription = max(self._next_subscription, other._next_subscription)
+        for number, (gone, waiter) in other._subscriptions.items():
+            if waiter.ticket not in tickets:
+                continue
+            queue = self._by_id.get(gone.queue.id)
+            channel = None if queue is None else queue.channels.get(gone.name)
+            if channel is not None and (not waiter.session or waiter.session in self.sessions):
+                self._move_in(channel, waiter, number)
+                adopted.add(waiter.ticket)
+        return adopted
+
+    def _move_in(self, channel: Channel, waiter: Waiter, number: int) -> None:
+        waiter.in_line = False
+        self._subscriptions[number] = self._waiters[waiter.ticket] = (channel, waiter)
+        if waiter.limit is not None:
+            channel.subscribers[waiter.session] = waiter
+            waiter.held = 0
+            waiter.hold(channel.held_by(waiter.session))
+        channel.line_up(waiter)
 
     def _set_credit(self, command: SetCredit) -> None:
         channel, waiter = self._subscription(command.subscription)

@@ -170,6 +170,8 @@ class Shard:
         self._displaced: list[Call] = []
         self._undelivered: list[Delivery] = []
         self._subscribers: set[Ticket] = set()
+        self._orphans: list[Ticket] = []
+        """Subscribers whose channel or session is gone with a broker; they are told at the end of the step."""
         self._reports: deque[Damage] = deque(maxlen=REPORTS_KEPT)
         self.listeners: list[Callable[[CatalogEvent], None]] = []
         """Called, in the driver's thread, for each queue and channel that has come or gone. They must not raise."""
@@ -280,6 +282,9 @@ class Shard:
         step.answered += calls
         if step.woken:
             self._wake(step)
+        if self._orphans:
+            orphans, self._orphans = self._orphans, []
+            self._turn_away(orphans, StoreError("the store was opened again without it: subscribe again"), step)
         if self._lazy_since_ms is None and step.changes is None and self.broker.has_changes:
             self._lazy_since_ms = step.now_ms
         if self.broker.reports:
@@ -360,8 +365,14 @@ class Shard:
         self._displaced += self._parked
         self._parked.clear()
         self._lazy_since_ms = None
+        other: Broker | None = getattr(self, "broker", None)
         self.broker = Broker.open(self._store, now_ms, self._entropy())
-        self.broker.end_bound_sessions()
+        if other is None:
+            self.broker.end_bound_sessions()
+        else:
+            adopted = self.broker.adopt(other, self._subscribers)
+            self._orphans += self._subscribers - adopted
+            self._subscribers = adopted
         self._broker_is_good = True
         self._is_well = self._store_is_good and not self._full_until_ms
 
@@ -439,11 +450,17 @@ class Shard:
             step.answered.append(call)
         if displaced:
             self._displaced = []
-        for subscriber in self._subscribers:
-            subscriber.take(Delivery("", 0, "", 0, step.now_ms, 0, error=_failure(error)))
-            step.answered.append(subscriber)
+        self._turn_away([*self._subscribers, *self._orphans], _failure(error), step)
         self._subscribers.clear()
+        self._orphans = []
         step.changes = None
+
+    @staticmethod
+    def _turn_away(subscribers: list[Ticket], error: PenstockError, step: Step) -> None:
+        """Subscriptions are over, and whoever has them is told."""
+        for subscriber in subscribers:
+            subscriber.take(Delivery("", 0, "", 0, step.now_ms, 0, error=error))
+            step.answered.append(subscriber)
 
     def _survive_full_disk(self, step: Step, error: DiskFull) -> None:
         """Handle again whatever adds nothing; if it does not fit, without what became due; then each call for itself.

@@ -43,7 +43,8 @@ class Client:
         """`host:port`."""
         self.connected_s = connected_s
         """When, in seconds since 1970."""
-        self.client_id = self.hostname = remote_address
+        self.client_id = self.hostname = remote_address.rpartition(":")[0].strip("[]")
+        """Until IDENTIFY says otherwise."""
         self.user_agent = ""
         self.state = State.INIT
         self.sample_rate = 0

@@ -40,7 +40,7 @@ from penstock.core.commands import (
     Subscribed,
 )
 from penstock.core.config import QueueConfig
-from penstock.core.errors import ChannelNotFound, OverLimit, PenstockError, QueueExists, QueueNotFound
+from penstock.core.errors import NotFound, OverLimit, PenstockError, QueueExists
 from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.names import is_ephemeral
 from penstock.server.node import Services
@@ -279,5 +279,5 @@ class Topics:
 
 def _check(call: Call) -> None:
     """Nobody waits for it; but what is not just gone already is worth a line."""
-    if call.error is not None and not isinstance(call.error, QueueNotFound | ChannelNotFound):
+    if call.error is not None and not isinstance(call.error, NotFound):
         log.warning("%s failed: %s", type(call.command).__name__, call.error)

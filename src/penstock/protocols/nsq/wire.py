@@ -602,9 +602,10 @@ def message_frames(run: Run, tag: int, keep: NDArray[np.bool_] | None = None) ->
     if bool((lengths == size).all()):
         frames = np.empty((count, _MESSAGE_BYTES + size), dtype=np.uint8)
         _fill_heads(frames, run, tag, size)
-        bodies = np.frombuffer(chunk.bodies, np.uint8, count * size, int(offsets[0]))
-        frames[:, _MESSAGE_BYTES:] = bodies.reshape(count, size)
-        return (frames if keep is None else frames[keep]).data.cast("B")
+        if size:
+            bodies = np.frombuffer(chunk.bodies, np.uint8, count * size, int(offsets[0]))
+            frames[:, _MESSAGE_BYTES:] = bodies.reshape(count, size)
+        return (frames if keep is None else frames[keep]).reshape(-1).data
     return _uneven_frames(run, tag, offsets, lengths, keep)
 
 
