@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import httpx
 
+from penstock.core.commands import Send
 from tests.protocols.rest.asking import done, refused
 from tests.protocols.rest.serving import PATIENCE_S, Server, eventually
 
@@ -39,7 +40,9 @@ def test_a_body_that_is_too_large_is_refused(serve: Callable[..., Server]) -> No
 
 def test_a_header_that_is_too_large_is_refused(serve: Callable[..., Server]) -> None:
     server = serve("[http]\nheader_bytes_max = 2000")
-    assert talk(server, HEAD + b"x: " + b"y" * 3_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 431 ")
+    answer = talk(server, HEAD + b"x: " + b"y" * 3_000 + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b'"code":"header_too_large"' in answer
     assert talk(server, b"GET /" + b"y" * 3_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n").startswith(b"HTTP/1.1 431 ")
     many = b"".join(b"x%d: y\r\n" % number for number in range(500))
     assert talk(server, HEAD + many + b"\r\n").startswith(b"HTTP/1.1 431 ")
@@ -52,6 +55,23 @@ def test_slow_headers_and_bodies_are_not_waited_for(serve: Callable[..., Server]
     assert talk(server, HEAD).startswith(b"HTTP/1.1 408 ")
     assert talk(server, HEAD + b"content-length: 10\r\n\r\n{").startswith(b"HTTP/1.1 408 ")
     assert talk(server) == b""
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(serve: Callable[..., Server]) -> None:
+    server = serve("[http]\nbody_timeout_s = 0.3")
+    server.call(Send(queue="q", bodies=[b"x" * 1_000_000] * 20))
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        connection.settimeout(PATIENCE_S)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(b"GET /v1/queues/q/records HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        eventually(lambda: connections(server) == 0)
+
+
+def connections(server: Server) -> int:
+    front = server.node._started[0]
+    return len(front._server.server_state.connections)  # type: ignore[attr-defined]
 
 
 def test_more_connections_than_there_may_be_are_refused(serve: Callable[..., Server]) -> None:

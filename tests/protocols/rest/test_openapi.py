@@ -40,8 +40,9 @@ KNOWN = {"queue": "known", "channel": "main", "consumer": "reader"}
 
 @pytest.fixture(scope="module")
 def called(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose waits are short."""
-    server = Server(tmp_path_factory.mktemp("called") / "data", "[rest]\nwait_max_s = 0.01\n[log]\nrequests = 'none'")
+    """A server whose waits are short, and that takes long URLs."""
+    text = "[rest]\nwait_max_s = 0.01\n[http]\nheader_bytes_max = 1000000\n[log]\nrequests = 'none'"
+    server = Server(tmp_path_factory.mktemp("called") / "data", text)
     yield server
     server.stop()
 

@@ -53,15 +53,12 @@ class Waits:
 class Caller:
     """One request's caller."""
 
-    __slots__ = ("_messages", "_scope", "_waits", "base_url", "delivery", "principal", "queue", "wanted")
+    __slots__ = ("_messages", "_scope", "_waits", "delivery", "principal", "queue", "wanted")
 
-    def __init__(
-        self, scope: MutableMapping[str, Any], messages: Messages, waits: Waits, base_url: str, principal: Principal
-    ) -> None:
+    def __init__(self, scope: MutableMapping[str, Any], messages: Messages, waits: Waits, principal: Principal) -> None:
         self._scope = scope
         self._messages = messages
         self._waits = waits
-        self.base_url = base_url
         self.principal = principal
         self.queue = ""
         """The queue that the call is about, once it is known: for the log."""

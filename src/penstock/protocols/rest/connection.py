@@ -1,4 +1,4 @@
-"""uvicorn's connections, with the limits that it does not have: sizes and times of headers, and connections at most.
+"""uvicorn's connections, with limits that it does not have: on headers, on connections, on clients that do not read.
 
 A request finds its connection's transport in its scope: whether the client is still there (`Caller.is_gone`).
 """
@@ -8,16 +8,28 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.protocols.rest.caller import TRANSPORT
+from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, problem_of
 from penstock.server.settings import HttpLimits
 
-_REASONS = {
-    408: b"Request Timeout",
-    431: b"Request Header Fields Too Large",
-    503: b"Service Unavailable",
+_REFUSALS = {
+    error.status: error
+    for error in (
+        RestError(408, "header_timeout", "the request's header took too long"),
+        RestError(431, "header_too_large", "the request's header is too large: put less into the URL, or use a body"),
+        RestError(503, "too_many_connections", "there are as many connections as there may be: come again later"),
+    )
 }
+
+
+def _refusal(error: RestError) -> bytes:
+    problem = problem_of(error)
+    body = msgspec.json.encode(problem)
+    line = f"HTTP/1.1 {problem.status} {problem.title}\r\ncontent-type: {CONTENT_TYPE.decode()}\r\n"
+    return f"{line}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
 
 def limited(limits: HttpLimits) -> type[HttpToolsProtocol]:
@@ -28,6 +40,7 @@ def limited(limits: HttpLimits) -> type[HttpToolsProtocol]:
 
         _header_bytes = 0
         _header_timer: asyncio.TimerHandle | None = None
+        _write_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -38,7 +51,16 @@ def limited(limits: HttpLimits) -> type[HttpToolsProtocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
+            self._stop_write_timer()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._write_timer = self.loop.call_later(limits.body_timeout_s, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            self._stop_write_timer()
+            super().resume_writing()
 
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
@@ -84,12 +106,16 @@ def limited(limits: HttpLimits) -> type[HttpToolsProtocol]:
                 self._header_timer.cancel()
                 self._header_timer = None
 
+        def _stop_write_timer(self) -> None:
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
+
         def _refuse(self, status: int) -> None:
             self._stop_timer()
             if self.transport.is_closing():
                 return
-            line = f"HTTP/1.1 {status} ".encode() + _REASONS[status]
-            self.transport.write(line + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            self.transport.write(_refusal(_REFUSALS[status]))
             self.transport.close()
 
     return LimitedConnection

@@ -34,7 +34,6 @@ from penstock.protocols.rest.problems import (
     problem_of,
     status_of,
 )
-from penstock.server.auth import Principal
 from penstock.server.node import Services
 
 log = logging.getLogger("penstock.rest")
@@ -124,7 +123,7 @@ class Visit:
             if self._desk.services.is_stopping:
                 raise RestError(503, "stopping", "the server is stopping", ((b"retry-after", b"1"),))
             principal = self._desk.guard.admit(self._headers, self._peer)
-            caller = self._caller = self._called_by(principal)
+            caller = self._caller = Caller(self._scope, self._receive, self._desk.waits, principal)
             caller.wanted = self._choose(operation)
             arguments = await self._arguments(operation, coding)
             result = await operation.run(caller, **arguments)
@@ -140,10 +139,6 @@ class Visit:
     async def fail(self, error: PenstockError) -> None:
         """Answer with an error."""
         await self._fail(error)
-
-    def _called_by(self, principal: Principal) -> Caller:
-        base_url = f"{self._scope['scheme']}://{self._headers.get('host', '')}"
-        return Caller(self._scope, self._receive, self._desk.waits, base_url, principal)
 
     @property
     def _peer(self) -> str:

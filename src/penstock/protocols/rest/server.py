@@ -57,6 +57,7 @@ class RestFrontEnd:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=round(settings.stop_grace_s),
             **uvicorn_options(services.settings.websocket),
         )
