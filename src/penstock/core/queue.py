@@ -258,7 +258,9 @@ class Queue:
             self._discard_far(key)
         return sum(key.messages for key in held + held_far)
 
-    def _backlog(self) -> int:
+    @property
+    def backlog(self) -> int:
+        """Messages that no channel has been shown."""
         if not self.channels:
             return self.messages
         if self.held_from is None:
@@ -840,7 +842,7 @@ class Queue:
             channels=channels,
             consumers={name: consumer.offset for name, consumer in self.consumers.items()},
             paused=self.held_from is not None,
-            backlog=self._backlog(),
+            backlog=self.backlog,
             sent_bytes=self.sent_bytes,
         )
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -24,11 +24,8 @@ async def until(condition: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def registered(state: State, *addresses: str, heartbeat_s: float = 60.0) -> AsyncIterator[LookupRegistration]:
-    async def read_state() -> State:
-        return dict(state)
-
-    registration = LookupRegistration(IDENTITY, read_state, heartbeat_s)
-    await registration.start(addresses)
+    registration = LookupRegistration(IDENTITY, lambda: list(state.items()), heartbeat_s)
+    registration.start(addresses)
     try:
         yield registration
     finally:
@@ -75,22 +72,32 @@ async def test_what_others_create_is_seen_at_the_next_heartbeat(lookup: RunningL
 
 @in_a_loop
 async def test_what_is_noted_during_a_look_is_newer_than_the_look() -> None:
-    looking, go_on = asyncio.Event(), asyncio.Event()
-
-    async def read_state() -> State:
-        looking.set()
-        await go_on.wait()
-        return {"gone": Load(0, 0)}
+    def read_state() -> Iterator[tuple[str, Load]]:
+        yield "gone", Load(0, 0)
+        registration.note("gone", None, True)
+        registration.note("gone", None, False)
+        registration.note("new", None, True)
 
     registration = LookupRegistration(IDENTITY, read_state, 60.0)
-    look = asyncio.create_task(registration.look())
-    await looking.wait()
-    registration.note("gone", None, True)
-    registration.note("gone", None, False)
-    registration.note("new", None, True)
-    go_on.set()
-    await look
+    await registration.look_in_passing()
     assert registration.known == {("new", None)}
+
+
+@in_a_loop
+async def test_others_have_their_turn_during_a_look_at_many_topics() -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(count_turns())
+    many = [(f"topic{number}", Load(0, 0)) for number in range(1_000)]
+    await LookupRegistration(IDENTITY, lambda: many, 60.0).look_in_passing()
+    other.cancel()
+    assert turns >= 9
 
 
 @in_a_loop

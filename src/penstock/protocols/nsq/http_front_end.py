@@ -47,7 +47,7 @@ class NsqHttpFrontEnd(HttpFrontEnd):
         self._api.http_port = address.port
         self._api.tcp_port = services.settings.server.nsq_tcp_port if tcp is None else tcp.port
         self._registration.identity = identity_of(services, self._api.tcp_port, address.port)
-        await self._registration.start(services.settings.nsq.lookup)
+        self._registration.start(services.settings.nsq.lookup)
         return address
 
     def limits(self, services: Services) -> HttpLimits:

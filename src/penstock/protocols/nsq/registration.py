@@ -1,9 +1,9 @@
 """Tells lookup services what this node has: a long-lived connection to each of them, and its state pushed over it.
 
 How it works. The registration knows every topic and channel of the node, as pairs `(topic, channel)`, with None for the
-topic itself. It hears of changes in two ways: at once through `note`, for what happens through NSQ; and, at every
-heartbeat, from a fresh look at the store, for queues that others create and delete. A change goes to every lookup as
-REGISTER or UNREGISTER; with each heartbeat goes a PING and, if the lookup is ours, what waits here now (LOADS).
+topic itself. It hears of changes at once, through `note`; and it looks at all of them at every heartbeat, so that what
+it might have missed lasts no longer than that. A change goes to every lookup as REGISTER or UNREGISTER; with each
+heartbeat goes a PING and, if the lookup is ours, what waits here now (LOADS).
 
 A lookup that cannot be reached is tried again and again, after growing pauses. Whoever has just connected is told
 everything. So lookups need no disk, and need not know each other.
@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from penstock.core.errors import PenstockError
 from penstock.protocols.lookup import wire
 from penstock.protocols.lookup.registry import Identity, Load
 from penstock.protocols.lookup.wire import LOADS, Refusal, ResponseReader
@@ -31,6 +30,7 @@ RESPONSE_TIMEOUT_S = 5.0
 BACKOFF_S_MIN = 0.1
 BACKOFF_S_MAX = 15.0
 _COMMANDS_AT_ONCE = 500
+_TOPICS_AT_ONCE = 100
 _LOADS_BYTES_AT_ONCE = wire.BODY_BYTES_MAX // 4
 _READ_BYTES = 64 * 1024
 
@@ -57,7 +57,9 @@ _INFO = msgspec.json.Decoder(LookupInfo)
 class LookupRegistration:
     """This node, as the lookup services know it."""
 
-    def __init__(self, identity: Identity, read_state: Callable[[], Awaitable[State]], heartbeat_s: float) -> None:
+    def __init__(
+        self, identity: Identity, read_state: Callable[[], Iterable[tuple[str, Load]]], heartbeat_s: float
+    ) -> None:
         self.identity = identity
         self.known: set[Pair] = set()
         self.loads: State = {}
@@ -65,7 +67,7 @@ class LookupRegistration:
         self._heartbeat_s = heartbeat_s
         self._peers: dict[str, LookupPeer] = {}
         self._noted: set[Pair] | None = None
-        """What was noted while the store was looked at: that is newer than what the look saw."""
+        """What was noted during a look: that is newer than what the look saw."""
         self._beating: asyncio.Task[None] | None = None
 
     @property
@@ -78,15 +80,16 @@ class LookupRegistration:
         """The connections to them."""
         return list(self._peers.values())
 
-    async def start(self, addresses: Iterable[str]) -> None:
+    def start(self, addresses: Iterable[str]) -> None:
         """Begin to tell these lookup services."""
-        await self.look()
         self.set_addresses(addresses)
         self._beating = asyncio.create_task(self._beat())
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Tell these from now on, and no others."""
         wanted = dict.fromkeys(addresses)
+        if wanted:
+            self.look()
         for address in [each for each in self._peers if each not in wanted]:
             self._peers.pop(address).stop()
         for address in wanted:
@@ -108,19 +111,29 @@ class LookupRegistration:
                 self._change(pair, False)
         self._change((topic, channel), is_there)
 
-    async def look(self) -> None:
+    def look(self) -> None:
         """See what the node has now."""
+        self._take(dict(self._read_state()))
+
+    async def look_in_passing(self) -> None:
+        """As `look`, letting others have their turn in between: there may be many topics."""
         self._noted = set()
         try:
-            state = await self._read_state()
-            found = {(topic, None) for topic in state} | {
-                (topic, channel) for topic, load in state.items() for channel in load.channels
-            }
-            for pair in (found ^ self.known) - self._noted:
-                self._change(pair, pair in found)
-            self.loads = state
+            state: State = {}
+            for topic, load in self._read_state():
+                state[topic] = load
+                if len(state) % _TOPICS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            self._take(state, but=self._noted)
         finally:
             self._noted = None
+
+    def _take(self, state: State, but: Iterable[Pair] = ()) -> None:
+        found: set[Pair] = {(topic, None) for topic in state}
+        found |= {(topic, channel) for topic, load in state.items() for channel in load.channels}
+        for pair in (found ^ self.known).difference(but):
+            self._change(pair, pair in found)
+        self.loads = state
 
     def _change(self, pair: Pair, is_there: bool) -> None:
         if self._noted is not None:
@@ -134,14 +147,10 @@ class LookupRegistration:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            if not self._peers:
-                continue
-            try:
-                await self.look()
-            except PenstockError as error:
-                log.warning("what this node has could not be looked at: %s", error)
-            for peer in self._peers.values():
-                peer.beat()
+            if self._peers:
+                await self.look_in_passing()
+                for peer in self._peers.values():
+                    peer.beat()
 
 
 class LookupPeer:

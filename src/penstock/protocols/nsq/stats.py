@@ -14,13 +14,14 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
 from penstock.core.commands import ChannelStats, QueueStats, Stats
 from penstock.core.errors import QueueNotFound
+from penstock.core.queue import Queue
 from penstock.protocols.lookup.registry import Load
 from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.latency import LatencyResult, LatencyWindow, result_of
@@ -173,19 +174,25 @@ async def count(topics: Topics, names: Iterable[str]) -> list[Stats]:
     return found
 
 
-async def read_loads(topics: Topics) -> dict[str, Load]:
-    """Every topic that NSQ can name, with what waits there and who reads: what lookup services are told."""
-    found = await count(topics, filter(is_name, topics.catalog()))
-    return {stats.name: _load(topics, stats) for stats in found}
+def read_loads(topics: Topics) -> Iterator[tuple[str, Load]]:
+    """Every topic that NSQ can name, with what waits there and who reads: what lookup services are told.
+
+    Counts that the core keeps anyway: microseconds for each channel. Topics may come and go between two of them.
+    """
+    queues = topics.shard.identity.queues
+    for name in list(queues):
+        queue = queues.get(name)
+        if queue is not None and is_name(name):
+            yield name, _load(topics, queue)
 
 
-def _load(topics: Topics, stats: Stats) -> Load:
+def _load(topics: Topics, queue: Queue) -> Load:
     channels = {
-        name: (channel.ready, len(topics.clients(stats.name, name)))
-        for name, channel in stats.channels.items()
+        name: (channel.ready, len(topics.clients(queue.name, name)))
+        for name, channel in queue.channels.items()
         if is_name(name)
     }
-    depth = stats.backlog + sum(ready for ready, _ in channels.values())
+    depth = queue.backlog + sum(ready for ready, _ in channels.values())
     return Load(depth, sum(readers for _, readers in channels.values()), channels)
 
 
