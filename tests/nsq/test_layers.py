@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import ssl
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import pytest
 
 from tests.nsq.layers import Layered
 from tests.nsq.servers import AGAINST_NSQD, Broker, Nsqd, Penstock, running
-from tests.nsq.wire import Connection, fin, identify, mpub, pub, sized, sub
+from tests.nsq.wire import PATIENCE_S, Connection, fin, identify, mpub, pub, sized, sub
 
 COMPRESSIONS = [{}, {"deflate": True}, {"deflate": True, "deflate_level": 1}, {"snappy": True}]
 IDS = ["plain", "deflate", "deflate-1", "snappy"]
@@ -62,12 +65,22 @@ def test_who_does_not_want_tls_needs_none(tls_server: Broker, topic: str) -> Non
 
 
 def test_statistics_show_the_layers(tls_server: Broker, certificate: tuple[Path, Path], topic: str) -> None:
-    if not tls_server.is_nsqd:
-        pytest.skip("Penstock's HTTP port speaks TLS as well here; the test over plain HTTP below shows the rest")
     with Layered(tls_server.address, certificate[0], snappy=True) as connection:
         connection.subscribe(topic, "ch")
-        [client] = tls_server.channel(topic)["clients"]
-        assert (client["tls"], client["snappy"], client["deflate"]) == (True, True, False)
+        [client] = statistics(tls_server, certificate[0], topic)["topics"][0]["channels"][0]["clients"]
+    assert (client["tls"], client["snappy"], client["deflate"]) == (True, True, False)
+    assert client["tls_version"].startswith("TLS")
+    assert client["tls_cipher_suite"]
+
+
+def statistics(server: Broker, certificate: Path, topic: str) -> Any:
+    """Penstock's HTTP port speaks TLS here; nsqd has another one for that."""
+    if server.is_nsqd:
+        return server.stats(topic=topic)
+    context = ssl.create_default_context(cafile=str(certificate))
+    url = f"https://{server.http_address}/stats?format=json&topic={topic}"
+    with urllib.request.urlopen(url, timeout=PATIENCE_S, context=context) as response:
+        return json.load(response)
 
 
 def test_statistics_show_compression(server: Broker, topic: str) -> None:
