@@ -146,8 +146,14 @@ class _Sources(Collector):
         self._sources = list(sources)
 
     def collect(self) -> Iterator[Metric]:
+        """Every family once: several front ends may have samples of the same."""
+        families: dict[str, Metric] = {}
         for source in self._sources:
-            yield from source()
+            for family in source():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+        yield from families.values()
 
 
 class ProcessMetrics:
