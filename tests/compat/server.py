@@ -76,6 +76,10 @@ class Server:
         return self._ports["sqs"]
 
     @property
+    def http_port(self) -> int:
+        return self._ports["http"]
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 

@@ -120,9 +120,8 @@ class _Writing:
         with contextlib.closing(Connection(self.options.where)) as connection:
             connection.ask("POST", "/v1/bulk/publish", body)
 
-    def forget(self, messages: list[Any]) -> None:
+    def forget(self, tokens: set[str]) -> None:
         """Drop what was staged. A batch that was published stays so: its pieces are gone, and its mark is set."""
-        tokens = {each.token for each in messages if isinstance(each, Written)}
         if self.options.exactly_once and tokens:
             with contextlib.closing(Connection(self.options.where)) as connection, contextlib.suppress(ServerFailed):
                 for token in tokens:
@@ -146,7 +145,7 @@ class BatchSink(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what was staged."""
-        self._writing.forget(messages)
+        self._writing.forget({self._token})
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -169,5 +168,5 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._writing.publish(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop what was staged."""
-        self._writing.forget(messages)
+        """Drop what was staged, as far as a task could say where. The rest goes when the batch is done again."""
+        self._writing.forget({each.token for each in messages if isinstance(each, Written)})

@@ -5,9 +5,9 @@ their ranges from the server or from the directory, as Arrow batches whose bodie
 function of its offsets as long as its messages are kept, so a batch that is done again reads the same.
 
 A stream is a channel: created where the stream starts (when its first batch is planned), it keeps what the stream has
-not committed. Its name is in the stream's offsets, so a restart from the checkpoint finds it. Spark commits a batch one batch later, and the last one of
-`availableNow` not at all; so what was planned from is acknowledged as well when the next batch is planned, by when
-Spark has done it. (Not on the first call of a run: a batch may have to be done again.)
+not committed. Its name is in the stream's offsets, so a restart from the checkpoint finds it. Spark commits a batch one
+batch later, and the last one of `availableNow` not at all; so what was planned from is acknowledged as well when the
+next batch is planned, by when Spark has done it. (Not on the first call of a run: a batch may have to be done again.)
 """
 
 from __future__ import annotations

@@ -1,0 +1,87 @@
+"""Options: the Kafka connector's names; what is unknown or wrong is an error that says what is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.spark.errors import InvalidOption
+from penstock.spark.options import EARLIEST, LATEST, SinkOptions, SourceOptions
+
+HERE = {"url": "http://localhost:9325", "subscribe": "orders"}
+
+
+def parse(streaming: bool = False, **options: Any) -> SourceOptions:
+    given = {name: value for name, value in (HERE | options).items() if value is not None}
+    return SourceOptions.parse(given, streaming=streaming)
+
+
+@pytest.mark.parametrize(
+    ("options", "streaming", "says"),
+    [
+        ({"subscribed": "x"}, False, "did you mean subscribe"),
+        ({"kafka.bootstrap.servers": "x"}, False, "a source takes: url, token"),
+        ({"subscribe": None}, False, "exactly one of subscribe, subscribePattern and assign"),
+        ({"subscribePattern": "x"}, False, "exactly one of"),
+        ({"subscribe": " , "}, False, "at least one queue"),
+        ({"subscribe": "no/slash"}, False, "no/slash"),
+        ({"subscribe": None, "subscribePattern": "("}, False, "no regular expression"),
+        ({"subscribe": None, "assign": "orders"}, False, r'\{"orders": \[0\]\}'),
+        ({"subscribe": None, "assign": '{"orders": [0, 1]}'}, False, "a queue has one"),
+        ({"url": None}, False, "say where the queues are"),
+        ({"path": "/data"}, False, "say where the queues are"),
+        ({"url": "localhost:9325"}, False, "http://host:port"),
+        ({"url": None, "path": "/data", "token": "x"}, False, "token is for a server"),
+        ({"startingOffsets": "newest"}, False, "earliest, latest or"),
+        ({"startingOffsets": '{"orders": 7}'}, False, "-2 is earliest"),
+        ({"startingOffsets": '{"billing": {"0": 7}}'}, False, "name the same ones"),
+        ({"startingOffsets": "latest"}, False, "cannot be latest"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "1"}, False, "give one of them"),
+        ({"endingOffsets": "earliest"}, False, "cannot be earliest"),
+        ({"endingOffsets": "latest"}, True, "endingOffsets is for a batch"),
+        ({"consume": "true"}, True, "consume is for a batch"),
+        ({"maxOffsetsPerTrigger": "5"}, False, "is for a stream"),
+        ({"maxOffsetsPerTrigger": "0"}, True, "at least 1"),
+        ({"maxBytesPerTrigger": "1 MB"}, True, "whole number"),
+        ({"minPartitions": "0"}, False, "at least 1"),
+        ({"failOnDataLoss": "maybe"}, False, "true or false"),
+        ({"groupIdPrefix": "a b"}, False, "groupIdPrefix"),
+        ({"channel": ""}, True, "channel"),
+        ({"consume": "true", "url": None, "path": "/data"}, False, "only read"),
+        ({"consume": "true", "startingTimestamp": "1"}, False, "give no offsets"),
+    ],
+)
+def test_a_wrong_option_is_an_error_that_says_what_is_right(
+    options: dict[str, Any], streaming: bool, says: str
+) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        parse(streaming, **options)
+
+
+def test_names_of_options_are_the_same_in_any_case() -> None:
+    assert parse(MAXOFFSETSPERTRIGGER="7", streaming=True).max_offsets == 7
+
+
+def test_offsets_are_words_or_numbers() -> None:
+    assert parse(startingOffsets="EARLIEST").starting == EARLIEST
+    assert parse(streaming=True, startingOffsets="latest").starting == LATEST
+    assert parse(startingOffsets='{"orders": {"0": 23}}').starting == {"orders": 23}
+
+
+def test_a_token_shows_in_no_error_and_no_repr() -> None:
+    assert "s3cret" not in repr(parse(token="s3cret"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"topics": "x"}, "did you mean topic"),
+        ({"path": "/data"}, "a sink needs a server"),
+        ({"delivery": "maybe"}, "exactly-once or at-least-once"),
+        ({"topic": "a b"}, "topic"),
+    ],
+)
+def test_a_wrong_option_of_a_sink_is_an_error(options: dict[str, str], says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        SinkOptions.parse({"url": "http://localhost:9325"} | options)
