@@ -151,6 +151,7 @@ class Link:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._left: int | None = None
+        self._ended: set[asyncio.StreamWriter] = set()
         self.swallows = False
 
     async def run(self) -> None:
@@ -166,13 +167,21 @@ class Link:
             await self._flowing.wait()
             if self.swallows:
                 continue
+            if writer in self._ended:
+                continue
             if self._left is not None:
                 piece, self._left = piece[: self._left], self._left - len(piece)
             writer.write(piece)
             await writer.drain()
             if self._left is not None and self._left <= 0:
                 self.reset()
-        if writer.can_write_eof() and not writer.is_closing() and not self.swallows:
+        if not self.swallows:
+            self._end_of(writer)
+
+    def _end_of(self, writer: asyncio.StreamWriter) -> None:
+        """No more goes there; what comes for it is dropped."""
+        if writer not in self._ended and not writer.is_closing():
+            self._ended.add(writer)
             writer.write_eof()
 
     def end(self) -> None:
@@ -189,9 +198,7 @@ class Link:
         self._left = count
 
     def half_close(self, *, to_server: bool) -> None:
-        _, writer = self._server if to_server else self._client
-        if writer.can_write_eof() and not writer.is_closing():
-            writer.write_eof()
+        self._end_of((self._server if to_server else self._client)[1])
 
     def stall(self, is_stalled: bool) -> None:
         if is_stalled:

@@ -26,6 +26,8 @@ from tests.faults.proxy import Proxy
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_SECONDS_MAX = 60
 DRAIN_SECONDS_MAX = 120
+PROGRESS_SECONDS_MAX = 5
+PROGRESS_BYTES = 500
 EVERYTHING = 10_000_000
 TRANSPORTS = ("websocket", "websocket", "long_poll", "poll", None)
 SETTINGS = """
@@ -62,7 +64,8 @@ class World:
             self.start_server()
             self.start_client()
             for _ in range(faults):
-                time.sleep(self.rng.random() * 0.4)
+                self.wait_for_progress()
+                time.sleep(self.rng.random() * 0.3)
                 self.fault()
             self.heal()
             self.kill_client()
@@ -81,22 +84,22 @@ class World:
         with suppress(RuntimeError):
             self.proxy.close()
 
+    def wait_for_progress(self) -> None:
+        """Faults are for clients that work: wait until this one has done something since the last fault, or can not."""
+        before, deadline = self._logged_bytes(), time.monotonic() + PROGRESS_SECONDS_MAX
+        while self._logged_bytes() < before + PROGRESS_BYTES and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _logged_bytes(self) -> int:
+        return self.log_path.stat().st_size if self.log_path.exists() else 0
+
     # -- faults --
 
     def fault(self) -> None:
         """One of them."""
-        faults: list[Callable[[], None]] = [
-            self.proxy.cut,
-            self.proxy.reset,
-            self.truncate,
-            self.half_close,
-            self.stall,
-            self.black_hole,
-            self.shut,
-            self.kill_server,
-            self.kill_and_start_client,
-        ]
-        fault = self.rng.choice(faults)
+        network = [self.proxy.cut, self.proxy.reset, self.truncate, self.half_close, self.stall, self.black_hole]
+        processes = [self.kill_server, self.kill_and_start_client]
+        fault = self.rng.choice([*network, self.shut, *processes, *processes])
         self.counts[fault.__name__] += 1
         fault()
 
