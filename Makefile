@@ -10,6 +10,7 @@ COMPILED := $(CURDIR)/build/compiled
 EXTRAS := arrow,kafka,spark,outbox,nsq,dev
 SEEDS ?= 10000
 KILLS ?= 500
+FAULT_SEEDS ?= 100
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,9 +50,10 @@ format: $(INSTALLED) ## Format the code, and repair what the linter can
 bench: compile ## Run every benchmark on the compiled package and rewrite docs/benchmarks.md
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m bench.run
 
-soak: $(INSTALLED) ## Simulate SEEDS seeds, then kill -9 a loaded process KILLS times
+soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks
 	$(BIN)/python -m tests.simulation.soak --seeds $(SEEDS)
 	$(BIN)/python -m tests.kill.soak --kills $(KILLS)
+	$(BIN)/python -m tests.faults.soak --seeds $(FAULT_SEEDS)
 
 interop: $(INSTALLED) ## Run NSQ's own programs around Penstock (builds them: needs Go)
 	$(BIN)/python -m bench.nsq_tools
