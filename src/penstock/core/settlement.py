@@ -139,13 +139,19 @@ class Settlement:
             return entry.state == LEASED and entry.holder == session
 
         settled = Settled(0)
+        nowhere: list[Part] = []
         if len(sequences) > 1 and not (np.diff(sequences) > 0).all():
             sequences = np.unique(sequences)
         for first, stop in runs_of(sequences.astype(np.intp, copy=False)):
             done, left = self._walk(first, stop, held, apply, whole_is_held)
             settled.count += done
-            if left:
-                settled.refused = settled.refused + [self._stale(low, high) for low, high in left]
+            nowhere += left
+        if nowhere:
+            error = StaleReceipt(
+                f"the session does not hold it any more, in queue {self.queue.name!r}, channel {self.channel.name!r}: "
+                "settled before, or the lease ran out and somebody else may have it"
+            )
+            settled.refused = [Refused(low, high - 1, error) for low, high in nowhere]
         return settled
 
     def can_ack(self, span: Span) -> bool:

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.chunk import Chunk, PackedBodies
-from penstock.core.commands import Run
+from penstock.core.commands import Refused, Run, Settled
+from penstock.core.errors import StaleReceipt
 from penstock.protocols.nsq import wire
+from penstock.protocols.nsq.connection import failed_ids
 
 TAG = wire.tag_of(3)
 
@@ -223,3 +225,18 @@ def test_an_id_leads_back_to_its_message(sequences: list[int]) -> None:
 def test_an_id_of_another_topic_leads_nowhere() -> None:
     ids = np.array([5 | TAG, 5 | wire.tag_of(4), 5], dtype=np.uint64)
     assert wire.sequences_of(ids, TAG).tolist() == [5, -1, -1]
+
+
+# -- refused ids -------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=20), st.sets(st.integers(0, 12)))
+def test_the_ids_that_failed_are_those_refused_and_those_repeated(sequences: list[int], held: set[int]) -> None:
+    ids = np.array([sequence | TAG for sequence in sequences], dtype=np.uint64)
+    refused = [Refused(each, each, StaleReceipt("gone")) for each in set(sequences) - held]
+    expected = [
+        sequence | TAG for at, sequence in enumerate(sequences) if sequence not in held or sequence in sequences[:at]
+    ]
+    settled = Settled(len(set(sequences) & held), refused)
+    assert failed_ids(ids, TAG, settled) == expected
+    assert failed_ids(ids, TAG, None) == ids.tolist()

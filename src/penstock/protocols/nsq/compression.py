@@ -16,11 +16,13 @@ try:
 except ImportError:  # the feature is not offered, then
     snappy = None
 
-PORTION_BYTES = 1024 * 1024
+PORTION_BYTES = 64 * 1024
 _SNAPPY_IDENTIFIER = 0xFF
 _SNAPPY_IDENTIFIER_LENGTH = 6
 _SNAPPY_DATA_MAX = 0x01
 _SNAPPY_SKIPPABLE = 0x80
+_SNAPPY_PORTION_BYTES = PORTION_BYTES // 16
+"""Compressed: one block more than that is unpacked at a time."""
 _SNAPPY_BLOCK_MAX = 80 * 1024
 """64 KB that cannot be compressed, and what goes with them."""
 
@@ -42,6 +44,11 @@ class Codec(Protocol):
 
     def take(self) -> bytes:
         """The next portion of what was read, decompressed; nothing when there is no more. May raise `Corrupt`."""
+        ...
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be another portion in what was read."""
         ...
 
 
@@ -80,6 +87,11 @@ class Deflate:
         self._has_more = len(data) == PORTION_BYTES
         return data
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be another portion."""
+        return bool(self._read) or self._has_more
+
 
 class Snappy:
     """Snappy's framing format: a stream identifier, then blocks, each with its type and its length.
@@ -115,10 +127,15 @@ class Snappy:
                 return data
         return b""
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be another portion."""
+        return self._whole_blocks() > 0
+
     def _whole_blocks(self) -> int:
         """Where the last whole block ends of those that make a portion; 0 if there is none."""
         at, read = 0, self._read
-        while len(read) - at >= 4 and at < PORTION_BYTES // 16:
+        while len(read) - at >= 4 and at < _SNAPPY_PORTION_BYTES:
             length = int.from_bytes(read[at + 1 : at + 4], "little")
             self._check_block(read[at], length)
             if at + 4 + length > len(read):

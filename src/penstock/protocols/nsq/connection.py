@@ -90,9 +90,13 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         """What keeps the connection busy."""
         self._is_reading = True
+        self._is_unpacking = False
+        """More of what was read is to be decompressed, in the loop's next turns."""
         self._is_ending = False
         """Nothing is read or pushed any more; the connection closes when all is written."""
         self._is_lost = False
+        self._is_slow = False
+        """The next command waits for a step of its own, because the last one was long."""
         self._heard_s = self._loop.time()
         self._stuck_s: float | None = None
         """Since when the client has not read."""
@@ -151,7 +155,8 @@ class Connection(asyncio.Protocol):
                 return
         if self._codec is not None:
             self._codec.add(data)
-            self._unpack()
+            if not self._is_unpacking:
+                self._unpack()
         else:
             self._take_in(self._parser.feed(data))
 
@@ -170,13 +175,21 @@ class Connection(asyncio.Protocol):
         return data[4:]
 
     def _unpack(self) -> None:
+        """Decompress a portion; the next one in the loop's next turn, so that others have theirs."""
         assert self._codec is not None and self._parser is not None
+        self._is_unpacking = False
+        if self._is_ending:
+            return
         try:
-            while not self._commands and not self._is_ending and (data := self._codec.take()):
-                self._take_in(self._parser.feed(data))
+            if not self._commands and self._task is None:
+                self._take_in(self._parser.feed(self._codec.take()))
+            self._is_unpacking = self._codec.has_more and not self._is_ending
         except Corrupt as error:
             log.info("client %s: %s", self.client.remote_address, error)
             self._end()
+        if self._is_unpacking and not self._commands and self._task is None:
+            self._loop.call_soon(self._unpack)
+        self._mind_reading()
 
     def _take_in(self, commands: list[wire.WireCommand]) -> None:
         if commands:
@@ -194,7 +207,7 @@ class Connection(asyncio.Protocol):
         """The client has read."""
         self._stuck_s = None
         self._give_room(ROOM_BYTES)
-        self._run()
+        self._resume()
 
     def _give_room(self, room_bytes: int) -> None:
         self._room_bytes = room_bytes
@@ -206,7 +219,7 @@ class Connection(asyncio.Protocol):
 
     def _mind_reading(self) -> None:
         """Nothing is read while commands wait."""
-        wanted = not self._commands and self._task is None and not self._is_ending
+        wanted = not self._commands and self._task is None and not self._is_unpacking and not self._is_ending
         if wanted == self._is_reading or self._is_lost:
             return
         self._is_reading = wanted
@@ -292,8 +305,9 @@ class Connection(asyncio.Protocol):
         while commands and self._task is None and not self._is_ending:
             command = commands[0]
             handle, verb, waits = _HANDLERS[command.__class__]
-            if self._pending and waits:
+            if self._pending and (waits or self._is_slow):
                 break
+            self._is_slow = False
             if command.__class__ is wire.Publish and not self._may_publish():
                 break
             commands.popleft()
@@ -310,9 +324,10 @@ class Connection(asyncio.Protocol):
 
     def _resume(self) -> None:
         """A call has been answered."""
-        if self._commands:
-            self._run()
-        if not self._commands and self._codec is not None and not self._is_ending and self._task is None:
+        if not self._commands:
+            return
+        self._run()
+        if self._is_unpacking and not self._commands and self._task is None:
             self._unpack()
 
     def _submit(self, command: Command, on_settled: Callable[[Call], None]) -> None:
@@ -446,6 +461,8 @@ class Connection(asyncio.Protocol):
             self._leave()
             return
         self._run()
+        if self._is_unpacking and not self._commands:
+            self._unpack()
 
     def _upgrade_failed(self, error: BaseException) -> None:
         if not isinstance(error, ssl.SSLError | OSError | asyncio.TimeoutError):
@@ -500,9 +517,19 @@ class Connection(asyncio.Protocol):
 
     # -- settling --
 
+    def _some_ids(self, command: wire.Finish) -> NDArray[np.uint64]:
+        """The ids of a run; of a very long one the first, so that a step stays short: nobody holds so many."""
+        ids = command.ids
+        limit = 2 * self._settings.ready_max
+        if len(ids) <= limit:
+            return ids
+        self._commands.appendleft(msgspec.structs.replace(command, parts=[ids[limit:]]))
+        self._is_slow = True
+        return ids[:limit]
+
     def _finish(self, command: wire.Finish) -> None:
         self._require("FIN", State.SUBSCRIBED, State.CLOSING)
-        ids = command.ids
+        ids = self._some_ids(command)
         sequences = wire.sequences_of(ids, self._tag)
         self._call(self._acked(sequences), partial(self._finished, ids))
 
@@ -524,7 +551,7 @@ class Connection(asyncio.Protocol):
 
     def _requeue(self, command: wire.Requeue) -> None:
         self._require("REQ", State.SUBSCRIBED, State.CLOSING)
-        ids = command.ids
+        ids = self._some_ids(command)
         release = ReleaseSequences(
             queue=self._topic,
             channel=self._channel,
@@ -544,7 +571,7 @@ class Connection(asyncio.Protocol):
     def _touch(self, command: wire.Touch) -> None:
         self._require("TOUCH", State.SUBSCRIBED, State.CLOSING)
         assert self._timeouts is not None
-        ids = command.ids
+        ids = self._some_ids(command)
         extend = ExtendSequences(
             queue=self._topic,
             channel=self._channel,
@@ -568,8 +595,7 @@ class Connection(asyncio.Protocol):
             self._fail(f"E_{verb}_FAILED", f"{verb} failed {call.error}")
         elif settled is None or settled.count != len(ids):
             failed = failed_ids(ids, self._tag, settled)
-            reasons = [wire.error_frame(*_not_in_flight(verb, f"{each:016x}")) for each in failed]
-            self._write(b"".join(reasons))
+            self._write(b"".join([wire.error_frame(*_not_in_flight(verb, f"{each:016x}")) for each in failed]))
         self._resume()
         return settled
 
@@ -620,15 +646,16 @@ class Connection(asyncio.Protocol):
 
 def failed_ids(ids: NDArray[np.uint64], tag: int, settled: Settled | None) -> list[int]:
     """Which of the ids of a run were refused, in their order; one that came before in the same run is refused, too."""
+    sequences = wire.sequences_of(ids, tag)
+    is_failed = np.ones(len(ids), dtype=np.bool_)
+    is_failed[np.unique(sequences, return_index=True)[1]] = False  # the first of each is not a repetition
     if settled is None:
-        return [int(each) for each in ids]
-    refused = [(each.first, each.last) for each in settled.refused]
-    seen: set[int] = set()
-    failed = []
-    for each, sequence in zip(ids.tolist(), wire.sequences_of(ids, tag).tolist(), strict=True):
-        if sequence in seen or any(first <= sequence <= last for first, last in refused):
-            failed.append(each)
-        seen.add(sequence)
+        is_failed[:] = True
+    elif settled.refused:
+        bounds = np.array(sorted((each.first, each.last) for each in settled.refused))
+        at = np.searchsorted(bounds[:, 0], sequences, side="right") - 1
+        is_failed |= (at >= 0) & (sequences <= bounds[at, 1])
+    failed: list[int] = ids[is_failed].tolist()
     return failed
 
 
