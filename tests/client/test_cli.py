@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import penstock
-from penstock.cli import main
+from penstock.cli import app, exits, main
 from penstock.cli.exits import Exit
 from tests.client.node import ThreadedNode
 
@@ -591,3 +594,39 @@ def test_top_draws_its_table_anew_on_a_terminal(local: Shell, directory: Path) -
     assert status == 0
     assert "orders" in written
     assert "Ctrl-C ends" in written
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "cli.md").read_text()
+
+
+def test_the_page_has_every_exit_status_as_the_code_has_it() -> None:
+    source = Path(exits.__file__).read_text()
+    meanings = re.findall(r'^    \w+ = (\d+)\n    """(.+)"""$', source, re.MULTILINE)
+    assert len(meanings) == len(Exit)
+    assert re.findall(r"^\| (\d+) \| (.+) \|$", PAGE, re.MULTILINE) == meanings
+
+
+def test_the_page_names_every_command() -> None:
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    table = PAGE.split("## Commands")[1].split("## Sending")[0]
+    for name, command in group.commands.items():
+        assert re.search(rf"`[^`]*\b{name}\b", table) or f"`{name}`" in table, name
+        for inner in getattr(command, "commands", {}):
+            assert re.search(rf"`{name} [^`]*\b{inner}\b", table), f"{name} {inner}"
+
+
+def test_the_page_names_the_fields_of_json(shell: Shell) -> None:
+    documented = {
+        name: set(re.findall(r"`(\w+)`", fields))
+        for name, fields in re.findall(r"^\| (`[^|]+`) \| (.+) \|$", PAGE, re.M)
+    }
+    (sent,) = shell.json("send", "orders", "tea", "--group", "g", "--attribute", "a=b")
+    (received,) = shell.json("receive", "orders", "--no-ack", "--lease", "60")
+    assert set(sent) == documented["`send`"]
+    assert set(received) | {"body_base64"} == documented["`receive`"]
+    assert set(shell.json("queue", "list")[0]) == documented["`queue list`"]
+    assert set(shell.json("stats")[0]) == documented["`stats`, `channel list`"]
+    assert set(shell.json("top", "--once", "--interval", "0.05")[0]) == documented["`top`"]
