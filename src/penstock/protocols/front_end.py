@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HttpLimits, HttpServer
+from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HttpCounters, HttpLimits, HttpServer
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter
 from penstock.server.node import Address, Services
@@ -63,7 +63,9 @@ class HttpFrontEnd:
         await self._server.drain(grace_s)
 
     def _families(self) -> Iterable[Metric]:
-        return () if self._server is None else _http_families(self.name, self._server)
+        if self._server is None:
+            return ()
+        return http_families(self.name, self._server.connections_open, self._server.counters)
 
 
 class RequestObserver:
@@ -95,10 +97,11 @@ class RequestObserver:
             )
 
 
-def _http_families(protocol: str, server: HttpServer) -> Iterator[Metric]:
-    counters, labels = server.counters, ("protocol",)
+def http_families(protocol: str, connections_open: int, counters: HttpCounters) -> Iterator[Metric]:
+    """What an HTTP front end has counted."""
+    labels = ("protocol",)
     is_open = GaugeMetricFamily("penstock_http_connections_open", "Connections now.", labels=labels)
-    is_open.add_metric((protocol,), server.connections_open)
+    is_open.add_metric((protocol,), connections_open)
     yield is_open
     accepted = CounterMetricFamily("penstock_http_connections", "Connections accepted.", labels=labels)
     accepted.add_metric((protocol,), counters.connections)

@@ -286,3 +286,5 @@ def test_requests_are_logged_and_counted_without_secrets(serve: Callable[..., Se
         metrics = http.get("/metrics").text.splitlines()
     assert 'penstock_requests_total{action="send_messages",outcome="ok",protocol="rest"} 1.0' in metrics
     assert 'penstock_requests_total{action="list_queues",outcome="unauthorized",protocol="rest"} 1.0' in metrics
+    assert 'penstock_http_connections_total{protocol="rest"} 1.0' in metrics
+    assert 'penstock_http_connections_open{protocol="rest"} 1.0' in metrics

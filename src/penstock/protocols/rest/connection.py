@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from penstock.protocols.http import HttpCounters
 from penstock.protocols.rest.caller import TRANSPORT
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, problem_of
 from penstock.server.settings import HttpLimits
@@ -32,8 +33,8 @@ def _refusal(error: RestError) -> bytes:
     return f"{line}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
 
-def limited(limits: HttpLimits) -> type[HttpToolsProtocol]:
-    """The class of connections that keep to these limits."""
+def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtocol]:
+    """The class of connections that keep to these limits, and are counted there."""
 
     class LimitedConnection(HttpToolsProtocol):
         """One connection."""
@@ -44,6 +45,7 @@ def limited(limits: HttpLimits) -> type[HttpToolsProtocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            counters.connections += 1
             if len(self.connections) > limits.connections_max:
                 self._refuse(503)
                 return
@@ -115,6 +117,7 @@ def limited(limits: HttpLimits) -> type[HttpToolsProtocol]:
             self._stop_timer()
             if self.transport.is_closing():
                 return
+            counters.rejections[status] = counters.rejections.get(status, 0) + 1
             self.transport.write(_refusal(_REFUSALS[status]))
             self.transport.close()
 

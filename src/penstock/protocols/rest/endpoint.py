@@ -22,6 +22,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import PenstockError
+from penstock.protocols.http import HttpCounters
 from penstock.protocols.rest.caller import Caller, CallerGone, Waits
 from penstock.protocols.rest.guard import Guard
 from penstock.protocols.rest.operations import BATCH, JSON, Batch, Operation, Reply
@@ -50,6 +51,7 @@ class Desk:
         self.services = services
         self.guard = Guard(services)
         self.waits = Waits()
+        self.counters = HttpCounters()
         self._id_prefix = os.urandom(6).hex()
         self._ids = itertools.count(1)
 
@@ -129,7 +131,7 @@ class Visit:
             result = await operation.run(caller, **arguments)
             await self._succeed(operation, caller, result)
         except CallerGone:
-            self._note(499, "abandoned")
+            self._abandon()
         except PenstockError as error:
             await self._fail(error)
         except Exception:
@@ -219,7 +221,7 @@ class Visit:
         shard = self._desk.services.shard
         if caller.is_gone:
             caller.give_back(shard)
-            self._note(499, "abandoned")
+            self._abandon()
             return
         try:
             status, content_type, body, headers = _encoded(operation, result)
@@ -259,6 +261,10 @@ class Visit:
             fixed.append((b"content-type", content_type))
         kept = [header for header in headers if status != 204 or header[0] != b"content-length"]
         await self._send({"type": "http.response.start", "status": status, "headers": fixed + kept})
+
+    def _abandon(self) -> None:
+        self._desk.counters.abandoned += 1
+        self._note(499, "abandoned")
 
     def _note(self, status: int, outcome: str) -> None:
         services, caller = self._desk.services, self._caller

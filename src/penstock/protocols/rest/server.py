@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import uvicorn
+from prometheus_client.core import Metric
 
-from penstock.protocols.front_end import tls_context, url_of
+from penstock.protocols.front_end import http_families, tls_context, url_of
+from penstock.protocols.http import HttpCounters
 from penstock.protocols.rest.app import RestApp
 from penstock.protocols.rest.caller import Waits
 from penstock.protocols.rest.connection import limited
+from penstock.protocols.rest.endpoint import PROTOCOL
 from penstock.protocols.websocket.routes import uvicorn_options
 from penstock.server.node import Address, Services
 from penstock.server.partition_map import OneNode
@@ -37,6 +40,7 @@ class RestFrontEnd:
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
         self._waits: Waits | None = None
+        self._counters = HttpCounters()
 
     async def start(self, services: Services) -> Address:
         """Listen."""
@@ -48,10 +52,10 @@ class RestFrontEnd:
         if services.partition_maps is None:
             services.partition_maps = OneNode(url)
         app = RestApp(services, self._version)
-        self._waits = app.desk.waits
+        self._waits, self._counters = app.desk.waits, app.desk.counters
         config = uvicorn.Config(
             app.routes(),
-            http=limited(limits),
+            http=limited(limits, app.desk.counters),
             timeout_keep_alive=max(1, round(limits.idle_timeout_s)),
             lifespan="off",
             log_config=None,
@@ -67,7 +71,12 @@ class RestFrontEnd:
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0)
+        services.metric_sources.append(self._families)
         return Address(settings.host, port, url)
+
+    def _families(self) -> Iterable[Metric]:
+        open_now = 0 if self._server is None else len(self._server.server_state.connections)
+        return http_families(PROTOCOL, open_now, self._counters)
 
     def stop_accepting(self) -> None:
         """Health goes on being told until the store is closed: see `drain`."""
