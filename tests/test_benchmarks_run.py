@@ -11,12 +11,16 @@ import pytest
 
 from bench import nsq_tools
 from bench.run import ROOT, SCRIPTS, label
+from tests.programs import needed
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_benchmark_runs_and_prints_its_table(script: str) -> None:
     if script == "nsq":
         need_nsq_tools()
+    if script == "client":
+        for package in ("redis-server", "rabbitmq-server", "nats-server"):
+            needed(package)
     command = [sys.executable, "-m", "bench.run", "--quick", script]
     printed = subprocess.run(command, cwd=ROOT, check=True, timeout=120, stdout=subprocess.PIPE, text=True).stdout
     assert printed.startswith(f"## {label(script)}. ")
