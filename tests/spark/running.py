@@ -116,7 +116,7 @@ class Queues:
         while True:
             page = self.rest("GET", f"/v1/queues/{self.name(short)}/records?offset={offset}&max=10000")
             found += page["records"]
-            if page["next_offset"] >= page["end_offset"]:
+            if page["next_offset"] >= page["end_offset"] or page["next_offset"] == offset:
                 return found
             offset = page["next_offset"]
 

@@ -1,0 +1,174 @@
+"""Exactly once, however often driver and server are killed: `python -m tests.spark.soak --kills 20 --messages 1000000`.
+
+A queue is copied by two streams, into Parquet files and (transformed) into another queue. Meanwhile SIGKILL hits the
+driver with all its processes, or the server, at random moments; each is started again. In the end every message must
+be there once, in both places.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from penstock.core.chunk import Chunk
+from penstock.spark.options import Where
+from penstock.spark.place import Range
+from penstock.spark.server import Connection, ServerPlace
+from penstock.wire.pieces import Target, encode_section
+from tests.compat.server import ROOT, Server
+
+_RUN = 4_000
+ENDLESS_S = 3_600
+
+
+def send_numbers(url: str, count: int) -> None:
+    """The numbers below `count`, as messages of queue `in`."""
+    with contextlib.closing(Connection(Where(url=url))) as connection:
+        for low in range(0, count, _RUN):
+            bodies = [b"%d" % number for number in range(low, min(low + _RUN, count))]
+            section = encode_section(Target("in"), Chunk.of(0, 0, bodies))
+            connection.request("POST", "/v1/bulk/send", b"".join(section), {}).read()
+
+
+class Driver:
+    """The Spark program, in a process group of its own."""
+
+    def __init__(self, url: str, directory: Path, batch_messages: int) -> None:
+        self._command = [sys.executable, "-m", "tests.spark.jobs", "copy", "local[2]", url, str(directory)]
+        self._log_path = directory / "driver.log"
+        self._environment = os.environ | {"BATCH_MESSAGES": str(batch_messages)}
+        self.process: subprocess.Popen[bytes]
+
+    def start(self) -> None:
+        """Start it; it goes on from its checkpoints."""
+        with self._log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                self._command, cwd=ROOT, stdout=log, stderr=log, env=self._environment, start_new_session=True
+            )
+
+    def is_running(self) -> bool:
+        """Whether its streams have begun."""
+        return self.process.poll() is None and b"running" in self._log_path.read_bytes()
+
+    def kill(self) -> None:
+        """Driver, JVM and all, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+    def log(self) -> str:
+        """What it said."""
+        return self._log_path.read_text(errors="replace")[-5_000:]
+
+
+def soak(directory: Path, *, messages: int, kills: Iterator[str], batch_messages: int, chance: random.Random) -> int:
+    """Copy under fire. Returns how many kills hit; raises `AssertionError` unless everything is there once."""
+    (directory / "server").mkdir()
+    server = Server(directory / "server").start()
+    url = f"http://127.0.0.1:{server.http_port}"
+    driver = Driver(url, directory, batch_messages)
+    hits = 0
+    try:
+        send_numbers(url, messages)
+        driver.start()
+        for victim in kills:
+            if not _wait_for(driver):
+                break
+            time.sleep(chance.uniform(0.2, 3.0))
+            if driver.process.poll() is not None:
+                break
+            hits += 1
+            if victim == "server":
+                server.kill()
+                server.start()
+            else:
+                driver.kill()
+                driver.start()
+        while driver.process.wait(ENDLESS_S) != 0:
+            raise AssertionError(f"the driver failed:\n{driver.log()}")
+        check(url, directory, messages)
+    finally:
+        driver.kill()
+        server.kill()
+    return hits
+
+
+def _wait_for(driver: Driver) -> bool:
+    """Until its streams run; False if it is done already."""
+    deadline = time.monotonic() + 300
+    while not driver.is_running():
+        if driver.process.poll() == 0:
+            return False
+        assert driver.process.poll() is None, f"the driver failed:\n{driver.log()}"
+        assert time.monotonic() < deadline, f"the driver never began:\n{driver.log()}"
+        time.sleep(0.05)
+    return True
+
+
+def check(url: str, directory: Path, messages: int) -> None:
+    """Every number once, in the files and in the queue."""
+    expected = Counter(str(number) for number in range(messages))
+    files = Counter(files_output(directory / "files"))
+    assert files == expected, f"Parquet: {difference(files, expected)}"
+    out = Counter(value.removeprefix("copy of ") for value in queue_output(url))
+    assert out == expected, f"queue: {difference(out, expected)}"
+
+
+def files_output(directory: Path) -> list[str]:
+    """What the file sink has committed: what its log names, and nothing else that lies there."""
+    import json
+
+    names: set[str] = set()
+    logs = sorted((directory / "_spark_metadata").glob("[0-9]*"), key=lambda path: int(path.name.partition(".")[0]))
+    for log in logs:
+        for line in log.read_text().splitlines()[1:]:
+            names.add(Path(json.loads(line)["path"]).name)
+    return [value for name in sorted(names) for value in pq.read_table(directory / name)["value"].to_pylist()]
+
+
+def queue_output(url: str) -> list[str]:
+    """Every message of queue `out`."""
+    with contextlib.closing(ServerPlace(Where(url=url))) as place:
+        at = place.find(["out"])["out"]
+        batches = place.batches(Range("out", 0, at.end, 0), include_headers=False)
+        return [value.decode() for batch in batches for value in batch["value"].to_pylist()]
+
+
+def difference(found: Counter[str], expected: Counter[str]) -> str:
+    """What is missing, and what is there too often."""
+    missing, extra = expected - found, found - expected
+    return f"{missing.total()} missing ({list(missing)[:5]}), {extra.total()} too many ({list(extra)[:5]})"
+
+
+def main() -> None:
+    """The full one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--batch", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    chance = random.Random(options.seed)
+    victims = (chance.choice(["server", "driver"]) for _ in range(options.kills))
+    with tempfile.TemporaryDirectory(prefix="penstock-soak-") as directory:
+        hits = soak(
+            Path(directory), messages=options.messages, kills=victims, batch_messages=options.batch, chance=chance
+        )
+    print(f"{options.messages} messages, {hits} kills: each once in the files and in the queue", flush=True)
+
+
+if __name__ == "__main__":
+    main()
