@@ -14,11 +14,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter, sleep
 from typing import Any
 
 from penstock.core.broker import Broker
 from penstock.core.commands import Ack, CancelWait, Command, Damage, Extend, Receive, Release, Send
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
+from penstock.server.siblings import Siblings
+
+_MOMENT_S = 0.00001
+"""What a step is put off for at a time; with what the system adds to it, some 60 us."""
 
 
 class _TaskCall(Call):
@@ -85,6 +90,9 @@ class AsyncShard:
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
+        self._siblings = Siblings()
+        self._callers: set[object] = set()
+        """Who in the inbox may be waited for next time, and is worth waiting for now."""
         self._committer = ThreadPoolExecutor(1, "penstock-commit") if commit_in_thread else None
         self._arm()
 
@@ -99,9 +107,14 @@ class AsyncShard:
             raise
         return call.result()
 
-    def submit(self, command: Command, on_settled: Callable[[Call], None]) -> CallbackCall:
-        """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise."""
+    def submit(self, command: Command, on_settled: Callable[[Call], None], caller: object = None) -> CallbackCall:
+        """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise.
+
+        A `caller` that waits for each of its commits before it comes again may be waited for: see `siblings`.
+        """
         call = CallbackCall(command, on_settled)
+        if caller is not None:
+            self._callers.add(caller)
         self._enqueue(call)
         return call
 
@@ -178,6 +191,14 @@ class AsyncShard:
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
+        callers, start_s = self._callers, 0.0
+        if callers:
+            start_s = perf_counter()
+            if self._siblings.is_early(callers, start_s) and not self._closed:
+                sleep(_MOMENT_S)
+                self._loop.call_soon(self._step)
+                return
+            self._callers = set()
         calls, self._inbox = self._inbox, []
         step = Step(in_order(calls))
         if self._committer is None:
@@ -185,6 +206,8 @@ class AsyncShard:
                 self.shard.run(step)
             finally:
                 self._end(step)
+            if callers:
+                self._siblings.stepped(callers, start_s, perf_counter())
             return
         try:
             self.shard.begin(step)

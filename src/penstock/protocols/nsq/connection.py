@@ -336,11 +336,11 @@ class Connection(asyncio.Protocol):
         except PenstockError as error:
             self._fail("E_INVALID", str(error))
 
-    def _call(self, command: Command, on_settled: Callable[[Call], None]) -> None:
+    def _call(self, command: Command, on_settled: Callable[[Call], None], *, caller: Connection | None = None) -> None:
         """Hand a command to the shard whose answer the client waits for."""
         self._pending += 1
         try:
-            self._shard.submit(command, on_settled)
+            self._shard.submit(command, on_settled, caller)
         except PenstockError as error:
             self._pending -= 1
             self._fail("E_INVALID", str(error))
@@ -476,7 +476,7 @@ class Connection(asyncio.Protocol):
             self._check_right(command.verb, "write", command.topic)
         self._pending_bytes += command.nbytes
         send = self._topics.send(command.topic, command.bodies, command.delay_ms)
-        self._call(send, partial(self._published, command))
+        self._call(send, partial(self._published, command), caller=self)
 
     def _published(self, command: wire.Publish, call: Call) -> None:
         self._pending -= 1
