@@ -29,9 +29,9 @@ TOPIC, CHANNEL = "sub_bench", "ch"
 BODY_BYTES = 200
 BATCH = 200
 READY = 2500
-WRITE_S = 5.0
-READ_S = 2.5
-"""Half of it, so that a reader does not run out of messages unless it is twice as fast as the writer."""
+WRITE_S = 6.0
+READ_S = 1.5
+"""A quarter, so that a reader does not run out of messages unless it is four times as fast as the writer."""
 TURNS = 5
 PUBLISHED_TARGET = 1.0
 CONSUMED_TARGET = 1.5
@@ -54,9 +54,9 @@ class Pace:
     def of(cls, options: argparse.Namespace) -> Pace:
         """The real thing, a shorter one, or just enough to see that it runs."""
         if options.quick:
-            return cls(write_s=0.3, read_s=0.1, turns=1, warm_up=False)
+            return cls(write_s=0.4, read_s=0.1, turns=1, warm_up=False)
         if options.short:
-            return cls(write_s=2.0, read_s=1.0, turns=3, warm_up=False)
+            return cls(write_s=2.4, read_s=0.6, turns=3, warm_up=False)
         return cls(WRITE_S, READ_S, TURNS, warm_up=True)
 
 

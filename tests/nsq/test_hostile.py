@@ -170,6 +170,21 @@ def test_thousands_that_connect_and_leave(server: Broker, topic: str) -> None:
     until(lambda: server.channel(f"{topic}-crowd", "ch#ephemeral") is None)
 
 
+@pytest.mark.skipif(AGAINST_NSQD, reason="Go's memory says little")
+def test_consumers_that_come_and_go_leave_nothing_behind(server: Broker, topic: str) -> None:
+    def come_and_go(times: int) -> None:
+        for _ in range(times):
+            crowd = [server.subscriber(topic, ready=1) for _ in range(100)]
+            for connection in crowd:
+                connection.close()
+        until(lambda: server.channel(topic)["client_count"] == 0)
+
+    come_and_go(5)
+    before = server.memory_bytes()
+    come_and_go(20)
+    assert server.memory_bytes() - before < 4 * MB
+
+
 def test_a_body_that_comes_byte_by_byte_keeps_nobody_waiting(server: Broker, topic: str) -> None:
     with server.connect() as slow:
         slow.send(f"PUB {topic}\n".encode() + struct.pack(">i", 2000))
