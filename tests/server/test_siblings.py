@@ -100,6 +100,6 @@ class _Caller:
         assert call.error is None
         self._left -= 1
         if self._left:
-            asyncio.get_running_loop().call_soon(self.send)
+            asyncio.get_running_loop().call_later(0.0005, self.send)
         else:
             self.done.set_result(None)
