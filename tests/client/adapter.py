@@ -14,6 +14,7 @@ from penstock.client.connecting import connect, connect_async
 from penstock.client.remote.address import TransportName
 from penstock.client.sync.penstock import Penstock
 from penstock.server.clock import ManualClock
+from penstock.server.settings import Settings, WebsocketSettings
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
 from penstock.server.threads import ThreadedShard
@@ -23,6 +24,9 @@ from penstock.store.memory import MemoryStore
 from tests.client.serving import Server, serve
 
 ENTROPY = bytes(range(64))
+
+PATIENT = Settings(websocket=WebsocketSettings(session_ttl_s=10_000_000))
+"""Heartbeats come in real time, and here time is made to jump."""
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
@@ -137,7 +141,7 @@ class World:
 
     def _open_server(self, transport: TransportName) -> None:
         assert self._loop is not None
-        self._server = self._loop.run(serve(self.shard))
+        self._server = self._loop.run(serve(self.shard, settings=PATIENT))
         self._driver = Driven(self._server.shard, self._loop)
         if self._tasks:
 
@@ -183,11 +187,23 @@ class World:
         self.open()
 
     def wait_for_receivers(self, queue: str, count: int = 1) -> None:
-        """Until so many receives wait."""
+        """Until so many receives wait; by plain poll none ever does: until one has asked, and asks again."""
+        if self.transport == "poll":
+            self._wait_for_polls()
+            return
         deadline = 5_000
         while self.ps.queue(queue).stats().channels["main"].waiting_receivers != count:
             deadline -= 1
             assert deadline, "no receiver came to wait"
+            threading.Event().wait(0.001)
+
+    def _wait_for_polls(self) -> None:
+        assert self._server is not None
+        counts, key, deadline = self._server.services.meter._counts, ("poll", "Receive", "ok"), 5_000
+        first = counts.get(key, 0)
+        while counts.get(key, 0) < first + 2:
+            deadline -= 1
+            assert deadline, "nobody polls"
             threading.Event().wait(0.001)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from tests.client.adapter import World, directory_store, memory_store
 
 IN_PROCESS = ["threads-memory", "threads-directory", "tasks-memory"]
 """Both APIs and both stores; the fourth pair only where the disk is the point."""
-NETWORK = ["threads-websocket", "tasks-websocket"]
+NETWORK = ["threads-websocket", "tasks-websocket", "threads-long_poll", "tasks-poll"]
 """Both APIs against a server, by every transport."""
 ABOUT_THE_DISK = ("test_restart", "test_unit_of_work")
 

@@ -41,6 +41,8 @@ class Hello(Command):
     """For who cannot send an Authorization header: pages in browsers."""
     name: str = ""
     """Whom the session stands for, in the history of failed deliveries."""
+    session: int = 0
+    """For who polls and comes back: the session to go on with, if it is still there."""
 
 
 class Cancel(Command):

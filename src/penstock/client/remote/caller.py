@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.client.remote import websocket
+from penstock.client.remote import polling, websocket
 from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
 from penstock.client.remote.backoff import pause_s
 from penstock.client.remote.identity import RemoteIdentity
@@ -48,7 +48,11 @@ _IN_FLIGHT_SHARE = 0.8
 
 Connect = Callable[[Address, Options, "RemoteCaller"], Any]
 
-CONNECT: dict[TransportName, Connect] = {"websocket": websocket.connect}
+CONNECT: dict[TransportName, Connect] = {
+    "websocket": websocket.connect,
+    "long_poll": polling.connect_long_poll,
+    "poll": polling.connect_poll,
+}
 """How to get a link of each transport."""
 
 
@@ -77,6 +81,7 @@ class RemoteCaller:
         self._server_ms = 0
         self._server_heard_s = 0.0
         self._in_flight_max = 1_000
+        self.old_session = 0
         self.identity = RemoteIdentity()
         self.reports: list[Damage] = []
 
@@ -216,7 +221,8 @@ class RemoteCaller:
 
     def answered(self, now_ms: int, answers: list[Answer]) -> None:
         """Answers came."""
-        self._server_ms, self._server_heard_s = now_ms, time.monotonic()
+        if now_ms:
+            self._server_ms, self._server_heard_s = now_ms, time.monotonic()
         for number, kind, value in answers:
             outstanding = self._in_flight.get(number)
             if outstanding is None:
@@ -282,7 +288,7 @@ class RemoteCaller:
     async def _new_link(self) -> Link:
         """A link of the best transport that works."""
         chosen = self._options.transport
-        names = [name for name in TRANSPORTS if name in CONNECT] if chosen is None else [chosen]
+        names = TRANSPORTS if chosen is None else (chosen,)
         refusal: PenstockError | None = None
         for name in names:
             try:
@@ -296,6 +302,7 @@ class RemoteCaller:
     def _take_link(self, link: Link) -> None:
         self._link = link
         welcome = link.welcome
+        self.old_session = welcome.session
         self.identity.realm = welcome.realm
         self.reports = welcome.damage
         self._in_flight_max = max(1, round(welcome.limits.requests_max * _IN_FLIGHT_SHARE))

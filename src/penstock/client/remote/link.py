@@ -18,6 +18,9 @@ class UpgradeRefused(NotSent):
 class Listener(Protocol):
     """Who hears what comes over a link."""
 
+    old_session: int
+    """The session of the last link; 0 if there was none."""
+
     def answered(self, now_ms: int, answers: list[Answer]) -> None:
         """Answers came, and the server's time with them."""
         ...

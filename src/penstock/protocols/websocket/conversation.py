@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.core.commands import OpenSession
-from penstock.core.errors import InvalidRequest
+from penstock.core.commands import Heartbeat, OpenSession
+from penstock.core.errors import InvalidRequest, SessionNotFound
 from penstock.protocols.websocket.admission import Headers, principal_of
-from penstock.protocols.websocket.handles import session_handle
+from penstock.protocols.websocket.handles import session_handle, session_number
 from penstock.server.auth import Principal
 from penstock.server.node import Services
 from penstock.wire.answers import Limits, Welcome
@@ -37,9 +37,11 @@ async def admit(
     """Take the first frame of a conversation: a single `Hello`. Opens the session."""
     request, hello = _hello_in(frame)
     principal = principal_of(services, headers, hello.token)
-    name = hello.name[:_NAME_LENGTH_MAX] or f"{principal.name} from {peer}"
-    ttl_ms = session_ttl_ms or None
-    number: int = await services.shard.call(OpenSession(name=name, ttl_ms=ttl_ms, bound=ttl_ms is None))
+    number = await _old_session(services, principal, hello.session) if session_ttl_ms else 0
+    if not number:
+        name = hello.name[:_NAME_LENGTH_MAX] or f"{principal.name} from {peer}"
+        ttl_ms = session_ttl_ms or None
+        number = await services.shard.call(OpenSession(name=name, ttl_ms=ttl_ms, bound=ttl_ms is None))
     broker = services.shard.identity
     welcome = Welcome(
         version=VERSION,
@@ -51,6 +53,18 @@ async def admit(
         damage=services.shard.reports,
     )
     return Admitted(request, principal, number, welcome)
+
+
+async def _old_session(services: Services, principal: Principal, handle: int) -> int:
+    """The session of a client that polls and has come back; 0 if there is none any more."""
+    if not handle:
+        return 0
+    try:
+        number = session_number(services.shard.identity.meta.secret, principal, handle)
+        await services.shard.call(Heartbeat(session=number))
+    except SessionNotFound:
+        return 0
+    return number
 
 
 def _hello_in(frame: bytes) -> tuple[int, Hello]:

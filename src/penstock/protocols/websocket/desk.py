@@ -95,6 +95,7 @@ class Desk:
         *,
         protocol: str,
         peer: str = "",
+        desks: list[Desk] | None = None,
     ) -> None:
         self._services = services
         self._shard = services.shard
@@ -104,6 +105,8 @@ class Desk:
         self._on_answer = on_answer
         self._protocol = protocol
         self._peer = peer
+        self._desks = desks
+        """For a client that polls: the desks of all its requests in flight. None: this is the only one."""
         self._open: dict[int, Open] = {}
         self._pushes: dict[int, Push] = {}
         self._closed = False
@@ -180,7 +183,9 @@ class Desk:
         self._open.pop(request.number, None)
         error, command = call.error, request.command
         seconds = time.perf_counter() - request.started_s
-        if error is None:
+        if error is None and call.reply is None and isinstance(command, Receive):
+            self._on_answer()  # the server stops: no answer; the client asks again, when there is a server again
+        elif error is None:
             self._answer(request.number, Kind.REPLY, self._reply(command, call.reply))
             self._services.meter.note(self._protocol, type(command).__name__, "ok", seconds)
         elif not (isinstance(error, ShardClosed) and self._services.is_stopping):
@@ -196,8 +201,7 @@ class Desk:
 
     def _answer(self, number: int, kind: Kind, value: Any) -> None:
         self.answers.append((number, kind, value))
-        if len(self.answers) == 1:
-            self._on_answer()
+        self._on_answer()
 
     def _note(self, action: str, command: Any, error: BaseException, seconds: float) -> None:
         outcome = type(error).__name__
@@ -223,14 +227,21 @@ class Desk:
         raise InvalidRequest("Hello is the first request of a conversation, and comes once")
 
     def _cancel(self, number: int, command: Cancel) -> None:
-        request = self._open.get(command.request)
-        if request is not None and isinstance(request.command, Receive) and request.call is not None:
-            del self._open[command.request]
-            self._shard.withdraw(request.call)
-            self._answer(command.request, Kind.REPLY, None)
+        for desk in self._desks or [self]:
+            desk.end_wait(command.request)
         self._answer(number, Kind.REPLY, None)
 
+    def end_wait(self, number: int) -> None:
+        """A receive, if it is one of this desk's, need not wait any longer."""
+        request = self._open.get(number)
+        if request is not None and isinstance(request.command, Receive) and request.call is not None:
+            del self._open[number]
+            self._shard.withdraw(request.call)
+            self._answer(number, Kind.REPLY, None)
+
     def _start_push(self, number: int, command: StartPush) -> None:
+        if self._desks is not None:
+            raise InvalidRequest("nothing can be pushed to a client that polls: use a websocket")
         if not 0 <= command.credit <= self._limits.credit_max:
             raise InvalidRequest(f"credit is {command.credit}: it must be from 0 to {self._limits.credit_max}")
         if len(self._pushes) >= self._limits.requests_max:

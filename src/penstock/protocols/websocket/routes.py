@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from penstock import __version__
+from penstock.protocols.websocket.polling import CommandsEndpoint
 from penstock.protocols.websocket.socket import WebsocketEndpoint
 from penstock.server.node import Services
 from penstock.server.settings import WebsocketSettings
-from penstock.wire.requests import SOCKET_PATH
+from penstock.wire.requests import COMMANDS_PATH, SOCKET_PATH
 
 
 def routes(services: Services) -> list[BaseRoute]:
     """What REST's port serves of this protocol."""
-    return [WebSocketRoute(SOCKET_PATH, WebsocketEndpoint(services, __version__))]
+    return [
+        WebSocketRoute(SOCKET_PATH, WebsocketEndpoint(services, __version__)),
+        Route(COMMANDS_PATH, CommandsEndpoint(services, __version__)),
+    ]
 
 
 def uvicorn_options(settings: WebsocketSettings) -> dict[str, Any]:

@@ -1,0 +1,348 @@
+"""The transports without a websocket: every frame is a POST, and its response is the answer.
+
+By *long poll* a receive that waits has a request for itself, which the server answers when there is something, or the
+wait is over. By *plain poll* no request waits: the receive is asked again and again, with growing pauses. A long poll
+that is cut on the way (a proxy with little patience) twice in a row makes the link go on by plain poll.
+
+The server keeps a session for the link, and ends it when nothing is heard for some time; a link that has nothing to say
+sends a heartbeat. Waits are measured by the server's clock, which comes with every answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.client.remote.address import Address, Options, TransportName
+from penstock.client.remote.http import BrokenConnection, HttpConnection, Response
+from penstock.client.remote.link import Listener
+from penstock.client.remote.websocket import tls_of
+from penstock.core.commands import Command, DescribeQueue, EndSession, Heartbeat, QueueInfo, Receive
+from penstock.core.errors import (
+    AccessDenied,
+    BatchTooLarge,
+    ConnectionLost,
+    NotSent,
+    PenstockError,
+)
+from penstock.wire.answers import (
+    Answer,
+    KeyedDelivery,
+    Kind,
+    Welcome,
+    decode_answers,
+    unpack_failure,
+    unpack_reply,
+)
+from penstock.wire.requests import (
+    COMMANDS_PATH,
+    MEDIA_TYPE,
+    SESSION_HEADER,
+    VERSION,
+    Cancel,
+    Hello,
+    Request,
+    encode_requests,
+)
+
+_WAITS_MAX = 100
+"""Requests that wait at a time, each with a connection of its own; more receives wait for their turn."""
+_EXCHANGES_MAX = 4
+"""Other requests at a time. While they are on their way, the next ones gather into fuller frames."""
+_CUTS_MAX = 2
+_GRACE_S = 30.0
+_FIRST_PAUSE_S = 0.01
+_PAUSE_S_MAX = 1.0
+_CUT_STATUSES = (408, 502, 503, 504)
+_NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
+
+
+async def connect_long_poll(address: Address, options: Options, listener: Listener) -> PollLink:
+    """A link by long poll."""
+    return await _connect("long_poll", address, options, listener)
+
+
+async def connect_poll(address: Address, options: Options, listener: Listener) -> PollLink:
+    """A link by plain poll."""
+    return await _connect("poll", address, options, listener)
+
+
+async def _connect(transport: TransportName, address: Address, options: Options, listener: Listener) -> PollLink:
+    link = PollLink(transport, address, options, listener)
+    try:
+        await link.open()
+    except BaseException:
+        link.abort()
+        raise
+    return link
+
+
+class PollLink:
+    """A conversation of many HTTP requests."""
+
+    def __init__(self, transport: TransportName, address: Address, options: Options, listener: Listener) -> None:
+        self.transport: TransportName = transport
+        self.welcome: Welcome
+        self._address = address
+        self._options = options
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._tls = tls_of(address, options)
+        self._idle: list[HttpConnection] = []
+        self._room = asyncio.Semaphore(_WAITS_MAX)
+        self._exchanges = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waits: dict[int, asyncio.Task[None]] = {}
+        """Receives that wait, by plain poll: the tasks that ask for them."""
+        self._cuts = 0
+        self._is_open = False
+        self._controls = 0
+        self._said_s = 0.0
+        self._beat: asyncio.TimerHandle | None = None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether another frame may leave now."""
+        return self._exchanges < _EXCHANGES_MAX
+
+    async def open(self) -> None:
+        """Say hello."""
+        hello = Hello(version=VERSION, name=self._options.name, session=self._listener.old_session)
+        try:
+            async with asyncio.timeout(self._options.connect_timeout):
+                _, answers = await self._post(encode_requests([(0, hello)]))
+        except TimeoutError:
+            raise NotSent(f"{self._address} does not answer within {self._options.connect_timeout:g} s") from None
+        except ssl.SSLCertVerificationError as error:
+            raise AccessDenied(f"{self._address} is not trusted: {error.verify_message}") from None
+        except OSError as error:
+            if isinstance(error, PenstockError):
+                raise
+            raise NotSent(f"{self._address} cannot be reached: {error}") from None
+        self.welcome = unpack_reply(Hello, answers[0][2])
+        self._is_open = True
+        self._beat_later()
+
+    # -- what the caller does --
+
+    def send(self, requests: Sequence[Request]) -> None:
+        """Send requests: those that are answered at once together, each that waits for itself."""
+        at_once = [request for request in requests if not _waits(request[1])]
+        if at_once:
+            self._send_at_once(at_once)
+        for number, command in requests:
+            if _waits(command):
+                assert isinstance(command, Receive)
+                self._wait_for(number, command)
+
+    def _send_at_once(self, requests: Sequence[Request]) -> None:
+        frame = encode_requests(requests)
+        if len(frame) <= self.welcome.limits.frame_bytes_max:
+            self._start(self._exchange(frame, {number for number, _ in requests}))
+        elif len(requests) > 1:
+            middle = len(requests) // 2
+            self._send_at_once(requests[:middle])
+            self._send_at_once(requests[middle:])
+        else:
+            limit = self.welcome.limits.frame_bytes_max
+            error = BatchTooLarge(f"{len(frame)} bytes are too many for one call: {self._address} takes {limit}")
+            self._loop.call_soon(self._listener.refused, requests[0][0], error)
+
+    def cancel(self, request: int) -> None:
+        """A receive need not wait any longer."""
+        waiting = self._waits.get(request)
+        if waiting is not None and self.transport == "poll":
+            waiting.cancel()
+            self._listener.answered(0, [(request, Kind.REPLY, _NOTHING)])
+        else:
+            self._control(Cancel(request=request))
+
+    async def close(self) -> None:
+        """End the session, so that what it holds is released now."""
+        if self._is_open:
+            self._is_open = False
+            frame = encode_requests([(-1, EndSession(session=self.welcome.session, error="the client said goodbye"))])
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._post(frame)
+            except (OSError, PenstockError):
+                pass
+        self.abort()
+
+    def abort(self) -> None:
+        """End it now; nothing is heard of it any more."""
+        self._is_open = False
+        if self._beat is not None:
+            self._beat.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    # -- exchanges --
+
+    def _start(self, coroutine: object) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _control(self, command: Command) -> None:
+        self._controls -= 1
+        self._start(self._exchange(encode_requests([(self._controls, command)]), {self._controls}))
+
+    async def _exchange(self, frame: bytes, numbers: set[int]) -> None:
+        """Send a frame, hand its answers on."""
+        self._exchanges += 1
+        try:
+            async with asyncio.timeout(self._options.timeout):
+                now_ms, answers = await self._post(frame)
+        except (OSError, TimeoutError, PenstockError) as error:
+            self._lose(error)
+            return
+        finally:
+            self._exchanges -= 1
+        self._hand_on(now_ms, answers)
+        if not numbers <= {number for number, _, _ in answers}:
+            self._lose(ConnectionLost(f"{self._address} stops"))
+        elif self._is_open:
+            self._listener.writable()
+
+    def _hand_on(self, now_ms: int, answers: list[Answer]) -> None:
+        if self._is_open:
+            self._listener.answered(now_ms, answers)
+
+    def _lose(self, error: Exception) -> None:
+        if self._is_open:
+            self.abort()
+            self._listener.lost(self, error if isinstance(error, PenstockError) else ConnectionLost(str(error)))
+
+    # -- receives that wait --
+
+    def _wait_for(self, number: int, command: Receive) -> None:
+        waiting = self._start(self._receive(number, command))
+        self._waits[number] = waiting
+        waiting.add_done_callback(lambda _: self._waits.pop(number, None))
+
+    async def _receive(self, number: int, command: Receive) -> None:
+        try:
+            async with self._room:
+                if self.transport == "long_poll" and await self._long_poll(number, command):
+                    return
+                await self._poll(number, command)
+        except (OSError, TimeoutError, PenstockError) as error:
+            self._lose(error)
+
+    async def _long_poll(self, number: int, command: Receive) -> bool:
+        """Whether the server had the time to answer; False when long polls are cut on the way."""
+        wait_s = self._options.timeout if command.wait_ms is None else command.wait_ms / 1_000
+        while True:
+            try:
+                async with asyncio.timeout(wait_s + _GRACE_S):
+                    now_ms, answers = await self._post(encode_requests([(number, command)]))
+            except (TimeoutError, BrokenConnection):
+                self._cuts += 1
+                if self._cuts < _CUTS_MAX:
+                    continue
+                self.transport = "poll"
+                return False
+            self._cuts = 0
+            self._hand_on(now_ms, answers)
+            if not answers:
+                self._lose(ConnectionLost(f"{self._address} stops"))
+            return True
+
+    async def _poll(self, number: int, command: Receive) -> None:
+        """Ask again and again, until there is something or the wait is over by the server's clock."""
+        wait_ms = command.wait_ms
+        if wait_ms is None:
+            wait_ms = await self._configured_wait_ms(command.queue)
+        once = msgspec.structs.replace(command, wait_ms=0)
+        until_ms: int | None = None
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            now_ms, answers = await self._post(encode_requests([(number, once)]))
+            until_ms = now_ms + wait_ms if until_ms is None else until_ms
+            if not answers:
+                self._lose(ConnectionLost(f"{self._address} stops"))
+                return
+            if now_ms >= until_ms or not _is_empty(answers[0]):
+                self._hand_on(now_ms, answers)
+                return
+            await asyncio.sleep(min(pause_s, max(0.001, (until_ms - now_ms) / 1_000)))
+            pause_s = min(pause_s * 1.5, _PAUSE_S_MAX)
+
+    async def _configured_wait_ms(self, queue: str) -> int:
+        _, answers = await self._post(encode_requests([(1, DescribeQueue(name=queue))]))
+        if not answers or answers[0][1] != Kind.REPLY:
+            return 0
+        info: QueueInfo = unpack_reply(DescribeQueue, answers[0][2])
+        return info.config.receive_wait_ms
+
+    # -- HTTP --
+
+    async def _post(self, frame: bytes) -> tuple[int, list[Answer]]:
+        """One request. One that meets a connection which the server had just closed is sent again over another."""
+        headers = {"Content-Type": MEDIA_TYPE}
+        if self._options.token is not None:
+            headers["Authorization"] = f"Bearer {self._options.token}"
+        if self._is_open or hasattr(self, "welcome"):
+            headers[SESSION_HEADER] = str(self.welcome.session)
+        self._said_s = self._loop.time()
+        while True:
+            connection, is_new = await self._connection()
+            try:
+                response = await connection.post(COMMANDS_PATH, headers, frame)
+            except BrokenConnection as error:
+                if is_new or not error.was_silent:
+                    raise
+                continue
+            if connection.is_usable:
+                self._idle.append(connection)
+            return self._taken(response)
+
+    async def _connection(self) -> tuple[HttpConnection, bool]:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable:
+                return connection, False
+        return await HttpConnection.open(self._address, self._tls), True
+
+    def _taken(self, response: Response) -> tuple[int, list[Answer]]:
+        if not response.content_type.startswith(MEDIA_TYPE):
+            if response.status in _CUT_STATUSES:
+                raise BrokenConnection(f"{self._address} answers {response.status}", was_silent=False)
+            raise NotSent(f"{self._address} answers {response.status}, and no Penstock")
+        try:
+            now_ms, answers = decode_answers(response.body)
+        except msgspec.MsgspecError as error:
+            raise ConnectionLost(f"{self._address} sent something that is no answer: {error}") from None
+        if response.status != 200:
+            raise unpack_failure(answers[0][2])
+        return now_ms, answers
+
+    # -- life --
+
+    def _beat_later(self) -> None:
+        self._beat = self._loop.call_later(self.welcome.session_ttl_ms / 3_000, self._keep_alive)
+
+    def _keep_alive(self) -> None:
+        if self._loop.time() - self._said_s >= self.welcome.session_ttl_ms / 4_000:
+            self._control(Heartbeat(session=self.welcome.session))
+        self._beat_later()
+
+
+def _waits(command: Command) -> bool:
+    return isinstance(command, Receive) and command.wait_ms != 0
+
+
+def _is_empty(answer: Answer) -> bool:
+    """Whether a receive was answered with no messages."""
+    if answer[1] != Kind.REPLY:
+        return False
+    delivery: KeyedDelivery | None = unpack_reply(Receive, answer[2])
+    return delivery is None or not delivery.runs

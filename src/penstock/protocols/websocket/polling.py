@@ -1,0 +1,174 @@
+"""Commands over plain HTTP: `POST /v1/commands`, for who cannot have a websocket.
+
+The body is a frame of requests, as a websocket's; the response is a frame of answers, and comes when every request is
+answered. A receive may wait: that is a long poll. If its client goes away meanwhile, the receive is withdrawn; a
+delivery that could not be written any more is given back.
+
+The first request of a conversation is a `Hello`, alone in its body; the `penstock-session` header of the others says
+which conversation they belong to. Its session ends when no request comes for `session_ttl_s`. Each request is a sign of
+life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import Receive, Scope, Send
+
+from penstock.core.commands import Heartbeat
+from penstock.core.errors import (
+    AccessDenied,
+    BatchTooLarge,
+    InvalidRequest,
+    OverLimit,
+    PenstockError,
+    SessionNotFound,
+)
+from penstock.core.packed_error import pack_error
+from penstock.protocols.websocket.admission import header_of, principal_of, refuse_pages
+from penstock.protocols.websocket.conversation import admit, limits_of
+from penstock.protocols.websocket.desk import Desk
+from penstock.protocols.websocket.handles import session_number
+from penstock.server.auth import Principal
+from penstock.server.node import Services
+from penstock.wire.answers import Kind, encode_answers
+from penstock.wire.requests import MEDIA_TYPE, SESSION_HEADER, decode_requests
+
+_STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
+    (AccessDenied, 401),
+    (SessionNotFound, 404),
+    (BatchTooLarge, 413),
+    (OverLimit, 503),
+    (InvalidRequest, 400),
+)
+
+
+class _Gone(Exception):
+    """The client has hung up."""
+
+
+class CommandsEndpoint:
+    """The ASGI application behind `/v1/commands`."""
+
+    def __init__(self, services: Services, version: str) -> None:
+        self._services = services
+        self._version = version
+        self._desks: dict[int, list[Desk]] = {}
+        """Session -> the desks of its requests in flight: a request may cancel another one's wait."""
+        self._in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["method"] != "POST":
+            await _respond(send, 405, b"POST a frame of commands\n", content_type=b"text/plain", allow=True)
+            return
+        try:
+            with self._counted():
+                refuse_pages(self._services, scope["headers"])
+                frame = await self._body(receive)
+                await self._converse(scope, frame, receive, send)
+        except PenstockError as error:
+            status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 503)
+            answer = (0, Kind.ERROR, pack_error(error))
+            await _respond(send, status, encode_answers(self._services.shard.now_ms(), [answer]))
+        except _Gone:
+            return
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        if self._in_flight >= self._services.settings.websocket.connections_max:
+            raise OverLimit("too many requests are in flight: try again later")
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+
+    async def _body(self, receive: Receive) -> bytes:
+        limit = self._services.settings.websocket.frame_bytes_max
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise BatchTooLarge(f"a frame has at most {limit} bytes")
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def _converse(self, scope: Scope, frame: bytes, receive: Receive, send: Send) -> None:
+        headers = scope["headers"]
+        peer = scope["client"][0] if scope.get("client") else ""
+        handle = header_of(headers, SESSION_HEADER.encode())
+        if handle is None:
+            ttl_ms = round(self._services.settings.websocket.session_ttl_s * 1_000)
+            admitted = await admit(
+                self._services, headers, frame, version=self._version, session_ttl_ms=ttl_ms, peer=peer
+            )
+            answer = (admitted.request, Kind.REPLY, admitted.welcome)
+            await _respond(send, 200, encode_answers(self._services.shard.now_ms(), [answer]))
+            return
+        principal = principal_of(self._services, headers, None)
+        session = self._session(principal, handle)
+        await self._services.shard.call(Heartbeat(session=session))
+        await self._answer(principal, session, peer, frame, receive, send)
+
+    def _session(self, principal: Principal, handle: str) -> int:
+        if not handle.isdecimal() or len(handle) > 20:
+            raise InvalidRequest(f"{SESSION_HEADER} is a number: the session of the Welcome")
+        return session_number(self._services.shard.identity.meta.secret, principal, int(handle))
+
+    async def _answer(
+        self, principal: Principal, session: int, peer: str, frame: bytes, receive: Receive, send: Send
+    ) -> None:
+        answered = asyncio.Event()
+        desks = self._desks.setdefault(session, [])
+        desk = Desk(
+            self._services,
+            principal,
+            session,
+            limits_of(self._services),
+            answered.set,
+            protocol="poll",
+            peer=peer,
+            desks=desks,
+        )
+        desks.append(desk)
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            desk.take(decode_requests(frame))
+            while desk.in_flight and not leaving.done():
+                answered.clear()
+                waiting = asyncio.ensure_future(answered.wait())
+                await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+            if leaving.done():
+                raise _Gone
+            await _respond(send, 200, desk.take_frame())
+        finally:
+            leaving.cancel()
+            desk.abandon()
+            desks.remove(desk)
+            if not desks:
+                self._desks.pop(session, None)
+
+
+async def _left(receive: Receive) -> None:
+    """Until the client has hung up."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def _respond(
+    send: Send, status: int, body: bytes, *, content_type: bytes = MEDIA_TYPE.encode(), allow: bool = False
+) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    if allow:
+        headers.append((b"allow", b"POST"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
