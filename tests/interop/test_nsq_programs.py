@@ -224,3 +224,40 @@ def test_nsq_tail_shows_what_is_published(penstock: Broker, tmp_path: Path) -> N
     command = [nsq_tools.program("nsq_tail"), *flags]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=READING_S_MAX)
     assert sorted(done.stdout.split()) == [b"one", b"three", b"two"]
+
+
+# -- TLS, compression and secrets, as go-nsq has them ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", [(), ("deflate,true", "deflate_level,3"), ("snappy,true",)])
+def test_go_clients_over_tls_with_a_secret(compression: tuple[str, ...], tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*made, *names], check=True, capture_output=True)
+    settings = f"""
+[server]
+tls_certificate = "{certificate}"
+tls_key = "{key}"
+
+[nsq]
+tls_required = true
+
+[[credentials]]
+access_key = "worker"
+secret_key = "correct horse"
+"""
+    options = ("tls_v1,true", f"tls_root_ca_file,{certificate}", "auth_secret,worker:correct horse", *compression)
+    lines = [f"line {number} " + "x" * number for number in range(500)]
+    text = tmp_path / "lines"
+    text.write_text("".join(line + "\n" for line in lines))
+    with running(Penstock(tmp_path / "penstock", settings=settings)) as server:
+        where = ("-topic=lines", f"-nsqd-tcp-address={server.tcp_address}")
+        with text.open("rb") as stdin:
+            flags = [f"-producer-opt={option}" for option in options]
+            writer = start("to_nsq", *where, *flags, log=tmp_path / "log", stdin=stdin)
+        assert writer.wait(READING_S_MAX) == 0, (tmp_path / "log").read_text()[-2000:]
+        flags = [f"-consumer-opt={option}" for option in options]
+        command = [nsq_tools.program("nsq_tail"), *where, "-channel=tail", "-n=500", *flags]
+        done = subprocess.run(command, capture_output=True, timeout=READING_S_MAX)
+        assert sorted(done.stdout.decode().splitlines()) == sorted(lines), done.stderr[-2000:]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 
+import pytest
+
 from tests.nsq.servers import Broker, until
-from tests.nsq.wire import Connection, fin, req, touch
+from tests.nsq.wire import Connection, Message, fin, req, touch
 
 
 def numbers(count: int) -> list[bytes]:
@@ -83,6 +86,32 @@ def test_requeueing_makes_room_too(server: Broker, topic: str) -> None:
         for _ in range(8):
             reader.send(req(reader.message()))
         reader.message()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_flight_stays_within_rdy_whatever_is_settled_how(server: Broker, topic: str, seed: int) -> None:
+    """FIN, REQ and TOUCH in any mixture, while others publish; nothing is lost, and nothing comes twice for a FIN."""
+    rng, ready, count = random.Random(seed), 7, 400
+    held: list[Message] = []
+    finished: set[bytes] = set()
+    with server.subscriber(topic, ready=ready) as reader, server.connect() as writer:
+        published = 0
+        while len(finished) < count:
+            if published < count and rng.random() < 0.3:
+                writer.publish(topic, *numbers(count)[published : published + 20])
+                published += 20
+            if len(held) < ready and (published - len(finished) - len(held)) > 0:
+                held.append(reader.message())
+                assert held[-1].body not in finished
+            rng.shuffle(held)
+            chosen = [held.pop() for _ in range(rng.randrange(len(held) + 1))]
+            commands = [rng.choice([fin, fin, req]) for _ in chosen]
+            finished.update(message.body for message, verb in zip(chosen, commands, strict=True) if verb is fin)
+            lines = [verb(message) for message, verb in zip(chosen, commands, strict=True)]
+            reader.send(*lines, *(touch(message) for message in held if rng.random() < 0.1))
+            assert len(held) <= ready
+        assert reader.is_silent()
+    assert finished == set(numbers(count))
 
 
 def test_messages_published_later_are_pushed(server: Broker, topic: str) -> None:
@@ -250,6 +279,16 @@ def test_touch_gives_more_time(server: Broker, topic: str) -> None:
         reader.send(fin(message))
         assert reader.is_open()
     assert server.channel(topic)["timeout_count"] == 0
+
+
+def test_a_message_may_be_touched_twice_in_one_write(server: Broker, topic: str) -> None:
+    server.publish(topic, *numbers(3))
+    with server.subscriber(topic, ready=3) as reader:
+        held = reader.messages(3)
+        reader.send(touch(held[0]), touch(held[1]), touch(held[0]), touch(held[0]))
+        assert reader.is_open()
+        reader.send(touch(held[2]) * 5)
+        assert reader.is_open()
 
 
 def test_each_client_has_its_own_time(server: Broker, topic: str) -> None:
