@@ -78,6 +78,10 @@ class Proxy:
 
         self._do(change())
 
+    def lose_answers(self) -> None:
+        """Drop what the server says on the connections that are open now; what it is told still arrives."""
+        self._do(self._for_all(lambda link: link.lose_answers()))
+
     def shut(self, is_shut: bool) -> None:
         """Reset whoever connects."""
 
@@ -133,10 +137,9 @@ class Proxy:
         link = Link((reader, writer), (server_reader, server_writer))
         link.swallows = self._is_black_hole
         self._links.add(link)
-        try:
+        with suppress(asyncio.CancelledError):  # when the proxy closes; asyncio's streams would complain of it
             await link.run()
-        finally:
-            self._links.discard(link)
+        self._links.discard(link)
 
 
 Side = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -152,6 +155,7 @@ class Link:
         self._flowing.set()
         self._left: int | None = None
         self._ended: set[asyncio.StreamWriter] = set()
+        """Nothing is written there any more."""
         self.swallows = False
 
     async def run(self) -> None:
@@ -193,6 +197,9 @@ class Link:
         self._flowing.set()
         for _, writer in (self._client, self._server):
             _reset(writer)
+
+    def lose_answers(self) -> None:
+        self._ended.add(self._client[1])
 
     def truncate(self, count: int) -> None:
         self._left = count

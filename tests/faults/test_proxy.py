@@ -144,6 +144,18 @@ def test_a_black_hole_says_nothing_to_old_and_new_connections_and_resets_them_in
                 each.recv(10)
 
 
+def test_lost_answers_reach_nobody_while_the_server_hears_everything(
+    proxy: Proxy, client: socket.socket, echo: Echo
+) -> None:
+    proxy.lose_answers()
+    client.sendall(b"anybody?")
+    client.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        client.recv(10)
+    client.shutdown(socket.SHUT_WR)
+    wait_for(lambda: echo.ends == ["end"])
+
+
 def test_a_shut_door_resets_who_comes(proxy: Proxy, client: socket.socket) -> None:
     proxy.shut(True)
     with pytest.raises(ConnectionResetError):
