@@ -299,6 +299,17 @@ def test_packed_bodies_arrive_as_others_do_alone_and_beside_each_other() -> None
         desk.ack(delivery)
 
 
+def test_more_packed_bodies_than_a_chunk_holds_arrive_in_order() -> None:
+    desk = Desk()
+    desk.create()
+    bodies = [b"%d" % number for number in range(10_000)]
+    offsets = np.cumsum([0, *map(len, bodies)]).astype(np.int32)
+    sent = desk.do(c.Send(queue="q", bodies=PackedBodies(b"".join(bodies), offsets)))
+    assert (sent.first, sent.count) == (0, 10_000)
+    delivery = desk.receive(10_000)
+    assert [body for run in delivery.runs for body in run.chunk.body_list(run.start, run.stop)] == bodies
+
+
 def test_packed_bodies_that_are_too_large_are_refused() -> None:
     desk = Desk()
     desk.create(message_bytes_max=2)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.chunk import BinaryColumn, Chunk
+from penstock.core.chunk import BinaryColumn, Chunk, PackedBodies
 from penstock.core.errors import ChunkDamaged
 
 bodies_strategy = st.lists(st.binary(max_size=20), min_size=1, max_size=20)
@@ -210,3 +210,11 @@ def test_binary_column_is_a_list_of_optional_bytes(values: list[bytes | None], d
     start = data.draw(st.integers(0, len(values)))
     stop = data.draw(st.integers(start, len(values)))
     assert column.slice(start, stop).values() == wanted[start:stop]
+
+
+@given(bodies_strategy, st.integers(1, 7), st.integers(1, 30))
+def test_packed_bodies_in_parts_are_the_same_bodies(bodies: list[bytes], count_max: int, size_max: int) -> None:
+    offsets = np.cumsum([0, *map(len, bodies)]).astype(np.int32)
+    parts = [list(part) for part in PackedBodies(b"".join(bodies), offsets).parts(count_max, size_max)]
+    assert [body for part in parts for body in part] == bodies
+    assert all(len(part) <= count_max and (len(part) == 1 or len(b"".join(part)) <= size_max) for part in parts)

@@ -117,6 +117,20 @@ class PackedBodies(Sequence[bytes]):
         data = self.data
         return (data[low:high] for low, high in pairwise(self.offsets.tolist()))
 
+    def parts(self, count_max: int, size_max: int) -> Iterator[PackedBodies]:
+        """The same in pieces of at most so many bodies and bytes; a longer body has a piece for itself.
+
+        >>> [list(part) for part in PackedBodies.even(b"abcdef", 1).parts(4, 100)]
+        [[b'a', b'b', b'c', b'd'], [b'e', b'f']]
+        """
+        start = 0
+        while start < self._count:
+            ahead = self.offsets[start : start + count_max + 1]
+            low = int(ahead[0])
+            count = max(1, int(np.searchsorted(ahead, low + size_max, "right")) - 1)
+            yield PackedBodies(self.data[low : int(ahead[count])], ahead[: count + 1] - low, self._length)
+            start += count
+
     def longest(self) -> int:
         """The length of the longest body."""
         return int(np.diff(self.offsets).max()) if self._length is None else self._length

@@ -49,6 +49,12 @@ class Messages:
     def __len__(self) -> int:
         return len(self.bodies)
 
+    @property
+    def are_bare(self) -> bool:
+        """Whether they are bodies and nothing else."""
+        columns = (self.attributes, self.groups, self.dedup_ids, self.origins, self.due_ms)
+        return all(column is None for column in columns)
+
     def only(self, indexes: list[int]) -> Messages:
         """Some of the messages."""
 

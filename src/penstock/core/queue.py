@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from penstock.core import keys
 from penstock.core.channel import HORIZON_MS, Channel
-from penstock.core.chunk import Chunk
+from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.columns import DONE
 from penstock.core.commands import CatalogEvent, Damage, QueueInfo, Run, Seen, Stats
 from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, PRIORITY_MAX, QueueConfig
@@ -121,6 +121,10 @@ class Queue:
 
     def _append_in_parts(self, messages: Messages, place: Place, now_ms: int) -> int:
         first = self.next_sequence
+        if isinstance(messages.bodies, PackedBodies) and messages.are_bare:
+            for part in messages.bodies.parts(CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX):
+                self.append(Messages(part), place, len(part.data), now_ms)
+            return first
         start, size = 0, 0
         for at, body in enumerate(messages.bodies):
             attributes = None if messages.attributes is None else messages.attributes[at]

@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.commands import AckSequences, CreateQueue, OpenSession, QueueStats, Receive, Send
 from penstock.core.config import QueueConfig
+from penstock.protocols.nsq.http import packed_lines
 from tests.nsq.wire import fin
 from tests.protocols.lookup.serving import HOST, PATIENCE_S, RunningLookup, lookup_service, until
 from tests.protocols.nsq_http.serving import RunningNode, basic, bearer, node
@@ -55,6 +58,11 @@ def test_pub_with_defer_waits(server: RunningNode, topic: str) -> None:
 def test_mpub_takes_lines(server: RunningNode, topic: str, body: bytes, expected: list[bytes]) -> None:
     assert server.post("/mpub", body, topic=topic) == "OK"
     assert bodies(server, topic) == expected
+
+
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\0"]), max_size=30).map(b"".join))
+def test_lines_are_what_splitting_gives(text: bytes) -> None:
+    assert list(packed_lines(text)) == [line for line in text.split(b"\n") if line]
 
 
 @pytest.mark.parametrize("messages", [[b"line\nfeed", b"\0", b"x" * 1_000], [b"same", b"size"], [b"one"]])

@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from penstock.core.chunk import PackedBodies
 from penstock.core.errors import ChannelNotFound, InvalidRequest, MessageTooLarge, PenstockError, QueueNotFound
@@ -47,6 +48,7 @@ from penstock.server.shard import Call, ShardClosed
 log = logging.getLogger("penstock.nsq.http")
 
 _SECOND_NS = 1_000_000_000
+_NEWLINE = 10
 _CONFIG = "/config/"
 _EVERY_TOPIC = "*"
 _CHALLENGE = (("www-authenticate", 'Basic realm="penstock", charset="UTF-8"'),)
@@ -213,7 +215,7 @@ class NsqHttp:
         topic = self._topic_to_write(call)
         is_binary = call.arguments.text("binary") is not None and call.arguments.flag("binary", True)
         bodies = self._packed(body) if is_binary else self._lines(body)
-        return _Publication(topic, bodies, None) if bodies else self._made(topic)
+        return _Publication(topic, bodies, None) if len(bodies) else self._made(topic)
 
     def _topic_to_write(self, call: ApiCall) -> str:
         topic = call.arguments.name("topic", "INVALID_TOPIC")
@@ -231,9 +233,9 @@ class NsqHttp:
             raise ApiError(400, "INVALID_DEFER")
         return int(digits)
 
-    def _lines(self, body: bytes) -> list[bytes]:
-        lines = list(filter(None, body.split(b"\n")))
-        if lines and max(map(len, lines)) > self._settings.message_bytes_max:
+    def _lines(self, body: bytes) -> PackedBodies:
+        lines = packed_lines(body)
+        if len(lines) and int(np.diff(lines.offsets).max()) > self._settings.message_bytes_max:
             raise ApiError(413, "MSG_TOO_BIG")
         return lines
 
@@ -353,6 +355,19 @@ class NsqHttp:
     def services(self) -> Services:
         """What the front end got of its node."""
         return self._services
+
+
+def packed_lines(text: bytes) -> PackedBodies:
+    r"""The lines of a text that are not empty, without looking at each.
+
+    >>> list(packed_lines(b"one\n\ntwo"))
+    [b'one', b'two']
+    """
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+    edges = np.concatenate(([-1], ends, [len(text)]))
+    lengths = np.diff(edges) - 1
+    offsets = np.concatenate(([0], np.cumsum(lengths[lengths > 0])))
+    return PackedBodies(text.replace(b"\n", b""), offsets.astype(np.int32))
 
 
 class _Publication:
