@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,8 @@ class Place:
 
     shell: Shell
     open: Callable[[], penstock.Penstock]
+    look: Callable[[], penstock.Penstock]
+    """Beside a process that has it open."""
 
 
 @pytest.fixture(autouse=True)
@@ -103,10 +106,12 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture(params=["directory", "server"])
 def place(request: pytest.FixtureRequest, directory: Path) -> Iterator[Place]:
     if request.param == "directory":
-        yield Place(Shell("--data", str(directory)), lambda: penstock.open(directory))
+        look = partial(penstock.open, directory, read_only=True)
+        yield Place(Shell("--data", str(directory)), partial(penstock.open, directory), look)
         return
     node = ThreadedNode(directory)
-    yield Place(Shell("--url", node.url), lambda: penstock.connect(node.url))
+    connect = partial(penstock.connect, node.url)
+    yield Place(Shell("--url", node.url), connect, connect)
     node.stop()
 
 
@@ -375,6 +380,29 @@ def test_dead_letters_are_redriven(shell: Shell, place: Place) -> None:
 def test_a_redrive_of_nothing_known_is_status_3(shell: Shell, place: Place) -> None:
     kill(place, "tea")
     assert shell.ended("redrive", "nowhere.dead").status == Exit.NOTHING
+
+
+def test_ctrl_c_stops_a_redrive_and_what_was_moved_stays_moved(place: Place, shell: Shell) -> None:
+    kill(place, *map(str, range(50)))
+    command = [sys.executable, "-m", "penstock", "redrive", "orders.dead", "--rate", "5", *shell.where]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not moved(place):
+        assert time.monotonic() < deadline, "the redrive did not start"
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=DEADLINE_SECONDS)
+    assert (child.returncode, b"Traceback" in errors) == (Exit.INTERRUPTED, False), errors
+    with place.open() as ps:
+        (task,) = ps.redrives("orders.dead")
+        assert task.status == "cancelled"
+        assert 0 < ps.queue("orders").stats().messages < 50
+        assert ps.queue("orders").stats().messages + ps.queue("orders.dead").stats().messages == 50
+
+
+def moved(place: Place) -> int:
+    with place.look() as ps:
+        return sum(task.moved for task in ps.redrives("orders.dead"))
 
 
 # -- stats and top -----------------------------------------------------------------------------------------------------
