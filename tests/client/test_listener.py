@@ -521,6 +521,32 @@ def test_a_listener_of_threads_refuses_a_coroutine_function() -> None:
         ps.listen("in", handle)
 
 
+def test_a_handler_that_turns_out_to_be_a_coroutine_function_has_failed() -> None:
+    async def later(message: Any) -> None: ...
+
+    with penstock.open(":memory:") as ps:
+        ps.create_queue("in", max_receives=1)
+        ps.queue("in").send(b"x")
+        with ps.listen("in", lambda message: later(message)) as listener:
+            until(lambda: listener.metrics.failed == 1)
+        assert "coroutine function" in ps.queue("in.dead").receive().origin.failures[0].error
+
+
+def test_a_lease_that_is_changed_while_a_listener_runs_is_kept_as_it_is_now(room: Room, ps: Any) -> None:
+    attempts: list[int] = []
+
+    def work(message: Any) -> None:
+        attempts.append(message.attempts)
+        time.sleep(0.8)
+
+    ps.create_queue("in", lease=600)
+    with ps.listen("in", room.handler(work)) as listener:
+        ps.queue("in").configure(lease=0.3)
+        ps.queue("in").send(b"x")
+        until(lambda: listener.metrics.handled == 1)
+    assert attempts == [1]
+
+
 def test_max_in_hand_holds(room: Room, ps: Any) -> None:
     ps.queue("in").send_many([b"x"] * 100)
     most: list[int] = []

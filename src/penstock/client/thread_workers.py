@@ -98,18 +98,24 @@ class Crew:
         return not any(member.is_alive() for member in self._members if member is not threading.current_thread())
 
 
+_ASYNC_HANDLER = (
+    "the handler is a coroutine function, and this listener works with threads: give a plain function, or use "
+    "penstock.open_async or penstock.connect_async"
+)
+
+
 def check_handler(handler: Callable[..., Any]) -> None:
     """`InvalidRequest` for a handler that this kind of worker cannot run."""
     if inspect.iscoroutinefunction(handler):
-        raise InvalidRequest(
-            "the handler is `async def`, and this listener works with threads: give a plain function, or use "
-            "penstock.open_async or penstock.connect_async"
-        )
+        raise InvalidRequest(_ASYNC_HANDLER)
 
 
 def run_handler(handler: Callable[..., Any], *arguments: Any) -> None:
     """Call a handler."""
-    handler(*arguments)
+    result = handler(*arguments)
+    if inspect.iscoroutine(result):  # it did not look like one
+        result.close()
+        raise InvalidRequest(_ASYNC_HANDLER)
 
 
 def is_cancelled(error: BaseException) -> bool:

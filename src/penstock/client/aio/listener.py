@@ -27,7 +27,7 @@ from penstock.client.aio.message import AsyncMessage, messages_of
 from penstock.client.aio.settler import AsyncOutcome, AsyncSettler, LeaseLost
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
 from penstock.client.handlers import wants_unit_of_work
-from penstock.client.listening import GroupOrder, ListenerMetrics, pause_seconds
+from penstock.client.listening import GroupOrder, HandlerTimes, ListenerMetrics, pause_seconds
 from penstock.client.settings import QueueSettings, changes_of, config_of
 from penstock.client.task_workers import (
     WAIT_SECONDS,
@@ -51,12 +51,12 @@ from penstock.core.commands import (
     Receive,
 )
 from penstock.core.config import Backoff, PolicyName
-from penstock.core.errors import InvalidRequest, PenstockError, QueueExists, QueueNotFound
+from penstock.core.errors import InvalidRequest, QueueExists, QueueNotFound
 from penstock.server.shard import ShardClosed
 
 _LOG = logging.getLogger("penstock.listener")
 WORKERS_MAX = 10_000
-_IN_HAND = 512
+_IN_HAND = 2_000
 """How many messages a listener has in hand at most, unless it is told."""
 _AHEAD_SECONDS = 0.5
 """How much work is fetched ahead, unless it is told."""
@@ -110,6 +110,8 @@ class AsyncListener:
         self._room = Signal()
         self._stop_asked = Signal()
         self._line: Line[AsyncMessage] = Line()
+        self._begun: dict[HandlerTimes, AsyncMessage] = {}
+        """What each worker is at."""
         self._fetching = Crew(f"penstock-{self.name}-fetch")
         self._working = Crew(f"penstock-{self.name}")
         self._settling = Crew(f"penstock-{self.name}-settle")
@@ -144,7 +146,6 @@ class AsyncListener:
         if self._state != "new":
             raise InvalidRequest(f"the listener {self.name!r} is {self._state}: make another one")
         info = await self._prepare()
-        self._settler.lease_ms = info.config.lease_ms if self._lease_ms is None else self._lease_ms
         self._settler.order = GroupOrder() if info.config.is_fifo else None
         self._settler.begin = self._line.put
         if info.config.leases_are_durable and self._prefetch is None:
@@ -181,7 +182,8 @@ class AsyncListener:
         if not finished:
             self._abandoned = True
             self._working.cancel()
-            await self._settler.abandon(f"the listener stopped, and its handler did not end in {timeout_ms / 1_000} s")
+            reason = f"the listener stopped, and its handler did not end in {timeout_ms / 1_000} s"
+            await self._settler.abandon(list(self._begun.values()), reason)
         await self._fetching.wait(WAIT_SECONDS + _GRACE_SECONDS)
         self._settler.finish()
         if not await self._settling.wait(_GRACE_SECONDS):
@@ -245,12 +247,14 @@ class AsyncListener:
             except ShardClosed:
                 self.request_stop()
                 return
-            except PenstockError as error:
+            except Exception as error:  # whatever it is: a listener goes on
                 failures += 1
                 await self._pause(error, failures)
                 continue
             failures, self._error = 0, None
-            await self._take(messages_of(self._caller, delivery))
+            if delivery is not None and delivery.runs:
+                self._settler.leases_last(delivery.deadline_ms - delivery.received_ms)
+                await self._take(messages_of(self._caller, delivery))
 
     async def _receive(self, room: int) -> Delivery | None:
         command = Receive(
@@ -272,7 +276,7 @@ class AsyncListener:
         if not wanted:
             await self._settler.give_back(messages)
 
-    async def _pause(self, error: PenstockError, failures: int) -> None:
+    async def _pause(self, error: Exception, failures: int) -> None:
         self._error = error
         self.metrics.receive_errors += 1
         seconds = pause_seconds(failures)
@@ -308,11 +312,13 @@ class AsyncListener:
             if self._settler.is_gone(message):
                 self._settler.ended(AsyncOutcome(message, None, LeaseLost("its turn came too late")))
                 continue
+            self._begun[times] = message
             started = time.perf_counter()
             outcome = await self._handle(message)
             times.add(time.perf_counter() - started)
             if self._abandoned:
                 return
+            del self._begun[times]
             self._settler.ended(outcome)
 
     async def _handle(self, message: AsyncMessage) -> AsyncOutcome:

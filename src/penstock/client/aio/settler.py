@@ -73,7 +73,7 @@ class AsyncSettler:
         """The store was closed: nothing can be settled any more."""
         self.order: GroupOrder[AsyncMessage] | None = None
         """For a FIFO queue: who may be worked on."""
-        self.lease_ms = 0
+        self._lease_ms = 0
         self.begin: Callable[[list[AsyncMessage]], None] = lambda messages: None
         """What to do with messages whose turn has come."""
 
@@ -92,6 +92,12 @@ class AsyncSettler:
             self._held.update(messages)
             return messages if self.order is None else self.order.admit(messages)
 
+    def leases_last(self, lease_ms: int) -> None:
+        """Messages come with leases of this length: look after them so often."""
+        if lease_ms != self._lease_ms:
+            self._lease_ms = lease_ms
+            self._wake.set()
+
     def ended(self, outcome: AsyncOutcome) -> None:
         """A handler has ended: settle it soon."""
         self._ended.append(outcome)
@@ -105,7 +111,7 @@ class AsyncSettler:
     async def run(self) -> None:
         """Settle and keep, until `finish`."""
         while not self.closed and not (self._finishing and not self._ended):
-            await self._wake.wait(None if not self.lease_ms else self.lease_ms / 1_000 / _ROUNDS_A_LEASE)
+            await self._wake.wait(None if not self._lease_ms else self._lease_ms / 1_000 / _ROUNDS_A_LEASE)
             await self._settle_ended()
             await self._keep_leases()
 
@@ -241,13 +247,12 @@ class AsyncSettler:
         except PenstockError as error:
             _LOG.warning("%d messages of %r come again when their lease ends: %s", len(messages), self._queue, error)
 
-    async def abandon(self, reason: str) -> None:
+    async def abandon(self, unfinished: list[AsyncMessage], reason: str) -> None:
         """Handlers that do not end: release what they hold, whatever becomes of them."""
-        with self._lock:
-            unfinished = self._held.difference(outcome.message for outcome in self._ended)
-            self._held.difference_update(unfinished)
         if not unfinished:
             return
+        with self._lock:
+            self._held.difference_update(unfinished)
         self._metrics.failed += len(unfinished)
         command = Release(queue=self._queue, channel=self._channel, spans=_spans(unfinished), error=reason)
         try:
@@ -278,11 +283,11 @@ class AsyncSettler:
 
     async def _keep_leases(self) -> None:
         """Extend whatever has used a third of its lease, in one command."""
-        if not self.lease_ms or not self._held:
+        if not self._lease_ms or not self._held:
             return
         now_ms = self._caller.now_ms()
         with self._lock:
-            ends_before = now_ms + self.lease_ms * 2 // 3
+            ends_before = now_ms + self._lease_ms * 2 // 3
             due = [
                 message
                 for message in self._held
@@ -290,7 +295,7 @@ class AsyncSettler:
             ]
         if not due:
             return
-        command = Extend(queue=self._queue, channel=self._channel, spans=_spans(due), lease_ms=self.lease_ms)
+        command = Extend(queue=self._queue, channel=self._channel, spans=_spans(due), lease_ms=self._lease_ms)
         try:
             settled: Settled = await self._caller.call(command)
         except ShardClosed:
@@ -303,7 +308,7 @@ class AsyncSettler:
         lost = _touched(due, [each for each in settled.refused if not isinstance(each.error, LeaseTooLong)])
         for message in due:
             if message not in refused:
-                message.extended_to(now_ms + self.lease_ms)
+                message.extended_to(now_ms + self._lease_ms)
         with self._lock:
             self._gone.update(lost & self._held)
 

@@ -23,7 +23,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.client.handlers import wants_unit_of_work
-from penstock.client.listening import GroupOrder, ListenerMetrics, pause_seconds
+from penstock.client.listening import (
+    GroupOrder,
+    HandlerTimes,
+    ListenerMetrics,
+    pause_seconds,
+)
 from penstock.client.settings import QueueSettings, changes_of, config_of
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.message import Message, messages_of
@@ -51,17 +56,12 @@ from penstock.core.commands import (
     Receive,
 )
 from penstock.core.config import Backoff, PolicyName
-from penstock.core.errors import (
-    InvalidRequest,
-    PenstockError,
-    QueueExists,
-    QueueNotFound,
-)
+from penstock.core.errors import InvalidRequest, QueueExists, QueueNotFound
 from penstock.server.shard import ShardClosed
 
 _LOG = logging.getLogger("penstock.listener")
 WORKERS_MAX = 10_000
-_IN_HAND = 512
+_IN_HAND = 2_000
 """How many messages a listener has in hand at most, unless it is told."""
 _AHEAD_SECONDS = 0.5
 """How much work is fetched ahead, unless it is told."""
@@ -115,6 +115,8 @@ class Listener:
         self._room = Signal()
         self._stop_asked = Signal()
         self._line: Line[Message] = Line()
+        self._begun: dict[HandlerTimes, Message] = {}
+        """What each worker is at."""
         self._fetching = Crew(f"penstock-{self.name}-fetch")
         self._working = Crew(f"penstock-{self.name}")
         self._settling = Crew(f"penstock-{self.name}-settle")
@@ -149,7 +151,6 @@ class Listener:
         if self._state != "new":
             raise InvalidRequest(f"the listener {self.name!r} is {self._state}: make another one")
         info = self._prepare()
-        self._settler.lease_ms = info.config.lease_ms if self._lease_ms is None else self._lease_ms
         self._settler.order = GroupOrder() if info.config.is_fifo else None
         self._settler.begin = self._line.put
         if info.config.leases_are_durable and self._prefetch is None:
@@ -186,7 +187,8 @@ class Listener:
         if not finished:
             self._abandoned = True
             self._working.cancel()
-            self._settler.abandon(f"the listener stopped, and its handler did not end in {timeout_ms / 1_000} s")
+            reason = f"the listener stopped, and its handler did not end in {timeout_ms / 1_000} s"
+            self._settler.abandon(list(self._begun.values()), reason)
         self._fetching.wait(WAIT_SECONDS + _GRACE_SECONDS)
         self._settler.finish()
         if not self._settling.wait(_GRACE_SECONDS):
@@ -250,12 +252,14 @@ class Listener:
             except ShardClosed:
                 self.request_stop()
                 return
-            except PenstockError as error:
+            except Exception as error:  # whatever it is: a listener goes on
                 failures += 1
                 self._pause(error, failures)
                 continue
             failures, self._error = 0, None
-            self._take(messages_of(self._caller, delivery))
+            if delivery is not None and delivery.runs:
+                self._settler.leases_last(delivery.deadline_ms - delivery.received_ms)
+                self._take(messages_of(self._caller, delivery))
 
     def _receive(self, room: int) -> Delivery | None:
         command = Receive(
@@ -277,7 +281,7 @@ class Listener:
         if not wanted:
             self._settler.give_back(messages)
 
-    def _pause(self, error: PenstockError, failures: int) -> None:
+    def _pause(self, error: Exception, failures: int) -> None:
         self._error = error
         self.metrics.receive_errors += 1
         seconds = pause_seconds(failures)
@@ -313,11 +317,13 @@ class Listener:
             if self._settler.is_gone(message):
                 self._settler.ended(Outcome(message, None, LeaseLost("its turn came too late")))
                 continue
+            self._begun[times] = message
             started = time.perf_counter()
             outcome = self._handle(message)
             times.add(time.perf_counter() - started)
             if self._abandoned:
                 return
+            del self._begun[times]
             self._settler.ended(outcome)
 
     def _handle(self, message: Message) -> Outcome:

@@ -83,7 +83,7 @@ class Settler:
         """The store was closed: nothing can be settled any more."""
         self.order: GroupOrder[Message] | None = None
         """For a FIFO queue: who may be worked on."""
-        self.lease_ms = 0
+        self._lease_ms = 0
         self.begin: Callable[[list[Message]], None] = lambda messages: None
         """What to do with messages whose turn has come."""
 
@@ -102,6 +102,12 @@ class Settler:
             self._held.update(messages)
             return messages if self.order is None else self.order.admit(messages)
 
+    def leases_last(self, lease_ms: int) -> None:
+        """Messages come with leases of this length: look after them so often."""
+        if lease_ms != self._lease_ms:
+            self._lease_ms = lease_ms
+            self._wake.set()
+
     def ended(self, outcome: Outcome) -> None:
         """A handler has ended: settle it soon."""
         self._ended.append(outcome)
@@ -115,7 +121,7 @@ class Settler:
     def run(self) -> None:
         """Settle and keep, until `finish`."""
         while not self.closed and not (self._finishing and not self._ended):
-            self._wake.wait(None if not self.lease_ms else self.lease_ms / 1_000 / _ROUNDS_A_LEASE)
+            self._wake.wait(None if not self._lease_ms else self._lease_ms / 1_000 / _ROUNDS_A_LEASE)
             self._settle_ended()
             self._keep_leases()
 
@@ -247,13 +253,12 @@ class Settler:
         except PenstockError as error:
             _LOG.warning("%d messages of %r come again when their lease ends: %s", len(messages), self._queue, error)
 
-    def abandon(self, reason: str) -> None:
+    def abandon(self, unfinished: list[Message], reason: str) -> None:
         """Handlers that do not end: release what they hold, whatever becomes of them."""
-        with self._lock:
-            unfinished = self._held.difference(outcome.message for outcome in self._ended)
-            self._held.difference_update(unfinished)
         if not unfinished:
             return
+        with self._lock:
+            self._held.difference_update(unfinished)
         self._metrics.failed += len(unfinished)
         command = Release(queue=self._queue, channel=self._channel, spans=_spans(unfinished), error=reason)
         try:
@@ -284,11 +289,11 @@ class Settler:
 
     def _keep_leases(self) -> None:
         """Extend whatever has used a third of its lease, in one command."""
-        if not self.lease_ms or not self._held:
+        if not self._lease_ms or not self._held:
             return
         now_ms = self._caller.now_ms()
         with self._lock:
-            ends_before = now_ms + self.lease_ms * 2 // 3
+            ends_before = now_ms + self._lease_ms * 2 // 3
             due = [
                 message
                 for message in self._held
@@ -296,7 +301,7 @@ class Settler:
             ]
         if not due:
             return
-        command = Extend(queue=self._queue, channel=self._channel, spans=_spans(due), lease_ms=self.lease_ms)
+        command = Extend(queue=self._queue, channel=self._channel, spans=_spans(due), lease_ms=self._lease_ms)
         try:
             settled: Settled = self._caller.call(command)
         except ShardClosed:
@@ -309,7 +314,7 @@ class Settler:
         lost = _touched(due, [each for each in settled.refused if not isinstance(each.error, LeaseTooLong)])
         for message in due:
             if message not in refused:
-                message.extended_to(now_ms + self.lease_ms)
+                message.extended_to(now_ms + self._lease_ms)
         with self._lock:
             self._gone.update(lost & self._held)
 
