@@ -486,9 +486,9 @@ def test_a_server_that_is_not_there_is_status_4() -> None:
     assert (ended.status, len(ended.err.splitlines())) == (Exit.UNREACHABLE, 1)
 
 
-def test_a_url_of_another_kind_is_refused_in_a_line() -> None:
+def test_a_url_of_another_kind_is_wrong_usage() -> None:
     ended = run("receive", "orders", "--url", "http://127.0.0.1:1")
-    assert ended.status == Exit.FAILED
+    assert ended.status == Exit.USAGE
     assert "penstock://" in ended.err
 
 

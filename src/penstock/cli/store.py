@@ -123,4 +123,7 @@ def _directory(directory: Path, *, read_only: bool, creates: bool) -> Penstock:
 def _server(url: str, token: str | None) -> Penstock:
     import penstock
 
-    return penstock.connect(url, token=token)
+    try:
+        return penstock.connect(url, token=token, name=f"penstock {os.getpid()}")
+    except penstock.InvalidRequest as error:
+        raise typer.BadParameter(str(error), param_hint="--url") from None
