@@ -212,6 +212,8 @@ class Waiter:
     deadline_ms: int | None
     """None for a subscription."""
     subscription: int = -1
+    in_flight: bool = False
+    """Whether `limit` is what the session may hold, and not what it may still be given."""
 
 
 @dataclass(slots=True)
@@ -323,7 +325,10 @@ class Model:
             redrive.allowed = redrive.allowed if redrive.queue != command.name else set()
 
     def _end_waiters(self, queue: str, channel: str | None, error: type[e.PenstockError]) -> None:
-        for waiter in [w for w in self.waiters if w.queue == queue and channel in (None, w.channel)]:
+        self._turn_away([w for w in self.waiters if w.queue == queue and channel in (None, w.channel)], error)
+
+    def _turn_away(self, waiters: list[Waiter], error: type[e.PenstockError]) -> None:
+        for waiter in waiters:
             self.waiters.remove(waiter)
             if waiter.deadline_ms is not None and waiter.deadline_ms <= self.now_ms:
                 self.too_late.add(waiter.ticket)
@@ -697,10 +702,13 @@ class Model:
         must = self._missing(command.queue, command.channel)
         if command.session and command.session not in self.sessions:
             must.append(e.SessionNotFound)
+        if command.in_flight and not must and self._is_limited(command):
+            must.append(e.InvalidRequest)
         if self._refused(outcome, must):
             return
         self.waiters.append(
             Waiter(
+                in_flight=command.in_flight,
                 ticket=command.ticket,
                 queue=command.queue,
                 channel=command.channel,
@@ -711,6 +719,19 @@ class Model:
                 subscription=outcome.subscription,
             )
         )
+
+    def _is_limited(self, command: c.Subscribe) -> bool:
+        """Whether the session has a subscription to the channel that limits what it holds."""
+        place = (command.queue, command.channel, command.session)
+        return any(w.in_flight and (w.queue, w.channel, w.session) == place for w in self.waiters)
+
+    def _open_for(self, waiter: Waiter) -> int:
+        """How many messages more one who waits may be given."""
+        if not waiter.in_flight:
+            return waiter.limit
+        copies = self.queues[waiter.queue].channels[waiter.channel].copies.values()
+        held = sum(copy.state is State.LEASED and copy.session == waiter.session for copy in copies)
+        return max(0, waiter.limit - held)
 
     def _subscription(self, number: int) -> Waiter | None:
         return next((w for w in self.waiters if w.deadline_ms is None and w.subscription == number), None)
@@ -747,9 +768,11 @@ class Model:
         channel = queue.channels[waiter.channel]
         if waiter.deadline_ms is None:
             demand(delivery.count > 0, "an empty push")
-            demand(delivery.count <= waiter.limit, f"pushed {delivery.count} with a credit of {waiter.limit}")
+            room = self._open_for(waiter)
+            demand(delivery.count <= room, f"pushed {delivery.count} with a credit of {room}: {waiter}")
             self._delivered(queue, channel, delivery, delivery.count, waiter.lease_ms, waiter.session)
-            waiter.limit -= delivery.count
+            if not waiter.in_flight:
+                waiter.limit -= delivery.count
             return
         self.waiters.remove(waiter)
         if delivery.count == 0:
@@ -770,7 +793,7 @@ class Model:
         demand(not self.ended_waiters, f"waiters were not told that their queue is gone: {self.ended_waiters}")
         for waiter in self.waiters:
             queue = self.queues[waiter.queue]
-            ready = self.selectable(queue, queue.channels[waiter.channel], waiter.limit)
+            ready = self.selectable(queue, queue.channels[waiter.channel], self._open_for(waiter))
             demand(not ready, f"{waiter} waits although {ready} messages are ready")
             late = waiter.deadline_ms is not None and waiter.deadline_ms <= self.now_ms
             demand(not late, f"{waiter} waits past its deadline")
@@ -840,6 +863,33 @@ class Model:
                 bad.add(sequence)
         self._check_settled(outcome, len(good), {e.ReceiptRefused: bad})
         self._acked(command.queue, command.channel, good)
+
+    def _held(
+        self, command: c.ReleaseSequences | c.ExtendSequences, outcome: Outcome
+    ) -> tuple[Queue, Channel, list[Copy]] | None:
+        """Which of the messages that a session names it holds; checked against the outcome."""
+        if self._refused(outcome, self._missing(command.queue, command.channel)):
+            return None
+        queue = self.queues[command.queue]
+        channel = queue.channels[command.channel]
+        found = {sequence: channel.copies.get(sequence) for sequence in command.sequences.tolist()}
+        good = [c for c in found.values() if c and c.state is State.LEASED and c.session == command.session]
+        bad = set(found) - {copy.message.sequence for copy in good}
+        self._check_settled(outcome, len(good), {e.StaleReceipt: bad})
+        return queue, channel, good
+
+    def _accept_ReleaseSequences(self, command: c.ReleaseSequences, outcome: Outcome) -> None:
+        held = self._held(command, outcome)
+        if held is not None:
+            queue, channel, copies = held
+            for copy in copies:
+                self._fail(queue, channel, copy, command.delay_ms, command.error)
+
+    def _accept_ExtendSequences(self, command: c.ExtendSequences, outcome: Outcome) -> None:
+        held = self._held(command, outcome)
+        for copy in [] if held is None else held[2]:
+            held_ms_max = LEASE_MS_MAX if command.held_ms_max is None else command.held_ms_max
+            copy.deadline_ms = min(self.now_ms + command.lease_ms, copy.received_ms + held_ms_max)
 
     def _accept_Release(self, command: c.Release, outcome: Outcome) -> None:
         if self._refused(outcome, self._missing(command.queue, command.channel)):
@@ -1023,6 +1073,7 @@ class Model:
                     if copy.state is State.LEASED and copy.session == number:
                         self._fail(queue, channel, copy, None, error)
                         count += 1
+        self._turn_away([waiter for waiter in self.waiters if waiter.session == number], e.SessionNotFound)
         del self.sessions[number]
         return count
 

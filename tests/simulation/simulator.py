@@ -33,6 +33,8 @@ from tests.simulation.workload import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Wor
 from tests.simulation.world import Step, World, demand_same
 
 START_MS = 1_700_000_000_000
+PUSHING_SEEDS = 1_000_000
+"""From this seed on, clients also subscribe with limits and settle by session. Lower seeds live as they always did."""
 DRAIN_ROUNDS_MAX = 400
 
 
@@ -92,7 +94,7 @@ class Simulator:
         self.rng = random.Random(seed)
         self.engine = engine or self._draw_engine()
         self.now_ms = START_MS
-        self.workload = Workload(self.rng)
+        self.workload = Workload(self.rng, pushes=seed >= PUSHING_SEEDS)
         self.ledger = Ledger()
         self.counts: Counter[str] = Counter()
         self.steps = steps if steps is not None else self.rng.randint(10, 45)
@@ -198,9 +200,9 @@ class Simulator:
         for command, outcome in step.outcomes:
             self._learn(command, outcome)
             self.workload.observe(command, outcome)
-        for _, delivery in step.woken:
+        for ticket, delivery in step.woken:
             self._count_delivery(delivery)
-            self.workload.hold(delivery)
+            self.workload.hold(delivery, self.workload.subscribed.get(ticket, 0))
 
     def _learn(self, command: c.Command, outcome: Any) -> None:
         if isinstance(outcome, PenstockError):

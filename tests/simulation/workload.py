@@ -50,12 +50,16 @@ class Plan:
 class Workload:
     """Commands for a step at a time."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, pushes: bool = False) -> None:
+        """With `pushes`, clients also subscribe with a limit on what they hold, and settle by session."""
         self.rng = rng
+        self.pushes = pushes
         self.plans = [self._plan(index) for index in range(rng.randint(1, 4))]
         self.held: list[Held] = []
         self.sessions: list[int] = []
         self.subscriptions: dict[int, str] = {}
+        self.subscribed: dict[int, int] = {}
+        """Ticket -> session, of subscriptions that limit what is in flight."""
         self.tickets: list[int] = []
         self.counter = 0
         self.is_large = rng.random() < 0.15
@@ -130,6 +134,13 @@ class Workload:
             self._redrive: 1.5,
             self._nonsense: 1,
         }
+        if self.pushes:
+            weights |= {
+                self._subscribe_in_flight: 4,
+                self._release_sequences: 4,
+                self._extend_sequences: 3,
+                self._ack_sequences: 8,
+            }
         tilt = {maker: weight * self.rng.choice([0.3, 1, 1, 2]) for maker, weight in weights.items()}
         return list(tilt), list(tilt.values())
 
@@ -276,6 +287,23 @@ class Workload:
         credit = self.rng.choice([0, 1, 5])
         return c.Subscribe(queue=queue, channel=channel, credit=credit, lease_ms=lease_ms, ticket=self.counter)
 
+    def _subscribe_in_flight(self, now_ms: int) -> c.Command | None:
+        if not self.sessions:
+            return None
+        queue, channel = self._place()
+        self.counter += 1
+        session = self.rng.choice(self.sessions)
+        self.subscribed[self.counter] = session
+        return c.Subscribe(
+            queue=queue,
+            channel=channel,
+            credit=self.rng.choice([0, 1, 5, 20]),
+            lease_ms=self.rng.choice([1_100, 29_100]),
+            session=session,
+            ticket=self.counter,
+            in_flight=True,
+        )
+
     def _credit(self, now_ms: int) -> c.Command | None:
         if not self.subscriptions:
             return None
@@ -317,6 +345,43 @@ class Workload:
         sequences = np.array([s for span in held.spans for s in range(span.first, span.last + 1)], dtype=np.int64)
         self.rng.shuffle(sequences)  # type: ignore[arg-type]
         return c.AckSequences(queue=held.queue, channel=held.channel, sequences=sequences, session=held.session)
+
+    def _some_sequences(self) -> tuple[Held, Any] | None:
+        held = self._take_held()
+        if held is None:
+            return None
+        sequences = [s for span in held.spans for s in range(span.first, span.last + 1)]
+        some = self.rng.sample(sequences, self.rng.randint(1, len(sequences)))
+        return held, np.array(some, dtype=np.int64)
+
+    def _release_sequences(self, now_ms: int) -> c.Command | None:
+        found = self._some_sequences()
+        if found is None:
+            return None
+        held, sequences = found
+        return c.ReleaseSequences(
+            queue=held.queue,
+            channel=held.channel,
+            sequences=sequences,
+            session=held.session,
+            delay_ms=self.rng.choice([None, 0, 0, 300, 60_000]),
+            error=self.rng.choice(["", "boom"]),
+        )
+
+    def _extend_sequences(self, now_ms: int) -> c.Command | None:
+        found = self._some_sequences()
+        if found is None:
+            return None
+        held, sequences = found
+        self.held.append(held)
+        return c.ExtendSequences(
+            queue=held.queue,
+            channel=held.channel,
+            sequences=sequences,
+            session=held.session,
+            lease_ms=self.rng.choice([100, 9_700, 3_400_000]),
+            held_ms_max=self.rng.choice([None, 500, 20_000]),
+        )
 
     def _release(self, now_ms: int) -> c.Command | None:
         held = self._take_held()
