@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 
@@ -172,6 +173,24 @@ def test_commands_sent_together_are_answered_in_order(lookup: RunningLookup) -> 
         node.send(b"".join(b"REGISTER topic%d channel\n" % number for number in range(1_000)) + b"PING\n")
         assert {node.response() for _ in range(1_001)} == {b"OK"}
         assert len(lookup.get("/topics")["topics"]) == 1_000
+
+
+def test_nothing_is_kept_of_commands_that_were_followed(lookup: RunningLookup) -> None:
+    with FakeNode(lookup.tcp_port) as node:
+        for _ in range(100):
+            assert node.command("PING") == b"OK"
+        (connection,) = lookup.service._nodes._connections
+        assert not isinstance(connection._commands, itertools.chain)
+
+
+def test_a_flood_of_commands_is_answered_in_order_and_others_have_their_turn(lookup: RunningLookup) -> None:
+    with FakeNode(lookup.tcp_port) as node, FakeNode(lookup.tcp_port) as other:
+        node.identify("node1")
+        node.send(b"REGISTER orders billing\n" * 5_000 + b"SUB\n" + b"PING\n" * 5_000)
+        assert other.command("PING") == b"OK"
+        assert {node.response() for _ in range(5_000)} == {b"OK"}
+        assert node.response() == b"E_INVALID invalid command SUB"
+        assert node.is_closed()
 
 
 def test_a_node_that_never_reads_takes_no_memory_and_harms_nobody(lookup: RunningLookup) -> None:

@@ -7,10 +7,11 @@ than a living node is. What it registered goes with it; a node that lives comes 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import msgspec
@@ -25,6 +26,8 @@ log = logging.getLogger("penstock.lookup")
 IDENTIFY_TIMEOUT_S = 10.0
 _SWEEP_S = 1.0
 _BACKLOG = 1_024
+_COMMANDS_AT_ONCE = 500
+"""Followed for one node in one turn of the loop."""
 _LOADS = msgspec.json.Decoder(dict[str, Load])
 _IDENTITY = msgspec.json.Decoder(Identity)
 _OK = response(b"OK")
@@ -112,6 +115,11 @@ class LookupConnection(asyncio.Protocol):
         self._address = ""
         self._peer: Peer | None = None
         self._since_s = time.monotonic()
+        self._commands: Iterator[LookupCommand] = iter(())
+        """What was sent and not yet followed."""
+        self._is_behind = False
+        self._is_write_paused = False
+        self._is_read_paused = False
 
     # -- the transport's calls --
 
@@ -133,27 +141,47 @@ class LookupConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Follow the commands that are complete."""
+        self._commands = itertools.chain(self._commands, self._reader.feed(data))
+        if not self._is_behind:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Follow some commands, and leave the rest for the loop's next turn: others are waiting, too."""
+        self._is_behind = False
         if self._transport is None or self._transport.is_closing():
             return
         replies: list[bytes] = []
         try:
-            for command in self._reader.feed(data):
+            for command in itertools.islice(self._commands, _COMMANDS_AT_ONCE):
                 replies.append(self._follow(command))
         except Refusal as refusal:
             self._transport.writelines(replies)
             self._refuse(refusal)
+            return
+        self._is_behind = len(replies) == _COMMANDS_AT_ONCE
+        if self._is_behind:
+            asyncio.get_running_loop().call_soon(self._go_on)
         else:
-            self._transport.writelines(replies)
+            self._commands = iter(())
+        self._transport.writelines(replies)
+        self._mind_reading()
 
     def pause_writing(self) -> None:
         """The node does not read our answers: it is not read from either."""
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._is_write_paused = True
+        self._mind_reading()
 
     def resume_writing(self) -> None:
         """The node reads again."""
-        if self._transport is not None:
-            self._transport.resume_reading()
+        self._is_write_paused = False
+        self._mind_reading()
+
+    def _mind_reading(self) -> None:
+        """Read from the node only when it is its turn."""
+        shall_pause = self._is_behind or self._is_write_paused
+        if self._transport is not None and shall_pause != self._is_read_paused and not self._transport.is_closing():
+            self._is_read_paused = shall_pause
+            (self._transport.pause_reading if shall_pause else self._transport.resume_reading)()
 
     # -- the server's calls --
 
