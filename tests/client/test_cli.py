@@ -26,6 +26,7 @@ import penstock
 from penstock.cli import app, exits, main
 from penstock.cli.exits import Exit
 from tests.client.node import ThreadedNode
+from tests.faults.proxy import Proxy
 
 DEADLINE_SECONDS = 30
 
@@ -570,6 +571,25 @@ def test_ctrl_c_ends_following_with_130_and_what_was_printed_is_acknowledged(dir
     assert b"Traceback" not in errors
     with penstock.open(directory) as ps:
         assert ps.queue("orders").stats().channels["main"].acked == 1
+
+
+def test_following_goes_on_when_the_server_was_away(directory: Path) -> None:
+    node = ThreadedNode(directory)
+    proxy = Proxy(node.port)
+    url = f"penstock://127.0.0.1:{proxy.port}"
+    assert run("send", "orders", "before", "--url", node.url).status == 0
+    command = [sys.executable, "-m", "penstock", "receive", "orders", "--follow", "--max", "2", "--raw", "--url", url]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"before\n"
+    node.stop()
+    node = ThreadedNode(directory)
+    proxy.target_port = node.port
+    assert run("send", "orders", "after", "--url", node.url).status == 0
+    rest, errors = child.communicate(timeout=DEADLINE_SECONDS)
+    assert (child.returncode, rest) == (0, b"after\n"), errors
+    proxy.close()
+    node.stop()
 
 
 def test_a_reader_that_goes_away_is_no_error(local: Shell, directory: Path) -> None:
