@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,15 +12,10 @@ from pathlib import Path
 
 import psycopg
 
+from tests.ports import free_port
 from tests.programs import needed
 
 START_SECONDS_MAX = 60
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class PostgresServer:

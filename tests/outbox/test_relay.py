@@ -11,6 +11,11 @@ from sqlalchemy import Engine, create_engine, insert, select, text, update
 
 import penstock
 from penstock.outbox import OUTBOX_ID, Inbox, Outbox, Relay
+from penstock.server.clock import SystemClock
+from penstock.server.shard import Shard
+from tests.client.adapter import ENTROPY, LoopThread, memory_store
+from tests.client.cutting import Proxy
+from tests.client.serving import serve
 from tests.outbox.postgres import PostgresServer
 
 SECONDS_MAX = 30
@@ -194,6 +199,32 @@ def test_an_outage_of_penstock_is_waited_out(engine: Engine, outbox: Outbox, tmp
     with penstock.open(tmp_path / "data") as ps, Relay(engine, ps, outbox, poll=0.01):
         until(lambda: status(engine, outbox).pending == 0)
         assert ps.queue("orders").stats().messages == 2
+
+
+def test_a_relay_whose_connection_is_cut_sends_everything_once_and_in_order(engine: Engine, outbox: Outbox) -> None:
+    chance, loop = random.Random(1), LoopThread()
+    server = loop.run(serve(Shard(memory_store(), SystemClock(), lambda: ENTROPY)))
+    proxy = Proxy(server.port)
+    loop.run(proxy.start())
+    bodies = [str(number).encode() for number in range(400)]
+    with engine.begin() as connection:
+        outbox.send_many(connection, "orders", bodies, groups=["g"] * len(bodies))
+    with (
+        penstock.connect(server.url) as direct,
+        penstock.connect(f"penstock://127.0.0.1:{proxy.port}") as ps,
+        Relay(engine, ps, outbox, batch=5, poll=0.01),
+    ):
+        cuts = 0
+        while status(engine, outbox).pending:
+            time.sleep(chance.uniform(0.0, 0.03))
+            if cuts < 20:
+                loop.run(proxy.cut())
+                cuts += 1
+        assert [record.body for record in direct.queue("orders").consumer("check").read(1_000)] == bodies
+        assert cuts > 3
+    loop.run(proxy.stop())
+    loop.run(server.stop())
+    loop.close()
 
 
 def test_a_relay_outlives_its_database(engine: Engine, outbox: Outbox, ps: penstock.Penstock) -> None:
