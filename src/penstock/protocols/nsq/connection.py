@@ -63,6 +63,8 @@ ROOM_BYTES = 1024 * 1024
 """How much may be handed out to a client before it is looked at whether it reads."""
 WRITE_BUFFER_BYTES = 1024 * 1024
 PENDING_BYTES_MAX = 8 * 1024 * 1024
+LARGE_BYTES = 4 * 1024
+"""Above this length it costs less to write a piece by itself than to copy it."""
 TLS_HANDSHAKE_S = 5.0
 LINGER_S = 5.0
 """How long a client has to read the error with which its connection ends."""
@@ -616,27 +618,35 @@ class Connection(asyncio.Protocol):
         deliveries, self._deliveries = self._deliveries, []
         if self._is_ending:
             return
+        pieces: list[bytes | memoryview] = []
         for delivery in deliveries:
             if delivery.error is not None:
                 self._cut_off(delivery.error)
                 return
-            for run in delivery.runs:
-                self._push(run)
+            pieces += [self._frames(run) for run in delivery.runs]
+        self._push(pieces)
         if self._room_bytes <= ROOM_BYTES // 2 and self._stuck_s is None:
             self._give_room(ROOM_BYTES)
 
-    def _push(self, run: Run) -> None:
+    def _frames(self, run: Run) -> bytes | memoryview:
         keep = None
         if self._terms.sample_rate:
             keep = self._endpoint.sample(run.count, self._terms.sample_rate)
             dropped = np.flatnonzero(~keep) + run.first
             if len(dropped):
                 self._submit(self._acked(dropped.astype(np.int64)), _ignore)
-        frames = wire.message_frames(run, self._tag, keep)
         self.client.message_count += run.count if keep is None else int(keep.sum())
-        self._room_bytes -= len(frames)
         self._endpoint.delivered += run.count
-        self._write(frames)
+        return wire.message_frames(run, self._tag, keep)
+
+    def _push(self, pieces: list[bytes | memoryview]) -> None:
+        """Write everything at once: large pieces one behind the other, small ones as one."""
+        nbytes = sum(map(len, pieces))
+        self._room_bytes -= nbytes
+        if self._codec is None and nbytes > LARGE_BYTES * len(pieces):
+            self._transport.writelines(pieces)
+        elif pieces:
+            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def _cut_off(self, error: PenstockError) -> None:
         """The channel was deleted, or the store has failed: there is nothing to be connected for."""
