@@ -187,7 +187,8 @@ class _Server:
         self.data = directory / "data"
         ready = directory / "ready.json"
         command = [sys.executable, "-m", "penstock", "serve", "--data", str(self.data), "--ready-file", str(ready)]
-        self._process = subprocess.Popen([*command, "--sqs-port", "0", "--http-port", "0"], stdout=subprocess.DEVNULL)
+        ports = [f"--{name}-port=0" for name in ("sqs", "http", "nsq-tcp", "nsq-http")]
+        self._process = subprocess.Popen([*command, *ports], stdout=subprocess.DEVNULL)
         deadline_s = time.monotonic() + 60
         while not ready.exists():
             assert time.monotonic() < deadline_s and self._process.poll() is None, "the server did not start"

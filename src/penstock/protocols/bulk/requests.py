@@ -76,7 +76,7 @@ class PublishRequest(_Request):
     token: str
     pieces: Annotated[list[str], msgspec.Meta(max_length=PIECES_MAX)]
     name: str
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PublishReply(msgspec.Struct):

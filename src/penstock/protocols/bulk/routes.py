@@ -228,6 +228,7 @@ class Bulk:
         asked = await _body(request, PublishRequest)
         staging = await self._open_staging()
         if await self._shard.call(LastMark(name=asked.name)) >= asked.number:
+            await asyncio.to_thread(staging.drop, asked.token)
             return PublishReply(0, already_done=True)
         pieces = await asyncio.to_thread(staging.open, asked.token, asked.pieces) if asked.pieces else []
         sends = await asyncio.to_thread(lambda: [send for piece in pieces for send in _sends(piece, principal)])

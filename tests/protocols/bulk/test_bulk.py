@@ -1,0 +1,305 @@
+"""The bulk endpoints, on a real server: positions, pieces, rights, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.core.attributes import encode_attributes
+from penstock.core.chunk import Chunk
+from penstock.core.errors import InvalidRequest, OverLimit
+from penstock.protocols.bulk.staging import PieceNotFound, Staging
+from penstock.spark.errors import ServerFailed
+from penstock.spark.options import Where
+from penstock.spark.place import Range
+from penstock.spark.server import Connection, ServerPlace
+from penstock.wire.pieces import Target, decode_piece, encode_section, piece_bytes
+from tests.compat.server import Server, serving
+
+CONFIG = """
+[[credentials]]
+name = "reader"
+access_key = "AKREAD"
+secret_key = "read-secret"
+token = "read-token"
+[[credentials.allow]]
+queues = ["r*"]
+rights = ["read"]
+
+[[credentials]]
+name = "writer"
+access_key = "AKWRITE"
+secret_key = "write-secret"
+token = "write-token"
+[[credentials.allow]]
+queues = ["r*"]
+rights = ["write", "read"]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("bulk")
+    config = directory / "penstock.toml"
+    config.write_text(CONFIG)
+    with serving(directory, "--config", str(config)) as running:
+        yield running
+
+
+def where(server: Server, token: str | None) -> Where:
+    return Where(url=f"http://127.0.0.1:{server.http_port}", token=token, timeout_s=1)
+
+
+@pytest.fixture
+def writer(server: Server) -> Iterator[Connection]:
+    with contextlib.closing(Connection(where(server, "write-token"))) as connection:
+        yield connection
+
+
+@pytest.fixture
+def reader(server: Server) -> Iterator[ServerPlace]:
+    with contextlib.closing(ServerPlace(where(server, "read-token"))) as place:
+        yield place
+
+
+def piece(queue: str, *bodies: bytes, **columns: Any) -> bytes:
+    return b"".join(encode_section(Target(queue), Chunk.of(0, 0, list(bodies), **columns)))
+
+
+def send(connection: Connection, data: bytes) -> Any:
+    return json.loads(connection.request("POST", "/v1/bulk/send", data, {}).read())
+
+
+def stage(connection: Connection, token: str, name: str, data: bytes) -> None:
+    connection.request("PUT", f"/v1/bulk/staging/{token}/{name}", data, {}).read()
+
+
+def publish(connection: Connection, token: str, pieces: list[str], name: str, number: int) -> Any:
+    body = {"token": token, "pieces": pieces, "name": name, "number": number}
+    return connection.ask("POST", "/v1/bulk/publish", body)
+
+
+def values(place: ServerPlace, queue: str) -> list[bytes]:
+    end = place.find([queue])[queue].end
+    batches = place.batches(Range(queue, 0, end, 0), include_headers=False)
+    return [value for batch in batches for value in batch["value"].to_pylist()]
+
+
+# -- sending, once or not --
+
+
+def test_a_piece_is_sent_to_each_of_its_queues(writer: Connection, reader: ServerPlace) -> None:
+    assert send(writer, piece("r1a", b"one", b"two") + piece("r1b", b"three"))["messages"] == 3
+    assert values(reader, "r1a") == [b"one", b"two"]
+    assert values(reader, "r1b") == [b"three"]
+
+
+def test_staged_pieces_are_sent_by_publish_and_not_before(writer: Connection, reader: ServerPlace) -> None:
+    send(writer, piece("r2", b"before"))
+    stage(writer, "t2", "a", piece("r2", b"one"))
+    stage(writer, "t2", "b", piece("r2", b"two"))
+    stage(writer, "t2", "failed", piece("r2", b"never"))
+    assert values(reader, "r2") == [b"before"]
+    assert publish(writer, "t2", ["a", "b"], "job-2", 0) == {"messages": 2, "already_done": False}
+    assert values(reader, "r2") == [b"before", b"one", b"two"]
+
+
+def test_a_publish_that_is_asked_again_does_nothing(writer: Connection, reader: ServerPlace) -> None:
+    stage(writer, "t3", "a", piece("r3", b"one"))
+    publish(writer, "t3", ["a"], "job-3", 5)
+    assert publish(writer, "t3", ["a"], "job-3", 5)["already_done"]
+    stage(writer, "t3", "a", piece("r3", b"again"))
+    assert publish(writer, "t3", ["a"], "job-3", 5)["already_done"]
+    assert publish(writer, "t3", ["a"], "job-3", 6)["messages"] == 1
+    assert values(reader, "r3") == [b"one", b"again"]
+
+
+def test_marks_and_pieces_outlive_a_killed_server(server: Server, writer: Connection, reader: ServerPlace) -> None:
+    stage(writer, "t4", "a", piece("r4", b"one"))
+    server.kill()
+    server.start()
+    assert publish(writer, "t4", ["a"], "job-4", 1)["messages"] == 1
+    server.kill()
+    server.start()
+    assert publish(writer, "t4", ["a"], "job-4", 1)["already_done"]
+    assert values(reader, "r4") == [b"one"]
+
+
+def test_a_publish_of_a_piece_that_is_not_there_does_nothing(writer: Connection) -> None:
+    stage(writer, "t5", "a", piece("r5", b"one"))
+    with pytest.raises(ServerFailed, match="there is no piece 'b'") as failed:
+        publish(writer, "t5", ["a", "b"], "job-5", 0)
+    assert failed.value.code == "piece_not_found"
+    assert publish(writer, "t5", ["a"], "job-5", 0)["messages"] == 1
+
+
+def test_an_aborted_write_is_gone(writer: Connection) -> None:
+    stage(writer, "t6", "a", piece("r6", b"one"))
+    writer.ask("DELETE", "/v1/bulk/staging/t6")
+    writer.ask("DELETE", "/v1/bulk/staging/t6")
+    with pytest.raises(ServerFailed, match="there is no piece"):
+        publish(writer, "t6", ["a"], "job-6", 0)
+
+
+def test_what_the_queue_would_refuse_is_refused_when_it_is_staged(writer: Connection) -> None:
+    with pytest.raises(ServerFailed, match="priority is 11") as failed:
+        stage(writer, "t7", "a", b"".join(encode_section(Target("r7", priority=11), Chunk.of(0, 0, [b"x"]))))
+    assert failed.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda good: good[:-8],
+        lambda good: good[:20],
+        lambda good: b"\xff" * 40,
+        lambda good: good[:-10] + b"\x00" * 10,
+        lambda good: b"abc",
+    ],
+)
+def test_a_damaged_piece_is_refused(writer: Connection, damage: Any) -> None:
+    good = piece("r8", b"one" * 20)
+    with pytest.raises(ServerFailed) as failed:
+        send(writer, damage(good))
+    assert failed.value.status == 400
+    with pytest.raises(InvalidRequest):
+        list(decode_piece(damage(good)))
+
+
+def test_attributes_that_are_no_attributes_are_refused(writer: Connection) -> None:
+    with pytest.raises(ServerFailed, match="attributes of message 1 for queue 'r9'"):
+        send(writer, piece("r9", b"a", b"b", attributes=[encode_attributes({"a": 1}), b"\xc1"]))
+
+
+def test_a_body_that_is_too_large_is_refused(writer: Connection) -> None:
+    with pytest.raises(ServerFailed) as failed:
+        send(writer, bytes(33 * 1024 * 1024))
+    assert failed.value.status in (0, 413), "refused, or hung up on in the middle of it"
+
+
+# -- reading by offset --
+
+
+def test_a_channel_is_created_at_an_offset_and_moved_on(writer: Connection, reader: ServerPlace) -> None:
+    send(writer, piece("r10", *[b"x"] * 10))
+    reader.create_channel("r10", "stream", 4)
+    reader.create_channel("r10", "stream", 0)
+    reader.ack_up_to("stream", {"r10": 7})
+    url = "/v1/queues/r10/channels/stream"
+    assert writer.ask("GET", url)["ready"] == 3
+
+
+def test_queues_that_are_not_there_are_left_out(writer: Connection, reader: ServerPlace) -> None:
+    send(writer, piece("r11", b"x"))
+    assert list(reader.find(["r11", "r-none"])) == ["r11"]
+    assert "r11" in reader.queues()
+
+
+def test_taken_messages_are_settled_by_span(writer: Connection, reader: ServerPlace) -> None:
+    send(writer, piece("r12", b"a", b"b", b"c", groups=[b"g", None, None]))
+    taken, spans = reader.take("r12", "main", 2, include_headers=True)
+    assert isinstance(taken, pa.Table)
+    assert taken["value"].to_pylist() == [b"a", b"b"]
+    assert reader.settle("r12", "main", spans, done=False) == 2
+    again, spans = reader.take("r12", "main", 10, include_headers=False)
+    assert sorted(again["value"].to_pylist()) == [b"a", b"b", b"c"]
+    assert reader.settle("r12", "main", spans, done=True) == 3
+    assert reader.settle("r12", "main", spans, done=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("offsets", {"queues": "r1"}),
+        ("offsets", {"queue": ["r1"]}),
+        ("ack", {"channel": "main"}),
+        ("publish", {"token": "../etc", "pieces": ["a"], "name": "x", "number": 0}),
+        ("publish", {"token": "t", "pieces": ["../../x"], "name": "x", "number": 0}),
+        ("publish", {"token": "t", "pieces": [], "name": "", "number": 0}),
+        ("publish", {"token": "t", "pieces": [], "name": "x", "number": -1}),
+        ("channels", {"queue": "r1a", "channel": "no name", "offset": 0}),
+        ("take", {"queue": "r1a", "limit": 0}),
+    ],
+)
+def test_a_bad_request_is_answered_with_a_problem(writer: Connection, path: str, body: Any) -> None:
+    send(writer, piece("r1a", b"x"))
+    with pytest.raises(ServerFailed) as failed:
+        writer.ask("POST", f"/v1/bulk/{path}", body)
+    assert failed.value.status == 400
+    assert failed.value.code
+
+
+# -- rights --
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "read-toke"])
+def test_who_has_no_token_gets_nothing(server: Server, token: str | None) -> None:
+    with pytest.raises(ServerFailed) as failed:
+        ServerPlace(where(server, token)).queues()
+    assert failed.value.status == 401
+    assert "read-token" not in str(failed.value)
+
+
+def test_who_may_only_read_sends_nothing(server: Server) -> None:
+    connection = Connection(where(server, "read-token"))
+    for call in (
+        lambda: send(connection, piece("r13", b"x")),
+        lambda: stage(connection, "t13", "a", piece("r13", b"x")),
+    ):
+        with pytest.raises(ServerFailed, match="no write right on queue 'r13'") as failed:
+            call()
+        assert failed.value.status == 403
+
+
+def test_rights_end_where_the_pattern_does(writer: Connection, reader: ServerPlace) -> None:
+    with pytest.raises(ServerFailed, match="no write right on queue 'other'"):
+        send(writer, piece("other", b"x"))
+    for call in (
+        lambda: reader.find(["other"]),
+        lambda: reader.create_channel("other", "c", 0),
+        lambda: reader.ack_up_to("c", {"other": 0}),
+        lambda: reader.take("other", "main", 1, include_headers=False),
+    ):
+        with pytest.raises(ServerFailed, match="no read right on queue 'other'"):
+            call()
+
+
+# -- staging itself --
+
+
+def test_staging_has_a_limit_of_bytes(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "staging", bytes_max=100)
+    staging.write("a", "p", bytes(60))
+    with pytest.raises(OverLimit, match="more than 100 bytes"):
+        staging.write("b", "p", bytes(60))
+    staging.drop("a")
+    staging.write("b", "p", bytes(60))
+    assert Staging(tmp_path / "staging", bytes_max=100).nbytes == 60
+
+
+def test_what_nobody_publishes_is_dropped_when_it_is_old(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "staging", age_s_max=60)
+    staging.write("old", "p", b"x")
+    staging.write("new", "p", b"x")
+    long_ago = time.time() - 3_600
+    os.utime(tmp_path / "staging" / "old", (long_ago, long_ago))
+    again = Staging(tmp_path / "staging", age_s_max=60)
+    assert [bytes(view) for view in again.open("new", ["p"])] == [b"x"]
+    with pytest.raises(PieceNotFound):
+        again.open("old", ["p"])
+
+
+def test_a_mapped_piece_stays_readable_when_it_is_dropped(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "staging")
+    staging.write("t", "p", piece_bytes([(Target("q"), Chunk.of(0, 0, [b"one"]))]))
+    (view,) = staging.open("t", ["p"])
+    staging.drop("t")
+    assert [chunk.body_list() for _, chunk in decode_piece(view)] == [[b"one"]]
