@@ -118,8 +118,9 @@ def test_a_publish_that_is_asked_again_does_nothing(writer: Connection, reader: 
     assert publish(writer, "t3", ["a"], "job-3", 5)["already_done"]
     stage(writer, "t3", "a", piece("r3", b"again"))
     assert publish(writer, "t3", ["a"], "job-3", 5)["already_done"]
+    stage(writer, "t3", "a", piece("r3", b"next"))
     assert publish(writer, "t3", ["a"], "job-3", 6)["messages"] == 1
-    assert values(reader, "r3") == [b"one", b"again"]
+    assert values(reader, "r3") == [b"one", b"next"]
 
 
 def test_marks_and_pieces_outlive_a_killed_server(server: Server, writer: Connection, reader: ServerPlace) -> None:
