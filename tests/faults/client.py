@@ -8,8 +8,9 @@ It logs what it is about to do and what it was told, a line each, so that the li
     H q n       the handler of the at-most queue q got number n
     X text      something that must not happen
 
-`in` is moved to `middle` by units of work, `middle` to `out` by a listener. Orders are rows of the user's own database,
-whose messages go through its outbox to `jobs`, where a listener writes their effects into the same database.
+`in` is moved to `middle` by units of work, `middle` to `out` by a listener. `line` is FIFO, with a group for each
+remainder of the numbers by three; a listener moves it to `sorted`. Orders are rows of the user's own database, whose
+messages go through its outbox to `jobs`, where a listener writes their effects into the same database.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,7 +39,8 @@ LEASE_SECONDS = 2.0
 WAIT_SECONDS = 0.3
 AT_MOST = {"once": 1, "twice": 2}
 """Queue -> how often each message may be handled."""
-DRAINED = ("in", "middle", "jobs", *AT_MOST)
+GROUPS = 3
+DRAINED = ("in", "middle", "line", "jobs", *AT_MOST)
 EXPECTED = (penstock.ConnectionLost, penstock.WorkRefused, penstock.ReceiptRefused, penstock.SessionNotFound)
 
 metadata = MetaData()
@@ -79,8 +82,9 @@ class Client:
     def prepare(self) -> None:
         for table in (metadata, self.outbox.metadata, self.inbox.metadata):
             table.create_all(self.engine)
-        for queue in ("in", "middle", "out", "jobs"):
+        for queue in ("in", "middle", "out", "jobs", "sorted"):
             self.ps.create_queue(queue, max_receives=0, lease=LEASE_SECONDS)
+        self.ps.create_queue("line", kind="fifo", max_receives=0, lease=LEASE_SECONDS)
         self.ps.create_queue("once", policy="consume_once", lease=LEASE_SECONDS)
         self.ps.create_queue("twice", policy="consume_times", consume_times=2, lease=LEASE_SECONDS)
 
@@ -94,17 +98,28 @@ class Client:
     def send(self, rng: random.Random) -> None:
         numbers = self.numbers(rng.choice([1, 1, 1, 5, 50]))
         self.log.write("S", *numbers)
-        queue = self.ps.queue("in")
-        try:
+        with self.answer_logged(numbers):
             if len(numbers) == 1:
-                queue.send(b"%d" % numbers[0])
+                self.ps.queue("in").send(b"%d" % numbers[0])
             else:
-                queue.send_many([b"%d" % number for number in numbers])
+                self.ps.queue("in").send_many([b"%d" % number for number in numbers])
+        time.sleep(rng.random() * 0.03)
+
+    def send_in_line(self, rng: random.Random) -> None:
+        (number,) = self.numbers(1)
+        self.log.write("S", number)
+        with self.answer_logged([number]):
+            self.ps.queue("line").send(b"%d" % number, group=f"g{number % GROUPS}", dedup_id=str(number))
+        time.sleep(rng.random() * 0.03)
+
+    @contextmanager
+    def answer_logged(self, numbers: Iterable[int]) -> Iterator[None]:
+        try:
+            yield
         except penstock.NotSent:
             self.log.write("n", *numbers)
             raise
         self.log.write("s", *numbers)
-        time.sleep(rng.random() * 0.03)
 
     def send_at_most(self, rng: random.Random) -> None:
         queue = rng.choice(list(AT_MOST))
@@ -136,14 +151,18 @@ class Client:
                 work.commit()
 
     def listen(self) -> None:
-        insist(lambda: self.ps.listen("middle", self.pass_on, workers=4))
+        insist(lambda: self.ps.listen("middle", self.pass_on("out"), workers=4, name="middle"))
+        insist(lambda: self.ps.listen("line", self.pass_on("sorted"), workers=4, name="line"))
         insist(lambda: self.ps.listen("jobs", self.work_once, workers=2))
         for queue in AT_MOST:
             insist(partial(self.ps.listen, queue, self.at_most_handler(queue), workers=2, name=queue))
 
-    def pass_on(self, message: penstock.Message, tx: penstock.UnitOfWork) -> None:
-        tx.put("out", message.body)
-        self.fail_at_times()
+    def pass_on(self, queue: str) -> Callable[[penstock.Message, penstock.UnitOfWork], None]:
+        def handle(message: penstock.Message, tx: penstock.UnitOfWork) -> None:
+            tx.put(queue, message.body)
+            self.fail_at_times()
+
+        return handle
 
     def work_once(self, message: penstock.Message) -> None:
         with self.engine.begin() as connection:
@@ -213,7 +232,7 @@ def main(arguments: dict[str, Any]) -> None:
             time.sleep(0.05)
         ps.close()
         return
-    for index, work in enumerate([client.send, client.send, client.send_at_most, client.order]):
+    for index, work in enumerate([client.send, client.send, client.send_in_line, client.send_at_most, client.order]):
         client.keep(work, f"{seed}-{index}")
     print("ready", flush=True)
     threading.Event().wait()

@@ -18,7 +18,7 @@ FAULTS = 6
 def test_faults_lose_nothing_double_nothing_and_leave_nothing_half_done(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path, seed)
     world.run(FAULTS)
-    for what in ("sent", "came through", "orders"):
+    for what in ("sent", "came through", "in line", "orders"):
         assert world.counts[what] > 0, f"the client did nothing: {world.counts}"
 
 
@@ -30,7 +30,7 @@ def promises(*more: str) -> Promises:
 
 
 def test_kept_promises_are_accepted() -> None:
-    promises().check(out=[1, 2], waiting=[], orders=[6, 7], effects=[7, 6])
+    promises().check(out=[1], in_line=[2], waiting=[], orders=[6, 7], effects=[7, 6])
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_kept_promises_are_accepted() -> None:
 )
 def test_a_broken_promise_is_noticed(out: list[int], orders: list[int], effects: list[int], broken: str) -> None:
     with pytest.raises(PromiseBroken, match=broken):
-        promises().check(out, [], orders, effects)
+        promises().check(out, [], [], orders, effects)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,16 @@ def test_a_broken_promise_is_noticed(out: list[int], orders: list[int], effects:
 )
 def test_a_line_too_much_is_noticed(line: str, broken: str) -> None:
     with pytest.raises(PromiseBroken, match=broken):
-        promises(line).check([1, 2], [], [], [])
+        promises(line).check([1, 2], [], [], [], [])
 
 
 def test_what_was_not_drained_is_noticed() -> None:
     with pytest.raises(PromiseBroken, match="not drained"):
-        promises().check([1, 2], [3], [], [])
+        promises().check([1, 2], [], [3], [], [])
+
+
+def test_a_group_out_of_order_is_noticed() -> None:
+    promised = promises("S 12 15", "s 12 15")
+    promised.check([1, 2], [12, 15], [], [], [])
+    with pytest.raises(PromiseBroken, match="group 0 is out of order"):
+        promised.check([1, 2], [15, 12], [], [], [])

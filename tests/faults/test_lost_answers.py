@@ -150,9 +150,6 @@ def test_a_message_of_consume_once_whose_delivery_is_lost_is_not_delivered_again
 def test_a_message_whose_delivery_is_lost_comes_again_long_before_its_lease_ends(
     request: pytest.FixtureRequest, proxy: Proxy, ps: penstock.Penstock, beside: penstock.Penstock
 ) -> None:
-    if "poll" in request.node.name:
-        reason = "a client that polls keeps its session, and with it a message whose delivery it never saw"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     beside.create_queue("orders", lease=LONG_SECONDS).send(b"tea")
     proxy.lose_answers()
     outcome = in_thread(lambda: ps.queue("orders").receive(wait=5))

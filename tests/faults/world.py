@@ -214,16 +214,17 @@ class World:
     def check(self) -> None:
         """Compare what is there with what was promised."""
         with penstock.open(self.data) as ps:
-            out = _numbers(ps, "out")
+            out, in_line = _numbers(ps, "out"), _numbers(ps, "sorted")
             waiting = [number for queue in DRAINED for number in _numbers(ps, queue)]
         engine = engine_of(self.database)
         with engine.connect() as connection:
             made = [row.number for row in connection.execute(select(orders.c.number))]
             had_effect = [row.number for row in connection.execute(select(effects.c.number))]
         engine.dispose()
-        self.promises.check(out, waiting, made, had_effect)
+        self.promises.check(out, in_line, waiting, made, had_effect)
         self.counts["sent"] += len(self.promises.sent)
-        self.counts["came through"] += len(out)
+        self.counts["came through"] += len(out) + len(in_line)
+        self.counts["in line"] += len(in_line)
         self.counts["orders"] += len(made)
         self.counts["at most"] += sum(map(len, self.promises.handled.values()))
 
