@@ -7,8 +7,10 @@ import os
 from penstock.core.commands import (
     Command,
     CreateQueue,
+    DeleteChannel,
     DeleteQueue,
     Delivery,
+    EndSession,
     OpenSession,
     Send,
     SetCredit,
@@ -105,3 +107,12 @@ def test_sessions_of_connections_end_when_another_process_opens_the_store() -> N
     again = Shard(bench.store.open, SystemClock(), lambda: os.urandom(64))
     assert again.broker.sessions == {}
     assert again.broker.queues["q"].channels["main"].ready == 1
+
+
+def test_the_shard_keeps_nothing_of_a_subscriber_whose_session_or_queue_is_gone() -> None:
+    for end in (EndSession(session=1), DeleteQueue(name="q"), DeleteChannel(queue="q", channel="main")):
+        bench = Bench()
+        assert bench.shard._subscribers == {bench.subscriber}
+        bench.do(end)
+        assert bench.subscriber.deliveries[-1].error is not None
+        assert bench.shard._subscribers == set()

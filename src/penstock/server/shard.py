@@ -306,6 +306,8 @@ class Shard:
         for ticket, delivery in step.woken:
             ticket.take(delivery)
             step.answered.append(ticket)
+            if delivery.error is not None:
+                self._subscribers.discard(ticket)
             if isinstance(ticket, Call):
                 self._parked.discard(ticket)
                 self._note(ticket)

@@ -238,5 +238,7 @@ def test_the_ids_that_failed_are_those_refused_and_those_repeated(sequences: lis
         sequence | TAG for at, sequence in enumerate(sequences) if sequence not in held or sequence in sequences[:at]
     ]
     settled = Settled(len(set(sequences) & held), refused)
-    assert failed_ids(ids, TAG, settled) == expected
-    assert failed_ids(ids, TAG, None) == ids.tolist()
+    assert failed_ids(ids, TAG, settled, once=True) == expected
+    unheld = [sequence | TAG for sequence in sequences if sequence not in held]
+    assert failed_ids(ids, TAG, settled, once=False) == unheld
+    assert failed_ids(ids, TAG, None, once=False) == ids.tolist()

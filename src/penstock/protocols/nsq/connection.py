@@ -596,7 +596,7 @@ class Connection(asyncio.Protocol):
         if call.error is not None and isinstance(call.error, StoreError):
             self._fail(f"E_{verb}_FAILED", f"{verb} failed {call.error}")
         elif settled is None or settled.count != len(ids):
-            failed = failed_ids(ids, self._tag, settled)
+            failed = failed_ids(ids, self._tag, settled, once=verb != "TOUCH")
             self._write(b"".join([wire.error_frame(*_not_in_flight(verb, f"{each:016x}")) for each in failed]))
         self._resume()
         return settled
@@ -654,14 +654,13 @@ class Connection(asyncio.Protocol):
         self._end()
 
 
-def failed_ids(ids: NDArray[np.uint64], tag: int, settled: Settled | None) -> list[int]:
-    """Which of the ids of a run were refused, in their order; one that came before in the same run is refused, too."""
+def failed_ids(ids: NDArray[np.uint64], tag: int, settled: Settled | None, *, once: bool) -> list[int]:
+    """Which of the ids of a run were refused, in their order. If each can be settled `once`, its repetitions are, too."""
     sequences = wire.sequences_of(ids, tag)
-    is_failed = np.ones(len(ids), dtype=np.bool_)
-    is_failed[np.unique(sequences, return_index=True)[1]] = False  # the first of each is not a repetition
-    if settled is None:
-        is_failed[:] = True
-    elif settled.refused:
+    is_failed = np.full(len(ids), once or settled is None)
+    if settled is not None:
+        is_failed[np.unique(sequences, return_index=True)[1]] = False  # the first of each is not a repetition
+    if settled is not None and settled.refused:
         bounds = np.array(sorted((each.first, each.last) for each in settled.refused))
         at = np.searchsorted(bounds[:, 0], sequences, side="right") - 1
         is_failed |= (at >= 0) & (sequences <= bounds[at, 1])
