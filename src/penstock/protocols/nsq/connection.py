@@ -655,7 +655,7 @@ class Connection(asyncio.Protocol):
 
 
 def failed_ids(ids: NDArray[np.uint64], tag: int, settled: Settled | None, *, once: bool) -> list[int]:
-    """Which of the ids of a run were refused, in their order. If each can be settled `once`, its repetitions are, too."""
+    """Which ids of a run were refused, in their order. If each can be settled `once`, its repetitions are, too."""
     sequences = wire.sequences_of(ids, tag)
     is_failed = np.full(len(ids), once or settled is None)
     if settled is not None:
