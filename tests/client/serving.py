@@ -29,7 +29,9 @@ class Server:
         settings: Settings | None = None,
         credentials: Credentials | None = None,
         port: int = 0,
+        sockets: bool = True,
     ) -> None:
+        self._sockets = sockets
         self.shard = shard
         self.settings = settings or Settings()
         self.services = Services(
@@ -51,13 +53,14 @@ class Server:
         return f"penstock://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
+        options = uvicorn_options(self.settings.websocket)
         config = uvicorn.Config(
             Starlette(routes=websocket.routes(self.services)),
             lifespan="off",
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=1,
-            **uvicorn_options(self.settings.websocket),
+            **(options if self._sockets else {"ws": "none"}),
         )
         config.load()
         self._uvicorn = uvicorn.Server(config)

@@ -29,6 +29,8 @@ VERSION = 1
 """The version of this conversation. A server answers `InvalidRequest` to one that it does not speak."""
 MEDIA_TYPE = "application/vnd.penstock.commands+msgpack"
 SESSION_HEADER = "penstock-session"
+RECEIVED_HEADER = "penstock-received"
+"""Who polls: the numbers of the receives whose answers have come since it last said so, with commas between."""
 SOCKET_PATH = "/v1/ws"
 COMMANDS_PATH = "/v1/commands"
 

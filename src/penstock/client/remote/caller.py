@@ -30,17 +30,20 @@ from penstock.client.remote.backoff import pause_s
 from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.link import Link, UpgradeRefused
 from penstock.client.remote.merging import merged
+from penstock.client.remote.prefetch import Prefetcher, settling_parts
 from penstock.client.remote.request import REPEATABLE, Outstanding, Settle
-from penstock.core.commands import Command, Damage, Delivery, GiveBack, Once, Receive
+from penstock.core.commands import Ack, Command, Damage, Delivery, Extend, GiveBack, Once, Receive, Release
 from penstock.core.errors import AccessDenied, ConnectionLost, NotSent, OutcomeUnknown, PenstockError
-from penstock.wire.answers import Answer, KeyedDelivery, Kind, unpack_failure, unpack_reply
-from penstock.wire.requests import outgoing
+from penstock.wire.answers import Answer, KeyedDelivery, Kind, unpack_delivery, unpack_failure, unpack_reply
+from penstock.wire.requests import AddPushCredit, StartPush, StopPush, outgoing
 
 log = logging.getLogger("penstock.client")
 
 _SWEEP_S = 0.5
 _QUEUE_WAIT_S_MAX = 20.0
 """The longest that a queue's own settings may let a receive wait."""
+_GIVE_BACK_S = 1.0
+"""How long closing waits for prefetched messages to go back."""
 _STILL_S = 0.05
 """The server's time is taken to stand still for so long after an answer."""
 _IN_FLIGHT_SHARE = 0.8
@@ -74,6 +77,7 @@ class RemoteCaller:
         self._unnamed: dict[int, None] = {}
         """Names (`Once.number`) without an answer, in order."""
         self._in_flight: dict[int, Outstanding] = {}
+        self._prefetchers: dict[tuple[str, str], Prefetcher] = {}
         self._outgoing: list[Outstanding] = []
         self._is_flush_planned = False
         self._connecting: asyncio.Task[None] | None = None
@@ -106,14 +110,37 @@ class RemoteCaller:
 
     def submit(self, command: Command, settle: Settle) -> Outstanding:
         """As `call`, without a task: `settle` is called with the reply or the error."""
+        if type(command) is Receive and not self._closed:
+            prefetcher = self._prefetcher(command)
+            if prefetcher is not None:
+                outstanding = Outstanding(command, settle, self._loop.time() + self._patience_s(command))
+                self._sweep_later()
+                prefetcher.receive(outstanding)
+                return outstanding
+        return self.carry(command, settle)
+
+    def _prefetcher(self, command: Receive) -> Prefetcher | None:
+        """Who answers a receive without asking the server; None: nobody."""
+        credit = self._options.credit(command.queue)
+        if not credit or command.session or command.attempt_id is not None or command.lease_ms is not None:
+            return None
+        if self._link is not None and self._link.transport != "websocket":
+            return None
+        key = (command.queue, command.channel)
+        if key not in self._prefetchers:
+            self._prefetchers[key] = Prefetcher(self, *key, credit)
+        prefetcher = self._prefetchers[key]
+        return None if prefetcher.is_off else prefetcher
+
+    def carry(self, command: Command, settle: Settle) -> Outstanding:
+        """Take a command to the server."""
         outstanding = Outstanding(command, settle, self._loop.time() + self._patience_s(command))
         if self._closed:
             self._loop.call_soon(settle, None, NotSent("the connection was closed: connect again"))
             return outstanding
         self._outgoing.append(outstanding)
         self._flush_soon()
-        if self._sweeper is None:
-            self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
+        self._sweep_later()
         if self._link is None:
             self._reconnect_soon()
         return outstanding
@@ -122,6 +149,8 @@ class RemoteCaller:
         """Who waited for this has left, and hears no more of it. Messages that come all the same go back."""
         outstanding.settle = _ignore
         outstanding.abandoned = True
+        for prefetcher in self._prefetchers.values():
+            prefetcher.withdraw(outstanding)
         if not outstanding.left and outstanding in self._outgoing:
             self._outgoing.remove(outstanding)
         elif isinstance(outstanding.command, Receive) and outstanding.number in self._in_flight and self._link:
@@ -145,15 +174,27 @@ class RemoteCaller:
         """Say goodbye. Commands without an answer fail."""
         if self._closed:
             return
+        await self._give_prefetched_back()
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
         if self._sweeper is not None:
             self._sweeper.cancel()
         link, self._link = self._link, None
+        for prefetcher in self._prefetchers.values():
+            prefetcher.close()
         self._fail_all(NotSent("the connection was closed"), OutcomeUnknown("the connection was closed"))
         if link is not None:
             await link.close()
+
+    async def _give_prefetched_back(self) -> None:
+        sent = [each for prefetcher in self._prefetchers.values() for each in prefetcher.give_back()]
+        if self._link is None or not sent:
+            return
+        self.flush()
+        deadline_s = self._loop.time() + _GIVE_BACK_S
+        while self._loop.time() < deadline_s and any(each.number in self._in_flight for each in sent):
+            await asyncio.sleep(0.001)
 
     def _patience_s(self, command: Command) -> float:
         if not isinstance(command, Receive):
@@ -209,9 +250,19 @@ class RemoteCaller:
         once = outstanding.command.once
         if once is not None and once.client == self._client:
             self._unnamed.pop(once.number, None)
+        if self._prefetchers and error is None:
+            self._note_settled(outstanding.command)
         if outstanding.abandoned and isinstance(reply, Delivery) and reply.runs:
             self._give_back(reply)
         outstanding.settle(reply, error)
+
+    def _note_settled(self, command: Command) -> None:
+        """Messages that are settled need no heartbeat."""
+        for part in settling_parts(command):
+            if isinstance(part, Ack | Release | GiveBack | Extend):
+                prefetcher = self._prefetchers.get((part.queue, part.channel))
+                if prefetcher is not None:
+                    prefetcher.settled(part)
 
     def _give_back(self, delivery: Delivery) -> None:
         spans = [span for run in delivery.runs for span in run.spans()]
@@ -224,6 +275,9 @@ class RemoteCaller:
         if now_ms:
             self._server_ms, self._server_heard_s = now_ms, time.monotonic()
         for number, kind, value in answers:
+            if kind >= Kind.PUSH:
+                self._pushed(number, kind, value)
+                continue
             outstanding = self._in_flight.get(number)
             if outstanding is None:
                 continue
@@ -233,6 +287,18 @@ class RemoteCaller:
                 self._settle(outstanding, *self._unpacked(outstanding.command, value))
         if self._outgoing:
             self.flush()
+
+    def _pushed(self, number: int, kind: int, value: msgspec.Raw) -> None:
+        prefetcher = next((each for each in self._prefetchers.values() if each.push == number), None)
+        if kind == Kind.PUSH:
+            delivery = unpack_delivery(value)
+            self.identity.learn(delivery)
+            if prefetcher is None:
+                self._give_back(delivery)
+            else:
+                prefetcher.pushed(delivery)
+        elif prefetcher is not None:
+            prefetcher.ended(unpack_failure(value))
 
     def _unpacked(self, command: Command, value: msgspec.Raw) -> tuple[Any, BaseException | None]:
         try:
@@ -258,7 +324,19 @@ class RemoteCaller:
         if link is self._link:
             self._link = None
             log.warning("%s; connecting again", error)
+            self._forget_pushes()
             self._reconnect_soon()
+
+    def _forget_pushes(self) -> None:
+        """Pushes belong to the link; their commands are not sent again."""
+        for outstanding in list(self._in_flight.values()):
+            if isinstance(outstanding.command, StartPush | AddPushCredit | StopPush):
+                del self._in_flight[outstanding.number]
+        self._outgoing = [
+            each for each in self._outgoing if not isinstance(each.command, StartPush | AddPushCredit | StopPush)
+        ]
+        for prefetcher in self._prefetchers.values():
+            prefetcher.lost()
 
     # -- connecting --
 
@@ -308,6 +386,8 @@ class RemoteCaller:
         self._in_flight_max = max(1, round(welcome.limits.requests_max * _IN_FLIGHT_SHARE))
         log.info("connected to %s by %s", self._address, link.transport)
         self._resend(link)
+        for prefetcher in self._prefetchers.values():
+            prefetcher.resume()
         self.flush()
 
     def _resend(self, link: Link) -> None:
@@ -334,7 +414,13 @@ class RemoteCaller:
             outstanding.settle(None, NotSent(self._complaint("was not sent")))
         for outstanding in [each for each in self._in_flight.values() if each.deadline_s <= now_s]:
             self._settle(outstanding, None, self._overdue(outstanding))
-        if self._outgoing or self._in_flight:
+        for prefetcher in self._prefetchers.values():
+            prefetcher.sweep(now_s)
+        if self._outgoing or self._in_flight or self._prefetchers:
+            self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        if self._sweeper is None:
             self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def _overdue(self, outstanding: Outstanding) -> ConnectionLost:

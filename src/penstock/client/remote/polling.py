@@ -40,6 +40,7 @@ from penstock.wire.answers import (
 from penstock.wire.requests import (
     COMMANDS_PATH,
     MEDIA_TYPE,
+    RECEIVED_HEADER,
     SESSION_HEADER,
     VERSION,
     Cancel,
@@ -100,6 +101,8 @@ class PollLink:
         self._cuts = 0
         self._is_open = False
         self._controls = 0
+        self._received: list[int] = []
+        """Requests whose answers have come, which the server has not been told."""
         self._said_s = 0.0
         self._beat: asyncio.TimerHandle | None = None
 
@@ -214,6 +217,7 @@ class PollLink:
 
     def _hand_on(self, now_ms: int, answers: list[Answer]) -> None:
         if self._is_open:
+            self._received += [number for number, _, _ in answers if number > 0]
             self._listener.answered(now_ms, answers)
 
     def _lose(self, error: Exception) -> None:
@@ -293,6 +297,9 @@ class PollLink:
         if self._is_open or hasattr(self, "welcome"):
             headers[SESSION_HEADER] = str(self.welcome.session)
         self._said_s = self._loop.time()
+        confirmed, self._received = self._received, []
+        if confirmed:
+            headers[RECEIVED_HEADER] = ",".join(map(str, confirmed))
         while True:
             connection, is_new = await self._connection()
             try:

@@ -7,17 +7,26 @@ delivery that could not be written any more is given back.
 The first request of a conversation is a `Hello`, alone in its body; the `penstock-session` header of the others says
 which conversation they belong to. Its session ends when no request comes for `session_ttl_s`. Each request is a sign of
 life.
+
+A response may get lost on its way, and the server cannot know. So deliveries are kept here until the client says that
+it has got them (`penstock-received`, with its next request). Until then the same receive, by its number, gets the same
+delivery again, on the same attempt. (Not of a queue that promises *at most* so many deliveries: there a message that
+may have been seen counts as seen, as it does when a websocket breaks.)
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from penstock.core.commands import Heartbeat
+from penstock.core.broker import Broker
+from penstock.core.commands import Delivery, Heartbeat
+from penstock.core.commands import Receive as ReceiveCommand
 from penstock.core.errors import (
     AccessDenied,
     BatchTooLarge,
@@ -34,7 +43,7 @@ from penstock.protocols.websocket.handles import session_number
 from penstock.server.auth import Principal
 from penstock.server.node import Services
 from penstock.wire.answers import Kind, encode_answers
-from penstock.wire.requests import MEDIA_TYPE, SESSION_HEADER, decode_requests
+from penstock.wire.requests import MEDIA_TYPE, RECEIVED_HEADER, SESSION_HEADER, decode_requests
 
 _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
     (AccessDenied, 401),
@@ -45,8 +54,46 @@ _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
 )
 
 
+_KEPT_MAX = 1_000
+_IDLE_TTLS = 2
+
+
 class _Gone(Exception):
     """The client has hung up."""
+
+
+class _Conversation:
+    """What the server remembers of a client that polls, besides its session."""
+
+    __slots__ = ("desks", "kept", "seen_s")
+
+    def __init__(self) -> None:
+        self.desks: list[Desk] = []
+        """The desks of its requests in flight: a request may cancel another one's wait."""
+        self.kept: dict[int, Delivery] = {}
+        """Receives -> deliveries that may not have arrived."""
+        self.seen_s = 0.0
+
+    def confirm(self, numbers: str) -> None:
+        """These receives have got their answers."""
+        for number in numbers.split(","):
+            if number.strip().isdecimal():
+                self.kept.pop(int(number), None)
+
+    def repeated(self, number: int, command: object, now_ms: int) -> Delivery | None:
+        """What this receive was given before, if it is still worth anything."""
+        delivery = self.kept.get(number) if isinstance(command, ReceiveCommand) else None
+        return delivery if delivery is not None and delivery.deadline_ms > now_ms else None
+
+    def keep(self, answers: list[tuple[int, int, Any]], broker: Broker) -> None:
+        """These leave now, and may get lost."""
+        for number, _, value in answers:
+            if isinstance(value, Delivery) and value.runs:
+                queue = broker.queues.get(value.queue)
+                if queue is not None and not queue.config.leases_are_durable:
+                    self.kept[number] = value
+        while len(self.kept) > _KEPT_MAX:
+            del self.kept[next(iter(self.kept))]
 
 
 class CommandsEndpoint:
@@ -55,8 +102,8 @@ class CommandsEndpoint:
     def __init__(self, services: Services, version: str) -> None:
         self._services = services
         self._version = version
-        self._desks: dict[int, list[Desk]] = {}
-        """Session -> the desks of its requests in flight: a request may cancel another one's wait."""
+        self._conversations: dict[int, _Conversation] = {}
+        """By session."""
         self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,13 +157,23 @@ class CommandsEndpoint:
             admitted = await admit(
                 self._services, headers, frame, version=self._version, session_ttl_ms=ttl_ms, peer=peer
             )
+            self._forget_the_idle()
             answer = (admitted.request, Kind.REPLY, admitted.welcome)
             await _respond(send, 200, encode_answers(self._services.shard.now_ms(), [answer]))
             return
         principal = principal_of(self._services, headers, None)
         session = self._session(principal, handle)
         await self._services.shard.call(Heartbeat(session=session))
-        await self._answer(principal, session, peer, frame, receive, send)
+        conversation = self._conversations.setdefault(session, _Conversation())
+        conversation.seen_s = time.monotonic()
+        conversation.confirm(header_of(headers, RECEIVED_HEADER.encode()) or "")
+        await self._answer(principal, session, peer, frame, receive, send, conversation)
+
+    def _forget_the_idle(self) -> None:
+        oldest_s = time.monotonic() - _IDLE_TTLS * self._services.settings.websocket.session_ttl_s
+        for session, conversation in list(self._conversations.items()):
+            if conversation.seen_s < oldest_s and not conversation.desks:
+                del self._conversations[session]
 
     def _session(self, principal: Principal, handle: str) -> int:
         if not handle.isdecimal() or len(handle) > 20:
@@ -124,10 +181,16 @@ class CommandsEndpoint:
         return session_number(self._services.shard.identity.meta.secret, principal, int(handle))
 
     async def _answer(
-        self, principal: Principal, session: int, peer: str, frame: bytes, receive: Receive, send: Send
+        self,
+        principal: Principal,
+        session: int,
+        peer: str,
+        frame: bytes,
+        receive: Receive,
+        send: Send,
+        conversation: _Conversation,
     ) -> None:
         answered = asyncio.Event()
-        desks = self._desks.setdefault(session, [])
         desk = Desk(
             self._services,
             principal,
@@ -136,12 +199,12 @@ class CommandsEndpoint:
             answered.set,
             protocol="poll",
             peer=peer,
-            desks=desks,
+            desks=conversation.desks,
         )
-        desks.append(desk)
+        conversation.desks.append(desk)
         leaving = asyncio.ensure_future(_left(receive))
         try:
-            desk.take(decode_requests(frame))
+            self._take(desk, frame, conversation)
             while desk.in_flight and not leaving.done():
                 answered.clear()
                 waiting = asyncio.ensure_future(answered.wait())
@@ -149,13 +212,22 @@ class CommandsEndpoint:
                 waiting.cancel()
             if leaving.done():
                 raise _Gone
+            conversation.keep(desk.answers, self._services.shard.identity)
             await _respond(send, 200, desk.take_frame())
         finally:
             leaving.cancel()
             desk.abandon()
-            desks.remove(desk)
-            if not desks:
-                self._desks.pop(session, None)
+            conversation.desks.remove(desk)
+
+    def _take(self, desk: Desk, frame: bytes, conversation: _Conversation) -> None:
+        requests, now_ms = decode_requests(frame), self._services.shard.now_ms()
+        if conversation.kept:
+            for number, command in list(requests):
+                delivery = conversation.repeated(number, command, now_ms)
+                if delivery is not None:
+                    requests.remove((number, command))
+                    desk.repeat(number, delivery)
+        desk.take(requests)
 
 
 async def _left(receive: Receive) -> None:

@@ -1,0 +1,557 @@
+"""What is different over a network: connections that break, answers that get lost, servers that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.client.remote.address import TRANSPORTS
+from penstock.core.commands import Once, Receive
+from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
+from penstock.server.clock import SystemClock
+from penstock.server.settings import Settings, WebsocketSettings
+from penstock.server.shard import Shard
+from penstock.store.memory import MemoryStore
+from tests.client.adapter import LoopThread
+from tests.client.lossy import LossyProxy
+from tests.client.serving import Server, serve
+
+FINITE = {"timeout": 10, "connect_timeout": 5}
+
+
+def eventually(what: Callable[[], Any], seconds: float = 10.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := what()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+    return value
+
+
+class Site:
+    """A server in a thread, and a proxy in front of it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.loop = LoopThread()
+        self.store = MemoryStore()
+        self.options = options
+        self.server: Server = self.loop.run(self._serve(0))
+        self.proxy = LossyProxy(self.server.port)
+        self.loop.run(self.proxy.start())
+        self.clients: list[Any] = []
+
+    async def _serve(self, port: int) -> Server:
+        shard = Shard(lambda: self.store, SystemClock(), lambda: os.urandom(64))
+        return await serve(shard, port=port, **self.options)
+
+    def connect(self, url: str | None = None, **options: Any) -> penstock.Penstock:
+        client = penstock.connect(url or self.server.url, **{**FINITE, **options})
+        self.clients.append(client)
+        return client
+
+    def stop(self) -> None:
+        self.loop.run(self.server.stop())
+
+    def restart(self) -> None:
+        self.stop()
+        self.server = self.loop.run(self._serve(self.server.port))
+
+    def cut(self) -> None:
+        self.loop.run(self.proxy.cut())
+
+    def count(self, action: str, outcome: str = "ok") -> int:
+        counts = self.server.services.meter._counts
+        return sum(n for (_, what, how), n in counts.items() if (what, how) == (action, outcome))
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.loop.run(self.proxy.stop())
+        self.loop.run(self.server.stop())
+        self.loop.close()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def make_site() -> Iterator[Callable[..., Site]]:
+    made: list[Site] = []
+
+    def make(**options: Any) -> Site:
+        made.append(Site(**options))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.close()
+
+
+# -- getting there -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_client_says_which_transport_it_uses(site: Site, transport: Any) -> None:
+    assert site.connect(transport=transport)._caller.transport == transport
+
+
+def test_the_best_transport_is_used_by_itself(site: Site) -> None:
+    assert site.connect()._caller.transport == "websocket"
+
+
+def test_where_nobody_speaks_websocket_the_client_polls(make_site: Callable[..., Site]) -> None:
+    site = make_site(sockets=False)
+    ps = site.connect()
+    assert ps._caller.transport == "long_poll"
+    ps.queue("orders").send(b"a")
+    assert ps.queue("orders").receive(wait=5).body == b"a"
+
+
+def test_long_polls_that_are_cut_become_plain_polls(site: Site) -> None:
+    ps, beside = site.connect(site.proxy.url, transport="long_poll"), site.connect()
+    ps.create_queue("orders")
+    received: list[Any] = []
+    receiver = threading.Thread(target=lambda: received.append(ps.queue("orders").receive(wait=30)))
+    receiver.start()
+    for _ in range(2):
+        eventually(lambda: beside.queue("orders").stats().channels["main"].waiting_receivers == 1)
+        site.cut()
+    eventually(lambda: ps._caller.transport == "poll")
+    beside.queue("orders").send(b"a")
+    receiver.join(10)
+    assert received[0].body == b"a"
+
+
+def test_nobody_there_is_not_sent(site: Site) -> None:
+    site.loop.run(site.proxy.stop())
+    with pytest.raises(penstock.NotSent, match="cannot be reached"):
+        penstock.connect(site.proxy.url)
+
+
+def test_something_else_there_is_said_so() -> None:
+    loop = LoopThread()
+
+    async def listen() -> Any:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
+            writer.close()
+
+        return await asyncio.start_server(answer, "127.0.0.1", 0)
+
+    server = loop.run(listen())
+    try:
+        with pytest.raises(penstock.NotSent, match="no Penstock"):
+            penstock.connect(f"penstock://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    finally:
+        loop.loop.call_soon_threadsafe(server.close)
+        loop.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:9325", "http://localhost", "penstock://", "penstock://h/path", "penstock://h:x"]
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(penstock.InvalidRequest, match="no address of a server"):
+        penstock.connect(url)
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    for options in ({"transport": "pigeon"}, {"timeout": 0}, {"prefetch": -1}, {"heartbeat": -2}):
+        with pytest.raises(penstock.InvalidRequest):
+            penstock.connect("penstock://localhost", **options)  # type: ignore[arg-type]
+
+
+# -- answers that get lost ---------------------------------------------------------------------------------------------
+
+
+def lose_the_answer(site: Site, action: str, call: Callable[[], Any]) -> Any:
+    """Call something whose answer is lost once it is done; then the connection breaks. What came of it in the end."""
+    result: list[Any] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except Exception as error:
+            result.append(error)
+
+    before = site.count(action)
+    site.proxy.answers_lost = True
+    caller = threading.Thread(target=run)
+    caller.start()
+    eventually(lambda: site.count(action) > before)
+    assert not result
+    site.proxy.answers_lost = False
+    site.cut()
+    caller.join(15)
+    assert site.count(action) > before + 1, "it was not sent again"
+    return result[0]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_send_whose_answer_was_lost_is_sent_again_and_makes_one(site: Site, transport: Any) -> None:
+    orders = site.connect(site.proxy.url, transport=transport).queue("orders")
+    orders.send(b"first")
+    sent = lose_the_answer(site, "Send", lambda: orders.send(b"second"))
+    assert sent.sequence == 1
+    assert [message.body for message in orders.peek()] == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_ack_whose_answer_was_lost_counts_as_done(site: Site, transport: Any) -> None:
+    orders = site.connect(site.proxy.url, transport=transport).queue("orders")
+    orders.send(b"a")
+    message = orders.receive()
+    assert lose_the_answer(site, "Ack", message.ack) is None
+    assert orders.stats().messages == 0
+
+
+def test_a_unit_of_work_whose_answer_was_lost_is_done_once(site: Site) -> None:
+    ps = site.connect(site.proxy.url)
+    ps.queue("in").send(b"a")
+    unit = ps.unit_of_work()
+    unit.take("in")
+    unit.put("out", b"b")
+    lose_the_answer(site, "CommitWork", unit.commit)
+    assert unit.state == "committed"
+    assert (ps.queue("in").stats().messages, ps.queue("out").stats().messages) == (0, 1)
+
+
+def test_a_purge_whose_answer_was_lost_does_not_take_what_came_later(site: Site) -> None:
+    orders = site.connect(site.proxy.url).queue("orders")
+    orders.send_many([b"a", b"b"])
+    assert lose_the_answer(site, "PurgeQueue", orders.purge) == 2
+
+
+def test_what_was_not_answered_in_time_is_of_unknown_outcome(site: Site) -> None:
+    orders = site.connect(site.proxy.url, timeout=0.5).queue("orders")
+    site.proxy.answers_lost = True
+    with pytest.raises(penstock.OutcomeUnknown):
+        orders.send(b"a")
+
+
+def test_what_never_left_is_not_sent(site: Site) -> None:
+    orders = site.connect(site.proxy.url, timeout=0.5).queue("orders")
+    site.loop.run(site.proxy.stop())
+    eventually(lambda: orders._caller.transport is None)
+    with pytest.raises(penstock.NotSent):
+        orders.send(b"a")
+    assert site.count("Send") == 0
+
+
+def test_a_client_may_give_up_reconnecting(site: Site) -> None:
+    orders = site.connect(site.proxy.url, retry_for=0.2, timeout=60).queue("orders")
+    site.loop.run(site.proxy.stop())
+    eventually(lambda: orders._caller.transport is None)
+    started = time.monotonic()
+    with pytest.raises(penstock.ConnectionLost):
+        orders.send(b"a")
+    assert time.monotonic() - started < 15
+
+
+def test_a_silent_server_is_noticed_by_the_heartbeat(site: Site) -> None:
+    orders = site.connect(site.proxy.url, heartbeat=0.2, timeout=20).queue("orders")
+    orders.send(b"a")
+    site.proxy.answers_lost = True
+    before = site.proxy.connections
+    eventually(lambda: site.proxy.connections > before)
+    site.proxy.answers_lost = False
+    assert orders.stats().messages == 1
+
+
+# -- connections that end ----------------------------------------------------------------------------------------------
+
+
+def test_a_lost_connection_releases_its_leases_at_once(site: Site) -> None:
+    orders = site.connect(site.proxy.url, name="worker 7").queue("orders")
+    orders.send(b"a")
+    message = orders.receive(lease=3600)
+    site.cut()
+    again = site.connect().queue("orders").receive(wait=10)
+    assert (again.body, again.attempts) == (b"a", 2)
+    assert again.history[0].session == "worker 7"
+    with pytest.raises(penstock.StaleReceipt):
+        message.ack()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_closing_releases_what_is_in_hand(site: Site, transport: Any) -> None:
+    first = site.connect(transport=transport)
+    first.queue("orders").send(b"a")
+    first.queue("orders").receive(lease=3600)
+    first.close()
+    assert site.connect().queue("orders").receive(wait=10).body == b"a"
+
+
+def test_a_session_of_its_own_outlives_the_connection(site: Site) -> None:
+    ps = site.connect(site.proxy.url)
+    ps.queue("orders").send(b"a")
+    message = ps.session("batch").queue("orders").receive(lease=3600)
+    site.cut()
+    message.ack()
+    assert ps.queue("orders").stats().messages == 0
+
+
+def test_nobody_can_end_the_session_of_another_by_guessing_its_number(site: Site) -> None:
+    session = site.connect().session("mine")
+    from penstock.core.commands import EndSession
+
+    for guess in (1, 2, session._number & 0xFFFFFFFF, session._number + (1 << 32)):
+        with pytest.raises(penstock.SessionNotFound):
+            site.connect()._caller.call(EndSession(session=guess))
+    session.heartbeat()
+
+
+def test_consume_once_holds_when_the_connection_breaks_in_mid_delivery(site: Site) -> None:
+    ps = site.connect(site.proxy.url)
+    ps.create_queue("orders", policy="consume_once")
+    ps.queue("orders").send(b"a")
+    site.proxy.answers_lost = True
+    got: list[Any] = []
+    receiver = threading.Thread(target=lambda: got.append(ps.queue("orders").receive(wait=1)))
+    receiver.start()
+    eventually(lambda: site.count("Receive"))
+    site.proxy.answers_lost = False
+    site.cut()
+    receiver.join(15)
+    assert got == [None], "the message may have been seen: it must not come again"
+    assert site.connect().queue("orders.dead").receive(wait=5).body == b"a"
+
+
+def test_a_server_that_restarts_is_found_again(site: Site) -> None:
+    orders = site.connect().queue("orders")
+    orders.send(b"a")
+    site.restart()
+    assert orders.send(b"b").sequence == 1
+
+
+def test_a_wait_goes_on_over_a_restart(site: Site) -> None:
+    orders = site.connect().queue("orders")
+    orders.send(b"a")
+    orders.receive().ack()
+    received: list[Any] = []
+    receiver = threading.Thread(target=lambda: received.append(orders.receive(wait=30)))
+    receiver.start()
+    eventually(lambda: orders.stats().channels["main"].waiting_receivers == 1)
+    site.restart()
+    eventually(lambda: orders.stats().channels["main"].waiting_receivers == 1)
+    orders.send(b"b")
+    receiver.join(10)
+    assert received[0].body == b"b"
+
+
+# -- receivers that leave ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_cancelled_wait_takes_no_message_with_it(site: Site, transport: Any) -> None:
+    async def main() -> None:
+        async with penstock.connect_async(site.server.url, transport=transport) as ps:
+            orders = await ps.create_queue("orders")
+            for _ in range(20):
+                waiting = asyncio.create_task(orders.receive(wait=20, lease=3600))
+                await asyncio.sleep(0.002)
+                sending = asyncio.create_task(orders.send(b"a"))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                await sending
+                message = (
+                    await orders.receive(wait=5) if not waiting.done() or waiting.cancelled() else waiting.result()
+                )
+                assert message is not None, "the message went with who had left"
+                assert message.attempts == 1
+                await message.ack()
+
+    asyncio.run(main())
+
+
+# -- many at a time ----------------------------------------------------------------------------------------------------
+
+
+def test_sends_of_many_tasks_share_commands(site: Site) -> None:
+    async def main() -> list[Any]:
+        async with penstock.connect_async(site.server.url) as ps:
+            orders = ps.queue("orders")
+            return await asyncio.gather(*(orders.send(b"%d" % number) for number in range(500)))
+
+    sent = asyncio.run(main())
+    assert site.count("Send") < 20
+    bodies = {message.sequence: message.body for message in site.connect().queue("orders").browse(limit=1000)}
+    assert all(bodies[message.sequence] == b"%d" % number for number, message in enumerate(sent))
+    assert len({message.id for message in sent}) == 500
+
+
+def test_one_bad_send_among_many_fails_alone(site: Site) -> None:
+    async def main() -> list[Any]:
+        async with penstock.connect_async(site.server.url) as ps:
+            orders = await ps.create_queue("orders", message_bytes_max=10)
+            bodies = [b"x" * 11 if number == 7 else b"x" for number in range(20)]
+            return await asyncio.gather(*map(orders.send, bodies), return_exceptions=True)
+
+    sent = asyncio.run(main())
+    assert isinstance(sent[7], penstock.MessageTooLarge)
+    assert site.connect().queue("orders").stats().messages == 19
+
+
+def test_threads_share_a_connection(site: Site) -> None:
+    orders = site.connect().queue("orders")
+    threads = [threading.Thread(target=lambda: [orders.send(b"x") for _ in range(50)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert orders.stats().messages == 400
+
+
+def test_a_call_larger_than_a_frame_says_so(make_site: Callable[..., Site]) -> None:
+    site = make_site(settings=Settings(websocket=WebsocketSettings(frame_bytes_max=100_000)))
+    orders = site.connect().queue("orders")
+    with pytest.raises(penstock.BatchTooLarge, match="too many for one call"):
+        orders.send_many([b"x" * 1000] * 200)
+    assert orders.send_many([b"x" * 1000] * 50)
+
+
+def test_more_requests_than_the_server_takes_at_once_wait_for_their_turn(make_site: Callable[..., Site]) -> None:
+    site = make_site(settings=Settings(websocket=WebsocketSettings(requests_max=10)))
+
+    async def main() -> list[Any]:
+        async with penstock.connect_async(site.server.url) as ps:
+            await ps.create_queue("orders")
+            return await asyncio.gather(*(ps.queue("orders").stats() for _ in range(100)))
+
+    assert len(asyncio.run(main())) == 100
+
+
+# -- who may -----------------------------------------------------------------------------------------------------------
+
+
+def worker(*grants: Grant) -> Credentials:
+    principal = Principal("worker", "AK", grants)
+    return Credentials([Credential("AK", Secret("secret"), principal, Secret("token-1"))])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_token_is_needed_where_there_are_credentials(make_site: Callable[..., Site], transport: Any) -> None:
+    site = make_site(credentials=worker(Grant()))
+    for token in (None, "wrong", "AK:wrong"):
+        with pytest.raises(penstock.AccessDenied):
+            site.connect(transport=transport, token=token)
+    for token in ("token-1", "AK:secret"):
+        assert site.connect(transport=transport, token=token).queues() == []
+
+
+def test_rights_are_checked_command_by_command(make_site: Callable[..., Site]) -> None:
+    grants = (Grant(("in",), ("read",)), Grant(("out",), ("write",)), Grant(("in", "out", "mine*"), ("admin",)))
+    site = make_site(credentials=worker(*grants))
+    ps = site.connect(token="token-1")
+    for name in ("in", "out"):
+        ps.create_queue(name)
+    ps.queue("out").send(b"a")
+    assert ps.queue("in").receive() is None
+    unit = ps.unit_of_work()
+    unit.put("in", b"x")
+    denied: list[Callable[[], Any]] = [
+        lambda: ps.create_queue("other"),
+        lambda: ps.create_queue("mine", dead_letter="other"),
+        lambda: ps.queue("in").send(b"x"),
+        lambda: ps.queue("out").receive(),
+        lambda: ps.queue("out").stats(),
+        lambda: ps.queue("out").peek(),
+        lambda: ps.redrive("in", to="other"),
+        unit.commit,
+    ]
+    for call in denied:
+        with pytest.raises(penstock.AccessDenied, match="worker needs the right"):
+            call()
+    assert ps.queues() == ["in"]
+    assert site.server.services.meter is not None
+
+
+# -- prefetching -------------------------------------------------------------------------------------------------------
+
+
+def test_prefetched_messages_are_received_without_asking_the_server(site: Site) -> None:
+    orders = site.connect(prefetch=50).queue("orders")
+    orders.send_many([b"%d" % number for number in range(200)])
+    bodies = []
+    for _ in range(200):
+        with orders.receive(wait=5) as message:
+            bodies.append(message.body)
+    assert bodies == [b"%d" % number for number in range(200)]
+    assert site.count("Receive") == 0
+    assert site.count("AddCredit") < 30
+    assert orders.receive() is None
+    assert orders.stats().messages == 0
+
+
+def test_a_prefetching_receive_knows_when_there_is_nothing(site: Site) -> None:
+    orders = site.connect(prefetch=2).queue("orders")
+    with pytest.raises(penstock.QueueNotFound):
+        orders.receive()
+    orders.send_many([b"a"] * 9)
+    assert sum(len(orders.receive(5)) for _ in range(9)) == 9
+    assert orders.receive() is None
+    started = time.monotonic()
+    assert orders.receive(wait=0.2) is None
+    assert time.monotonic() - started >= 0.2
+    sender = threading.Timer(0.1, lambda: orders.send(b"b"))
+    sender.start()
+    assert orders.receive(wait=10).body == b"b"
+
+
+def test_what_is_prefetched_or_worked_on_stays_leased(site: Site) -> None:
+    ps = site.connect(prefetch=10)
+    ps.create_queue("orders", lease=1)
+    ps.queue("orders").send_many([b"a", b"b"])
+    message = ps.queue("orders").receive(wait=5)
+    assert site.connect().queue("orders").receive(wait=2.5) is None
+    message.ack()
+    other = ps.queue("orders").receive()
+    assert other.attempts == 1
+    other.ack()
+
+
+def test_closing_gives_prefetched_messages_back_uncounted(site: Site) -> None:
+    first = site.connect(prefetch=10)
+    first.queue("orders").send_many([b"a", b"b", b"c"])
+    first.queue("orders").receive(wait=5).ack()
+    first.close()
+    assert [message.attempts for message in site.connect().queue("orders").receive(10, wait=5)] == [1, 1]
+
+
+def test_prefetching_goes_on_after_the_connection_broke(site: Site) -> None:
+    orders = site.connect(site.proxy.url, prefetch=10).queue("orders")
+    orders.send_many([b"a", b"b", b"c"])
+    orders.receive(wait=5).ack()
+    site.cut()
+    got = [orders.receive(wait=10) for _ in range(2)]
+    assert sorted(message.body for message in got) == [b"b", b"c"]
+    for message in got:
+        message.ack()
+    assert orders.stats().messages == 0
+
+
+def test_a_queue_that_promises_at_most_once_is_not_prefetched(site: Site) -> None:
+    ps = site.connect(prefetch=10)
+    ps.create_queue("orders", policy="consume_once")
+    ps.queue("orders").send_many([b"a", b"b"])
+    ps.queue("orders").receive(wait=5).ack()
+    assert ps.queue("orders").stats().channels["main"].ready == 1
+    ps.close()
+    assert site.connect().queue("orders").receive().body == b"b"
+
+
+def test_names_of_commands_are_the_clients_own(site: Site) -> None:
+    caller = site.connect()._caller
+    with pytest.raises(penstock.InvalidRequest, match="takes no name"):
+        caller.call(Receive(queue="orders", once=Once("c", 1)))
