@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from penstock import __version__
 from penstock.core.commands import Command
@@ -109,3 +112,12 @@ def eventually(claim: Callable[[], bool]) -> None:
     while not claim():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.005)
+
+
+def needed(program: str) -> None:
+    """Skip, loudly, without this program; under CI, fail."""
+    if shutil.which(program) is None:
+        reason = f"{program} is not installed: what it would show is NOT tested"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)

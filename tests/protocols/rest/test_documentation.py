@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
 from penstock.core import errors
 from penstock.protocols.rest.problems import STATUSES, code_of, status_of
 from penstock.store import errors as store_errors
-from tests.protocols.rest.serving import Server
+from tests.protocols.rest.serving import Server, needed
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "rest.md").read_text()
 ANYTHING = "…"
@@ -43,14 +40,6 @@ def examples() -> list[Example]:
     return [
         Example(commands, bool(fails), json.loads(printed) if printed else None) for fails, commands, printed in found
     ]
-
-
-def needed(program: str) -> None:
-    if shutil.which(program) is None:
-        reason = f"{program} is not installed, so the examples of docs/rest.md are NOT tried"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
 
 
 def test_every_example_runs_and_prints_what_it_says(serve: Callable[..., Server], tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,7 +27,7 @@ from penstock import __version__
 from penstock.core.commands import AckConsumer, CreateChannel, Send
 from penstock.protocols.rest.app import resources_of
 from penstock.protocols.rest.operations import operations_of
-from tests.protocols.rest.serving import Server
+from tests.protocols.rest.serving import Server, needed
 
 EXAMPLES = int(os.environ.get("PENSTOCK_SCHEMATHESIS_EXAMPLES", "6"))
 """Of each operation and mode: few here, hundreds by hand."""
@@ -132,3 +135,15 @@ def test_the_page_loads_nothing_from_elsewhere(called: Server) -> None:
     policy = response.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'")
     assert "unsafe" not in policy
+
+
+def test_the_page_shows_every_operation_and_can_call_it(called: Server) -> None:
+    needed("node")
+    command = ["node", str(Path(__file__).with_name("page.mjs")), called.url]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    shown = json.loads(run.stdout)
+    assert len(shown["operations"]) == OPERATIONS
+    assert {"name", "settings", "channels"} <= set(shown["fields"])
+    assert shown["stats"].startswith("200 OK")
+    assert shown["created"].startswith("201 Created")

@@ -152,6 +152,13 @@ def test_a_channel_is_paused_purged_and_deleted(http: httpx.Client, name: str) -
     refused(http.post(f"/v1/queues/{name}/channels/none/pause"), 404, "channel_not_found")
 
 
+@pytest.mark.parametrize("verb", ["ack", "release", "extend"])
+def test_settling_through_a_channel_that_is_not_there_is_refused(http: httpx.Client, name: str, verb: str) -> None:
+    send(http, name, "a")
+    body = {"receipts": ["x"], **({"lease": 1} if verb == "extend" else {})}
+    refused(http.post(f"/v1/queues/{name}/channels/none/{verb}", json=body), 404, "channel_not_found")
+
+
 def test_the_server_adds_up_its_queues(server: Server, http: httpx.Client, name: str) -> None:
     before = done(http.get("/v1/stats"))
     send(http, name, "abc", "de")

@@ -20,7 +20,7 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
-from penstock.core.errors import ForeignReceipt, InvalidRequest, PenstockError
+from penstock.core.errors import ChannelNotFound, ForeignReceipt, InvalidRequest, PenstockError
 from penstock.core.states import State
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import (
@@ -236,7 +236,9 @@ class Messages(Resource):
         caller.need("read", queue)
         if isinstance(body, SettleBatch):
             return await self._settle_batch(queue, channel, body, command_for)
-        self.queue(queue)
+        channels = self.queue(queue).channels
+        if channel is not None and channel not in channels:
+            raise ChannelNotFound(f"queue {queue!r} has no channel {channel!r}: create it first")
         if (body.receipt is UNSET) == (body.receipts is UNSET):
             raise invalid("give either receipt or receipts")
         receipts = [body.receipt] if isinstance(body.receipt, str) else body.receipts
