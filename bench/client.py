@@ -23,6 +23,7 @@ from bench.client_peers import WORKERS, NatsPeer, Peer, PenstockPeer, RabbitPeer
 from bench.client_servers import nats_server, penstock_server, rabbitmq_server, redis_server
 from bench.measure import RUN, Measured, Scale, at_least, at_most, bodies, empty_directory, parse_scale, plain, report
 from bench.measure import table as markdown
+from bench.sqs_load import Server
 
 T = TypeVar("T")
 
@@ -64,13 +65,30 @@ class Amounts(NamedTuple):
         return cls(2_000, 300, 50, 0.3) if scale.quick else cls(MESSAGES, SINGLES, UNITS, LATENCY_S)
 
 
+class Contender(NamedTuple):
+    """A server, and its client, connected."""
+
+    server: Server
+    peer: Peer
+
+
 # -- one turn ----------------------------------------------------------------------------------------------------------
 
 _queue_numbers = itertools.count(1)
 
 
-async def turn(peer: Peer, amounts: Amounts) -> dict[str, float]:
-    """Messages a second of everything that is measured, on queues of their own."""
+class Outcome(NamedTuple):
+    """What one line of one turn gave."""
+
+    rate: float
+    """Messages a second."""
+    cpu_us: float
+    """Processor time that a message took, of client and server together."""
+
+
+async def turn(contender: Contender, amounts: Amounts) -> dict[str, Outcome]:
+    """Everything that is measured, on queues of their own."""
+    peer = contender.peer
     queue, singles, source, target = [f"bench-{next(_queue_numbers)}" for _ in range(4)]
     for each in (queue, singles, source, target):
         await peer.create(each)
@@ -78,29 +96,32 @@ async def turn(peer: Peer, amounts: Amounts) -> dict[str, float]:
     runs = [many[start : start + RUN] for start in range(0, len(many), RUN)]
     few = many[: amounts.singles]
     await peer.send_runs(source, [many[: amounts.units]])
+    measure = partial(measured, contender.server)
     return {
-        SEND_RUNS: await rate(len(many), peer.send_runs(queue, runs)),
-        RECEIVE_RUNS: await rate(len(many), peer.receive_runs(queue, len(many), RUN)),
-        SEND_SINGLES: await rate(len(few), send_singles(peer, singles, few, IN_FLIGHT)),
-        LISTEN: await rate(len(few), peer.listen(singles, len(few), lambda body: None)),
-        MOVE: await rate(amounts.units, peer.move(source, target, amounts.units)),
+        SEND_RUNS: await measure(len(many), peer.send_runs(queue, runs)),
+        RECEIVE_RUNS: await measure(len(many), peer.receive_runs(queue, len(many), RUN)),
+        SEND_SINGLES: await measure(len(few), send_singles(peer, singles, few, IN_FLIGHT)),
+        LISTEN: await measure(len(few), peer.listen(singles, len(few), lambda body: None)),
+        MOVE: await measure(amounts.units, peer.move(source, target, amounts.units)),
     }
 
 
-async def rate(count: int, work: Awaitable[float | None]) -> float:
-    """How many a second, until the time that the work gives back, or until it ends."""
+async def measured(server: Server, count: int, work: Awaitable[float | None]) -> Outcome:
+    """Do some work, until the time that it gives back, or until it ends."""
     gc.collect()
     os.sync()
-    started_s = time.perf_counter()
-    over_s = await work
-    return count / ((over_s or time.perf_counter()) - started_s)
+    started_s, cpu_s = time.perf_counter(), time.process_time() + server.cpu_s()
+    over_s = await work or time.perf_counter()
+    cpu_s = time.process_time() + server.cpu_s() - cpu_s
+    return Outcome(count / (over_s - started_s), cpu_s / count * 1e6)
 
 
 # -- latency -----------------------------------------------------------------------------------------------------------
 
 
-async def latencies_ms(peer: Peer, per_second: float, seconds: float) -> list[float]:
+async def latencies_ms(contender: Contender, per_second: float, seconds: float) -> list[float]:
     """How long messages took from before the send to the handler, sent at an even pace whatever becomes of them."""
+    peer = contender.peer
     queue = f"bench-{next(_queue_numbers)}"
     await peer.create(queue)
     count = max(20, round(per_second * seconds))
@@ -141,37 +162,48 @@ class Figures(NamedTuple):
 
     rates: Mapping[str, Measured]
     """By line, then by contender."""
+    cpu_us: Mapping[str, Measured]
     per_second: float
     p50_ms: Measured
     p99_ms: Measured
 
 
-async def measured(ports: Mapping[str, int], amounts: Amounts, turns: int, warm_up: bool) -> Figures:
+async def compare(servers: Mapping[str, Server], amounts: Amounts, turns: int, *, warm_up: bool) -> Figures:
     """Let everybody take turns."""
     async with AsyncExitStack() as stack:
-        peers: dict[str, Peer] = {}
-        for name, port in ports.items():
-            peers[name] = await CONNECT[name](port)
-            stack.push_async_callback(peers[name].close)
-        rates = await take_turns(peers, partial(turn, amounts=amounts), turns, warm_up=warm_up)
-        lines = {line: Measured({name: [each[line] for each in rates[name]] for name in peers}) for line in TARGETS}
-        per_second = LOAD_SHARE * min(lines[SEND_SINGLES].rate(name) for name in peers)
-        found = await take_turns(peers, lambda peer: latencies_ms(peer, per_second, amounts.latency_s), turns)
+        contenders: dict[str, Contender] = {}
+        for name, server in servers.items():
+            contenders[name] = Contender(server, await CONNECT[name](server.address.port))
+            stack.push_async_callback(contenders[name].peer.close)
+        found = await take_turns(contenders, partial(turn, amounts=amounts), turns, warm_up=warm_up)
+        rates = by_line(found, lambda outcome: outcome.rate)
+        per_second = LOAD_SHARE * min(rates[SEND_SINGLES].rate(name) for name in contenders)
+        times = await take_turns(contenders, lambda each: latencies_ms(each, per_second, amounts.latency_s), turns)
         p50, p99 = (
-            Measured({name: [percentile(each, share) for each in found[name]] for name in peers})
+            Measured({name: [percentile(each, share) for each in of_name] for name, of_name in times.items()})
             for share in (0.5, 0.99)
         )
-        return Figures(lines, per_second, p50, p99)
+        return Figures(rates, by_line(found, lambda outcome: outcome.cpu_us), per_second, p50, p99)
+
+
+def by_line(
+    found: Mapping[str, Sequence[Mapping[str, Outcome]]], measure: Callable[[Outcome], float]
+) -> dict[str, Measured]:
+    """One measure of all turns, line by line."""
+    return {
+        line: Measured({name: [measure(each[line]) for each in of_name] for name, of_name in found.items()})
+        for line in TARGETS
+    }
 
 
 async def take_turns(
-    peers: Mapping[str, Peer], do: Callable[[Peer], Awaitable[T]], turns: int, *, warm_up: bool = False
+    contenders: Mapping[str, Contender], do: Callable[[Contender], Awaitable[T]], turns: int, *, warm_up: bool = False
 ) -> dict[str, list[T]]:
     """A B A B ..., after a turn that does not count, if so wanted."""
-    found: dict[str, list[T]] = {name: [] for name in peers}
+    found: dict[str, list[T]] = {name: [] for name in contenders}
     for number in range(-1 if warm_up else 0, turns):
-        for name, peer in peers.items():
-            outcome = await do(peer)
+        for name, contender in contenders.items():
+            outcome = await do(contender)
             if number >= 0:
                 found[name].append(outcome)
     return found
@@ -189,7 +221,7 @@ CONNECT: dict[str, Callable[[int], Awaitable[Peer]]] = {
     NATS: NatsPeer.connect,
 }
 
-SERVERS: dict[str, Callable[[Path], AbstractContextManager[int]]] = {
+SERVERS: dict[str, Callable[[Path], AbstractContextManager[Server]]] = {
     PENSTOCK: penstock_server,
     REDIS_ALWAYS: partial(redis_server, appendfsync="always"),
     REDIS_EVERYSEC: partial(redis_server, appendfsync="everysec"),
@@ -213,6 +245,18 @@ def throughput(figures: Figures) -> str:
         rows.append([line, *cells, f"{ratio} to {best}", "none" if target is None else at_least(target, ratio)])
     names = list(next(iter(figures.rates.values())).rates)
     return markdown(["messages/s", *names, "ratio to the best", "target"], rows)
+
+
+def processor_times(figures: Figures) -> str:
+    """What a message costs, of client and server together: what a busy machine distorts least."""
+    rows = []
+    for line, times in figures.cpu_us.items():
+        rivals = [name for name in times.rates if name != PENSTOCK]
+        best = min(rivals, key=times.rate)
+        cells = [plain(times.rate(name)) for name in times.rates]
+        rows.append([line, *cells, f"{times.ratio(best, to=PENSTOCK)} times, {best}"])
+    names = list(next(iter(figures.cpu_us.values())).rates)
+    return markdown(["processor time a message, us", *names, "the best of the others"], rows)
 
 
 def latency(figures: Figures) -> str:
@@ -248,15 +292,11 @@ def main() -> None:
     amounts = Amounts.of(scale)
     with ExitStack() as stack:
         directories = {name: stack.enter_context(empty_directory()) for name in SERVERS}
-        ports = {name: stack.enter_context(server(directories[name])) for name, server in SERVERS.items()}
+        servers = {name: stack.enter_context(serve(directories[name])) for name, serve in SERVERS.items()}
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            figures = runner.run(measured(ports, amounts, scale.turns(TURNS), warm_up=not scale.quick))
-    report(
-        "client. The client over the network, against other brokers' clients",
-        TEXT,
-        throughput(figures),
-        latency(figures),
-    )
+            figures = runner.run(compare(servers, amounts, scale.turns(TURNS), warm_up=not scale.quick))
+    tables = [throughput(figures), processor_times(figures), latency(figures)]
+    report("client. The client over the network, against other brokers' clients", TEXT, *tables)
 
 
 if __name__ == "__main__":

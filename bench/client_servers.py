@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from bench.sqs_load import Address, Server
 from bench.sqs_servers import HOST, free_port, process, wait_for
 from tools.debian import Program, program
 
@@ -21,35 +22,35 @@ _REDIS_FLAGS = ["--save", "", "--appendonly", "yes", "--auto-aof-rewrite-percent
 
 
 @contextmanager
-def penstock_server(directory: Path) -> Iterator[int]:
-    """Penstock, as `penstock serve` starts it: every acknowledgement after its `fdatasync`. The port of the client."""
+def penstock_server(directory: Path) -> Iterator[Server]:
+    """Penstock, as `penstock serve` starts it: every acknowledgement after its `fdatasync`."""
     ready_file = directory / "ready.json"
     command = [sys.executable, "-m", "penstock", "serve", "--data", str(directory / "data")]
     ports = [each for name in ("sqs", "http", "nsq-tcp", "nsq-http") for each in (f"--{name}-port", "0")]
-    with process([*command, *ports, "--ready-file", str(ready_file)], directory, ready_file.exists):
-        yield int(json.loads(ready_file.read_text())["listening"]["http"]["port"])
+    with process([*command, *ports, "--ready-file", str(ready_file)], directory, ready_file.exists) as pid:
+        yield Server(Address(HOST, json.loads(ready_file.read_text())["listening"]["http"]["port"]), pid)
 
 
 @contextmanager
-def redis_server(directory: Path, appendfsync: str) -> Iterator[int]:
+def redis_server(directory: Path, appendfsync: str) -> Iterator[Server]:
     """Redis with an append-only file. It does not rewrite that file meanwhile."""
     port = free_port()
     flags = ["--bind", HOST, "--port", str(port), "--dir", str(directory), "--appendfsync", appendfsync]
-    with running(program("redis-server"), [*flags, *_REDIS_FLAGS], directory, lambda: listens(port)):
-        yield port
+    with running(program("redis-server"), [*flags, *_REDIS_FLAGS], directory, lambda: listens(port)) as pid:
+        yield Server(Address(HOST, port), pid)
 
 
 @contextmanager
-def nats_server(directory: Path) -> Iterator[int]:
+def nats_server(directory: Path) -> Iterator[Server]:
     """NATS with JetStream."""
     port = free_port()
     flags = ["--addr", HOST, "--port", str(port), "--jetstream", "--store_dir", str(directory / "data")]
-    with running(program("nats-server"), flags, directory, lambda: listens(port)):
-        yield port
+    with running(program("nats-server"), flags, directory, lambda: listens(port)) as pid:
+        yield Server(Address(HOST, port), pid)
 
 
 @contextmanager
-def rabbitmq_server(directory: Path) -> Iterator[int]:
+def rabbitmq_server(directory: Path) -> Iterator[Server]:
     """RabbitMQ without plugins, and the name server that Erlang wants, which would otherwise stay when it is gone."""
     port, names_port = free_port(), free_port()
     server = program("rabbitmq-server")
@@ -63,8 +64,8 @@ def rabbitmq_server(directory: Path) -> Iterator[int]:
         script = Program(rabbitmq_script(server), server.root, server.extra)
         printed = directory / "printed"
         ready: Callable[[], bool] = lambda: "startup complete" in printed.read_text(errors="replace")  # noqa: E731
-        stack.enter_context(running(script, [], directory, ready, environment))
-        yield port
+        pid = stack.enter_context(running(script, [], directory, ready, environment))
+        yield Server(Address(HOST, port), pid)
 
 
 def rabbitmq_environment(server: Program, directory: Path, port: int, names_port: int) -> dict[str, str]:
@@ -122,8 +123,8 @@ def running(
     directory: Path,
     is_ready: Callable[[], bool],
     environment: dict[str, str] | None = None,
-) -> Iterator[None]:
-    """A server's process, until the block's end. What it prints goes to a file."""
+) -> Iterator[int]:
+    """A server's process id; it runs until the block's end. What it prints goes to a file."""
     printed = directory / "printed"
     with printed.open("wb") as output:
         child = subprocess.Popen(
@@ -136,7 +137,7 @@ def running(
         )
     try:
         wait_for(is_ready, child, printed)
-        yield
+        yield child.pid
     finally:
         child.terminate()
         try:
