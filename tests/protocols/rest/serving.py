@@ -41,6 +41,7 @@ class Server:
 
     def __init__(self, directory: Path, text: str = "", maps: PartitionMaps | None = None) -> None:
         self.settings: Settings = parse(text).with_server(data=str(directory), http_port=0)
+        self.directory = directory
         self.clock = SteppingClock()
         self._maps = maps
         self._loop = asyncio.new_event_loop()

@@ -100,7 +100,7 @@ class RestApp:
                 CORSMiddleware,
                 allow_origins=origins,
                 allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-                allow_headers=["authorization", "content-type", "accept"],
+                allow_headers=["authorization", "content-type", "accept", "idempotency-key"],
                 expose_headers=_EXPOSED,
             )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
-from penstock.core.commands import Delivery, Receive
+from penstock.core.commands import Command, Delivery, Once, Receive
 from penstock.core.errors import AccessDenied
 from penstock.server.auth import ANYBODY, RIGHTS, Principal, Right
 from penstock.server.shard import Call, give_back
@@ -15,6 +15,7 @@ from penstock.server.tasks import AsyncShard
 TRANSPORT = "penstock.transport"
 """Where the connection puts its transport into the scope of a request."""
 
+_Command = TypeVar("_Command", bound=Command)
 Messages = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
@@ -53,7 +54,7 @@ class Waits:
 class Caller:
     """One request's caller."""
 
-    __slots__ = ("_messages", "_scope", "_waits", "delivery", "principal", "queue", "wanted")
+    __slots__ = ("_messages", "_scope", "_waits", "delivery", "principal", "queue", "request_name", "wanted")
 
     def __init__(self, scope: MutableMapping[str, Any], messages: Messages, waits: Waits, principal: Principal) -> None:
         self._scope = scope
@@ -64,6 +65,8 @@ class Caller:
         """The queue that the call is about, once it is known: for the log."""
         self.wanted = ""
         """The content type of the answer, among those that the operation offers."""
+        self.request_name: str | None = None
+        """What the same request has in common with itself, if it comes again: from `Idempotency-Key`."""
         self.delivery: Delivery | None = None
         """What was leased for this caller, to be given back if it does not get it."""
 
@@ -78,6 +81,12 @@ class Caller:
         if principal is not ANYBODY and not any(principal.allows(right, queue) for right in rights):
             raise AccessDenied(f"{principal.name!r} has no {' or '.join(rights)} right on queue {queue!r}")
         return queue
+
+    def named(self, command: _Command, number: int = 0) -> _Command:
+        """The command, done once however often the request comes, if the caller wants that."""
+        if self.request_name is not None:
+            command.once = Once(self.request_name, number)
+        return command
 
     def may_see(self, queue: str) -> bool:
         """Whether the caller has any right on the queue."""

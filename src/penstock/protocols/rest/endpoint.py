@@ -9,6 +9,7 @@ runs the operation, and encodes the result in what the caller accepts. Everythin
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import logging
 import os
@@ -35,12 +36,14 @@ from penstock.protocols.rest.problems import (
     problem_of,
     status_of,
 )
+from penstock.server.auth import Principal
 from penstock.server.node import Services
 
 log = logging.getLogger("penstock.rest")
 
 PROTOCOL = "rest"
 _QUERY_FIELDS_MAX = 100
+_KEY_LENGTH_MAX = 256
 Header = tuple[bytes, bytes]
 
 
@@ -127,7 +130,9 @@ class Visit:
             principal = self._desk.guard.admit(self._headers, self._peer)
             caller = self._caller = Caller(self._scope, self._receive, self._desk.waits, principal)
             caller.wanted = self._choose(operation)
-            arguments = await self._arguments(operation, coding)
+            body = await self._read_body()
+            caller.request_name = self._name_of(principal, body)
+            arguments = self._arguments(operation, coding, body)
             result = await operation.run(caller, **arguments)
             await self._succeed(operation, caller, result)
         except CallerGone:
@@ -163,9 +168,22 @@ class Visit:
                     return offer
         raise RestError(406, "not_acceptable", f"this can be answered with {', '.join(operation.offers)}")
 
-    async def _arguments(self, operation: Operation, coding: _Coding) -> dict[str, Any]:
+    def _name_of(self, principal: Principal, body: bytes) -> str | None:
+        """A name that only the same request of the same caller with the same `Idempotency-Key` has."""
+        key = self._headers.get("idempotency-key")
+        if key is None:
+            return None
+        if not 1 <= len(key) <= _KEY_LENGTH_MAX:
+            raise invalid(f"Idempotency-Key has {len(key)} characters: give 1 to {_KEY_LENGTH_MAX}")
+        path = f"{self._scope['method']} {self._scope['path']}?".encode() + self._scope["query_string"]
+        parts = (principal.access_key.encode(), key.encode(), path, body)
+        hashed = hashlib.blake2b(digest_size=24)
+        for part in parts:
+            hashed.update(len(part).to_bytes(8, "big") + part)
+        return hashed.hexdigest()
+
+    def _arguments(self, operation: Operation, coding: _Coding, body: bytes) -> dict[str, Any]:
         arguments: dict[str, Any] = dict(self._scope["path_params"])
-        body = await self._read_body()
         if operation.query is not None:
             arguments["query"] = decode_query(self._scope["query_string"], operation.query)
         if coding.json is not None:

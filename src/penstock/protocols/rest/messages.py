@@ -80,20 +80,22 @@ class Messages(Resource):
         """Send one message (an object) or many (an array): all of them, or none."""
         caller.need("write", queue)
         if isinstance(body, SendBatch):
-            return await self._send_batch(queue, query.create, body)
+            return await self._send_batch(caller, queue, query.create, body)
         messages = body if isinstance(body, list) else [body]
-        sent = await self.send_all([(queue, message) for message in messages], create=query.create)
+        sent = await self.send_all(caller, [(queue, message) for message in messages], create=query.create)
         return SentMessages(messages=sent)
 
-    async def send_all(self, messages: Sequence[tuple[str, NewMessage]], *, create: bool) -> list[SentMessage]:
+    async def send_all(
+        self, caller: Caller, messages: Sequence[tuple[str, NewMessage]], *, create: bool
+    ) -> list[SentMessage]:
         """Send messages, each to its queue, in one commit."""
         if not messages:
             raise invalid("nothing to send: give at least one message")
         sends, places = sends_of(messages, create=create)
         if len(sends) == 1:
-            replies: list[Sent] = [await self.shard.call(sends[0])]
+            replies: list[Sent] = [await self.shard.call(caller.named(sends[0]))]
         else:
-            replies = await self.shard.call(CommitWork(acks=[], sends=sends))
+            replies = await self.shard.call(caller.named(CommitWork(acks=[], sends=sends)))
         return self.sent_messages(replies, places)
 
     def sent_messages(self, replies: list[Sent], places: list[tuple[int, int]]) -> list[SentMessage]:
@@ -108,7 +110,7 @@ class Messages(Resource):
             for number, index in places
         ]
 
-    async def _send_batch(self, queue: str, create: bool, batch: SendBatch) -> SentBatch:
+    async def _send_batch(self, caller: Caller, queue: str, create: bool, batch: SendBatch) -> SentBatch:
         for column in ("attributes", "groups", "dedup_ids"):
             values = getattr(batch, column)
             if values is not None and len(values) != len(batch.bodies):
@@ -116,19 +118,18 @@ class Messages(Resource):
         attributes = None
         if batch.attributes is not None:
             attributes = [encode_attributes(each) for each in batch.attributes]
-        sent: Sent = await self.shard.call(
-            Send(
-                queue=queue,
-                bodies=batch.bodies,
-                attributes=attributes,
-                groups=batch.groups,
-                dedup_ids=batch.dedup_ids,
-                priority=batch.priority,
-                delay_ms=milliseconds(batch.delay, "delay"),
-                due_ms=milliseconds(batch.due, "due"),
-                create=create,
-            )
+        command = Send(
+            queue=queue,
+            bodies=batch.bodies,
+            attributes=attributes,
+            groups=batch.groups,
+            dedup_ids=batch.dedup_ids,
+            priority=batch.priority,
+            delay_ms=milliseconds(batch.delay, "delay"),
+            due_ms=milliseconds(batch.due, "due"),
+            create=create,
         )
+        sent: Sent = await self.shard.call(caller.named(command))
         return SentBatch(sent.queue_id, sent.first, sent.count, sent.sequences, sent.duplicates)
 
     # -- receiving --
@@ -235,7 +236,7 @@ class Messages(Resource):
     ) -> SettledReceipts | SettledBatch:
         caller.need("read", queue)
         if isinstance(body, SettleBatch):
-            return await self._settle_batch(queue, channel, body, command_for)
+            return await self._settle_batch(caller, queue, channel, body, command_for)
         channels = self.queue(queue).channels
         if channel is not None and channel not in channels:
             raise ChannelNotFound(f"queue {queue!r} has no channel {channel!r}: create it first")
@@ -243,7 +244,7 @@ class Messages(Resource):
             raise invalid("give either receipt or receipts")
         receipts = [body.receipt] if isinstance(body.receipt, str) else body.receipts
         assert isinstance(receipts, list)
-        settled, refused = await self._settle_receipts(queue, channel, receipts, command_for)
+        settled, refused = await self._settle_receipts(caller, queue, channel, receipts, command_for)
         if refused and body.receipts is UNSET:
             raise refused[0][1]
         return SettledReceipts(
@@ -252,18 +253,19 @@ class Messages(Resource):
         )
 
     async def _settle_receipts(
-        self, queue: str, channel: str | None, receipts: list[str], command_for: Settle
+        self, caller: Caller, queue: str, channel: str | None, receipts: list[str], command_for: Settle
     ) -> tuple[int, list[tuple[str, PenstockError]]]:
         holdings, refused = sort_receipts(self.broker, receipts, queue, channel)
         count = 0
-        for holding in holdings:
-            settled: Settled = await self.shard.call(command_for(holding.queue, holding.channel, holding.spans))
+        for number, holding in enumerate(holdings):
+            command = command_for(holding.queue, holding.channel, holding.spans)
+            settled: Settled = await self.shard.call(caller.named(command, number))
             count += settled.count
             refused += holding.refused(settled)
         return count, refused
 
     async def _settle_batch(
-        self, queue: str, channel: str | None, batch: SettleBatch, command_for: Settle
+        self, caller: Caller, queue: str, channel: str | None, batch: SettleBatch, command_for: Settle
     ) -> SettledBatch:
         if self.queue(queue).id != batch.queue_id:
             raise ForeignReceipt(f"queue {queue!r} is not the one that these messages came from: it was created anew")
@@ -271,7 +273,7 @@ class Messages(Resource):
         for first, last, attempt in spans:
             if not (0 <= first <= last <= SEQUENCE_MAX and 0 <= attempt <= _ATTEMPT_MAX):
                 raise invalid(f"spans: ({first}, {last}, {attempt}) is not (first, last, attempt)")
-        settled: Settled = await self.shard.call(command_for(queue, channel or batch.channel, spans))
+        settled: Settled = await self.shard.call(caller.named(command_for(queue, channel or batch.channel, spans)))
         refused = [(each.first, each.last, code_of(each.error), str(each.error)) for each in settled.refused]
         return SettledBatch(settled.count, refused)
 

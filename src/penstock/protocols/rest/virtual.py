@@ -61,7 +61,7 @@ class VirtualQueues(Resource):
     async def publish(self, caller: Caller, body: Publish) -> Published:
         """Send messages. The queue is created when it is not there."""
         queue = self._own(caller, "write", body.queue)
-        sent = await self._messages.send_all([(queue, message) for message in body.messages], create=True)
+        sent = await self._messages.send_all(caller, [(queue, message) for message in body.messages], create=True)
         return Published(offsets=[message.sequence for message in sent])
 
     @operation("POST", "/get_records")

@@ -40,7 +40,7 @@ class UnitsOfWork(Resource):
         acks = [Ack(queue=each.queue, channel=each.channel, spans=each.spans) for each in holdings]
         replies: list[Sent] = []
         if acks or sends:
-            replies = await self.shard.call(CommitWork(acks=acks, sends=sends))
+            replies = await self.shard.call(caller.named(CommitWork(acks=acks, sends=sends)))
         return SentMessages(messages=self._messages.sent_messages(replies, places))
 
 
