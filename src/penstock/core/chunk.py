@@ -97,6 +97,9 @@ class PackedBodies(Sequence[bytes]):
     @classmethod
     def join(cls, parts: Sequence[PackedBodies]) -> PackedBodies:
         """Several batches as one."""
+        length = parts[0]._length
+        if length is not None and all(part._length == length for part in parts):
+            return cls.even(b"".join([part.data for part in parts]), length)
         shifts = np.cumsum([0, *(len(part.data) for part in parts[:-1])])
         offsets = [part.offsets[:-1] + shift for part, shift in zip(parts, shifts, strict=True)]
         end = np.array([parts[-1].offsets[-1] + shifts[-1]])

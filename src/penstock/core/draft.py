@@ -50,6 +50,17 @@ class Messages:
         return len(self.bodies)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing but bodies."""
+        return (
+            self.attributes is None
+            and self.groups is None
+            and self.dedup_ids is None
+            and self.origins is None
+            and self.due_ms is None
+        )
+
+    @property
     def are_bare(self) -> bool:
         """Whether they are bodies and nothing else."""
         columns = (self.attributes, self.groups, self.dedup_ids, self.origins, self.due_ms)
@@ -118,6 +129,8 @@ class Draft:
 
     def _merged(self) -> Messages:
         parts = self._parts
+        if all(part.is_plain for part in parts):
+            return Messages(_joined(parts))
 
         def column(name: str) -> list[bytes | None] | None:
             if all(getattr(part, name) is None for part in parts):
@@ -127,14 +140,19 @@ class Draft:
         due_ms = None
         if any(part.due_ms is not None for part in parts):
             due_ms = [due for part in parts for due in part.due_ms or [0] * len(part)]
-        packed = [part.bodies for part in parts if isinstance(part.bodies, PackedBodies)]
         return Messages(
-            PackedBodies.join(packed)
-            if len(packed) == len(parts)
-            else [body for part in parts for body in part.bodies],
+            _joined(parts),
             attributes=column("attributes"),
             groups=column("groups"),
             dedup_ids=column("dedup_ids"),
             origins=column("origins"),
             due_ms=due_ms,
         )
+
+
+def _joined(parts: list[Messages]) -> list[bytes] | PackedBodies:
+    """The bodies of several batches, still in one piece if all of them were."""
+    packed = [part.bodies for part in parts if isinstance(part.bodies, PackedBodies)]
+    if len(packed) == len(parts):
+        return PackedBodies.join(packed)
+    return [body for part in parts for body in part.bodies]
