@@ -197,7 +197,9 @@ class WebsocketSettings(_Section, frozen=True):
     requests_max: int = 10_000
     """Requests of one client without an answer; beyond, they are refused."""
     receive_max: int = 10_000
-    """Messages of one delivery."""
+    """Messages of one delivery, and of one page of browsing or reading."""
+    answer_bytes_max: int = 32 * 1024 * 1024
+    """Bytes of bodies in one answer, about: a delivery is cut by the average size of its queue's messages."""
     credit_max: int = 100_000
     """Credit that one push may be given at a time."""
     heartbeat_s: float = 10.0

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from penstock.core import commands
+from penstock.core.chunk import CHUNK_BYTES_MAX, PackedBodies
 from penstock.core.commands import MAIN, Command
 from penstock.core.errors import InvalidRequest
 
@@ -200,9 +201,10 @@ def _outgoing_send(send: commands.Send) -> Send:
 
 def _incoming_send(send: Send) -> commands.Send:
     bodies = send.bodies
+    is_plain = send.attributes is None and send.groups is None and send.dedup_ids is None
     return commands.Send(
         queue=send.queue,
-        bodies=_unpacked(bodies, send.lengths) if isinstance(bodies, bytes) else bodies,
+        bodies=_unpacked(bodies, send.lengths, is_plain) if isinstance(bodies, bytes) else bodies,
         attributes=send.attributes,
         groups=send.groups,
         dedup_ids=send.dedup_ids,
@@ -214,13 +216,16 @@ def _incoming_send(send: Send) -> commands.Send:
     )
 
 
-def _unpacked(data: bytes, lengths: bytes | None) -> list[bytes]:
+def _unpacked(data: bytes, lengths: bytes | None, is_plain: bool) -> list[bytes] | PackedBodies:
+    """Bodies that came end to end. Messages that are nothing but a body go on as they are."""
     if lengths is None or len(lengths) % 4:
         raise InvalidRequest("bodies end to end need `lengths`: 4 bytes for each")
     offsets = np.zeros(len(lengths) // 4 + 1, dtype=np.int64)
     np.cumsum(np.frombuffer(lengths, dtype="<u4"), out=offsets[1:])
     if offsets[-1] != len(data):
         raise InvalidRequest(f"the lengths add up to {offsets[-1]} bytes, and the bodies have {len(data)}")
+    if is_plain and 0 < len(data) <= CHUNK_BYTES_MAX:
+        return PackedBodies(data, offsets.astype(np.int32))
     return [data[low:high] for low, high in pairwise(offsets.tolist())]
 
 

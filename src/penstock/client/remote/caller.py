@@ -33,6 +33,7 @@ from penstock.client.remote.merging import merged
 from penstock.client.remote.prefetch import Prefetcher, settling_parts
 from penstock.client.remote.request import REPEATABLE, Outstanding, Settle
 from penstock.core.commands import Ack, Command, Damage, Delivery, Extend, GiveBack, Once, Receive, Release
+from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import AccessDenied, ConnectionLost, NotSent, OutcomeUnknown, PenstockError
 from penstock.wire.answers import Answer, KeyedDelivery, Kind, unpack_delivery, unpack_failure, unpack_reply
 from penstock.wire.requests import AddPushCredit, StartPush, StopPush, outgoing
@@ -42,6 +43,8 @@ log = logging.getLogger("penstock.client")
 _SWEEP_S = 0.5
 _QUEUE_WAIT_S_MAX = 20.0
 """The longest that a queue's own settings may let a receive wait."""
+_REPEATABLE_S = 0.9 * DEDUP_WINDOW_MS / 1_000
+"""The server remembers a silent client's commands for five minutes: none is repeated that is nearly as old."""
 _GIVE_BACK_S = 1.0
 """How long closing waits for prefetched messages to go back."""
 _STILL_S = 0.05
@@ -240,8 +243,10 @@ class RemoteCaller:
             self._next_once += 1
 
     def _give(self, link: Link, leaving: list[Outstanding]) -> None:
+        now_s = self._loop.time()
         for outstanding in leaving:
             outstanding.left = True
+            outstanding.left_s = outstanding.left_s or now_s
         if leaving:
             link.send([(outstanding.number, outgoing(outstanding.command)) for outstanding in leaving])
 
@@ -396,6 +401,9 @@ class RemoteCaller:
         for outstanding in list(self._in_flight.values()):
             if outstanding.abandoned:
                 self._settle(outstanding, None, None)
+                continue
+            if outstanding.command.once is not None and self._loop.time() - outstanding.left_s > _REPEATABLE_S:
+                self._settle(outstanding, None, OutcomeUnknown("the connection was gone for too long to ask again"))
                 continue
             if isinstance(outstanding.command, Receive) and outstanding.command.wait_ms:
                 left_s = outstanding.deadline_s - self._loop.time() - self._options.timeout

@@ -45,7 +45,7 @@ messages released with the connection's session.)"""
 class Outstanding:
     """A command without an answer so far."""
 
-    __slots__ = ("abandoned", "alone", "command", "deadline_s", "left", "number", "settle")
+    __slots__ = ("abandoned", "alone", "command", "deadline_s", "left", "left_s", "number", "settle")
 
     def __init__(self, command: Command, settle: Settle, deadline_s: float) -> None:
         self.command = command
@@ -55,6 +55,8 @@ class Outstanding:
         self.number = 0
         self.left = False
         """It was given to a link: it may have arrived."""
+        self.left_s = 0.0
+        """When that was for the first time."""
         self.abandoned = False
         """Its caller has left. If messages come all the same, they go back."""
         self.alone = False

@@ -18,6 +18,7 @@ from typing import Any
 from penstock.core.broker import Broker
 from penstock.core.commands import (
     AddCredit,
+    Browse,
     CancelWait,
     Command,
     Delivery,
@@ -26,6 +27,7 @@ from penstock.core.commands import (
     ListQueues,
     ListRedrives,
     OpenSession,
+    ReadRecords,
     Receive,
     Subscribe,
 )
@@ -165,12 +167,25 @@ class Desk:
         """What a client says of sessions and sizes, as the core takes it."""
         if isinstance(command, Receive):
             command.ticket = None
-            command.limit = min(command.limit, self._limits.receive_max)
+            command.limit = min(command.limit, self._limits.receive_max, self._messages_max(command.queue))
             command.session = self._number(command.session) if command.session else self._session
         elif isinstance(command, Heartbeat | EndSession):
             command.session = self._number(command.session)
         elif isinstance(command, OpenSession):
             command.bound = False
+        elif isinstance(command, ReadRecords):
+            bytes_max = self._services.settings.websocket.answer_bytes_max
+            command.limit = min(command.limit, self._limits.receive_max)
+            command.bytes_max = min(command.bytes_max or bytes_max, bytes_max)
+        elif isinstance(command, Browse):
+            command.limit = min(command.limit, self._limits.receive_max, self._messages_max(command.queue))
+
+    def _messages_max(self, queue_name: str) -> int:
+        """How many messages of a queue, of average size, one answer may hold."""
+        queue = self._broker.queues.get(queue_name)
+        if queue is None or not queue.messages:
+            return self._limits.receive_max
+        return max(1, self._services.settings.websocket.answer_bytes_max * queue.messages // max(1, queue.size))
 
     def _number(self, handle: int) -> int:
         return session_number(self._broker.meta.secret, self._principal, handle)
