@@ -119,7 +119,7 @@ class Call:
 class Step:
     """The calls that go through the shard together."""
 
-    __slots__ = ("answered", "calls", "changes", "now_ms", "parked", "woken")
+    __slots__ = ("answered", "calls", "changes", "events", "now_ms", "parked", "woken")
 
     def __init__(self, calls: list[Call]) -> None:
         self.calls = calls
@@ -128,6 +128,7 @@ class Step:
         """What has to be committed before the calls are settled."""
         self.parked: list[Call] = []
         self.woken: list[tuple[Ticket, Delivery]] = []
+        self.events: list[CatalogEvent] = []
         self.answered: list[Ticket] = []
         """Filled when the step is over: whom the driver has to settle."""
 
@@ -174,7 +175,7 @@ class Shard:
         """Subscribers whose channel or session is gone with a broker; they are told at the end of the step."""
         self._reports: deque[Damage] = deque(maxlen=REPORTS_KEPT)
         self.listeners: list[Callable[[CatalogEvent], None]] = []
-        """Called, in the driver's thread, for each queue and channel that has come or gone. They must not raise."""
+        """Called by the driver, when a step is over, for each queue and channel that has come or gone."""
         self.broker: Broker
         """The broker as it is now: another one after a failure. Anybody may ask it for ids and receipts."""
         try:
@@ -290,9 +291,7 @@ class Shard:
         if self.broker.reports:
             self._collect_reports()
         if self.broker.events:
-            for event in self.broker.take_events():
-                for listener in self.listeners:
-                    listener(event)
+            step.events = self.broker.take_events()
 
     def _park(self, step: Step, calls: list[Call]) -> list[Call]:
         """Put aside who waits from now on. Returns the others."""
@@ -525,6 +524,15 @@ class Shard:
     def reports(self) -> list[Damage]:
         """The last reports of damaged chunks."""
         return list(self._reports)
+
+    def tell(self, events: list[CatalogEvent]) -> None:
+        """Tell the listeners of a step's events."""
+        for event in events:
+            for listener in self.listeners:
+                try:
+                    listener(event)
+                except Exception:
+                    log.exception("a listener failed")
 
     def is_waiting(self, call: Call) -> bool:
         """Whether a call is parked, or about to be put back."""

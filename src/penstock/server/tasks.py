@@ -224,6 +224,8 @@ class AsyncShard:
     def _end(self, step: Step) -> None:
         for ticket in step.answered:
             ticket.settle()
+        if step.events:
+            self.shard.tell(step.events)
         self._busy = False
         if self._inbox:
             self._step_soon()

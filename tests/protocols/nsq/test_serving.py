@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,9 +32,9 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningNode]:
-    with node(tmp_path, HANDSHAKE) as running:
+@pytest.fixture(params=["false", "true"], ids=["commits inline", "commits in a thread"])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningNode]:
+    with node(tmp_path, f"[server]\ncommit_in_thread = {request.param}\n{HANDSHAKE}") as running:
         yield running
 
 
@@ -90,7 +91,13 @@ def test_other_channels_confirm_nothing(server: RunningNode, topic: str, channel
 
 def test_listeners_hear_of_topics_and_channels_whoever_makes_them(server: RunningNode) -> None:
     heard: list[tuple[str, str, str | None]] = []
-    server.do(lambda: server.topics.listeners.append(lambda *event: heard.append(event)))
+    threads: set[int] = {server.do(threading.get_ident)}
+
+    def listen(*event: str | None) -> None:
+        heard.append(event)  # type: ignore[arg-type]
+        threads.add(threading.get_ident())
+
+    server.do(lambda: server.topics.listeners.append(listen))
     with server.connect() as client:
         client.publish("a", b"x")
         client.subscribe("b#ephemeral", "c#ephemeral")
@@ -108,6 +115,7 @@ def test_listeners_hear_of_topics_and_channels_whoever_makes_them(server: Runnin
         ("channel deleted", "from-sqs", "main"),
         ("queue deleted", "from-sqs", None),
     ]
+    assert len(threads) == 1, "listeners are called where the loop runs"
 
 
 def test_a_listener_that_fails_harms_nobody(server: RunningNode) -> None:

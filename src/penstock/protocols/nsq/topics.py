@@ -273,7 +273,7 @@ class Topics:
         for listener in self.listeners:
             try:
                 listener(event.what, event.queue, event.channel)
-            except Exception:
+            except Exception:  # the others hear of it all the same
                 log.exception("a listener failed")
 
 
