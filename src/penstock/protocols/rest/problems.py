@@ -15,7 +15,6 @@ import msgspec
 
 from penstock.core import errors as core
 from penstock.server.partition_map import PartitionMoved
-from penstock.store import errors as store
 
 CONTENT_TYPE = b"application/problem+json"
 
@@ -64,7 +63,6 @@ STATUSES: tuple[tuple[type[core.PenstockError], int], ...] = (
     (core.WorkRefused, 409),
     (PartitionMoved, 409),
     (core.ChunkDamaged, 500),
-    (store.DiskFull, 507),
     (core.StoreError, 503),
     (core.PenstockError, 503),
 )
@@ -99,7 +97,7 @@ def headers_of(error: core.PenstockError) -> tuple[tuple[bytes, bytes], ...]:
     """What else the response says."""
     if isinstance(error, RestError):
         return error.headers
-    return _RETRY_SOON if status_of(error) in (429, 503, 507) else ()
+    return _RETRY_SOON if status_of(error) in (429, 503) else ()
 
 
 def problem_of(error: core.PenstockError) -> Problem:
