@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from penstock.core import commands as c
 from tests.core.driver import HOUR_MS, Desk, bodies_of
 
@@ -196,3 +199,85 @@ def test_who_listens_hears_of_every_queue_and_channel_that_comes_and_goes() -> N
         ("channel deleted", "q", "b"),
         ("queue deleted", "q", None),
     ]
+
+
+class PausableQueue:
+    """What a paused queue should do, with lists: what each channel has been shown, and what waits."""
+
+    def __init__(self) -> None:
+        self.desk = Desk()
+        self.desk.create(channels=())
+        self.channels: dict[str, list[bytes]] = {}
+        self.waiting: list[bytes] = []
+        """What no channel has been shown."""
+        self.is_paused = False
+        self.sent = 0
+
+    def show(self) -> None:
+        if self.channels and not self.is_paused:
+            for shown in self.channels.values():
+                shown += self.waiting
+            self.waiting = []
+
+    def send(self, number: int) -> None:
+        bodies = [b"%d" % (self.sent + index) for index in range(number + 1)]
+        self.sent += len(bodies)
+        self.desk.send(*bodies, priority=number % 2)
+        self.waiting += bodies
+        self.show()
+
+    def pause(self, number: int) -> None:
+        self.is_paused = number % 2 == 0
+        self.desk.do(c.PauseQueue(queue="q", paused=self.is_paused))
+        self.show()
+
+    def add_channel(self, number: int) -> None:
+        name = f"c{number % 3}"
+        if name not in self.channels:
+            self.desk.do(c.CreateChannel(queue="q", channel=name, start="first"))
+            self.channels[name] = []
+            self.show()
+
+    def purge_channel(self, number: int) -> None:
+        name = f"c{number % 3}"
+        if name in self.channels:
+            assert self.desk.do(c.PurgeChannel(queue="q", channel=name)) == len(self.channels[name])
+            self.channels[name] = []
+
+    def purge_backlog(self, number: int) -> None:
+        assert self.desk.do(c.PurgeBacklog(queue="q")) == len(self.waiting)
+        self.waiting = []
+
+    def receive(self, number: int) -> None:
+        name = f"c{number % 3}"
+        if name in self.channels:
+            delivery = self.desk.receive(number + 1, channel=name)
+            got = bodies_of(delivery)
+            assert len(got) == min(number + 1, len(self.channels[name]))
+            self.channels[name] = [body for body in self.channels[name] if body not in got]
+            self.desk.ack(delivery)
+
+    def reopen(self, number: int) -> None:
+        self.desk.reopen()
+
+    def check(self) -> None:
+        found = stats(self.desk)
+        assert found.backlog == len(self.waiting)
+        assert {name: channel.ready for name, channel in found.channels.items()} == {
+            name: len(shown) for name, shown in self.channels.items()
+        }
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(range(7)), st.integers(0, 5)), max_size=25))
+def test_a_queue_that_is_paused_now_and_then_shows_everything_once(steps: list[tuple[int, int]]) -> None:
+    queue = PausableQueue()
+    queue.add_channel(0)
+    actions = [queue.send, queue.pause, queue.add_channel, queue.purge_channel, queue.purge_backlog, queue.receive]
+    actions.append(queue.reopen)
+    for action, number in steps:
+        actions[action](number)
+        queue.check()
+    queue.pause(1)
+    for name, shown in queue.channels.items():
+        assert sorted(received(queue.desk, name)) == sorted(shown)
