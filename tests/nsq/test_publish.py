@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import time
 
 import pytest
 
 from tests.nsq.servers import Broker
-from tests.nsq.wire import dpub, fin, many, mpub, pub, sized
+from tests.nsq.wire import dpub, fin, many, mpub, pub, sized, sub
 
 MSG_BYTES_MAX = 1024 * 1024
 
@@ -128,6 +129,20 @@ def test_commands_that_come_byte_by_byte(server: Broker, topic: str) -> None:
         assert [connection.response(), connection.response()] == [b"OK", b"OK"]
         connection.subscribe(topic, "ch", ready=5)
         assert sorted(message.body for message in connection.messages(3)) == [b"er", b"est", b"slow"]
+
+
+@pytest.mark.parametrize("is_subscriber", [False, True])
+def test_what_was_sent_before_the_end_counts(server: Broker, topic: str, is_subscriber: bool) -> None:
+    """A client may say that it has nothing more to send, and still read its answers."""
+    with server.connect() as connection:
+        start = [sub(f"{topic}-other", "ch")] if is_subscriber else []
+        commands = [*start, pub(topic, b"one"), mpub(topic, [b"two", b"three"]), pub(topic, b"four")]
+        connection.send(*commands)
+        connection.socket.shutdown(socket.SHUT_WR)
+        assert [connection.response() for _ in commands] == [b"OK"] * len(commands)
+        assert connection.is_closed()
+    with server.subscriber(topic, ready=10) as reader:
+        assert sorted(message.body for message in reader.messages(4)) == [b"four", b"one", b"three", b"two"]
 
 
 def test_a_subscriber_may_publish(server: Broker, topic: str) -> None:

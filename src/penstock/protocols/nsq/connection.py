@@ -97,6 +97,8 @@ class Connection(asyncio.Protocol):
         self._is_ending = False
         """Nothing is read or pushed any more; the connection closes when all is written."""
         self._is_lost = False
+        self._has_said_all = False
+        """The client sends nothing more; it may still read."""
         self._is_slow = False
         """The next command waits for a step of its own, because the last one was long."""
         self._heard_s = self._loop.time()
@@ -140,6 +142,16 @@ class Connection(asyncio.Protocol):
         if self._task is None:
             self._leave()
         self._endpoint.dismiss(self)
+
+    def eof_received(self) -> bool:
+        """The client has said its last. What it has said is done and answered (not over TLS, which ends both ways)."""
+        self._has_said_all = True
+        self._end_if_done()
+        return not self._is_tls and not self._is_ending
+
+    def _end_if_done(self) -> None:
+        if not (self._commands or self._pending or self._is_unpacking or self._task is not None):
+            self._end()
 
     def _leave(self) -> None:
         self._topics.gone(self.client)
@@ -221,9 +233,11 @@ class Connection(asyncio.Protocol):
 
     def _mind_reading(self) -> None:
         """Nothing is read while commands wait."""
+        if self._has_said_all:
+            return self._end_if_done()
         wanted = not self._commands and self._task is None and not self._is_unpacking and not self._is_ending
         if wanted == self._is_reading or self._is_lost:
-            return
+            return None
         self._is_reading = wanted
         with contextlib.suppress(RuntimeError):  # it is closing
             if wanted:
@@ -231,6 +245,7 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
+        return None
 
     # -- the end --
 
@@ -327,6 +342,8 @@ class Connection(asyncio.Protocol):
     def _resume(self) -> None:
         """A call has been answered."""
         if not self._commands:
+            if self._has_said_all:
+                self._end_if_done()
             return
         self._run()
         if self._is_unpacking and not self._commands and self._task is None:
