@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 
@@ -94,6 +95,26 @@ def test_more_connections_than_there_may_be_are_refused(serve: Callable[..., Ser
 
 def test_what_is_no_http_is_refused(server: Server) -> None:
     assert talk(server, b"\x16\x03\x01\x02\x00\x01\x00").startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_store_that_takes_nothing_is_told_to_the_caller(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with server.client() as http:
+        done(http.post("/v1/queues", json={"name": "q"}), 201)
+        server.do(lambda: asyncio.ensure_future(server.node.services.shard.close()))
+        eventually(lambda: http.get("/healthz").status_code == 503)
+        response = http.post("/v1/queues/q/messages", json={"body": "a"})
+        refused(response, 503, "shard_closed")
+        assert response.headers["retry-after"] == "1"
+
+
+def test_a_server_that_stops_takes_nothing_new(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with server.client() as http:
+        done(http.post("/v1/queues", json={"name": "q"}), 201)
+        server.node.services.is_stopping = True
+        refused(http.get("/v1/queues"), 503, "stopping")
+        server.node.services.is_stopping = False
 
 
 def test_sessions_are_counted(serve: Callable[..., Server]) -> None:
