@@ -636,6 +636,27 @@ def test_long_sends_show_a_bar_on_a_terminal(directory: Path, tmp_path: Path) ->
     assert "5,000 messages sent" in written
 
 
+def test_a_redrive_shows_a_bar_on_a_terminal(directory: Path) -> None:
+    kill(Place(Shell(), partial(penstock.open, directory), partial(penstock.open, directory)), *map(str, range(10)))
+    status, written = on_a_terminal("redrive", "orders.dead", "--rate", "20", "-d", str(directory))
+    assert status == 0
+    assert "Redriving orders.dead" in written
+    assert "done: 10 moved" in written
+
+
+@pytest.mark.parametrize("command", ["top --once --interval 0.05", "stats", "queue list"])
+def test_tables_of_counts_fit_into_80_columns(
+    local: Shell, directory: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with penstock.open(directory) as ps:
+        ps.queue("some-orders").send_many([b"x"] * 12_345)
+    monkeypatch.setenv("COLUMNS", "80")
+    titles = local(*command.split()).splitlines()[1]
+    assert len(titles.rstrip()) <= 80
+    assert titles.split()[0] == "queue"
+    assert {"ready", "leased", "delayed"} <= set(titles.split())
+
+
 def test_top_draws_its_table_anew_on_a_terminal(local: Shell, directory: Path) -> None:
     local("send", "orders", "tea")
     status, written = on_a_terminal("top", "--looks", "2", "--interval", "0.05", "-d", str(directory))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Row = Mapping[str, Any]
-HEADINGS = {"sent_per_s": "in/s", "acked_per_s": "out/s", "failed_per_s": "failed/s"}
+HEADINGS = {"sent_per_s": "in/s", "acked_per_s": "out/s", "failed_per_s": "fail/s", "receivers": "waiting"}
 WORD_MAX = 12
 """A column gets at least so much room, if its cells need it."""
 
@@ -60,7 +60,7 @@ def table(rows: Sequence[Row], title: str) -> Any:
     for column in columns:
         numbers = all(isinstance(row.get(column, 0), int | float) for row in rows)
         heading = HEADINGS.get(column, column.replace("_", " "))
-        longest = max(len(cell(row.get(column, ""))) for row in rows)
+        longest = max(len(heading), *(len(cell(row.get(column, ""))) for row in rows))
         width = min(longest, WORD_MAX)
         justify: Literal["left", "right"] = "right" if numbers else "left"
         drawn.add_column(heading, overflow="fold", min_width=width, no_wrap=numbers, justify=justify)
