@@ -94,7 +94,10 @@ def test_more_connections_than_there_may_be_are_refused(serve: Callable[..., Ser
 
 
 def test_what_is_no_http_is_refused(server: Server) -> None:
-    assert talk(server, b"\x16\x03\x01\x02\x00\x01\x00").startswith(b"HTTP/1.1 400 ")
+    for rubbish in (b"\x16\x03\x01\x02\x00\x01\x00", b"GET \xff\xfe HTTP/1.1\r\n\r\n", b"GET / HTTP/9\r\n\r\n"):
+        answer = talk(server, rubbish)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b'"code":"malformed_request"' in answer
 
 
 def test_a_store_that_takes_nothing_is_told_to_the_caller(serve: Callable[..., Server]) -> None:

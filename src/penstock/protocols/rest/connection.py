@@ -19,6 +19,7 @@ from penstock.server.settings import HttpLimits
 _REFUSALS = {
     error.status: error
     for error in (
+        RestError(400, "malformed_request", "this is not HTTP as the server knows it"),
         RestError(408, "header_timeout", "the request's header took too long"),
         RestError(431, "header_too_large", "the request's header is too large: put less into the URL, or use a body"),
         RestError(503, "too_many_connections", "there are as many connections as there may be: come again later"),
@@ -70,6 +71,9 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
             if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
                 self._header_timer = self.loop.call_later(limits.header_timeout_s, self._refuse, 408)
             super().data_received(data)
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(400)
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
