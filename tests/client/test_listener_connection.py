@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -102,6 +103,43 @@ def test_a_listener_goes_on_when_its_server_comes_back(kind: str, loop: LoopThre
     ps.close()
     loop.run(server.stop())
     assert seen == ["before", "after"]
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_server_that_is_about_to_end_does_not_end_its_listeners(
+    kind: str, loop: LoopThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(port: int = 0) -> Any:
+        shard = Shard(directory_store(tmp_path), SystemClock(), lambda: ENTROPY)
+        return loop.run(serve(shard, port=port))
+
+    server = start()
+    ps = connected(kind, server.port, loop)
+    ps.queue("in").send(b"before")
+    begun, go_on = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def work(message: Any) -> None:
+        seen.append(message.text)
+        begun.set()
+        assert go_on.wait(SECONDS_MAX)
+
+    async def work_later(message: Any) -> None:
+        await asyncio.to_thread(work, message)
+
+    with ps.listen("in", work if kind == "threads" else work_later):
+        assert begun.wait(SECONDS_MAX)
+        loop.run(server.shard.close())  # the store is closed, and connections still stand
+        go_on.set()
+        until(lambda: "acknowledging failed" in caplog.text)
+        loop.run(server.stop())
+        server = start(server.port)
+        with penstock.connect(server.url) as direct:
+            direct.queue("in").send(b"after")
+            until(lambda: "after" in seen)
+            until(lambda: direct.queue("in").stats().messages == 0)
+    ps.close()
+    loop.run(server.stop())
 
 
 def test_a_consume_once_message_comes_once_although_the_connection_is_cut(loop: LoopThread) -> None:

@@ -10,7 +10,7 @@ How much is in hand. Messages that wait here cannot go to anybody else, and too 
 messages took. With an at-most policy nothing is fetched ahead: a message counts as consumed once it left the server.
 
 A receive that fails is tried again after a pause which grows, with jitter; so a listener outlives its server. It ends
-when it is stopped, or when the store is closed in this process.
+when it is stopped, and not before.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ from penstock.core.commands import (
 )
 from penstock.core.config import Backoff, PolicyName
 from penstock.core.errors import InvalidRequest, QueueExists, QueueNotFound
-from penstock.server.shard import ShardClosed
 
 _LOG = logging.getLogger("penstock.listener")
 WORKERS_MAX = 10_000
@@ -244,9 +243,6 @@ class AsyncListener:
                 continue
             try:
                 delivery = await self._receive(room)
-            except ShardClosed:
-                self.request_stop()
-                return
             except Exception as error:  # whatever it is: a listener goes on
                 failures += 1
                 await self._pause(error, failures)

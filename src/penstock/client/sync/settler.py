@@ -40,7 +40,6 @@ from penstock.core.commands import (
     Span,
 )
 from penstock.core.errors import ConnectionLost, LeaseTooLong, PenstockError, StoreError
-from penstock.server.shard import ShardClosed
 
 _LOG = logging.getLogger("penstock.listener")
 _REPEAT_SECONDS_MAX = 1.0
@@ -79,8 +78,6 @@ class Settler:
         self._wake = Signal()
         self._finishing = False
         self._failures = 0
-        self.closed = False
-        """The store was closed: nothing can be settled any more."""
         self.order: GroupOrder[Message] | None = None
         """For a FIFO queue: who may be worked on."""
         self._lease_ms = 0
@@ -120,7 +117,7 @@ class Settler:
 
     def run(self) -> None:
         """Settle and keep, until `finish`."""
-        while not self.closed and not (self._finishing and not self._ended):
+        while not (self._finishing and not self._ended):
             self._wake.wait(None if not self._lease_ms else self._lease_ms / 1_000 / _ROUNDS_A_LEASE)
             self._settle_ended()
             self._keep_leases()
@@ -133,8 +130,6 @@ class Settler:
             return
         try:
             self._settle(outcomes)
-        except ShardClosed:
-            self.closed = True
         except Exception:  # a fault in here must not end the listener: leases run out, and messages come again
             _LOG.exception("listener on %r could not settle %d messages", self._queue, len(outcomes))
             self._let_go([outcome.message for outcome in outcomes], "lost")
@@ -168,8 +163,6 @@ class Settler:
         command = Ack(queue=self._queue, channel=self._channel, spans=_spans(messages))
         try:
             settled: Settled = self._caller.call(command)
-        except ShardClosed:
-            raise
         except (ConnectionLost, StoreError) as error:
             self._repeat(messages, error)
             return
@@ -188,7 +181,8 @@ class Settler:
         alive = [message for message in messages if message.lease_ends_at * 1_000 > now_ms]
         self._let_go(list(set(messages).difference(alive)), "lost")
         self._failures += 1
-        _LOG.warning("%d messages of %r: acknowledging failed, once more soon: %s", len(alive), self._queue, error)
+        log = _LOG.warning if self._failures == 1 else _LOG.debug
+        log("%d messages of %r: acknowledging failed, once more soon: %s", len(alive), self._queue, error)
         sleep(min(pause_seconds(self._failures), _REPEAT_SECONDS_MAX))
         for message in alive:
             self.ended(Outcome(message, None, None))
@@ -212,8 +206,6 @@ class Settler:
             together = _together(list(commands.values()))
             if together.acks or together.sends:
                 self._caller.call(together)
-        except ShardClosed:
-            raise
         except PenstockError as error:
             return error
         for outcome in commands:
@@ -233,8 +225,6 @@ class Settler:
             release = Release(queue=queue, channel=channel, spans=merged_spans(taken), error=text)
             try:
                 self._caller.call(release)
-            except ShardClosed:
-                raise
             except PenstockError as error:
                 _LOG.warning("messages of %r were not released, and come again when their lease ends: %s", queue, error)
         lost = [outcome.message for outcome in failed if isinstance(outcome.error, LeaseLost)]
@@ -304,9 +294,6 @@ class Settler:
         command = Extend(queue=self._queue, channel=self._channel, spans=_spans(due), lease_ms=self._lease_ms)
         try:
             settled: Settled = self._caller.call(command)
-        except ShardClosed:
-            self.closed = True
-            return
         except PenstockError as error:
             _LOG.warning("listener on %r could not extend %d leases: %s", self._queue, len(due), error)
             return
