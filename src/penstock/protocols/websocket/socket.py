@@ -30,6 +30,9 @@ _HELLO_TIMEOUT_S = 10.0
 _REASON_BYTES_MAX = 120
 _UNREAD_MAX = 1_000
 _PAUSE_S = 0.01
+_LARGE_BYTES = 64 * 1024
+"""A frame from which on an empty one follows: that one waits until the large one is nearly gone, and so notices a
+client that does not read, although there is nothing else to send."""
 
 
 class Closing(Exception):
@@ -166,7 +169,10 @@ class Conversation:
                 await self._answered.wait()
                 self._answered.clear()
                 if desk.answers:
-                    await self._write(desk.take_frame())
+                    frame = desk.take_frame()
+                    await self._write(frame)
+                    if len(frame) >= _LARGE_BYTES:
+                        await self._write(encode_answers(self._services.shard.now_ms(), []))
         except Closing as closing:
             self._closing = closing
             reading.cancel()

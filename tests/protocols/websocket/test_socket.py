@@ -1,0 +1,316 @@
+"""The websocket as any client sees it: plain `websockets` and MessagePack, nothing of Penstock's own client."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from penstock.core.chunk import Chunk
+from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
+from penstock.server.settings import Settings, WebsocketSettings
+from tests.client.serving import Server
+
+pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
+REPLY, ERROR, PUSH = 0, 1, 2
+
+
+class Client:
+    """A conversation."""
+
+    def __init__(self, server: Server, *, hello: bool = True, **options: Any) -> None:
+        url = server.url.replace("penstock://", "ws://") + "/v1/ws"
+        opening = connect(url, max_size=None, compression=None, **options)
+        self.socket: ClientConnection = opening.__enter__()
+        self.answers: list[Any] = []
+        self.welcome = self.ask(["Hello", 1]) if hello else None
+        self._number = 0
+
+    def ask(self, command: list[Any], number: int = 0) -> Any:
+        """The value of the answer; an error is raised as a LookupError."""
+        self.socket.send(pack([[number, command]]))
+        return self.answer(number)
+
+    def answer(self, number: int, kinds: tuple[int, ...] = (REPLY, ERROR)) -> Any:
+        while True:
+            for each in self.answers:
+                if each[0] == number and each[1] in kinds:
+                    self.answers.remove(each)
+                    if each[1] == ERROR:
+                        raise LookupError(each[2][0][0], each[2][1])
+                    return each[2]
+            self.answers += unpack(self.socket.recv(timeout=10))[1]
+
+    def closed(self) -> tuple[int, str]:
+        with pytest.raises(ConnectionClosed) as closing:
+            while True:
+                self.socket.recv(timeout=10)
+        received = closing.value.rcvd
+        assert received is not None
+        return received.code, received.reason
+
+
+def test_the_first_answer_says_what_a_client_has_to_know(server: Server) -> None:
+    welcome = Client(server).welcome
+    assert welcome["version"] == 1
+    assert welcome["limits"]["frame_bytes_max"] == 64 * 1024 * 1024
+    assert welcome["session"] > 0
+
+
+def test_send_receive_and_ack_with_nothing_but_messagepack(server: Server) -> None:
+    client = Client(server)
+    assert client.ask(["Send", "orders", [b"one", b"two"]], 1)["count"] == 2
+    queue, _, channel, _, _, _, runs, _ = client.ask(["Receive", "orders", "main", 10], 2)
+    chunk, attempt, _, failures = runs[0]
+    decoded = Chunk.decode(chunk)
+    assert (queue, channel, attempt, failures) == ("orders", "main", 1, [])
+    assert decoded.body_list() == [b"one", b"two"]
+    assert client.ask(["Ack", "orders", [[decoded.base, decoded.base + 1, attempt]]], 3)["count"] == 2
+
+
+def test_bodies_may_come_end_to_end_with_their_lengths(server: Server) -> None:
+    client = Client(server)
+    lengths = (3).to_bytes(4, "little") + (0).to_bytes(4, "little") + (2).to_bytes(4, "little")
+    assert client.ask(["Send", "orders", b"onetw", lengths], 1)["count"] == 3
+    runs = client.ask(["Receive", "orders", "main", 10], 2)[6]
+    assert Chunk.decode(runs[0][0]).body_list() == [b"one", b"", b"tw"]
+    with pytest.raises(LookupError, match="add up to 5"):
+        client.ask(["Send", "orders", b"onetwo", lengths], 3)
+    with pytest.raises(LookupError, match="need `lengths`"):
+        client.ask(["Send", "orders", b"onetwo"], 4)
+
+
+def test_requests_of_one_frame_are_answered_in_one_frame(server: Server) -> None:
+    client = Client(server)
+    client.socket.send(pack([[number, ["Send", "orders", [b"x"]]] for number in range(1, 51)]))
+    answers = unpack(client.socket.recv(timeout=10))[1]
+    assert [answer[0] for answer in answers] == list(range(1, 51))
+
+
+def test_messages_are_pushed_while_there_is_credit(server: Server) -> None:
+    client = Client(server)
+    client.ask(["Send", "orders", [b"a", b"b", b"c"]], 1)
+    assert client.ask(["StartPush", "orders", "main", 2], 2) is None
+    runs = client.answer(2, (PUSH,))[6]
+    assert sum(Chunk.decode(run[0]).count for run in runs) == 2
+    assert client.ask(["QueueStats", "orders"], 3)["channels"]["main"]["ready"] == 1
+    client.ask(["AddPushCredit", 2, 5], 4)
+    assert Chunk.decode(client.answer(2, (PUSH,))[6][0][0]).body(0) == b"c"
+    client.ask(["Send", "orders", [b"d"]], 5)
+    assert Chunk.decode(client.answer(2, (PUSH,))[6][0][0]).body(0) == b"d"
+    client.ask(["StopPush", 2], 6)
+    client.ask(["Send", "orders", [b"e"]], 7)
+    assert client.ask(["QueueStats", "orders"], 8)["channels"]["main"]["ready"] == 1
+
+
+def test_a_deleted_queue_ends_its_pushes(server: Server) -> None:
+    client = Client(server)
+    client.ask(["CreateQueue", "orders"], 1)
+    client.ask(["StartPush", "orders", "main", 2], 2)
+    client.ask(["DeleteQueue", "orders"], 3)
+    assert client.answer(2, (3,))[0][0] == "QueueNotFound"
+
+
+def test_what_was_pushed_is_released_when_the_connection_ends(server: Server) -> None:
+    first, second = Client(server), Client(server)
+    first.ask(["Send", "orders", [b"a"]], 1)
+    first.ask(["StartPush", "orders", "main", 2], 2)
+    first.answer(2, (PUSH,))
+    first.socket.close()
+    runs = second.ask(["Receive", "orders", "main", 1, 10_000], 1)[6]
+    assert runs[0][1] == 2
+
+
+def test_a_cancelled_receive_is_answered_with_nothing(server: Server) -> None:
+    client = Client(server)
+    client.ask(["CreateQueue", "orders"], 1)
+    client.socket.send(pack([[2, ["Receive", "orders", "main", 1, 60_000]]]))
+    client.ask(["Cancel", 2], 3)
+    assert client.answer(2) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "text"),
+    [
+        (["Fly"], "InvalidRequest", "there is no command 'Fly'"),
+        (["CancelWait", 1], "InvalidRequest", "there is no command"),
+        (["AckSequences", "orders", "main", b"", 1], "InvalidRequest", "there is no command"),
+        (["Receive", 5], "InvalidRequest", "Receive: queue: Expected `str`"),
+        (["Receive"], "InvalidRequest", "its fields are: queue, channel"),
+        ([], "InvalidRequest", "starts with its name"),
+        ("Receive", "InvalidRequest", "starts with its name"),
+        (["Receive", "nowhere"], "QueueNotFound", "there is no queue"),
+        (["Receive", "orders", "main", 0], "InvalidRequest", "limit is 0"),
+        (["Receive", "orders", "main", 1, None, None, 7], "SessionNotFound", "session 7"),
+        (["EndSession", 1], "SessionNotFound", "session 1"),
+        (["AddPushCredit", 77, 1], "SessionNotFound", "push 77"),
+        (["StartPush", "orders", "main", -1], "InvalidRequest", "credit is -1"),
+        (["Hello", 1], "InvalidRequest", "comes once"),
+    ],
+)
+def test_what_is_wrong_is_said_and_the_conversation_goes_on(
+    server: Server, command: Any, error: str, text: str
+) -> None:
+    client = Client(server)
+    client.ask(["CreateQueue", "orders"], 1)
+    with pytest.raises(LookupError) as refusal:
+        client.ask(command, 2)
+    assert refusal.value.args[0] == error
+    assert text in refusal.value.args[1]
+    assert client.ask(["ListQueues"], 3) == ["orders"]
+
+
+def test_a_bad_request_does_not_spoil_the_others_of_its_frame(server: Server) -> None:
+    client = Client(server)
+    client.socket.send(pack([[1, ["Send", "orders", [b"a"]]], [2, ["Send", 5]], [3, ["Send", "orders", [b"b"]]]]))
+    assert client.answer(1)["count"] == client.answer(3)["count"] == 1
+    with pytest.raises(LookupError, match="Send"):
+        client.answer(2)
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [("text", 1003), (b"\xc1", 1007), (pack({"a": 1}), 1007), (pack([[1]]), 1007), (pack([["x", ["Hello"]]]), 1007)],
+)
+def test_frames_that_are_none_end_the_connection_with_a_code(server: Server, frame: str | bytes, code: int) -> None:
+    client = Client(server)
+    client.socket.send(frame)
+    assert client.closed()[0] == code
+
+
+def test_a_conversation_starts_with_hello(server: Server) -> None:
+    client = Client(server, hello=False)
+    client.socket.send(pack([[0, ["ListQueues"]]]))
+    assert client.closed() == (1008, "the first request is a Hello, and not ListQueues")
+
+
+def test_a_version_that_nobody_speaks_is_refused(server: Server) -> None:
+    client = Client(server, hello=False)
+    client.socket.send(pack([[0, ["Hello", 99]]]))
+    code, reason = client.closed()
+    assert code == 1008 and "version 1" in reason
+
+
+def test_a_frame_that_is_too_large_ends_the_connection(make_server: Callable[..., Server]) -> None:
+    server = make_server(settings=Settings(websocket=WebsocketSettings(frame_bytes_max=1000)))
+    client = Client(server)
+    client.socket.send(b"x" * 1001)
+    assert client.closed()[0] == 1009
+
+
+def test_more_requests_than_allowed_are_refused(make_server: Callable[..., Server]) -> None:
+    client = Client(make_server(settings=Settings(websocket=WebsocketSettings(requests_max=3))))
+    client.ask(["CreateQueue", "orders"], 1)
+    client.socket.send(pack([[number, ["Receive", "orders", "main", 1, 60_000]] for number in range(2, 6)]))
+    with pytest.raises(LookupError, match="3 requests are not answered yet"):
+        client.answer(5)
+    with pytest.raises(LookupError, match="not answered yet: number"):
+        client.ask(["Receive", "orders", "main", 1, 60_000], 2)
+
+
+def test_more_connections_than_allowed_are_turned_away(make_server: Callable[..., Server]) -> None:
+    server = make_server(settings=Settings(websocket=WebsocketSettings(connections_max=1)))
+    first = Client(server)
+    with pytest.raises(InvalidStatus, match="503"):
+        Client(server)
+    first.socket.close()
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            Client(server)
+            return
+        except InvalidStatus:
+            assert time.monotonic() < deadline
+
+
+def test_who_does_not_read_is_let_go_and_its_messages_with_it(make_server: Callable[..., Server]) -> None:
+    server = make_server(settings=Settings(websocket=WebsocketSettings(read_timeout_s=0.5, heartbeat_s=60)))
+    slow = _socket_that_does_not_read(server)
+    other = Client(server)
+    other.ask(["Send", "orders", [b"x" * 1_000_000] * 50], 1)
+    slow.sendall(_frame(pack([[2, ["StartPush", "orders", "main", 50]]])))
+    deadline = time.monotonic() + 20
+    while other.ask(["QueueStats", "orders"], 2)["channels"]["main"]["failed"] != 50:
+        stats = other.ask(["QueueStats", "orders"], 3)
+        assert time.monotonic() < deadline, f"its messages are still leased: {stats}"
+        time.sleep(0.02)
+    slow.close()
+
+
+def _socket_that_does_not_read(server: Server) -> socket.socket:
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", server.port))
+    lines = ["GET /v1/ws HTTP/1.1", "Host: x", "Upgrade: websocket", "Connection: Upgrade"]
+    lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "", ""]
+    slow.sendall("\r\n".join(lines).encode())
+    slow.recv(1)
+    slow.sendall(_frame(pack([[0, ["Hello", 1]]])))
+    return slow
+
+
+def _frame(data: bytes) -> bytes:
+    assert len(data) < 126
+    return bytes([0x82, 0x80 | len(data), 0, 0, 0, 0]) + data
+
+
+# -- who may talk ------------------------------------------------------------------------------------------------------
+
+
+def test_pages_in_browsers_are_kept_out_where_there_are_no_credentials(server: Server) -> None:
+    with pytest.raises(InvalidStatus, match="403"):
+        Client(server, origin="https://evil.example")
+
+
+def test_with_credentials_pages_of_known_origins_may_call_with_a_token_in_the_first_frame(
+    make_server: Callable[..., Server],
+) -> None:
+    principal = Principal("page", "AK", [Grant()])
+    credentials = Credentials([Credential("AK", Secret("s"), principal, Secret("token-1"))])
+    rest = Settings().rest
+    known = msgspec.structs.replace(rest, cors_origins=["https://console.example"])
+    server = make_server(credentials=credentials, settings=Settings(rest=known))
+    with pytest.raises(InvalidStatus, match="403"):
+        Client(server, origin="https://evil.example", hello=False)
+    page = Client(server, origin="https://console.example", hello=False)
+    assert page.ask(["Hello", 1, "token-1"])["version"] == 1
+    stranger = Client(server, origin="https://console.example", hello=False)
+    stranger.socket.send(pack([[0, ["Hello", 1, "guess"]]]))
+    assert stranger.closed()[0] == 1008
+
+
+# -- anything at all ---------------------------------------------------------------------------------------------------
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(max_size=8) | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=10,
+)
+NAMES = """Send Receive Ack Release Extend CommitWork Browse CreateQueue ChangeQueue StartPush OpenSession EndSession
+ReadRecords AckConsumer StartRedrive CreateChannel ListQueues"""
+names = st.sampled_from(NAMES.split())
+fields = st.lists(st.just("orders") | st.just("main") | values, max_size=8)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.builds(lambda name, rest: [name, *rest], names, fields), min_size=1, max_size=4))
+def test_odd_commands_are_all_answered_and_break_nothing(server: Server, commands: list[list[Any]]) -> None:
+    client = Client(server)
+    client.ask(["Send", "orders", [b"a"]], 1)
+    client.socket.send(pack([[number, command] for number, command in enumerate(commands, start=2)]))
+    for number, command in enumerate(commands, start=2):
+        if command[0] == "Receive":
+            client.ask(["Cancel", number], 100 + number)
+        try:
+            client.answer(number)
+        except LookupError as refusal:
+            assert "unexpected" not in refusal.args[1], (command, refusal)
+    client.socket.close()
