@@ -136,8 +136,9 @@ class Desk:
             try:
                 self._take(number, command)
             except PenstockError as error:
-                self._answer(number, Kind.ERROR, pack_error(error))
-                self._note(type(command).__name__, command, error, 0.0)
+                if not self._is_ours(error):
+                    self._answer(number, Kind.ERROR, pack_error(error))
+                    self._note(type(command).__name__, command, error, 0.0)
 
     def _take(self, number: int, command: Command | InvalidRequest) -> None:
         if isinstance(command, InvalidRequest):
@@ -207,9 +208,13 @@ class Desk:
         elif error is None:
             self._answer(request.number, Kind.REPLY, self._reply(command, call.reply))
             self._services.meter.note(self._protocol, type(command).__name__, "ok", seconds)
-        elif not (isinstance(error, ShardClosed) and self._services.is_stopping):
+        elif not self._is_ours(error):
             self._answer(request.number, Kind.ERROR, pack_error(error))
             self._note(type(command).__name__, command, error, seconds)
+
+    def _is_ours(self, error: BaseException) -> bool:
+        """Whether the server's stop is all that is wrong: there is no answer then, and the client asks the next one."""
+        return isinstance(error, ShardClosed) and self._services.is_stopping
 
     def _reply(self, command: Command, reply: Any) -> Any:
         if isinstance(command, OpenSession):
