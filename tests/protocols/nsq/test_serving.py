@@ -231,3 +231,43 @@ def test_consumers_are_closed_when_the_store_has_to_be_opened_again_and_hold_not
     with server.connect() as consumer:
         consumer.subscribe("a", "c", ready=5)
         assert consumer.message().body == b"one"
+
+
+# -- queues with settings of their own ---------------------------------------------------------------------------------
+
+LADDER = """
+[[queues]]
+name = "limited"
+max_receives = 2
+
+[[queues]]
+name = "patient"
+backoff = {shape = "fixed", base_ms = 400}
+"""
+
+
+def test_the_failure_ladder_applies_to_a_topic_that_has_one(tmp_path: Path) -> None:
+    with node(tmp_path, LADDER) as server, server.connect() as client, server.connect() as undertaker:
+        client.publish("limited", b"poison")
+        client.subscribe("limited", "main", ready=1)
+        for attempt in (1, 2):
+            message = client.message()
+            assert message.attempts == attempt
+            client.send(req(message))
+        undertaker.subscribe("limited.dead", "main", ready=1)
+        dead = undertaker.message()
+        assert dead.body == b"poison"
+        undertaker.send(fin(dead))
+        until(lambda: stats_of(server, "limited.dead").channels["main"].acked == 1)
+        assert stats_of(server, "limited").channels["main"].dead == 1
+
+
+def test_a_timeout_is_followed_by_the_backoff_that_the_queue_has(tmp_path: Path) -> None:
+    with node(tmp_path, LADDER) as server, server.connect(msg_timeout=1_000) as client:
+        client.publish("patient", b"x")
+        client.subscribe("patient", "main", ready=1)
+        assert client.message().attempts == 1
+        assert client.message().attempts == 2  # the first failure is tried again at once
+        start = time.monotonic()
+        assert client.message().attempts == 3
+        assert time.monotonic() - start > 1.3
