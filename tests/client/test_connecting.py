@@ -102,17 +102,17 @@ def make_site() -> Iterator[Callable[..., Site]]:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_client_says_which_transport_it_uses(site: Site, transport: Any) -> None:
-    assert site.connect(transport=transport)._caller.transport == transport
+    assert site.connect(transport=transport).transport == transport
 
 
 def test_the_best_transport_is_used_by_itself(site: Site) -> None:
-    assert site.connect()._caller.transport == "websocket"
+    assert site.connect().transport == "websocket"
 
 
 def test_where_nobody_speaks_websocket_the_client_polls(make_site: Callable[..., Site]) -> None:
     site = make_site(sockets=False)
     ps = site.connect()
-    assert ps._caller.transport == "long_poll"
+    assert ps.transport == "long_poll"
     ps.queue("orders").send(b"a")
     assert ps.queue("orders").receive(wait=5).body == b"a"
 
@@ -127,7 +127,7 @@ def test_long_polls_that_are_cut_become_plain_polls(site: Site) -> None:
 
     def cut() -> bool:
         site.cut()
-        return ps._caller.transport == "poll"
+        return ps.transport == "poll"
 
     eventually(cut)
     beside.queue("orders").send(b"a")

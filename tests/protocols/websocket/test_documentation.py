@@ -1,0 +1,33 @@
+"""The examples of docs/websocket.md run as printed, and its tables name what the code has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.wire.requests import FIELDS
+from tests.client.serving import Server
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "websocket.md").read_text()
+
+
+def test_the_example_prints_what_the_page_says(server: Server) -> None:
+    code, printed = re.findall(r"```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", PAGE, re.DOTALL)[0]
+    code = code.replace("ws://127.0.0.1:9325", server.url.replace("penstock://", "ws://"))
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.stderr) == (printed, "")
+
+
+@pytest.mark.parametrize(
+    "command", ["Send", "Receive", "Ack", "Release", "Extend", "GiveBack", "CommitWork", "StartPush"]
+)
+def test_the_fields_of_a_command_are_in_the_order_of_the_page(command: str) -> None:
+    row = re.search(rf"^\| `{command}` \| (.*?) \|", PAGE, re.MULTILINE)
+    assert row
+    printed = ["ticket" if field == "(null)" else field for field in row[1].split(", ")]
+    fields = list(FIELDS[command])
+    assert printed == (fields if "once" in printed else [field for field in fields if field != "once"])
