@@ -31,6 +31,9 @@ PROGRESS_BYTES = 500
 EVERYTHING = 10_000_000
 TRANSPORTS = ("websocket", "websocket", "long_poll", "poll", None)
 SETTINGS = """
+[server]
+stop_grace_s = 2
+
 [websocket]
 heartbeat_s = 0.5
 session_ttl_s = 2
@@ -98,7 +101,7 @@ class World:
     def fault(self) -> None:
         """One of them."""
         network = [self.proxy.cut, self.proxy.reset, self.truncate, self.half_close, self.stall, self.black_hole]
-        processes = [self.kill_server, self.kill_and_start_client]
+        processes = [self.kill_server, self.restart_server, self.kill_and_start_client]
         fault = self.rng.choice([*network, self.shut, *processes, *processes])
         self.counts[fault.__name__] += 1
         fault()
@@ -130,6 +133,10 @@ class World:
         self.server.kill()
         self.server.wait()
         time.sleep(self.rng.random() * 0.3)
+        self.start_server()
+
+    def restart_server(self) -> None:
+        self.stop_server()
         self.start_server()
 
     def kill_client(self) -> None:
