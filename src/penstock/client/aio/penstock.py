@@ -137,6 +137,12 @@ class AsyncPenstock:
         """The last reports of stored messages that no longer match their checksum. They are kept aside, not deleted."""
         return self._caller.reports
 
+    @property
+    def transport(self) -> str | None:
+        """How commands travel: `websocket`, `long_poll` or `poll`; None in-process, or while there is no connection."""
+        transport: str | None = getattr(self._caller, "transport", None)
+        return transport
+
     async def close(self) -> None:
         """Stop the listeners, write what is left and close. Once more does nothing."""
         for listener in self._listeners:
