@@ -33,10 +33,32 @@ def test_without_feature_negotiation_the_answer_is_ok(server: Broker) -> None:
         assert connection.ask(identify(client_id="me", hostname="here")) == b"OK"
 
 
-@pytest.mark.parametrize("body", [b"{}", b"null", b'{"unknown": [1, {"a": null}]}', b' {"heartbeat_interval": 0} '])
+ODD_BODIES = [
+    b"{}",
+    b"null",
+    b'{"unknown": [1, {"a": null}]}',
+    b' {"heartbeat_interval": 0} ',
+    b'{"client_id": "\xff\xfe"}',
+    b'{"\x8c": 1}',
+    b'{"client_id": "a\\u0000b"}',
+    b'{"client_id": "x", "client_id": "y"}',
+]
+
+
+@pytest.mark.parametrize("body", ODD_BODIES)
 def test_bodies_that_say_nothing_of_interest_are_fine(server: Broker, body: bytes) -> None:
     with server.connect() as connection:
         assert connection.ask(b"IDENTIFY\n" + sized(body)) == b"OK"
+
+
+@pytest.mark.parametrize("body", [b'{"client_id": "\\ud800"}', b'{"x": ' + b"[" * 100_000, b'{"x":' * 100_000])
+def test_bodies_that_cannot_be_understood_harm_nobody(server: Broker, body: bytes) -> None:
+    """nsqd takes half of a surrogate pair for a sign that is missing."""
+    with server.connect() as connection:
+        connection.send(b"IDENTIFY\n" + sized(body))
+        frame = connection.frame()
+        assert frame is not None
+        assert frame.data.startswith(b"E_BAD_BODY") or (server.is_nsqd and frame.data == b"OK")
 
 
 def test_the_answer_says_what_was_agreed(server: Broker) -> None:

@@ -83,6 +83,7 @@ def test_whoever_does_not_introduce_itself_registers_nothing(lookup: RunningLook
     [
         (b"{", b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b"\xff\xff", b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (b'{"x": ' + b"[" * 20_000, b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b'{"tcp_port": "x"}', b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b'{"tcp_port": 65536}', b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b'{"tcp_port": 1%s}' % (b"0" * 40), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),

@@ -227,7 +227,7 @@ class LookupConnection(asyncio.Protocol):
             raise Refusal("E_INVALID", "cannot IDENTIFY again")
         try:
             identity = _IDENTITY.decode(command.body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise Refusal("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
         if not (identity.broadcast_address and identity.tcp_port and identity.http_port and identity.version):
             raise Refusal("E_BAD_BODY", "IDENTIFY missing fields")
@@ -252,7 +252,7 @@ class LookupConnection(asyncio.Protocol):
         peer = self._identified()
         try:
             self._server.registry.note_loads(peer, _LOADS.decode(command.body))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise Refusal("E_BAD_BODY", "LOADS failed to decode JSON body") from None
         peer.seen_s = time.monotonic()
         return _OK

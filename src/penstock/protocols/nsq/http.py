@@ -336,7 +336,7 @@ class NsqHttp:
             addresses = _ADDRESSES.decode(body) or []
             for address in addresses:
                 parse_address(address, "a lookup address")
-        except (msgspec.DecodeError, UnicodeDecodeError, InvalidSettings):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidSettings):
             raise ApiError(400, "INVALID_VALUE") from None
         log.info("the lookup addresses are now %s", addresses)
         self._registration.set_addresses(addresses)

@@ -73,8 +73,9 @@ class Terms(msgspec.Struct):
 def negotiate(body: bytes, client: Client, settings: NsqSettings, *, has_tls: bool) -> Terms:
     """What the client gets of what it asks for; notes what it says of itself. Raises `Refusal`."""
     try:
-        asked = msgspec.json.decode(body, type=_Asked | None) or _Asked()
-    except msgspec.DecodeError:
+        text = body.decode("utf-8", "replace")  # as nsqd does
+        asked = msgspec.json.decode(text, type=_Asked | None) or _Asked()
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise Refusal("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
     client.client_id = asked.client_id or ""
     client.hostname = asked.hostname or ""
