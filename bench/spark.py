@@ -42,7 +42,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TURNS = 5
 PARTITIONS = 2
 _CHUNK = 4_000
-_ROW = "value binary, offset bigint"
+_SILENT = """
+appender.none.type = Null
+appender.none.name = none
+rootLogger.level = off
+rootLogger.appenderRef.none.ref = none
+"""
 
 
 class Bench:
@@ -51,7 +56,6 @@ class Bench:
     def __init__(self, directory: Path, scale: Scale) -> None:
         self.directory = directory
         self.count = scale.count(1_000_000, 20_000)
-        self.stream_count = scale.count(500_000, 10_000)
         self.turns = scale.turns(TURNS)
         self.probes = scale.count(20, 3)
         self._names = 0
@@ -207,7 +211,7 @@ def _session(directory: Path) -> Any:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     silent = directory / "log4j2.properties"
-    silent.write_text("rootLogger.level = off\n")
+    silent.write_text(_SILENT)
     builder = SparkSession.builder.master(f"local[{PARTITIONS}]").appName("penstock bench")
     settings = {
         "spark.ui.enabled": "false",
@@ -225,10 +229,10 @@ def _session(directory: Path) -> Any:
     return builder.getOrCreate()
 
 
-def in_turns(contenders: dict[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
-    """Let them run in turns, after one turn that does not count."""
+def in_turns(contenders: dict[str, Callable[[], float]], turns: int, *, warm_up: bool) -> dict[str, list[float]]:
+    """Let them run in turns, after one turn that does not count, if wanted."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(-1, turns):
+    for turn in range(-1 if warm_up else 0, turns):
         for name, contender in contenders.items():
             rate = contender()
             if turn >= 0:
@@ -269,6 +273,7 @@ def main() -> None:
                 "sink": lambda: bench.write_stream(bench.to_penstock),
             },
             bench.turns,
+            warm_up=not scale.quick,
         )
         files_s, penstock_s = bench.files_latency_s(), bench.penstock_latency_s()
     rows = []

@@ -157,7 +157,7 @@ def test_retention_that_takes_messages_stops_a_stream(queues: Queues) -> None:
     queues.send(10)
     queues.run(queues.stream())
     queues.send(1_000, start=10, chunk=100)
-    first = queues.records()[0]["sequence"]
+    first = queues.records()[0]["offset"]
     assert first > 10
     with pytest.raises(Exception, match=f"messages 10 to {first - 1} of queue '{name}' are gone"):
         queues.run(queues.stream())

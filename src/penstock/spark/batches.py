@@ -13,13 +13,10 @@ ROWS_MIN = 4_096
 _PARTITION = pa.scalar(0, pa.int32())
 _CREATE_TIME = pa.scalar(0, pa.int32())
 
-SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
-HEADERS_SCHEMA = ", headers array<struct<key: string, value: binary>>"
-
 
 @cache
 def arrow_schema(*, include_headers: bool) -> Any:
-    """The same schema as SCHEMA and HEADERS_SCHEMA, in Arrow."""
+    """The schema of `spark/columns.py`, in Arrow."""
     fields = [
         ("key", pa.binary()),
         ("value", pa.binary()),

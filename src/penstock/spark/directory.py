@@ -13,7 +13,6 @@ from penstock.core.errors import ChunkDamaged, QueueNotFound
 from penstock.spark.errors import SparkError
 from penstock.spark.place import Range
 from penstock.store.view import StoreView
-from penstock.wire.arrow import record_batch
 
 _READ_BYTES = 16 * 1024 * 1024
 _READ_MESSAGES = 100_000
@@ -72,6 +71,8 @@ class DirectoryPlace:
 
     def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
         """The messages of a range that are there. A chunk that is damaged is left out, as one that is gone."""
+        from penstock.wire.arrow import record_batch
+
         offset = wanted.start
         while offset < wanted.stop:
             command = ReadRecords(

@@ -18,7 +18,6 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
-import pyarrow as pa
 
 from penstock.core.commands import Offsets
 from penstock.spark.errors import ServerFailed
@@ -139,6 +138,8 @@ class ServerPlace:
 
     def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
         """The messages of a range that are there. When the connection breaks, it goes on where it was."""
+        import pyarrow as pa
+
         offset = wanted.start
         deadline_s: float | None = None
         while offset < wanted.stop:
@@ -181,6 +182,8 @@ class ServerPlace:
 
     def take(self, queue: str, channel: str, limit: int, *, include_headers: bool) -> tuple[Any, list[Any]]:
         """Lease messages: a table of them, and the spans to settle."""
+        import pyarrow as pa
+
         body = {"queue": queue, "channel": channel, "limit": limit, "headers": include_headers}
         data = json.dumps(body).encode()
         response = self._connection.request("POST", "/v1/bulk/take", data, {"content-type": "application/json"})

@@ -16,7 +16,7 @@ import contextlib
 import re
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -29,12 +29,14 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.core.commands import MAIN, Offsets
-from penstock.spark.batches import HEADERS_SCHEMA, SCHEMA, joined, kafka_columns
+from penstock.spark.columns import HEADERS_SCHEMA, SCHEMA
 from penstock.spark.errors import DataLoss, InvalidOption, ServerFailed
 from penstock.spark.offsets import LossCheck, QueuePosition, StreamOffset, cut_ranges, data_loss, share_out
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions, Start
 from penstock.spark.place import Place, Range, open_place
-from penstock.spark.sink import BatchSink, StreamSink
+
+if TYPE_CHECKING:
+    from penstock.spark.sink import BatchSink, StreamSink
 
 _TAKE_MESSAGES = 50_000
 _KEPT_NOTHING = 1 << 62
@@ -63,11 +65,15 @@ class PenstockDataSource(DataSource):
         return StreamReader(SourceOptions.parse(self.options, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
-        """For `DataFrame.write`."""
+        """For `DataFrame.write`. (Spark plans each query in a new Python: readers do not wait for this import.)"""
+        from penstock.spark.sink import BatchSink
+
         return BatchSink(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
         """For `DataFrame.writeStream`."""
+        from penstock.spark.sink import StreamSink
+
         return StreamSink(self.options, schema, overwrite)
 
 
@@ -83,6 +89,8 @@ def read_range(options: SourceOptions, partition: InputPartition) -> Iterator[An
     wanted = partition.value
     if wanted is None:  # Spark's word for no partitions at all
         return
+    from penstock.spark.batches import joined, kafka_columns
+
     check = LossCheck(wanted) if options.fail_on_data_loss else None
     place = open_place(options.where)
 
@@ -190,6 +198,7 @@ class ConsumingReader(DataSourceReader):
         wanted = partition.value
         if wanted is None:
             return
+        from penstock.spark.batches import kafka_columns
         from penstock.spark.server import ServerPlace
 
         channel, headers = self.options.channel or MAIN, self.options.include_headers
