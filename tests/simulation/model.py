@@ -240,6 +240,9 @@ class Model:
         """Whether the clock was once earlier after a restart: times do not rise with sequence numbers then."""
         self.too_late: set[Any] = set()
         """Tickets that were cancelled when their time was already over; an empty answer may be on its way."""
+        self.done: dict[int, str] = {}
+        """Number of a client's named command -> what it was answered."""
+        self.done_ms = now_ms
         self.identify: Callable[[int, int], str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -261,8 +264,26 @@ class Model:
     def accept(self, command: c.Command, outcome: Outcome, now_ms: int) -> None:
         """One command and what came of it."""
         self.now_ms = max(self.now_ms, now_ms)
+        known = self.done_before(command, now_ms)
+        if known is not None:
+            demand(
+                repr(outcome) == known,
+                f"{command!r:.300} was answered with {known:.300}, and now with {outcome!r:.300}",
+            )
+            return
         judge = getattr(self, f"_accept_{type(command).__name__}")
         judge(command, outcome)
+        if command.once is not None and not isinstance(outcome, e.PenstockError):
+            self.done = {number: reply for number, reply in self.done.items() if number >= command.once.answered}
+            self.done[command.once.number] = repr(outcome)
+            self.done_ms = self.now_ms
+
+    def done_before(self, command: c.Command, now_ms: int) -> str | None:
+        """What a command with this name was answered, if it was done before and is remembered."""
+        if command.once is None or max(self.now_ms, now_ms) >= self.done_ms + DEDUP_WINDOW_MS:
+            self.done = self.done if command.once is None else {}
+            return None
+        return self.done.get(command.once.number)
 
     def _refused(self, outcome: Outcome, must: Iterable[type[Exception]], may: Iterable[type[Exception]] = ()) -> bool:
         """Whether the command was refused, which it has to be for one of `must`, and can be for one of `may`."""

@@ -35,6 +35,8 @@ from tests.simulation.world import Step, World, demand_same
 START_MS = 1_700_000_000_000
 PUSHING_SEEDS = 1_000_000
 """From this seed on, clients also subscribe with limits and settle by session. Lower seeds live as they always did."""
+REPEATING_SEEDS = 2_000_000
+"""From this seed on, a client names its commands and repeats some."""
 DRAIN_ROUNDS_MAX = 400
 
 
@@ -94,7 +96,9 @@ class Simulator:
         self.rng = random.Random(seed)
         self.engine = engine or self._draw_engine()
         self.now_ms = START_MS
-        self.workload = Workload(self.rng, pushes=seed >= PUSHING_SEEDS)
+        self.workload = Workload(
+            self.rng, pushes=PUSHING_SEEDS <= seed < REPEATING_SEEDS, repeats=seed >= REPEATING_SEEDS
+        )
         self.ledger = Ledger()
         self.counts: Counter[str] = Counter()
         self.steps = steps if steps is not None else self.rng.randint(10, 45)
@@ -209,6 +213,8 @@ class Simulator:
             self.counts["refusals"] += 1
         elif isinstance(outcome, c.Delivery):
             self._count_delivery(outcome)
+        elif any(command is each for each in self.world.repeated):
+            self.counts["commands repeated"] += 1  # learnt the first time; since then the queue may be another one
         elif isinstance(command, c.Send):
             self.ledger.sent_to(command.queue, outcome)
             self.counts["messages sent"] += outcome.count

@@ -12,7 +12,7 @@ from penstock.core.broker import Broker
 from penstock.core.changes import Changes
 from tests.simulation.engines import Fault, Kept, MemoryEngine
 from tests.simulation.model import Violation
-from tests.simulation.simulator import PUSHING_SEEDS, Simulator, run_seed
+from tests.simulation.simulator import PUSHING_SEEDS, REPEATING_SEEDS, Simulator, run_seed
 
 SEEDS = int(os.environ.get("PENSTOCK_SEEDS", "500"))
 SEEDS_A_TEST = 25
@@ -40,6 +40,13 @@ def test_no_seed_pushes_more_than_a_session_may_hold(first: int) -> None:
     first += PUSHING_SEEDS
     counts = [run_seed(seed) for seed in range(first, first + SEEDS_A_TEST)]
     assert sum(count["commits"] for count in counts) > SEEDS_A_TEST, "the seeds did nothing"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS // 5, SEEDS_A_TEST))
+def test_no_seed_does_a_named_command_twice(first: int) -> None:
+    first += REPEATING_SEEDS
+    counts = [run_seed(seed) for seed in range(first, first + SEEDS_A_TEST)]
+    assert sum(count["commands repeated"] for count in counts) > SEEDS_A_TEST, "nothing was repeated"
 
 
 def test_the_same_seed_gives_the_same_life() -> None:

@@ -6,6 +6,7 @@ replies that were released to it. After a crash it goes on with what it held bef
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
+NAMED = (c.Send, c.Ack, c.Release, c.CommitWork, c.PurgeQueue, c.AckConsumer, c.PauseChannel)
+"""Commands that a client names, when it does."""
 
 
 @dataclass(slots=True)
@@ -50,10 +53,17 @@ class Plan:
 class Workload:
     """Commands for a step at a time."""
 
-    def __init__(self, rng: random.Random, *, pushes: bool = False) -> None:
-        """With `pushes`, clients also subscribe with a limit on what they hold, and settle by session."""
+    def __init__(self, rng: random.Random, *, pushes: bool = False, repeats: bool = False) -> None:
+        """With `pushes`, clients also subscribe with a limit on what they hold, and settle by session.
+
+        With `repeats`, a client names its commands, and sends some of them again.
+        """
         self.rng = rng
         self.pushes = pushes
+        self.repeats = repeats
+        self.named: list[c.Command] = []
+        """What the client may send again: commands that it does not say it got an answer to."""
+        self.next_name = 1
         self.plans = [self._plan(index) for index in range(rng.randint(1, 4))]
         self.held: list[Held] = []
         self.sessions: list[int] = []
@@ -152,7 +162,27 @@ class Workload:
         """What arrives within one step."""
         makers, weights = self.makers
         drawn = (maker(now_ms) for maker in self.rng.choices(makers, weights, k=count))
-        return [command for command in drawn if command is not None]
+        commands = [command for command in drawn if command is not None]
+        return self._with_repeats(commands) if self.repeats else commands
+
+    def _with_repeats(self, commands: list[c.Command]) -> list[c.Command]:
+        sent: list[c.Command] = []
+        for command in commands:
+            if isinstance(command, NAMED) and self.rng.random() < 0.7:
+                self._name(command)
+            sent.append(command)
+            while self.named and self.rng.random() < 0.2:
+                sent.append(copy.deepcopy(self.rng.choice(self.named)))
+        return sent
+
+    def _name(self, command: c.Command) -> None:
+        if self.rng.random() < 0.2:
+            self.named = self.named[self.rng.randint(0, len(self.named)) :]
+        first = self.named[0].once if self.named else None
+        answered = self.next_name if first is None else first.number
+        command.once = c.Once("client", self.next_name, answered)
+        self.next_name += 1
+        self.named.append(copy.deepcopy(command))
 
     # -- what clients learn --------------------------------------------------------------------------------------------
 
