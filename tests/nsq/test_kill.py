@@ -16,7 +16,7 @@ from tests.nsq.servers import AGAINST_NSQD, Penstock, running, until
 from tests.nsq.wire import MESSAGE, RESPONSE, Connection, Frame, Message, fin, mpub, pub
 
 pytestmark = pytest.mark.skipif(AGAINST_NSQD, reason="nsqd does not promise this")
-KILLS = int(os.environ.get("NSQ_KILLS", "5"))
+KILLS = int(os.environ.get("NSQ_KILLS", "4"))
 TOPIC, CHANNEL = "traffic", "ch"
 
 
