@@ -25,7 +25,6 @@ from bench.measure import (
     Scale,
     at_least,
     at_most,
-    bodies,
     empty_directory,
     parse_scale,
     plain,
@@ -70,7 +69,7 @@ class Bench:
     def prepare(self) -> None:
         """Write the rows down, in both forms."""
         with contextlib.closing(Connection(Where(url=self.server.url))) as connection:
-            values = bodies(self.count)
+            values = bodies_like_data(self.count)
             for low in range(0, self.count, _CHUNK):
                 section = encode_section(Target("rows"), Chunk.of(0, 0, values[low : low + _CHUNK]))
                 connection.request("POST", "/v1/bulk/send", b"".join(section), {}).read()
@@ -102,8 +101,12 @@ class Bench:
         """Rows a second of a stream over everything, thrown away."""
         started_s = time.perf_counter()
         writer = frame.writeStream.format("noop").option("checkpointLocation", str(self.directory / self.name("cp")))
-        writer.trigger(availableNow=True).start().awaitTermination()
-        return self.count / (time.perf_counter() - started_s)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        seconds = time.perf_counter() - started_s
+        rows = sum(progress.numInputRows for progress in query.recentProgress)
+        assert rows == self.count, f"the stream read {rows} of {self.count} rows"
+        return self.count / seconds
 
     def write_stream(self, sink: Callable[[Any], Any]) -> float:
         """Rows a second of a stream of Spark's own into a sink."""
@@ -121,6 +124,28 @@ class Bench:
     def to_parquet(self, writer: Any) -> Any:
         """A sink that is files."""
         return writer.format("parquet").option("path", str(self.directory / self.name("sink")))
+
+    def readers(self) -> dict[str, Callable[[], float]]:
+        """Who reads in turns."""
+        return {
+            "parquet": lambda: self.read(self.parquet()),
+            "directory": lambda: self.read(self.penstock(url=False)),
+            "server": lambda: self.read(self.penstock(url=True)),
+        }
+
+    def streams(self) -> dict[str, Callable[[], float]]:
+        """Who follows in turns."""
+        return {
+            "parquet stream": lambda: self.follow(self.parquet(stream=True)),
+            "stream": lambda: self.follow(self.penstock(url=True, stream=True)),
+        }
+
+    def sinks(self) -> dict[str, Callable[[], float]]:
+        """Who writes in turns."""
+        return {
+            "parquet sink": lambda: self.write_stream(self.to_parquet),
+            "sink": lambda: self.write_stream(self.to_penstock),
+        }
 
     # -- latency --
 
@@ -245,6 +270,16 @@ def ratio(rates: dict[str, list[float]], name: str, to: str) -> Ratio:
     return quartiles([one / other for one, other in zip(rates[name], rates[to], strict=True)])
 
 
+def bodies_like_data(count: int) -> list[bytes]:
+    """Values that a file format cannot make much smaller: random, in hexadecimal, so about half is left.
+
+    >>> len(bodies_like_data(3)[0])
+    200
+    """
+    text = np.random.default_rng(7).bytes(count * BODY_BYTES // 2).hex().encode()
+    return [text[low : low + BODY_BYTES] for low in range(0, len(text), BODY_BYTES)]
+
+
 @contextlib.contextmanager
 def running(scale: Scale) -> Iterator[Bench]:
     """A bench that has ended when the block has."""
@@ -262,19 +297,11 @@ def main() -> None:
     scale = parse_scale(__doc__)
     with running(scale) as bench:
         bench.prepare()
-        rates = in_turns(
-            {
-                "parquet": lambda: bench.read(bench.parquet()),
-                "directory": lambda: bench.read(bench.penstock(url=False)),
-                "server": lambda: bench.read(bench.penstock(url=True)),
-                "parquet stream": lambda: bench.follow(bench.parquet(stream=True)),
-                "stream": lambda: bench.follow(bench.penstock(url=True, stream=True)),
-                "parquet sink": lambda: bench.write_stream(bench.to_parquet),
-                "sink": lambda: bench.write_stream(bench.to_penstock),
-            },
-            bench.turns,
-            warm_up=not scale.quick,
-        )
+        for frame in (bench.parquet(), bench.penstock(url=True), bench.penstock(url=False)):
+            assert frame.count() == bench.count
+        rates: dict[str, list[float]] = {}
+        for contenders in (bench.readers(), bench.streams(), bench.sinks()):
+            rates |= in_turns(contenders, bench.turns, warm_up=not scale.quick)
         files_s, penstock_s = bench.files_latency_s(), bench.penstock_latency_s()
     rows = []
     for what, name, other, target in (
@@ -292,8 +319,8 @@ def main() -> None:
     latency[0].append(at_most(1.5, penstock_s / files_s))
     report(
         "spark. Queues to Spark and back, against Spark's own Parquet",
-        f"{plain(bench.count)} messages of {BODY_BYTES} bytes, {PARTITIONS} partitions on {PARTITIONS} cores, rows a "
-        "second. Streams read everything there is (`availableNow`). The fastest trigger is `processingTime` of 0 s; "
+        f"{plain(bench.count)} messages of {BODY_BYTES} random hexadecimal digits, {PARTITIONS} partitions on "
+        f"{PARTITIONS} cores, rows a second. Streams read everything there is (`availableNow`). The fastest trigger is `processingTime` of 0 s; "
         "its rival is a stream of JSON files.",
         table(["what", "Penstock", "Parquet", "ratio", "target"], rows),
         table(["what", "Penstock", "files", "ratio", "target"], latency),

@@ -41,6 +41,16 @@ def test_everything_is_read_once_however_it_is_cut(queues: Queues, path: bool) -
 
 
 @pytest.mark.parametrize("path", [False, True], ids=["server", "directory"])
+def test_a_large_queue_is_read_to_its_end(queues: Queues, path: bool) -> None:
+    queues.send(230_000, chunk=4_000)
+    frame = queues.reader(path=path, minPartitions="1").selectExpr(
+        "count(*) as rows", "sum(cast(cast(value as string) as bigint)) as total"
+    )
+    (row,) = frame.collect()
+    assert (row.rows, row.total) == (230_000, sum(range(230_000)))
+
+
+@pytest.mark.parametrize("path", [False, True], ids=["server", "directory"])
 def test_many_small_chunks_come_as_few_batches(queues: Queues, path: bool) -> None:
     queues.send(300, chunk=1)
     assert queues.numbers(queues.reader(path=path)) == list(range(300))

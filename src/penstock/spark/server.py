@@ -153,7 +153,7 @@ class ServerPlace:
                 query["headers"] = "true"
             path = f"/v1/queues/{quote(wanted.queue, safe='')}/records?{urlencode(query)}"
             response = self._connection.request("GET", path, None, {"accept": _ARROW})
-            next_offset = int(response.headers["penstock-next-offset"])
+            begun, next_offset = offset, int(response.headers["penstock-next-offset"])
             try:
                 with contextlib.closing(pa.ipc.open_stream(response)) as stream:
                     for batch in stream:
@@ -167,9 +167,9 @@ class ServerPlace:
                 if time.monotonic() > deadline_s:
                     raise ServerFailed(f"the stream of queue {wanted.queue!r} broke off: {error!r}") from error
                 continue
-            if next_offset <= offset and next_offset < wanted.stop:
+            if next_offset <= begun:  # nothing is left before the end
                 return
-            offset = max(offset, next_offset)
+            offset = next_offset
 
     def create_channel(self, queue: str, channel: str, offset: int) -> None:
         """Keep what is sent from an offset on."""

@@ -198,6 +198,23 @@ def test_a_channel_is_created_at_an_offset_and_moved_on(writer: Connection, read
     assert writer.ask("GET", url)["ready"] == 3
 
 
+def test_a_range_that_takes_many_requests_is_read_to_its_end(
+    writer: Connection, reader: ServerPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the first request was the last, and a table of a million rows had a hundred thousand."""
+    bodies = [b"%d" % number for number in range(100)]
+    for low in range(0, 100, 25):
+        send(writer, piece("r14", *bodies[low : low + 25]))
+    monkeypatch.setattr("penstock.spark.server._RECORDS_PER_REQUEST", 7)
+    assert values(reader, "r14") == bodies
+    reader.ack_up_to("main", {"r14": 60})
+    assert values(reader, "r14") == bodies[50:], "whole chunks go"
+    monkeypatch.setattr("penstock.spark.server._RECORDS_PER_REQUEST_BYTES", 30)
+    assert values(reader, "r14") == bodies[50:]
+    reader.ack_up_to("main", {"r14": 100})
+    assert values(reader, "r14") == []
+
+
 def test_queues_that_are_not_there_are_left_out(writer: Connection, reader: ServerPlace) -> None:
     send(writer, piece("r11", b"x"))
     assert list(reader.find(["r11", "r-none"])) == ["r11"]
