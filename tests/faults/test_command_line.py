@@ -31,9 +31,10 @@ def test_a_file_is_sent_once_and_in_order_however_often_the_connection_breaks(tm
         _, errors = child.communicate(timeout=PATIENCE_SECONDS)
         assert child.returncode == 0, errors
         assert proxy.accepted > CUTS, "the connection did not break"
-        assert [message.body for message in ps.queue("orders").browse(limit=2 * LINES)] == lines
     proxy.close()
     node.stop()
+    with penstock.open(tmp_path / "data") as ps:
+        assert [message.body for message in ps.queue("orders").browse(limit=2 * LINES)] == lines
 
 
 def sent(ps: penstock.Penstock) -> int:

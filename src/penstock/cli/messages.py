@@ -331,7 +331,7 @@ def peek(
     Works on a directory while another process has it open.
     """
     needle = None if contains is None else contains.encode()
-    seen = receiver(ps, queue, channel).browse(after=after, limit=max, contains=needle)
+    seen = _browsed(receiver(ps, queue, channel), after, max, needle)
     if raw:
         _to_bodies(sys.stdout.buffer, b"\n")([], [message.body for message in seen])
     else:
@@ -339,6 +339,18 @@ def peek(
         print_rows(rows if as_json else map(for_people, rows), as_json, f"Waiting in {queue}")
     if not seen:
         raise typer.Exit(Exit.NOTHING)
+
+
+def _browsed(source: Queue | Channel, after: int, limit: int, needle: bytes | None) -> list[PeekedMessage]:
+    """So many messages, in as many pages as it takes: a server gives only so many at a time."""
+    seen: list[PeekedMessage] = []
+    while len(seen) < limit:
+        page = source.browse(after=after, limit=min(limit - len(seen), TAKE_MAX), contains=needle)
+        if not page:
+            break
+        seen += page
+        after = page[-1].sequence
+    return seen
 
 
 def _peeked(message: PeekedMessage) -> dict[str, Any]:

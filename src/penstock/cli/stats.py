@@ -136,7 +136,7 @@ def looks_at(ps: Penstock, queues: list[str] | None, prefix: str, interval: floa
     while True:
         yield Look(time.monotonic(), {each.name: each for each in counts(ps, queues, prefix)})
         next_at = max(next_at + interval, time.monotonic())
-        time.sleep(next_at - time.monotonic())
+        time.sleep(max(0.0, next_at - time.monotonic()))
 
 
 def rated(looks: Iterator[Look], count: int | None) -> Iterator[list[dict[str, Any]]]:
