@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "client": {"core", "store", "server", "wire", "client"},
     "outbox": {"core", "client", "outbox"},
     "spark": {"core", "store", "wire", "client", "spark"},
+    "pipelines": {"core", "store", "wire", "client", "spark", "pipelines"},
     "protocols": {"core", "server", "wire", "protocols"},
 }
 

@@ -12,6 +12,7 @@ from penstock.cli.dead_letters import redrive
 from penstock.cli.exits import errors_reported
 from penstock.cli.messages import ack, peek, receive, release, send
 from penstock.cli.outbox import outboxes
+from penstock.cli.pipelines import pipelines, sql
 from penstock.cli.queues import channels, queues
 from penstock.cli.stats import stats, top
 from penstock.lookup_command import lookup
@@ -28,7 +29,8 @@ app.add_typer(queues, name="queue")
 app.add_typer(channels, name="channel")
 app.add_typer(consumers, name="consumer")
 app.add_typer(outboxes, name="outbox")
-for command in (serve, lookup, send, receive, ack, release, peek, redrive, stats, top):
+app.add_typer(pipelines, name="pipeline")
+for command in (serve, lookup, send, receive, ack, release, peek, redrive, stats, top, sql):
     app.command()(command)
 
 

@@ -1,0 +1,301 @@
+"""`penstock pipeline` and `penstock sql`: what runs on Spark. Spark is loaded when it is needed, not before.
+
+Exit status of `pipeline`: 0 done, 1 failed, 2 the definition is invalid, 3 stopped by a signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import AsJson, print_json, print_rows
+from penstock.cli.store import Data, Token, Url, chosen
+
+if TYPE_CHECKING:
+    from penstock.pipelines.definition import Pipeline
+    from penstock.pipelines.where import Where
+
+DONE, FAILED, INVALID, STOPPED = 0, 1, 2, 3
+
+pipelines = typer.Typer(
+    help="Run pipelines on Spark: from queues, through SQL and Python, to queues and tables.",
+    no_args_is_help=True,
+    epilog="Exit status: 0 done, 1 failed, 2 the definition is invalid, 3 stopped by a signal.",
+)
+
+File = Annotated[Path, typer.Argument(help="The definition: a .yaml or .py file.", show_default=False)]
+Master = Annotated[
+    str | None, typer.Option(help="Spark's master: local[*], spark://host:7077 ...", show_default="local[*]")
+]
+StateDirectory = Annotated[
+    Path | None,
+    typer.Option("--state", help="Where checkpoints and status are kept.", show_default=".penstock beside the file"),
+]
+Conf = Annotated[list[str] | None, typer.Option("--conf", help="A setting of Spark: key=value. Any number of them.")]
+
+
+@pipelines.command()
+def validate(
+    file: File,
+    analyse: Annotated[
+        bool, typer.Option("--analyse", help="Start Spark, and have it look at every query, too. Reads no message.")
+    ] = False,
+    master: Master = None,
+    data: Data = None,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Check a definition, and say what it does. Without Spark, unless asked."""
+    pipeline = _load(file)
+    if analyse:
+        with _session(pipeline, None, master, {}) as (spark, state):
+            from penstock.pipelines.progress import Lines
+            from penstock.pipelines.runner import Runner
+
+            with _invalid_reported():
+                Runner(spark, pipeline, _where(pipeline, data, url, token), state, Lines(sys.stderr)).check()
+    print_rows(_described(pipeline), False, f"Pipeline {pipeline.name}: valid")
+
+
+@pipelines.command()
+def run(
+    file: File,
+    once: Annotated[
+        bool, typer.Option("--once/--continuous", help="Read what is there and end, or go on until told to stop.")
+    ] = True,
+    reset_checkpoint: Annotated[
+        bool, typer.Option("--reset-checkpoint", help="Forget how far it was: everything is read and written again.")
+    ] = False,
+    trigger: Annotated[
+        str | None, typer.Option(help="The interval of batches when continuous, such as '5 seconds'.")
+    ] = None,
+    master: Master = None,
+    conf: Conf = None,
+    state: StateDirectory = None,
+    as_json: AsJson = False,
+    data: Data = None,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Run a pipeline. SIGTERM and Ctrl-C stop it after the batch that it is in; a second one at once."""
+    pipeline = _load(file, trigger)
+    settings = _conf(pipeline, conf)
+    with _session(pipeline, state, master, settings, reset=reset_checkpoint) as (spark, kept):
+        from penstock.pipelines.progress import display_for
+        from penstock.pipelines.runner import FAILED as RUN_FAILED
+        from penstock.pipelines.runner import STOPPED as RUN_STOPPED
+        from penstock.pipelines.runner import Runner
+
+        with (
+            _invalid_reported(),
+            contextlib.closing(display_for(f"Pipeline {pipeline.name}", as_json=as_json)) as display,
+        ):
+            runner = Runner(spark, pipeline, _where(pipeline, data, url, token), kept, display, once)
+            with _told_to_stop(runner.stop, runner.hurry):
+                outcome = runner.run()
+    if outcome.state == RUN_FAILED:
+        print(f"penstock: {outcome.reason} (Spark's log is {kept.directory / 'spark.log'})", file=sys.stderr)
+        raise SystemExit(FAILED)
+    if outcome.state == RUN_STOPPED:
+        print("penstock: stopped; the next run goes on from here", file=sys.stderr)
+        raise SystemExit(STOPPED)
+
+
+@pipelines.command()
+def status(
+    file: File,
+    state: StateDirectory = None,
+    as_json: AsJson = False,
+    data: Data = None,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Show how a pipeline stands: running or not, its last batches, and how far behind it is. Needs no Spark."""
+    from penstock.pipelines.checkpoints import State, state_directory
+    from penstock.pipelines.status import status_of
+
+    pipeline = _load(file)
+    found = status_of(pipeline, State(state_directory(pipeline, state)), _where(pipeline, data, url, token))
+    if as_json:
+        print_json([found])
+        return
+    print(f"{found['pipeline']}: {found['state']}" + (f": {found['reason']}" if found.get("reason") else ""))
+    shown = ("query", "state", "batches", "rows", "rows_per_s", "lag", "batch_s", "restarts", "error")
+    print_rows([{key: query.get(key) for key in shown} for query in found["queries"]], False, "Queries")
+    sources = [{"query": query["query"], **each} for query in found["queries"] for each in query.get("sources", ())]
+    print_rows(sources, False, "Sources")
+    batches = [{"query": query["query"], **each} for query in found["queries"] for each in query["recent"][-5:]]
+    print_rows(batches, False, "Last batches")
+
+
+def sql(
+    query: Annotated[str, typer.Argument(help="select ... from queue('orders')", show_default=False)],
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with a line of names.")] = False,
+    master: Master = None,
+    conf: Conf = None,
+    data: Data = None,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Ask queues in SQL. Takes no messages. Starts Spark for it, which takes some ten seconds."""
+    import tempfile
+
+    from penstock.pipelines.sessions import start_session
+    from penstock.pipelines.sql import frame_of, rows_of
+
+    if as_json and as_csv:
+        raise typer.BadParameter("give one of --json and --csv")
+    with tempfile.TemporaryDirectory(prefix="penstock-sql-") as directory:
+        spark = start_session("penstock sql", Path(directory), master=master, conf=_pairs(conf))
+        try:
+            frame = frame_of(spark, query, _place(data, url, token))
+            rows = rows_of(frame)
+            if as_json:
+                print_json(rows)
+            elif as_csv:
+                _print_csv(frame.columns, rows)
+            else:
+                print_rows(list(rows), False, "Result")
+        finally:
+            spark.stop()
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _invalid_reported() -> Iterator[None]:
+    """A definition that cannot be followed: every problem on a line of its own, and status 2."""
+    from penstock.pipelines.errors import InvalidDefinition
+
+    try:
+        yield
+    except InvalidDefinition as error:
+        for problem in error.problems:
+            print(f"penstock: {problem}", file=sys.stderr)
+        raise SystemExit(INVALID) from None
+
+
+def _load(file: Path, trigger: str | None = None) -> Pipeline:
+    import dataclasses
+
+    from penstock.pipelines.definition import load, seconds_of
+
+    if trigger is not None and seconds_of(trigger) is None:
+        raise typer.BadParameter(f"{trigger!r} is no interval: write one like '5 seconds'", param_hint="--trigger")
+    with _invalid_reported():
+        pipeline = load(file)
+    if trigger is None:
+        return pipeline
+    return dataclasses.replace(pipeline, settings=dataclasses.replace(pipeline.settings, trigger=trigger))
+
+
+@contextlib.contextmanager
+def _session(
+    pipeline: Pipeline, directory: Path | None, master: str | None, conf: dict[str, str], *, reset: bool | None = None
+) -> Iterator[tuple[Any, Any]]:
+    """Spark, and the pipeline's directory, held while the block runs (a look without a run holds nothing)."""
+    import tempfile
+
+    from penstock.pipelines.checkpoints import State, state_directory
+    from penstock.pipelines.sessions import by_value, start_session
+
+    with contextlib.ExitStack() as stack:
+        if reset is None:
+            state = State(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-pipeline-"))))
+        else:
+            state = State(state_directory(pipeline, directory))
+            stack.enter_context(state.locked())
+            for done in state.accept(pipeline, reset=reset):
+                print(f"penstock: {done}", file=sys.stderr)
+        spark = start_session(f"penstock {pipeline.name}", state.directory, master=master, conf=conf)
+        stack.callback(spark.stop)
+        calls = [view.function.call for view in pipeline.views.values() if view.function is not None]
+        by_value(sorted({call.__module__ for call in calls}))
+        yield spark, state
+
+
+@contextlib.contextmanager
+def _told_to_stop(stop: threading.Event, hurry: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set the first; when that is set, the second."""
+
+    def on_signal(number: int, frame: Any) -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    before = {each: signal.signal(each, on_signal) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _where(pipeline: Pipeline, data: Path | None, url: str | None, token: str | None) -> Where:
+    from penstock.pipelines.where import where_of
+
+    if data is not None and url is not None:
+        raise typer.BadParameter("give one of --data and --url")
+    return where_of(pipeline.settings, url, None if data is None else str(data), token, pipeline.file.parent)
+
+
+def _place(data: Path | None, url: str | None, token: str | None) -> Where:
+    from penstock.pipelines.where import Where, http_url
+
+    place = chosen(data, url)
+    if isinstance(place, Path):
+        return Where(data=str(place))
+    return Where(http_url(place), token=token or os.environ.get("PENSTOCK_TOKEN"))
+
+
+def _conf(pipeline: Pipeline, given: list[str] | None) -> dict[str, str]:
+    return {**pipeline.settings.conf, **_pairs(given)}
+
+
+def _pairs(given: list[str] | None) -> dict[str, str]:
+    pairs = [each.partition("=") for each in given or ()]
+    wrong = [key for key, equals, _ in pairs if not equals or not key]
+    if wrong:
+        raise typer.BadParameter(f"{wrong[0]!r} is no setting: write key=value", param_hint="--conf")
+    return {key: value for key, _, value in pairs}
+
+
+def _described(pipeline: Pipeline) -> list[dict[str, Any]]:
+    """What a pipeline does, node by node."""
+    rows: list[dict[str, Any]] = [
+        {"what": f"source ({each.kind})", "name": each.name, "reads": each.path or each.options.get("subscribe", "")}
+        for each in pipeline.sources.values()
+    ]
+    rows += [
+        {
+            "what": "step",
+            "name": each.name.removesuffix(".flow"),
+            "reads": ", ".join(each.inputs or (each.function.queues if each.function else ())),
+            "checks": len(each.checks) or None,
+        }
+        for each in pipeline.views.values()
+    ]
+    rows += [
+        {"what": f"sink ({each.kind})", "name": each.name, "reads": each.input.removesuffix(".flow"), "to": each.target}
+        for each in pipeline.outputs.values()
+    ]
+    if pipeline.rejecting:
+        reads = ", ".join(view.name.removesuffix(".flow") for view in pipeline.rejecting)
+        rows.append({"what": "dead letters", "name": "rejects", "reads": reads, "to": pipeline.settings.dead_letters})
+    return rows
+
+
+def _print_csv(columns: list[str], rows: Iterator[dict[str, Any]]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row[name] for name in columns] for row in rows)
+    sys.stdout.flush()

@@ -1,0 +1,208 @@
+"""A pipeline's own directory: what it must remember from run to run.
+
+    <state>/<name>/
+        pipeline.json           of what the checkpoints are, by query
+        checkpoints/<query>/    Spark's own
+        tables/<table>/         the files of @table
+        status.json             how it goes, or went
+        lock                    held while it runs
+        spark.log
+
+A checkpoint belongs to what a query reads, to the state that it keeps between batches, and to where it writes. If one
+of these changes, going on would lose rows, repeat them, or fail in some obscure way; so it is refused, and said. What
+else changes in a pipeline (a filter, a check, a trigger) is taken up at the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.pipelines.definition import FILES, REJECTS, Output, Pipeline
+from penstock.pipelines.errors import AlreadyRunning, IncompatibleCheckpoint
+from penstock.pipelines.frames import table_path
+from penstock.pipelines.sql_names import is_stateful
+
+DEFAULT_DIRECTORY = ".penstock"
+_SPARK_FILES = "_spark_metadata"
+
+
+def state_directory(pipeline: Pipeline, given: Path | None) -> Path:
+    """Where a pipeline keeps what it remembers: `.penstock/<name>` beside its file, unless told otherwise."""
+    parent = given or pipeline.file.parent / (pipeline.settings.state or DEFAULT_DIRECTORY)
+    return parent.resolve() / pipeline.name
+
+
+class State:
+    """The directory of one pipeline."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._status = directory / "status.json"
+        self._signatures = directory / "pipeline.json"
+        self._lock = directory / "lock"
+
+    def checkpoint(self, query: str) -> Path:
+        """Where Spark keeps a query's progress."""
+        return self.directory / "checkpoints" / query
+
+    # -- one at a time --
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else runs this pipeline from here while the block runs."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                status = self.read_status() or {}
+                raise AlreadyRunning(
+                    f"another process ({status.get('pid', 'unknown')}) runs this pipeline from {self.directory}: stop "
+                    "it first, or give --state another directory"
+                ) from None
+            yield
+
+    def is_locked(self) -> bool:
+        """Whether some process runs this pipeline now."""
+        try:
+            with self._lock.open("a+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
+
+    # -- status --
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        """Say how it goes; readers see the old or the new, never half of it."""
+        _write(self._status, status)
+
+    def read_status(self) -> dict[str, Any] | None:
+        """What was said last; None if nothing was."""
+        return _read(self._status)
+
+    # -- what the checkpoints are of --
+
+    def accept(self, pipeline: Pipeline, *, reset: bool) -> list[str]:
+        """Check that the checkpoints fit the pipeline, and note of what they are. Returns what was moved or deleted."""
+        done = self._reset(pipeline) if reset else []
+        known = _read(self._signatures) or {}
+        now = {query: signature(pipeline, query) for query in pipeline.queries}
+        for query, wanted in now.items():
+            if (self.checkpoint(query) / "metadata").exists():
+                self._compare(query, known.get(query), wanted)
+            elif query != REJECTS:
+                _check_fresh(pipeline, pipeline.outputs[query], self.directory)
+        _write(self._signatures, known | now)
+        return done
+
+    def _compare(self, query: str, before: dict[str, Any] | None, now: dict[str, Any]) -> None:
+        if before is None or before == now:
+            return
+        changed = [
+            f"{key} was {json.dumps(before.get(key))}, and is {json.dumps(now[key])}"
+            for key in now
+            if before.get(key) != now[key]
+        ]
+        raise IncompatibleCheckpoint(
+            f"the checkpoint of {query!r} in {self.directory} does not fit this pipeline any more: "
+            f"{'; '.join(changed)}. Change it back, or give the pipeline (or the sink) another name, or start anew "
+            "with --reset-checkpoint, which reads everything again"
+        )
+
+    def _reset(self, pipeline: Pipeline) -> list[str]:
+        done = []
+        checkpoints = self.directory / "checkpoints"
+        if checkpoints.exists():
+            shutil.rmtree(checkpoints)
+            done.append(f"deleted {checkpoints}")
+        self._signatures.unlink(missing_ok=True)
+        for output in pipeline.outputs.values():
+            path = table_path(pipeline, output, self.directory)
+            if output.kind == "parquet" and (path / _SPARK_FILES).exists():
+                aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+                path.rename(aside)
+                done.append(f"moved {path} to {aside}")
+        return done
+
+
+def signature(pipeline: Pipeline, query: str) -> dict[str, Any]:
+    """What a query's checkpoint belongs to, as JSON can hold it."""
+    nodes = pipeline.of_query(query)
+    sources: dict[str, Any] = {}
+    stateful = []
+    for name in sorted(nodes):
+        if name in pipeline.sources:
+            source = pipeline.sources[name]
+            keys = ("subscribe", "subscribePattern", "assign")
+            read = {key: source.options[key] for key in keys if key in source.options}
+            sources[name] = {"files": source.path} if source.kind == FILES else read
+        elif name in pipeline.views:
+            view = pipeline.views[name]
+            if view.function is not None and view.function.queues:
+                sources[name] = {"subscribe": ",".join(view.function.queues)}
+            if view.sql and is_stateful(view.sql):
+                stateful.append(re.sub(r"\s+", " ", view.sql.strip().lower()))
+        else:
+            sources[name] = {"table": name}
+    if query == REJECTS:
+        return {"sources": sources, "state": sorted(stateful), "sink": {"queue": pipeline.settings.dead_letters}}
+    output = pipeline.outputs[query]
+    return {"sources": sources, "state": sorted(stateful), "sink": {output.kind: output.target}}
+
+
+def _check_fresh(pipeline: Pipeline, output: Output, directory: Path) -> None:
+    """Spark skips, without a word, the batches of a new stream that an old one has already written to a directory."""
+    path = table_path(pipeline, output, directory)
+    if output.kind == "parquet" and (path / _SPARK_FILES).exists():
+        raise IncompatibleCheckpoint(
+            f"{path} was written by another stream, whose checkpoint is not here: the first batches of this one would "
+            "be taken for written already, and be lost. Name another directory, or use --reset-checkpoint, which moves "
+            "the files aside"
+        )
+
+
+# -- what Spark has noted ----------------------------------------------------------------------------------------------
+
+
+def last_batch(checkpoint: Path) -> tuple[int, list[dict[str, Any]]] | None:
+    """The last batch that a query has done, and the offsets that it reached in each source; read without Spark."""
+    numbers = [int(each.name) for each in checkpoint.glob("commits/*") if each.name.isdigit()]
+    if not numbers:
+        return None
+    lines = (checkpoint / "offsets" / str(max(numbers))).read_text().splitlines()[2:]
+    offsets = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict) and "queues" in found:
+                offsets.append(found)
+    return max(numbers), offsets
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_text(json.dumps(content, indent=1))
+    new.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise IncompatibleCheckpoint(f"{path} is damaged: delete it if you know what it was") from None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,187 @@
+"""From the model to Spark's frames.
+
+Every query makes its frames anew, so that each has channels of its own in the queues that it reads: a channel is one
+reader's progress, and queries make progress apart. Nodes are made when they are needed, their inputs first, and
+registered as temporary views, so that SQL and `spark.table` find them by name.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import hashlib
+from collections.abc import Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from penstock.pipelines.decorators import queue_reader
+from penstock.pipelines.definition import QUEUE, REJECTS, Output, Pipeline, Source, View
+from penstock.pipelines.errors import InvalidDefinition, Place, Problem
+from penstock.pipelines.rejects import dead_letters, split
+from penstock.pipelines.where import Where
+
+DEFAULTS = {
+    "startingOffsets": "earliest",
+    "maxOffsetsPerTrigger": "200000",
+    "maxBytesPerTrigger": str(64 * 1024 * 1024),
+}
+"""Options of a source that says nothing else: all that is there, in batches that a sink can take in one commit."""
+_STARTS = ("startingoffsets", "startingtimestamp")
+
+
+class Frames:
+    """Makes the frames of one query."""
+
+    def __init__(self, spark: Any, pipeline: Pipeline, where: Where, directory: Path, query: str) -> None:
+        self._spark = spark
+        self._pipeline = pipeline
+        self._where = where
+        self._directory = directory
+        self._query = query
+        self._made: dict[str, Any] = {}
+        self._rejected: dict[str, Any] = {}
+        self._channels: dict[str, int] = {}
+
+    def make(self) -> Any:
+        """What the query writes."""
+        return contextvars.copy_context().run(self._make_all)
+
+    def _make_all(self) -> Any:
+        queue_reader.set(self._read_queue)
+        pipeline = self._pipeline
+        if self._query != REJECTS:
+            return self._stream(pipeline.outputs[self._query])
+        letters = []
+        for view in pipeline.rejecting:
+            self._node(view.name, view.at)
+            step = view.name.removesuffix(".flow")
+            letters.append(dead_letters(self._rejected[view.name], pipeline.name, step))
+        return reduce(lambda one, other: one.unionByName(other), letters)
+
+    def _stream(self, output: Output) -> Any:
+        frame = self._node(output.input, output.at)
+        if not frame.isStreaming:
+            raise _invalid(
+                output.at, f"what goes to {output.name!r} is no stream: it reads no queue and no stream of files"
+            )
+        return frame
+
+    # -- nodes --
+
+    def _node(self, name: str, at: Place) -> Any:
+        if name not in self._made:
+            pipeline = self._pipeline
+            node: Source | View | Output = (
+                pipeline.sources.get(name) or pipeline.views.get(name) or pipeline.outputs[name]
+            )
+            try:
+                frame = self._frame(node)
+            except InvalidDefinition:
+                raise
+            except Exception as error:
+                raise _invalid(node.at, _first_line(error)) from error
+            if not name.endswith(".flow") and not isinstance(node, Output):
+                frame.createOrReplaceTempView(name)
+            self._made[name] = frame
+        return self._made[name]
+
+    def _frame(self, node: Source | View | Output) -> Any:
+        if isinstance(node, Source):
+            return self._read_queue(node.name, node.options) if node.kind == QUEUE else self._read_files(node)
+        return self._view(node) if isinstance(node, View) else self._table(node)
+
+    def _view(self, view: View) -> Any:
+        inputs = [self._node(name, view.at) for name in view.inputs]
+        if view.sql:
+            frame = self._spark.sql(view.sql)
+        elif view.function is not None:
+            frame = self._call(view, inputs)
+        else:
+            frame = inputs[0]
+        if view.rejects:
+            frame, self._rejected[view.name] = split(frame, view)
+        return frame if view.watermark is None else frame.withWatermark(*view.watermark)
+
+    def _call(self, view: View, inputs: list[Any]) -> Any:
+        function = view.function
+        assert function is not None
+        by_name = dict(zip(view.inputs, inputs, strict=True))
+        named = {name: by_name[name] for name in function.parameters}
+        if function.takes_spark:
+            named["spark"] = self._spark
+        frame = function.call(**named) if function.by_name else function.call(*inputs, **named)
+        if not hasattr(frame, "isStreaming"):
+            raise TypeError(f"{function.reference} returned {type(frame).__name__}, and a frame was expected")
+        return frame
+
+    # -- what is read --
+
+    def _read_queue(self, name: str, options: Mapping[str, str]) -> Any:
+        given = dict(DEFAULTS)
+        lower = {option.lower() for option in options}
+        if any(start in lower for start in _STARTS):
+            del given["startingOffsets"]
+        given = {option: value for option, value in given.items() if option.lower() not in lower}
+        channel = {} if self._where.url is None else {"channel": self._channel(name)}
+        reader = self._spark.readStream.format("penstock")
+        return reader.options(**self._where.options(), **channel, **given, **options).load()
+
+    def _channel(self, name: str) -> str:
+        """Named after pipeline, query and source; a second stream of the same gets a number."""
+        number = self._channels[name] = self._channels.get(name, 0) + 1
+        return channel_name(self._pipeline.name, self._query, name if number == 1 else f"{name}.{number}")
+
+    def _read_files(self, source: Source) -> Any:
+        reader = self._spark.read if source.is_static else self._spark.readStream
+        reader = reader.format(source.format).options(**source.options)
+        if source.schema:
+            reader = reader.schema(source.schema)
+        return reader.load(str(self._pipeline.file.parent / source.path))
+
+    def _table(self, output: Output) -> Any:
+        """A table of this pipeline, from its files. Its columns are those of the stream that goes into it."""
+        schema = without_message(self._node(output.input, output.at)).schema
+        path = table_path(self._pipeline, output, self._directory)
+        path.mkdir(parents=True, exist_ok=True)
+        self._spark.sql(f"drop table if exists `{output.name}`")
+        self._spark.catalog.createTable(output.name, path=str(path), source="parquet", schema=schema)
+        return self._spark.readStream.schema(schema).parquet(str(path))
+
+
+def channel_name(pipeline: str, query: str, source: str) -> str:
+    """The channel of a query in the queues of one source.
+
+    >>> channel_name("orders", "totals", "source")
+    'pipeline.orders.totals.source'
+    """
+    name = f"pipeline.{pipeline}.{query}.{source}"
+    if len(name) <= 128 and all(each.isascii() and (each.isalnum() or each in "._#-") for each in name):
+        return name
+    return f"pipeline.{pipeline}.{hashlib.sha256(name.encode()).hexdigest()[:24]}"
+
+
+def table_path(pipeline: Pipeline, output: Output, directory: Path) -> Path:
+    """Where the files of an output are: tables in the pipeline's own directory, others beside its definition."""
+    own = output.is_table and output.target == f"tables/{output.name}"
+    return ((directory if own else pipeline.file.parent) / output.target).resolve()
+
+
+def without_message(frame: Any) -> Any:
+    """A frame as it is stored: without the message that its rows came from."""
+    from penstock.pipelines.rejects import MESSAGE
+
+    return frame.drop(MESSAGE)
+
+
+def _invalid(at: Place, text: str) -> InvalidDefinition:
+    return InvalidDefinition([Problem(at, text)])
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, without Spark's plan and stack.
+
+    >>> _first_line(ValueError("no such column;" + chr(10) + "Project ..."))
+    'ValueError: no such column;'
+    """
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:1_000]

@@ -1,0 +1,257 @@
+"""How a pipeline goes: what Spark reports of a batch, what a run amounts to, and showing it to people and programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, TextIO
+
+BATCHES_KEPT = 20
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch that is done."""
+
+    batch: int
+    at: str
+    rows: int
+    seconds: float
+    lag: dict[str, int] = field(default_factory=dict)
+    """For each queue, how many messages were not read yet after this batch."""
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows a second, over the whole batch."""
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+    @classmethod
+    def of(cls, report: dict[str, Any]) -> Batch:
+        """Read Spark's report.
+
+        >>> end, latest = '{"queues": {"orders": {"0": 60}}}', '{"queues": {"orders": {"0": 100}}}'
+        >>> Batch.of({"batchId": 3, "timestamp": "2026-01-01T00:00:00.000Z", "numInputRows": 10,
+        ...           "durationMs": {"triggerExecution": 500}, "sources": [{"endOffset": end, "latestOffset": latest}]})
+        Batch(batch=3, at='2026-01-01T00:00:00.000Z', rows=10, seconds=0.5, lag={'orders': 40})
+        """
+        lag: dict[str, int] = {}
+        for source in report.get("sources", ()):
+            end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+            for queue, offset in end.items():
+                lag[queue] = max(lag.get(queue, 0), latest.get(queue, offset) - offset)
+        seconds = report.get("durationMs", {}).get("triggerExecution", 0) / 1000
+        return cls(report["batchId"], report["timestamp"], report["numInputRows"], seconds, lag)
+
+
+def _offsets(found: Any) -> dict[str, int]:
+    """The offsets of a source of ours, by queue; empty for another source's."""
+    try:
+        plain = json.loads(found) if isinstance(found, str) else found
+        return {queue: int(each["0"]) for queue, each in plain["queues"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+@dataclass
+class QueryProgress:
+    """How far one query is."""
+
+    name: str
+    state: str = "waiting"
+    """waiting, starting, running, restarting, done, stopped or failed."""
+    rows: int = 0
+    batches: int = 0
+    restarts: int = 0
+    error: str = ""
+    recent: deque[Batch] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
+    last_id: int = -1
+    latest: Batch | None = None
+    """The last report, be it of a batch or of none."""
+
+    def saw(self, batch: Batch) -> bool:
+        """Take up a report; False if it is of no batch with rows, or of one that is known."""
+        self.latest = batch
+        if batch.batch <= self.last_id or batch.rows == 0:
+            return False
+        self.last_id = batch.batch
+        self.rows += batch.rows
+        self.batches += 1
+        self.recent.append(batch)
+        return True
+
+    @property
+    def lag(self) -> int | None:
+        """Messages that were not read yet, as of the last report."""
+        return sum(self.latest.lag.values()) if self.latest is not None and self.latest.lag else None
+
+    @property
+    def rows_per_s(self) -> float:
+        """Over the last few batches."""
+        seconds = sum(each.seconds for each in self.recent)
+        return sum(each.rows for each in self.recent) / seconds if seconds else 0.0
+
+    @property
+    def eta_s(self) -> float | None:
+        """How long the rest takes at this rate."""
+        if self.lag is None or not self.rows_per_s:
+            return None
+        return self.lag / self.rows_per_s
+
+    def row(self) -> dict[str, Any]:
+        """For a table, or as JSON."""
+        last = self.recent[-1] if self.recent else None
+        return {
+            "query": self.name,
+            "state": self.state,
+            "batches": self.batches,
+            "rows": self.rows,
+            "rows_per_s": round(self.rows_per_s, 1),
+            "lag": self.lag,
+            "batch_s": round(last.seconds, 3) if last else None,
+            "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
+            "restarts": self.restarts,
+            "error": self.error,
+        }
+
+    def status(self) -> dict[str, Any]:
+        """For the status file: also the last batches."""
+        return {**self.row(), "recent": [asdict(each) for each in self.recent]}
+
+
+class Display(Protocol):
+    """Shows how a pipeline goes."""
+
+    def batch(self, query: QueryProgress, batch: Batch) -> None:
+        """A batch is done."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something to be told."""
+        ...
+
+    def refresh(self, queries: list[QueryProgress]) -> None:
+        """Some time has gone by."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        ...
+
+
+class Lines:
+    """A line for each batch; for a log, or for `--json` one object."""
+
+    def __init__(self, stream: TextIO, *, as_json: bool = False) -> None:
+        self._stream = stream
+        self._as_json = as_json
+
+    def batch(self, query: QueryProgress, batch: Batch) -> None:
+        """A batch is done."""
+        if self._as_json:
+            told = asdict(batch) | {"rows_per_s": round(batch.rows_per_s, 1), "eta_s": query.row()["eta_s"]}
+            self._print(json.dumps({"query": query.name, **told}))
+            return
+        lag = "" if query.lag is None else f", lag {query.lag:,}"
+        eta = f", ETA {clock(query.eta_s)}" if query.lag and query.eta_s is not None else ""
+        speed = f"{batch.rows:,} rows in {batch.seconds:.2f} s ({batch.rows_per_s:,.0f} rows/s)"
+        self._print(f"{query.name}: batch {batch.batch}: {speed}{lag}{eta}")
+
+    def note(self, text: str) -> None:
+        """Something to be told; never in the way of JSON."""
+        print(text, file=sys.stderr if self._as_json else self._stream, flush=True)
+
+    def refresh(self, queries: list[QueryProgress]) -> None:
+        """Lines need none."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+class Live:
+    """A table on a terminal that is kept up to date."""
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._title = title
+        self._started_s = time.monotonic()
+        self._live = RichLive(console=Console(file=stream), refresh_per_second=4, transient=False)
+        self._live.start()
+
+    def batch(self, query: QueryProgress, batch: Batch) -> None:
+        """The next refresh shows it."""
+
+    def note(self, text: str) -> None:
+        """Above the table."""
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def refresh(self, queries: list[QueryProgress]) -> None:
+        """Draw the table anew."""
+        self._live.update(self._table(queries))
+
+    def close(self) -> None:
+        """Leave the last table where it is."""
+        self._live.stop()
+
+    def _table(self, queries: list[QueryProgress]) -> Any:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        title = Text(f"{self._title}  {clock(time.monotonic() - self._started_s)}")
+        drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+        for heading in ("query", "state", "batches", "rows", "rows/s", "lag", "batch", "ETA", "restarts"):
+            drawn.add_column(heading, justify="left" if heading in ("query", "state") else "right", no_wrap=True)
+        for query in queries:
+            drawn.add_row(*(Text(each) for each in cells(query)))
+        return drawn
+
+
+def cells(query: QueryProgress) -> list[str]:
+    """A query as a row of the table.
+
+    >>> cells(QueryProgress("totals"))
+    ['totals', 'waiting', '0', '0', '', '', '', '', '0']
+    """
+    row = query.row()
+    rate = f"{row['rows_per_s']:,.0f}" if query.recent else ""
+    lag = "" if row["lag"] is None else f"{row['lag']:,}"
+    batch_s = "" if row["batch_s"] is None else f"{row['batch_s']:.2f} s"
+    eta = "" if row["eta_s"] is None or not row["lag"] else clock(row["eta_s"])
+    return [
+        query.name,
+        query.state,
+        f"{query.batches:,}",
+        f"{query.rows:,}",
+        rate,
+        lag,
+        batch_s,
+        eta,
+        str(query.restarts),
+    ]
+
+
+def clock(seconds: float | None) -> str:
+    """A time span as people read it.
+
+    >>> clock(5.2), clock(125), clock(7300)
+    ('0:05', '2:05', '2:01:40')
+    """
+    whole = int(seconds or 0)
+    hours, rest = divmod(whole, 3600)
+    text = f"{rest // 60}:{rest % 60:02}"
+    return text if not hours else f"{hours}:{rest // 60:02}:{rest % 60:02}"
+
+
+def display_for(title: str, *, as_json: bool) -> Display:
+    """A table on a terminal, lines elsewhere, objects for programs."""
+    if as_json:
+        return Lines(sys.stdout, as_json=True)
+    return Live(title, sys.stderr) if sys.stderr.isatty() else Lines(sys.stderr)

@@ -1,0 +1,295 @@
+"""Running a pipeline: one streaming query for each sink, and one for dead letters, watched over until the end.
+
+`once` reads what is there and ends: queries run in stages, so that who reads a table finds it written. Without it, all
+run until they are told to stop.
+
+A query that fails is started again from its checkpoint, after a pause that doubles each time, with some randomness in
+it; after so many failures without a batch between, the pipeline gives up, and stops the others. What trying again
+cannot help (a wrong option, lost messages, a row that no queue takes) is not tried again.
+
+Told to stop, each query finishes the batch that it is in. A batch that is cut off nevertheless is done again by the
+next run, as the same batch: nothing is lost or doubled by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.pipelines.checkpoints import State
+from penstock.pipelines.definition import REJECTS, Pipeline, seconds_of
+from penstock.pipelines.errors import InvalidDefinition, Problem
+from penstock.pipelines.frames import Frames
+from penstock.pipelines.outputs import check_partition_columns, queue_writer, writer_of
+from penstock.pipelines.progress import Batch, Display, QueryProgress
+from penstock.pipelines.where import Where
+
+LOOK_S = 0.1
+STATUS_S = 1.0
+STOP_S = 60.0
+_HOPELESS = ("InvalidOption", "DataLoss", "InvalidRow", "InvalidName", "AnalysisException", "SparkMissing")
+_ERROR_LINE = re.compile(
+    r"^\s*(?:[\w.]*\.)?(\w+(?:Error|Exception)|InvalidOption|DataLoss|InvalidRow|ServerFailed): (.+)$"
+)
+DONE, STOPPED, FAILED = "done", "stopped", "failed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    state: str
+    reason: str = ""
+
+
+@dataclass
+class _Running:
+    """A query, while it runs and while it waits to be started again."""
+
+    progress: QueryProgress
+    handle: Any = None
+    start_at_s: float = 0.0
+    failures: int = 0
+    """Since the last batch that was done."""
+
+
+@dataclass
+class Runner:
+    """Runs one pipeline, once."""
+
+    spark: Any
+    pipeline: Pipeline
+    where: Where
+    state: State
+    display: Display
+    once: bool = True
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set it to have the run end."""
+    hurry: threading.Event = field(default_factory=threading.Event)
+    """Set it to have it end without waiting for batches."""
+    stop_s: float = STOP_S
+    jitter: Callable[[], float] = random.random
+
+    def __post_init__(self) -> None:
+        self._queries = {name: _Running(QueryProgress(name)) for name in self.pipeline.queries}
+        self._started_at = time.time()
+        self._status_due_s = 0.0
+        self._writers: dict[str, Any] = {}
+
+    def run(self) -> Outcome:
+        """Run to the end. `InvalidDefinition` if Spark finds that it cannot be."""
+        self._say("starting")
+        try:
+            self._writers = {name: self._writer(name) for name in self._queries}
+            outcome = self._run_stages()
+        except InvalidDefinition as error:
+            self._say(FAILED, str(error))
+            raise
+        except BaseException as error:
+            self._say(FAILED, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self._stop_all()
+        self._say(outcome.state, outcome.reason)
+        return outcome
+
+    def check(self) -> None:
+        """Make every frame and writer, and start nothing: what Spark can find wrong without reading a message."""
+        for name in self._queries:
+            self._writer(name)
+
+    def _run_stages(self) -> Outcome:
+        for stage in self.pipeline.stages() if self.once else [list(self._queries)]:
+            outcome = self._run_stage([self._queries[name] for name in stage])
+            if outcome.state != DONE:
+                return outcome
+        return Outcome(DONE)
+
+    def _run_stage(self, running: list[_Running]) -> Outcome:
+        for each in running:
+            self._start(each)
+        while True:
+            self.stop.wait(LOOK_S)
+            if self.stop.is_set():
+                self._finish_batches(running)
+                return Outcome(STOPPED, "it was told to stop")
+            for each in running:
+                failed = self._look_at(each)
+                if failed is not None:
+                    return failed
+            self._refresh()
+            if all(each.progress.state == DONE for each in running):
+                return Outcome(DONE)
+
+    # -- one query --
+
+    def _writer(self, name: str) -> Any:
+        frame = Frames(self.spark, self.pipeline, self.where, self.state.directory, name).make()
+        checkpoint = self.state.checkpoint(name)
+        if name == REJECTS:
+            writer = queue_writer(frame, self.pipeline.settings.dead_letters or "", {}, self.where)
+        else:
+            output = self.pipeline.outputs[name]
+            check_partition_columns(frame, output)
+            writer = writer_of(frame, self.pipeline, output, self.where, self.state.directory, checkpoint)
+        writer = writer.queryName(f"{self.pipeline.name}.{name}").option("checkpointLocation", str(checkpoint))
+        interval_ms = round(1000 * (seconds_of(self.pipeline.settings.trigger) or 1.0))
+        return (
+            writer.trigger(availableNow=True)
+            if self.once
+            else writer.trigger(processingTime=f"{interval_ms} milliseconds")
+        )
+
+    def _start(self, running: _Running) -> None:
+        running.progress.state = "starting"
+        running.progress.last_id = -1
+        running.progress.latest = None
+        try:
+            running.handle = self._writers[running.progress.name].start()
+        except Exception as error:
+            name = running.progress.name
+            at = self.pipeline.outputs[name].at if name != REJECTS else self.pipeline.rejecting[0].at
+            raise InvalidDefinition([Problem(at, reason_of(error))]) from error
+
+    def _look_at(self, running: _Running) -> Outcome | None:
+        """Take up what is new of a query; an outcome if the pipeline has failed with it."""
+        progress = running.progress
+        if progress.state == DONE:
+            return None
+        if running.handle is None:
+            if time.monotonic() >= running.start_at_s:
+                self._start(running)
+            return None
+        is_active = running.handle.isActive
+        self._take_reports(running)
+        if is_active:
+            return None
+        error = running.handle.exception()
+        running.handle = None
+        if error is None:
+            progress.state = DONE
+            return None
+        return self._failed(running, reason_of(error))
+
+    def _take_reports(self, running: _Running) -> None:
+        last = running.handle.lastProgress
+        if last is None or running.progress.latest == Batch.of(_plain_report(last)):
+            return
+        running.progress.state = "running"
+        running.failures = 0
+        for report in running.handle.recentProgress:
+            batch = Batch.of(_plain_report(report))
+            if running.progress.saw(batch):
+                self.display.batch(running.progress, batch)
+                self._status_due_s = 0.0
+
+    def _failed(self, running: _Running, reason: str) -> Outcome | None:
+        progress, settings = running.progress, self.pipeline.settings
+        progress.error = reason
+        running.failures += 1
+        if reason.split(":")[0] in _HOPELESS or running.failures > settings.restarts:
+            progress.state = FAILED
+            times = f" (tried {running.failures} times)" if running.failures > 1 else ""
+            return Outcome(FAILED, f"{progress.name}: {reason}{times}")
+        pause_s = pause_of(running.failures, settings.restart_pause_s, settings.restart_pause_s_max, self.jitter())
+        progress.state = "restarting"
+        progress.restarts += 1
+        running.start_at_s = time.monotonic() + pause_s
+        self.display.note(f"{progress.name} failed, and starts again in {pause_s:.1f} s: {reason}")
+        return None
+
+    # -- the end --
+
+    def _finish_batches(self, running: list[_Running]) -> None:
+        """Let each query come to the end of its batch, and stop it there."""
+        deadline_s = time.monotonic() + self.stop_s
+        waiting = [each for each in running if each.handle is not None and each.handle.isActive]
+        before = {each.progress.name: _batches_done(self.state.checkpoint(each.progress.name)) for each in waiting}
+        while waiting and time.monotonic() < deadline_s and not self.hurry.is_set():
+            for each in list(waiting):
+                name = each.progress.name
+                between = not each.handle.status["isTriggerActive"]
+                if between or not each.handle.isActive or _batches_done(self.state.checkpoint(name)) > before[name]:
+                    each.handle.stop()
+                    waiting.remove(each)
+            self.hurry.wait(LOOK_S / 5)
+        for each in running:
+            if each.handle is not None:
+                self._take_reports(each)
+                each.progress.state = STOPPED
+
+    def _stop_all(self) -> None:
+        for each in self._queries.values():
+            if each.handle is not None:
+                with contextlib.suppress(Exception):
+                    each.handle.stop()
+
+    # -- telling --
+
+    def _refresh(self) -> None:
+        self.display.refresh([each.progress for each in self._queries.values()])
+        if time.monotonic() >= self._status_due_s:
+            self._say("running")
+
+    def _say(self, state: str, reason: str = "") -> None:
+        self._status_due_s = time.monotonic() + STATUS_S
+        self.state.write_status(
+            {
+                "pipeline": self.pipeline.name,
+                "file": str(self.pipeline.file),
+                "state": state,
+                "reason": reason,
+                "mode": "once" if self.once else "continuous",
+                "pid": os.getpid(),
+                "started_at": self._started_at,
+                "updated_at": time.time(),
+                "queries": [each.progress.status() for each in self._queries.values()],
+            }
+        )
+        self.display.refresh([each.progress for each in self._queries.values()])
+
+
+def _plain_report(report: Any) -> dict[str, Any]:
+    """Spark's report as plain data, whatever the version gives."""
+    found: dict[str, Any] = json.loads(report.json) if hasattr(report, "json") else dict(report)
+    return found
+
+
+def _batches_done(checkpoint: Path) -> int:
+    """The number of the last batch that Spark has noted as done; -1 for none."""
+    numbers = [int(each.name) for each in checkpoint.glob("commits/*") if each.name.isdigit()]
+    return max(numbers, default=-1)
+
+
+def pause_of(failures: int, pause_s: float, pause_s_max: float, random_part: float) -> float:
+    """How long to wait after so many failures: doubled each time, at most so long, less up to a half by chance.
+
+    >>> pause_of(1, 1.0, 60.0, 0.0), pause_of(3, 1.0, 60.0, 0.0), pause_of(20, 1.0, 60.0, 1.0)
+    (1.0, 4.0, 30.0)
+    """
+    return float(min(pause_s * 2 ** (min(failures, 30) - 1), pause_s_max)) * (1 - random_part / 2)
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong, as one line: the error that began it, found in Spark's long text.
+
+    >>> reason_of(Exception("[STREAM_FAILED] Query ..." + chr(10) + "  penstock.spark.errors.DataLoss: 3 are gone"))
+    'DataLoss: 3 are gone'
+    >>> reason_of(ValueError("no such thing"))
+    'ValueError: no such thing'
+    """
+    lines = str(error).splitlines() or [""]
+    found = [match for line in lines if (match := _ERROR_LINE.match(line)) and "Py4J" not in match[1]]
+    ours = [match for match in found if match[1] in _HOPELESS or match[1] == "ServerFailed"]
+    for match in ours or found:
+        return f"{match[1]}: {match[2]}"[:1_000]
+    return f"{type(error).__name__}: {lines[0]}"[:1_000]
