@@ -32,7 +32,9 @@ class Server:
         credentials: Credentials | None = None,
         port: int = 0,
         sockets: bool = True,
+        certificate: tuple[str, str] | None = None,
     ) -> None:
+        self._tls = {} if certificate is None else {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]}
         self._sockets = sockets
         self.shard = shard
         self.settings = settings or Settings()
@@ -62,6 +64,7 @@ class Server:
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=1,
+            **self._tls,
             **(options if self._sockets else {"ws": "none"}),
         )
         config.load()

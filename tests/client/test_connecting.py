@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,6 +177,30 @@ def test_options_that_make_no_sense_are_refused() -> None:
     for options in ({"transport": "pigeon"}, {"timeout": 0}, {"prefetch": -1}, {"heartbeat": -2}):
         with pytest.raises(penstock.InvalidRequest):
             penstock.connect("penstock://localhost", **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    paths = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*command, "-out", paths[0], "-keyout", paths[1]], check=True, capture_output=True)
+    return paths
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None and not os.environ.get("CI"), reason="there is no openssl here")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_tls_is_spoken_and_certificates_are_checked(
+    make_site: Callable[..., Site], certificate: tuple[str, str], transport: Any
+) -> None:
+    site = make_site(certificate=certificate)
+    url = site.server.url.replace("penstock://", "penstocks://")
+    trusting = ssl.create_default_context(cafile=certificate[0])
+    ps = site.connect(url, transport=transport, tls=trusting)
+    ps.queue("orders").send(b"a")
+    assert ps.queue("orders").receive(wait=5).body == b"a"
+    with pytest.raises(penstock.AccessDenied, match="is not trusted"):
+        site.connect(url, transport=transport)
 
 
 # -- answers that get lost ---------------------------------------------------------------------------------------------
@@ -536,7 +564,9 @@ def test_prefetching_goes_on_after_the_connection_broke(site: Site) -> None:
     orders = site.connect(site.proxy.url, prefetch=10).queue("orders")
     orders.send_many([b"a", b"b", b"c"])
     orders.receive(wait=5).ack()
+    connections = site.proxy.connections
     site.cut()
+    eventually(lambda: site.proxy.connections > connections)
     got = [orders.receive(wait=10) for _ in range(2)]
     assert sorted(message.body for message in got) == [b"b", b"c"]
     for message in got:
