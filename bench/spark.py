@@ -320,8 +320,8 @@ def main() -> None:
     report(
         "spark. Queues to Spark and back, against Spark's own Parquet",
         f"{plain(bench.count)} messages of {BODY_BYTES} random hexadecimal digits, {PARTITIONS} partitions on "
-        f"{PARTITIONS} cores, rows a second. Streams read everything there is (`availableNow`). The fastest trigger is `processingTime` of 0 s; "
-        "its rival is a stream of JSON files.",
+        f"{PARTITIONS} cores, rows a second. Streams read everything there is (`availableNow`). The fastest trigger is "
+        "`processingTime` of 0 s; its rival is a stream of JSON files.",
         table(["what", "Penstock", "Parquet", "ratio", "target"], rows),
         table(["what", "Penstock", "files", "ratio", "target"], latency),
     )
