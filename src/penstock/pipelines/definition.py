@@ -17,6 +17,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -270,7 +271,10 @@ def _input_problems(pipeline: Pipeline) -> Iterable[Problem]:
     readers += [(output.at, output.name, output.input) for output in pipeline.outputs.values()]
     for at, reader, name in readers:
         if name not in known and name not in pipeline.views:
-            yield Problem(at, f"{reader!r} reads {name!r}, which is no source and no step{meant(name, known)}")
+            yield Problem(
+                at,
+                f"{reader.removesuffix('.flow')!r} reads {name!r}, which is no source and no step{meant(name, known)}",
+            )
 
 
 def _cycle_problems(pipeline: Pipeline) -> Iterable[Problem]:
@@ -285,7 +289,8 @@ def _cycle_problems(pipeline: Pipeline) -> Iterable[Problem]:
 
     def walk(name: str, path: tuple[str, ...]) -> Iterable[Problem]:
         if name in path:
-            circle = [each for each in (*path[path.index(name) :], name) if not each.endswith(".flow")]
+            circle = [key for key, _ in groupby(each.removesuffix(".flow") for each in path[path.index(name) :])]
+            circle.append(circle[0])
             at = (pipeline.views.get(name) or pipeline.outputs[name]).at
             yield Problem(at, f"goes in a circle: {' reads '.join(circle)}. Break it at one of them")
         elif name not in done:

@@ -1,0 +1,88 @@
+"""Pipelines run in the tests' own session, with everything noted that a display is told."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.pipelines.checkpoints import State, state_directory
+from penstock.pipelines.definition import Pipeline, load
+from penstock.pipelines.progress import Batch, QueryProgress
+from penstock.pipelines.runner import Outcome, Runner
+from penstock.pipelines.sessions import by_value
+from penstock.pipelines.where import Where
+from tests.spark.running import Queues
+
+
+class Noted:
+    """A display that remembers."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[str, Batch]] = []
+        self.notes: list[str] = []
+        self.on_note: Callable[[], None] = lambda: None
+        self.on_batch: Callable[[], None] = lambda: None
+
+    def batch(self, query: QueryProgress, batch: Batch) -> None:
+        self.batches.append((query.name, batch))
+        self.on_batch()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self.on_note()
+
+    def refresh(self, queries: list[QueryProgress]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    """A definition in a directory, and runs of it."""
+
+    def __init__(self, queues: Queues, text: str, name: str = "orders.yaml") -> None:
+        self.queues = queues
+        self.file = queues.directory / name
+        self.display = Noted()
+        self.write(text)
+
+    def write(self, text: str) -> None:
+        """The definition; `{q}` in it is the prefix of the test's own queues."""
+        self.file.write_text(textwrap.dedent(text).replace("{q}", self.queues.prefix))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return load(self.file)
+
+    @property
+    def state(self) -> State:
+        return State(state_directory(self.pipeline, None))
+
+    def run(self, *, once: bool = True, reset: bool = False, stop: threading.Event | None = None) -> Outcome:
+        self.display.batches.clear()
+        pipeline, state = self.pipeline, self.state
+        with state.locked():
+            state.accept(pipeline, reset=reset)
+            calls = [view.function.call for view in pipeline.views.values() if view.function is not None]
+            by_value(sorted({call.__module__ for call in calls}))
+            where = Where(url=self.queues.url)
+            stop = stop or threading.Event()
+            return Runner(self.queues.spark, pipeline, where, state, self.display, once, stop).run()
+
+    def rows(self) -> dict[str, int]:
+        """How many rows each query has read in the last run."""
+        found: dict[str, int] = {}
+        for name, batch in self.display.batches:
+            found[name] = found.get(name, 0) + batch.rows
+        return found
+
+    def path(self, name: str) -> Path:
+        return self.file.parent / name
+
+    def files(self, name: str, *columns: str) -> list[tuple[Any, ...]]:
+        frame = self.queues.spark.read.parquet(str(self.path(name)))
+        return sorted(tuple(row) for row in frame.select(*columns).collect())

@@ -1,0 +1,239 @@
+"""Definitions are checked without Spark: what is wrong is said with its place and what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from penstock.pipelines.definition import Check, Parse, load
+from penstock.pipelines.errors import InvalidDefinition
+
+WHOLE = """\
+name: orders
+url: http://localhost:9325
+dead_letters: orders.rejects
+trigger: 5 seconds
+restart: {times: 2, pause_s: 0.5, pause_s_max: 10}
+sources:
+  orders: {queue: orders, options: {maxOffsetsPerTrigger: 10}}
+  customers: {files: customers, format: json, schema: "id bigint, name string", static: true}
+steps:
+  - name: parsed
+    from: orders
+    parse: json
+    schema: id bigint, amount double
+    checks:
+      amount is positive: amount > 0
+  - name: named
+    sql: |
+      with big as (select * from parsed where amount > 10)
+      select customers.name, extract(year from big._message.timestamp) as year
+      from big join customers on big.id = customers.id -- from nowhere
+sinks:
+  - {name: to_queue, queue: named}
+  - {name: to_files, from: parsed, parquet: out/parsed, partition_by: id}
+"""
+
+
+def written(directory: Path, text: str, name: str = "orders.yaml") -> Path:
+    file = directory / name
+    file.write_text(textwrap.dedent(text))
+    return file
+
+
+def problems(file: Path) -> list[str]:
+    with pytest.raises(InvalidDefinition) as caught:
+        load(file)
+    return [str(each).replace(str(file.parent) + "/", "") for each in caught.value.problems]
+
+
+def test_a_definition_in_yaml_becomes_a_graph(tmp_path: Path) -> None:
+    pipeline = load(written(tmp_path, WHOLE))
+    assert pipeline.name == "orders"
+    assert pipeline.sources["orders"].options == {"maxOffsetsPerTrigger": "10", "subscribe": "orders"}
+    assert pipeline.sources["customers"].is_static
+    parsed = pipeline.views["parsed"]
+    assert (parsed.parse, parsed.checks) == (
+        Parse("json", "id bigint, amount double"),
+        (Check("amount is positive", "amount > 0"),),
+    )
+    assert pipeline.views["named"].inputs == ("parsed", "customers")
+    assert pipeline.outputs["to_queue"].input == "named", "the last step, unless told otherwise"
+    assert pipeline.outputs["to_files"].partition_by == ("id",)
+    assert pipeline.queries == ["to_queue", "to_files", "rejects"]
+    assert pipeline.settings.restarts == 2
+
+
+def test_the_short_form_needs_a_source_and_a_sink(tmp_path: Path) -> None:
+    pipeline = load(written(tmp_path, "source: {queue: a}\nsink: {queue: b}\n", "copy it.yaml"))
+    assert pipeline.name == "copy-it"
+    assert pipeline.outputs["sink_1"].input == "source"
+    assert pipeline.queries == ["sink_1"]
+
+
+CASES = {
+    "unknown key": ("sorce: {queue: a}\nsink: {queue: b}\n", "orders.yaml:1: sorce: there is no key 'sorce' (did you"),
+    "unknown key of a step": (
+        "source: {queue: a}\nsteps:\n  - sqll: select 1\nsink: {queue: b}\n",
+        "orders.yaml:3: steps[0].sqll: there is no key 'sqll' (did you mean sql?); there are: name, from, sql",
+    ),
+    "no source": ("sink: {queue: b}\n", "orders.yaml: nothing is read: add source"),
+    "no sink": ("source: {queue: a}\n", "orders.yaml: nothing goes anywhere: add sink"),
+    "two kinds of sink": (
+        "source: {queue: a}\nsink: {queue: b, parquet: c}\n",
+        "orders.yaml:2: sink: give one of queue, parquet, delta, iceberg, console (given: queue, parquet)",
+    ),
+    "missing table": (
+        "source: {queue: a}\nsteps:\n  - sql: select * from sauce\nsink: {queue: b}\n",
+        "orders.yaml:3: steps[0]: 'step_1' reads 'sauce', which is no source and no step (did you mean source?)",
+    ),
+    "circle": (
+        "source: {queue: a}\nsteps:\n  - {name: x, sql: select * from y}\n  - {name: y, sql: select * from x}\n"
+        "sink: {queue: b}\n",
+        "orders.yaml:3: steps[0]: goes in a circle: x reads y reads x. Break it at one of them",
+    ),
+    "option of the connector": (
+        "source: {queue: a, options: {startingOffset: earliest}}\nsink: {queue: b}\n",
+        "orders.yaml:1: source: there is no option 'startingoffset' (did you mean startingOffsets?)",
+    ),
+    "name of a queue": (
+        "source: {queue: a b}\nsink: {queue: b}\n",
+        "orders.yaml:1: source: subscribe: 'a b' cannot name",
+    ),
+    "secret": ("token: abc\nsource: {queue: a}\nsink: {queue: b}\n", "orders.yaml:1: token: keep secrets out"),
+    "trigger": (
+        "trigger: often\nsource: {queue: a}\nsink: {queue: b}\n",
+        "trigger: 'often' is no interval: write one like",
+    ),
+    "checks without dead letters": (
+        "source: {queue: a}\nsteps:\n  - checks: [offset > 1]\nsink: {queue: b}\n",
+        "orders.yaml:3: steps[0]: rows may fail here, and nothing says where they go: set dead_letters",
+    ),
+    "schema missing": (
+        "dead_letters: d\nsource: {queue: a}\nsteps:\n  - parse: json\nsink: {queue: b}\n",
+        "orders.yaml:4: steps[0]: parse: json needs a schema",
+    ),
+    "no such function": (
+        "source: {queue: a}\nsteps:\n  - python: json:lods\nsink: {queue: b}\n",
+        "orders.yaml:3: steps[0].python: there is no function 'lods' in the module 'json'",
+    ),
+    "function that takes no frame": (
+        "source: {queue: a}\nsteps:\n  - python: os:getpid\nsink: {queue: b}\n",
+        "orders.yaml:3: steps[0].python: os:getpid cannot be called with 1 frame(s): too many positional arguments",
+    ),
+    "key twice": (
+        "source: {queue: a}\nsource: {queue: a}\n",
+        "orders.yaml:2: source: stands here a second time (first on",
+    ),
+    "no YAML": ("source: {queue: a\n", "orders.yaml:2: is no YAML"),
+    "sink in a directory": (
+        "data: d\nsource: {queue: a}\nsink: {queue: b}\n",
+        "orders.yaml:3: sink: a sink that is a queue needs a server",
+    ),
+    "stream of files without a schema": (
+        "source: {files: a, format: json}\nsink: {parquet: b}\n",
+        "orders.yaml:1: source: a stream of files needs a schema",
+    ),
+    "reserved name": ("source: {queue: a}\nsink: {name: rejects, queue: b}\n", "the name 'rejects' is taken"),
+    "empty": ("", "orders.yaml: is empty"),
+    "list": ("- a\n", "orders.yaml:1: must hold keys: name"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_wrong_is_said_with_its_place(case: str, tmp_path: Path) -> None:
+    text, expected = CASES[case]
+    found = problems(written(tmp_path, text))
+    assert any(expected in each for each in found), found
+
+
+def test_all_problems_are_said_at_once(tmp_path: Path) -> None:
+    found = problems(written(tmp_path, "nme: x\nsource: {quue: a}\nsink: {queue: b, form: c}\n"))
+    assert len([each for each in found if "there is no key" in each]) == 3
+
+
+def test_a_bomb_of_aliases_is_refused(tmp_path: Path) -> None:
+    levels = ["a0: &a0 [1,1,1,1,1,1,1,1,1,1]"]
+    levels += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    assert "too large" in problems(written(tmp_path, "\n".join(levels)))[0]
+
+
+def test_a_file_of_another_kind_or_none_is_refused(tmp_path: Path) -> None:
+    assert "ends in .yaml, .yml or .py" in problems(written(tmp_path, "x", "orders.toml"))[0]
+    assert "there is no such file" in problems(tmp_path / "nothing.yaml")[0]
+
+
+# -- Python ------------------------------------------------------------------------------------------------------------
+
+DECORATED = """\
+from penstock.pipelines import append_flow, create_sink, expect, parse, pipeline, queue, sink, spark, table, view
+
+pipeline("orders", dead_letters="orders.rejects")
+create_sink("archive", "parquet", {"path": "archive"})
+
+@view
+@expect("amount is positive", "amount > 0")
+@parse("json", schema="id bigint, amount double")
+def parsed():
+    return queue("orders")
+
+@table(partition_cols=["id"])
+def stored(parsed):
+    return parsed
+
+@sink(queue="totals")
+def totals():
+    return spark.readStream.table("stored")
+
+@append_flow(target="archive")
+def kept():
+    return spark.sql("select * from parsed")
+"""
+
+
+def test_decorators_give_the_same_kind_of_graph(tmp_path: Path) -> None:
+    pipeline = load(written(tmp_path, DECORATED, "orders.py"))
+    assert pipeline.queries == ["stored", "totals", "kept", "rejects"]
+    assert pipeline.stages() == [["stored", "kept", "rejects"], ["totals"]]
+    assert pipeline.views["parsed"].checks == (Check("amount is positive", "amount > 0"),)
+    assert pipeline.views["parsed"].function is not None
+    assert pipeline.views["parsed"].function.queues == ("orders",)
+    assert (pipeline.outputs["kept"].kind, pipeline.outputs["kept"].target) == ("parquet", "archive")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("def stored(parsed)", "def stored(passed)"), "'stored' reads 'passed', which is no source and no step"),
+        (('target="archive"', 'target="archives"'), "there is no sink 'archives' (did you mean archive?)"),
+        (
+            ('queue="totals"', 'que="totals"'),
+            "orders.py:16: TypeError: @sink has no option 'que' (did you mean queue?)",
+        ),
+        (("@view\n", "@materialized_view\n"), "orders.py:6: NameError"),
+        (('pipeline("orders"', "pipeline("), "orders.py:3: SyntaxError"),
+        (("return parsed", "return spark.table('stored')"), "goes in a circle: stored reads stored"),
+    ],
+)
+def test_faults_in_python_have_their_line_too(change: tuple[str, str], expected: str, tmp_path: Path) -> None:
+    found = problems(written(tmp_path, DECORATED.replace(*change), "orders.py"))
+    assert any(expected in each for each in found), found
+
+
+def test_a_definition_is_checked_without_loading_spark(tmp_path: Path) -> None:
+    written(tmp_path, DECORATED, "orders.py")
+    written(tmp_path, WHOLE)
+    program = (
+        "import sys; from pathlib import Path; from penstock.pipelines.definition import load; "
+        "load(Path('orders.py')); load(Path('orders.yaml')); assert 'pyspark' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)
+
+
+def test_the_command_line_does_not_load_pipelines_or_spark() -> None:
+    program = "import sys, penstock.cli; assert not {'pyspark', 'yaml', 'penstock.pipelines'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,262 @@
+"""Pipelines on real Spark, against a real server: each row once, wherever it belongs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from penstock.pipelines.errors import IncompatibleCheckpoint, InvalidDefinition
+from penstock.pipelines.status import status_of
+from penstock.pipelines.where import Where
+from tests.pipelines.running import Bench
+from tests.spark.running import Queues
+
+ORDERS = """\
+name: orders
+dead_letters: "{q}-rejects"
+source: {queue: "{q}-q", options: {maxOffsetsPerTrigger: 40}}
+steps:
+  - name: parsed
+    parse: json
+    schema: id bigint, amount double
+    checks:
+      amount is positive: amount > 0
+  - name: doubled
+    sql: select id, amount * 2 as amount, 'north' as key from parsed
+sinks:
+  - {name: to_queue, queue: "{q}-doubled"}
+  - {name: to_files, from: parsed, parquet: out, partition_by: [id]}
+"""
+
+
+def send(queues: Queues, *bodies: str) -> None:
+    messages = [{"body": body} for body in bodies]
+    queues.rest("POST", f"/v1/queues/{queues.name()}/messages", {"messages": messages})
+
+
+def bodies(queues: Queues, short: str) -> list[Any]:
+    return [json.loads(body_of(record)) for record in queues.records(short)]
+
+
+def body_of(record: dict[str, Any]) -> str:
+    return record["body"] if "body" in record else base64.b64decode(record["body_base64"]).decode(errors="replace")
+
+
+def test_good_rows_go_to_every_sink_and_bad_ones_to_the_dead_letters_once(queues: Queues) -> None:
+    bench = Bench(queues, ORDERS)
+    send(queues, '{"id": 1, "amount": 1.5}', '{"id": 2, "amount": -2}', "no json", '{"id": "x", "amount": 1}')
+    assert bench.run().state == "done"
+    assert bodies(queues, "doubled") == [{"id": 1, "amount": 3.0}]
+    assert [record["group"] for record in queues.records("doubled")] == ["north"]
+    assert bench.files("out", "id", "amount") == [(1, 1.5)]
+    letters = queues.records("rejects")
+    said = [
+        (body_of(each), each["attributes"]["penstock.reason"], each["attributes"]["penstock.offset"])
+        for each in letters
+    ]
+    assert said == [
+        ('{"id": 2, "amount": -2}', "check failed: amount is positive", "1"),
+        ("no json", "the body is no JSON", "2"),
+        ('{"id": "x", "amount": 1}', "the body does not fit the schema: id bigint, amount double", "3"),
+    ]
+    assert letters[0]["attributes"]["penstock.queue"] == queues.name()
+    assert letters[0]["attributes"]["penstock.step"] == "parsed"
+
+    assert bench.run().state == "done"
+    assert bench.rows() == {}, "nothing is read twice"
+    send(queues, '{"id": 5, "amount": 5}')
+    assert bench.run().state == "done"
+    assert bench.rows() == {"to_queue": 1, "to_files": 1, "rejects": 1}
+    assert bench.files("out", "id") == [(1,), (5,)]
+    assert len(queues.records("rejects")) == 3
+    assert set(queues.channels()) >= {"pipeline.orders.to_queue.source", "pipeline.orders.rejects.source"}
+
+    found = status_of(bench.pipeline, bench.state, Where(url=queues.url))
+    assert found["state"] == "done"
+    assert [(each["query"], each["last_batch"], each["lag"]) for each in found["queries"]] == [
+        ("to_queue", 1, 0),
+        ("to_files", 1, 0),
+        ("rejects", 1, 0),
+    ]
+
+    bench.write(ORDERS.replace('queue: "{q}-q"', 'queue: "{q}-other"'))
+    with pytest.raises(IncompatibleCheckpoint):
+        bench.run()
+    bench.write(ORDERS)
+    assert bench.run(reset=True).state == "done"
+    assert bench.rows()["to_files"] == 5
+    assert bench.files("out", "id") == [(1,), (5,)], "what was there before was moved aside"
+
+
+PYTHON = """\
+from pyspark.sql.functions import col, udf
+from penstock.pipelines import expect, parse, pipeline, queue, sink, spark, table, view
+
+pipeline("python", dead_letters="{q}-rejects")
+
+@udf("string")
+def shouted(text):
+    return loud(text)
+
+def loud(text):
+    return text.upper()
+
+@view
+@parse("text")
+def lines():
+    return queue("{q}-q")
+
+@table
+@expect("not too long", "length(text) < 10")
+def stored(lines):
+    return lines.withColumn("loud", shouted("text"))
+
+@sink(queue="{q}-out")
+def out():
+    return spark.readStream.table("stored").select(col("loud").alias("value"))
+"""
+
+
+def test_decorated_functions_run_in_order_with_tables_between_them(queues: Queues) -> None:
+    bench = Bench(queues, PYTHON, "python.py")
+    send(queues, "tea", "this is much too long", "milk")
+    assert bench.run().state == "done"
+    assert sorted(body_of(each) for each in queues.records("out")) == ["MILK", "TEA"]
+    (letter,) = queues.records("rejects")
+    assert body_of(letter) == "this is much too long"
+    assert letter["attributes"]["penstock.step"] == "stored"
+    send(queues, "juice")
+    assert bench.run().state == "done"
+    assert sorted(body_of(each) for each in queues.records("out")) == ["JUICE", "MILK", "TEA"]
+
+
+FUNCTION = """\
+import os
+from pyspark.sql.functions import udf
+
+def checked(frame, customers, spark):
+    flag = os.environ["PENSTOCK_TEST_FLAG"]
+
+    @udf("string")
+    def fail_once(text):
+        if not os.path.exists(flag):
+            raise ValueError("there is no flag yet")
+        return text
+
+    joined = frame.selectExpr("cast(value as string) as id").join(customers, "id")
+    return joined.select(fail_once("name").alias("name"))
+"""
+RESTARTING = """\
+name: restarting
+restart: {times: 2, pause_s: 0.1}
+sources:
+  ids: {queue: "{q}-q"}
+  customers: {files: customers, format: json, schema: "id string, name string", static: true}
+steps:
+  - {name: named, from: [ids, customers], python: "FUNCTION:checked"}
+sinks:
+  - {delta: lake}
+  - {iceberg: berg}
+  - {console: true}
+"""
+
+
+def test_a_query_that_fails_is_started_again_and_gives_up_in_the_end(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import deltalake
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    module = f"functions_of_{queues.prefix}"
+    (queues.directory / f"{module}.py").write_text(FUNCTION)
+    (queues.directory / "customers").mkdir()
+    (queues.directory / "customers" / "1.json").write_text('{"id": "0", "name": "Ann"}\n{"id": "2", "name": "Bob"}\n')
+    flag = queues.directory / "flag"
+    monkeypatch.setenv("PENSTOCK_TEST_FLAG", str(flag))
+    queues.send(3)
+    bench = Bench(queues, RESTARTING.replace("FUNCTION", module))
+    outcome = bench.run()
+    assert outcome.state == "failed"
+    assert "ValueError: there is no flag yet (tried 3 times)" in outcome.reason
+    status = bench.state.read_status() or {}
+    assert (status["state"], status["reason"]) == ("failed", outcome.reason)
+
+    bench.display.on_note = flag.touch
+    assert bench.run().state == "done"
+    assert bench.display.notes, "it failed, and was started again"
+    lake = deltalake.DeltaTable(str(bench.path("lake"))).to_pyarrow_table()
+    assert sorted(lake["name"].to_pylist()) == ["Ann", "Bob"]
+    catalog = SqlCatalog(
+        "x", uri=f"sqlite:///{bench.path('berg')}/catalog.db", warehouse=f"file://{bench.path('berg')}"
+    )
+    assert sorted(catalog.load_table("default.sink_2").scan().to_arrow()["name"].to_pylist()) == ["Ann", "Bob"]
+    catalog.close()
+    assert sorted(capfd.readouterr().out.split("\n"))[1:] == ['{"name": "Ann"}', '{"name": "Bob"}']
+
+
+def test_a_failure_that_cannot_heal_is_not_tried_again(queues: Queues) -> None:
+    bench = Bench(queues, 'source: {queue: "{q}-nothing"}\nsink: {queue: "{q}-out"}\n')
+    outcome = bench.run()
+    assert outcome.state == "failed"
+    assert "InvalidOption: there is no queue" in outcome.reason
+    assert bench.display.notes == []
+
+
+WINDOWS = """\
+dead_letters: "{q}-rejects"
+source: {queue: "{q}-q"}
+steps:
+  - name: parsed
+    parse: json
+    schema: at timestamp, n bigint
+    watermark: {column: at, delay: 0 seconds}
+  - name: totals
+    sql: select window.start as minute, sum(n) as total from parsed group by window(at, '1 minute')
+    checks: [total < 100]
+sink: {queue: "{q}-totals"}
+"""
+
+
+def test_windows_come_out_when_the_watermark_has_passed_them(queues: Queues) -> None:
+    bench = Bench(queues, WINDOWS)
+    send(
+        queues, *[json.dumps({"at": f"2026-01-01T00:0{m}:30Z", "n": n}) for m, n in ((0, 1), (0, 2), (1, 100), (5, 1))]
+    )
+    assert bench.run().state == "done"
+    assert bodies(queues, "totals") == [{"minute": "2026-01-01T00:00:00.000Z", "total": 3}]
+    (letter,) = queues.records("rejects")
+    assert json.loads(body_of(letter)) == {"minute": "2026-01-01T00:01:00.000Z", "total": 100}
+    assert "penstock.offset" not in letter["attributes"]
+
+
+def test_continuous_runs_until_it_is_told_to_stop_and_finishes_its_batch(queues: Queues) -> None:
+    text = 'trigger: 100 ms\nsource: {queue: "{q}-q", options: {maxOffsetsPerTrigger: 10}}\nsink: {queue: "{q}-out"}\n'
+    bench = Bench(queues, text)
+    queues.send(25)
+    stop = threading.Event()
+    bench.display.on_batch = lambda: stop.set() if sum(bench.rows().values()) >= 25 else None
+    outcome = bench.run(once=False, stop=stop)
+    assert outcome.state == "stopped"
+    assert [batch.rows for _, batch in bench.display.batches] == [10, 10, 5]
+    assert sorted(int(body_of(each)) for each in queues.records("out")) == list(range(25))
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ("{sql: select nothing from source}", "orders.yaml:3: steps[0]: AnalysisException: [UNRESOLVED_COLUMN"),
+        ("{parse: json, schema: nonsense}", "orders.yaml:3: steps[0]: ParseException"),
+        ("{sql: selec 1 from source}", "orders.yaml:3: steps[0]: ParseException"),
+        ("{sql: select value as body from source}\nsink: {parquet: x, partition_by: day}", "partition_by names day"),
+    ],
+)
+def test_what_only_spark_can_know_has_its_place_too(queues: Queues, step: str, expected: str) -> None:
+    sink = "" if "sink" in step else "sink: {queue: out}\n"
+    bench = Bench(queues, f'source: {{queue: "{{q}}-q"}}\nsteps:\n  - {step}\n{sink}dead_letters: d\n')
+    with pytest.raises(InvalidDefinition) as caught:
+        bench.run()
+    assert expected in str(caught.value)
