@@ -117,6 +117,7 @@ from penstock.core.errors import (
     Throttled,
     WorkRefused,
 )
+from penstock.core.happenings import Happening
 from penstock.core.identity import message_id, receipt_key
 from penstock.core.keys import Kind
 from penstock.core.marks import Marks
@@ -156,6 +157,8 @@ class Broker:
         self.reports: list[Damage] = []
         self.events: list[CatalogEvent] = []
         """Queues and channels that came or went since the last `take_events`."""
+        self.happenings: list[Happening] | None = None
+        """What happened to messages since somebody emptied it; None while nobody wants to know."""
         self._by_id: dict[int, Queue] = {}
         self._held: dict[int, dict[Channel, None]] = {}
         """Session -> the channels in which it may hold leases."""
@@ -480,7 +483,21 @@ class Broker:
         runs = channel.handout.take(limit, self.now_ms, lease_ms, session, room_bytes)
         if attempt_id is not None and runs:
             channel.attempts.remember(attempt_id, runs, self.now_ms + lease_ms)
+        if self.happenings is not None:
+            self._note_received(channel, runs, self.session_name(session))
         return runs
+
+    def _note_received(self, channel: Channel, runs: list[Run], session: str) -> None:
+        assert self.happenings is not None
+        queue, at_ms = channel.queue.name, self.now_ms
+        for run in runs:
+            size = run.nbytes
+            for first, last, attempt in run.spans():
+                count, sent_ms = last - first + 1, run.chunk.sent_ms
+                share = size * count // run.count
+                self.happenings.append(
+                    Happening("received", queue, channel.name, first, count, at_ms, sent_ms, attempt, share, session)
+                )
 
     def leased(self, channel: Channel, session: int) -> None:
         """Messages were leased: remember by whom, and whether that has to be durable first."""

@@ -26,7 +26,7 @@ from penstock.core.errors import ChunkDamaged
 from penstock.core.groups import FifoIndex
 from penstock.core.handout import Handout
 from penstock.core.keys import ChunkKey, LaneKind
-from penstock.core.ladder import HORIZON_MS, Ladder
+from penstock.core.ladder import HORIZON_MS, LEASE_EXPIRED, Ladder
 from penstock.core.settlement import Settlement
 from penstock.core.states import State
 from penstock.core.window import Entry, Window
@@ -256,7 +256,7 @@ class Channel:
             expired = window.columns.expired(now_ms)
             if len(expired):
                 self.expired += len(expired)
-                self.ladder.fail(window, expired, now_ms, None, "lease expired")
+                self.ladder.fail(window, expired, now_ms, None, LEASE_EXPIRED)
             window.earliest_ms = window.next_deadline()
         self._watch_all()
 

@@ -17,6 +17,7 @@ from penstock.core import keys
 from penstock.core.chunk import Chunk
 from penstock.core.commands import Failure
 from penstock.core.errors import ChunkDamaged
+from penstock.core.happenings import Happening, What
 from penstock.core.keys import ChunkKey, LaneKind, lane_code
 from penstock.core.runs import cut
 from penstock.core.window import Entry, Window
@@ -24,6 +25,8 @@ from penstock.core.window import Entry, Window
 if TYPE_CHECKING:
     from penstock.core.channel import Channel
 
+LEASE_EXPIRED = "lease expired"
+"""The error of a delivery that nobody settled in time."""
 HORIZON_MS = 15 * 60 * 1_000
 """What is due later than this waits in a far bucket, outside of every window."""
 
@@ -57,11 +60,15 @@ class Ladder:
         session = self.queue.broker.session_name(holder)
         entry.remember(Failure(first, stop - 1, attempt, int(columns.received_ms[at]), now_ms, session, error))
         self.channel.failed += stop - first
+        if self.queue.broker.happenings is not None:
+            what: What = "expired" if error == LEASE_EXPIRED else "released"
+            self._note(what, entry, first, stop, attempt, session, error)
         self.channel.freed(holder, stop - first)
         self.channel.touch_entry(window, entry)
         config = self.queue.config
         if config.receives_max and attempt >= config.receives_max:
             self._bury(window, entry, first, stop, attempt)
+            self._note("dead", entry, first, stop, attempt, session, error)
             return
         due_ms = self._due_times(first, stop, attempt, now_ms, delay_ms)
         in_place = config.is_fifo or keys.lane_channel(window.lane) or (attempt == 1 and due_ms is None)
@@ -69,6 +76,13 @@ class Ladder:
             self._fail_in_place(window, entry, first, stop, due_ms)
         else:
             self._move_to_retry(window, entry, first, stop, due_ms, now_ms)
+
+    def _note(self, what: What, entry: Entry, first: int, stop: int, attempt: int, session: str, error: str) -> None:
+        """Tell who wants to know."""
+        broker, channel = self.queue.broker, self.channel.name
+        if broker.happenings is not None:
+            told = (what, self.queue.name, channel, first, stop - first, broker.now_ms, entry.sent_ms, attempt)
+            broker.happenings.append(Happening(*told, session=session, error=error))
 
     def _due_times(
         self, first: int, stop: int, attempt: int, now_ms: int, delay_ms: int | None

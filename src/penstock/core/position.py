@@ -17,6 +17,7 @@ from penstock.core import keys
 from penstock.core.columns import DONE
 from penstock.core.cursor import Cursor
 from penstock.core.errors import ChunkDamaged
+from penstock.core.happenings import Happening
 from penstock.core.runs import cut
 from penstock.core.window import Entry, Window
 
@@ -39,6 +40,8 @@ def ack_up_to(channel: Channel, offset: int, now_ms: int) -> int:
     if queue.config.is_fifo or queue.is_fair:
         channel.handout.reset_indexes()
     channel.acked += count
+    if count and queue.broker.happenings is not None:
+        queue.broker.happenings.append(Happening("passed", queue.name, channel.name, -1, count, now_ms))
     channel.touch()
     queue.broker.woke(channel)
     return count

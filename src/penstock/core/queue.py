@@ -33,6 +33,7 @@ from penstock.core.cursor import Cursor
 from penstock.core.dedup import Dedup
 from penstock.core.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX, Draft, Messages, Place
 from penstock.core.errors import ChunkDamaged
+from penstock.core.happenings import Happening
 from penstock.core.keys import ChunkKey, Kind, LaneKind, lane_code
 from penstock.core.records import Consumer, QuarantineRecord, QueueRecord
 from penstock.core.runs import cut
@@ -147,6 +148,10 @@ class Queue:
         key = ChunkKey(self.id, draft.place.lane, draft.place.order, chunk.base, chunk.count, chunk.size, aged_ms)
         self.keep(key, chunk)
         self.sent_bytes += chunk.size
+        if self.broker.happenings is not None:
+            self.broker.happenings.append(
+                Happening("sent", self.name, "", chunk.base, chunk.count, draft.sent_ms, draft.sent_ms, size=chunk.size)
+            )
         if key.order:
             self.add_to_bucket(key.lane, key.order, chunk.count, draft.sent_ms)
         else:

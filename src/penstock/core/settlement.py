@@ -17,6 +17,7 @@ from penstock.core.columns import LEASED, runs_of
 from penstock.core.commands import Refused, Settled, Span
 from penstock.core.config import LEASE_MS_MAX
 from penstock.core.errors import LeaseTooLong, StaleReceipt
+from penstock.core.happenings import Happening, What
 from penstock.core.runs import cut, gaps
 from penstock.core.states import Event
 from penstock.core.window import Entry, Window
@@ -74,6 +75,8 @@ class Settlement:
                 self.channel.freed_rows(window, entry, sequence, sequence + 1)
                 window.leased -= 1
                 self.channel.acked += 1
+                if self.queue.broker.happenings is not None:
+                    self._note("acked", window, entry, sequence, sequence + 1)
                 if self.channel.fifo is not None:
                     self.channel.fifo.settle(sequence)
                 self.channel.finish(window, entry, sequence, sequence + 1)
@@ -88,10 +91,28 @@ class Settlement:
     def _done(self, window: Window, entry: Entry, first: int, stop: int) -> None:
         """Messages that count as nothing any more are acknowledged."""
         self.channel.acked += stop - first
+        if self.queue.broker.happenings is not None:
+            self._note("acked", window, entry, first, stop)
         if self.channel.fifo is not None:
             for sequence in range(first, stop):
                 self.channel.fifo.settle(sequence)
         self.channel.finish(window, entry, first, stop)
+
+    def _note(self, what: What, window: Window, entry: Entry, first: int, stop: int) -> None:
+        """Tell who wants to know. The attempt is that of the first message."""
+        broker, row = self.queue.broker, entry.rows_of(first, stop).start
+        if broker.happenings is None:
+            return
+        attempt, holder = (
+            (entry.attempts, entry.holder)
+            if entry.is_whole
+            else (int(window.columns.attempts[row]), int(window.columns.holder[row]))
+        )
+        session = broker.session_name(holder)
+        queue, channel, now_ms = self.queue.name, self.channel.name, broker.now_ms
+        broker.happenings.append(
+            Happening(what, queue, channel, first, stop - first, now_ms, entry.sent_ms, attempt, session=session)
+        )
 
     def ack_sequences(self, sequences: NDArray[np.int64], session: int) -> Settled:
         """As `ack`, for messages that a session holds; says also when they were sent."""
@@ -179,6 +200,7 @@ class Settlement:
 
         def undo(window: Window, entry: Entry, first: int, stop: int) -> None:
             self.channel.freed_rows(window, entry, first, stop)
+            self._note("returned", window, entry, first, stop)
             window.columns.undo_lease(window.rows(entry, first, stop))
             window.leased -= stop - first
             window.ready += stop - first

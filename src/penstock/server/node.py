@@ -30,10 +30,11 @@ from penstock.core.config import QueueConfig
 from penstock.core.errors import QueueNotFound
 from penstock.server.auth import Credentials
 from penstock.server.clock import Clock, SystemClock
+from penstock.server.events import Recorder
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, store_families
 from penstock.server.partition_map import PartitionMaps
-from penstock.server.settings import DeclaredQueue, InvalidSettings, Settings
+from penstock.server.settings import DeclaredQueue, InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
 from penstock.store.base import Store
@@ -144,6 +145,8 @@ class Node:
         self._services.metric_sources.append(self._services.meter.families)
         try:
             await declare_queues(self._services.shard, self._settings.queues)
+            if self._settings.events.enabled:
+                shard.record(self._recorder())
             return Ready(self._version, os.getpid(), self._settings.server.data, await self._listen())
         except BaseException:
             await self.stop()
@@ -184,6 +187,11 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.stop()
+
+    def _recorder(self) -> Recorder:
+        events = self._settings.events
+        flush_ms = max(1, round(events.flush_s * 1_000))
+        return Recorder(events.queue, events_config(events), sample=events.sample, flush_ms=flush_ms)
 
     def _open_store(self) -> Store:
         """Also called by the shard when it has to open the store again."""

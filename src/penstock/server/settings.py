@@ -219,6 +219,20 @@ class LogSettings(_Section, frozen=True):
     """Which requests get a line of their own."""
 
 
+class EventSettings(_Section, frozen=True):
+    """Event records: an internal queue that holds who did what when. See docs/events.md."""
+
+    enabled: bool = False
+    queue: str = "penstock.events"
+    sample: float = 1.0
+    """Which share of the events is recorded: 0.01 is one in a hundred, by chance."""
+    retention_s: float = 86_400.0
+    retention_bytes: int = 256 * 1024 * 1024
+    """The oldest events go beyond this, however young they are."""
+    flush_s: float = 1.0
+    """How long an event may wait for a commit to go along with."""
+
+
 class Allowance(_Section, frozen=True):
     """Rights on queues: a `[[credentials.allow]]` table."""
 
@@ -313,6 +327,7 @@ class Settings(_Section, frozen=True):
     rest: RestSettings = RestSettings()
     websocket: WebsocketSettings = WebsocketSettings()
     log: LogSettings = LogSettings()
+    events: EventSettings = EventSettings()
     credentials: list[CredentialSettings] = []
     queues: list[DeclaredQueue] = []
 
@@ -354,6 +369,7 @@ class Settings(_Section, frozen=True):
                 raise InvalidSettings(f"[http] {name} is {getattr(self.http, name)}: it must be larger than 0")
         self._check_nsq()
         self._check_rest()
+        self._check_events()
         self._check_queues()
         self._check_exposure()
 
@@ -393,6 +409,19 @@ class Settings(_Section, frozen=True):
                     f"[rest] cors_origins has {origin!r}: an origin is scheme://host or scheme://host:port"
                 )
 
+    def _check_events(self) -> None:
+        events = self.events
+        if not 0 < events.sample <= 1:
+            raise InvalidSettings(f"[events] sample is {events.sample}: it is a share, above 0 and up to 1")
+        for name in ("retention_s", "retention_bytes", "flush_s"):
+            if not getattr(events, name) > 0:
+                raise InvalidSettings(f"[events] {name} is {getattr(events, name)}: it must be larger than 0")
+        try:
+            check_name(events.queue, "queue")
+            events_config(events)
+        except PenstockError as error:
+            raise InvalidSettings(f"[events] {error}") from None
+
     def _check_queues(self) -> None:
         seen: set[str] = set()
         for queue in self.queues:
@@ -428,6 +457,12 @@ class Settings(_Section, frozen=True):
                     raise InvalidSettings(f"the token of {each.access_key!r} is another credential's token, too")
                 tokens.add(credential.token.reveal())
         return Credentials(found.values())
+
+
+def events_config(events: EventSettings) -> QueueConfig:
+    """The configuration of the events queue: it keeps what it gets, up to its limits."""
+    limits = {"retention_ms": round(events.retention_s * SECOND_MS), "retention_bytes": events.retention_bytes}
+    return QueueConfig().changed({**limits, "max_receives": 0})
 
 
 def _credential(settings: CredentialSettings) -> Credential:

@@ -55,6 +55,7 @@ from penstock.core.commands import (
 )
 from penstock.core.errors import PenstockError, StoreError
 from penstock.server.clock import Clock
+from penstock.server.events import Recorder
 from penstock.store.base import Store
 from penstock.store.errors import CommitFailed, DiskFull
 
@@ -176,6 +177,7 @@ class Shard:
         self._reports: deque[Damage] = deque(maxlen=REPORTS_KEPT)
         self.listeners: list[Callable[[CatalogEvent], None]] = []
         """Called by the driver, when a step is over, for each queue and channel that has come or gone."""
+        self._recorder: Recorder | None = None
         self.broker: Broker
         """The broker as it is now: another one after a failure. Anybody may ask it for ids and receipts."""
         try:
@@ -201,6 +203,8 @@ class Shard:
         step.now_ms = self._clock.now_ms()
         if not self._is_well and not self._get_well(step):
             return
+        if self._recorder is not None and self._recorder.is_about_to_write(step.now_ms) and not self._save_lazy(step):
+            return
         try:
             self._attempt_without_bugs(step)
             if self.broker.must_commit or self._lazy_is_overdue(step.now_ms):
@@ -210,6 +214,24 @@ class Shard:
         except Exception as error:
             log.exception("the broker failed")
             self._go_down(step, error)
+
+    def _save_lazy(self, step: Step) -> bool:
+        """Events may find the disk full; leases must not be forgotten because of them, so they are saved before.
+
+        False, with every call answered, if that fails.
+        """
+        if not self.broker.has_changes:
+            return True
+        try:
+            self._commit(self.broker.take_changes())
+        except DiskFull as error:
+            log.error("the disk is full: %s", error)
+            self._full_until_ms = step.now_ms + FULL_PAUSE_MS
+            self._open_broker(step.now_ms)
+        except Exception as error:
+            self._give_up_store(step, error)
+            return False
+        return True
 
     def commit(self, step: Step) -> None:
         """Make the step's changes durable, then end it; or deal with the failure."""
@@ -242,6 +264,8 @@ class Shard:
             self._handle(call, step, _shortened(call, broker, now_ms))
         for call in step.calls:
             self._handle(call, step, call.command)
+        if self._recorder is not None:
+            self._recorder.write(broker, now_ms, may_add=not self._full_until_ms)
         broker.finish(now_ms)
         step.woken = broker.take_woken()
 
@@ -271,6 +295,8 @@ class Shard:
     def _end(self, step: Step) -> None:
         """The step is as durable as it has to be: bring the books up to date and fill `answered`."""
         self._settled_ms = step.now_ms
+        if self._recorder is not None:
+            self._recorder.settle(self.broker, step.now_ms)
         calls = step.calls
         if self._displaced:
             calls = [*self._displaced, *calls]
@@ -374,6 +400,7 @@ class Shard:
             adopted = self.broker.adopt(other, self._subscribers)
             self._orphans += self._subscribers - adopted
             self._subscribers = adopted
+            self.broker.happenings = None if self._recorder is None else []
         self._broker_is_good = True
         self._is_well = self._store_is_good and not self._full_until_ms
 
@@ -511,9 +538,16 @@ class Shard:
         if self._lazy_since_ms is not None:
             lazy_ms = self._lazy_since_ms + LAZY_COMMIT_MS
             wake_ms = lazy_ms if wake_ms is None else min(wake_ms, lazy_ms)
+        if self._recorder is not None and (flush_ms := self._recorder.wake_at_ms()) is not None:
+            wake_ms = flush_ms if wake_ms is None else min(wake_ms, flush_ms)
         if wake_ms is not None and self._frozen_ms is not None:
             return max(wake_ms, self._full_until_ms)
         return wake_ms
+
+    def record(self, recorder: Recorder) -> None:
+        """Have what happens from now on written to an events queue."""
+        self._recorder = recorder
+        self.broker.happenings = []
 
     @property
     def clock(self) -> Clock:

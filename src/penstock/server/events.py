@@ -1,0 +1,214 @@
+"""Event records: an internal queue that holds who did what when. `penstock pipeline run rollup` reads it.
+
+How it works. The core notes what happens to messages, run by run, while `Broker.happenings` is a list. When a step is
+over, and with it as durable as it has to be, the `Recorder` takes the notes, joins neighbours, leaves out what is not
+to be recorded (the events of the events queue itself; all but a sample) and keeps the rest. A later step sends them,
+as one run of small JSON messages, in its own commit: a step that commits anyway, once some have gathered, or the first
+one after `flush_ms`. So events cost no commits of their own while there is work.
+
+The work comes first. Leases that are not committed yet are saved before events are written, so that a disk that turns
+out to be full for the events costs nobody else anything. What waits to be written is bounded: beyond that, events are
+dropped, and an event says how many. While the disk is full nothing is written. If sending them fails, the work of the
+step is not touched. What a failed step has done never happened, and its events are thrown away with the broker that
+noted them; those that it was about to write are dropped, because they may have been kept: no event is there twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from penstock.core.broker import Broker
+from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue, QueueInfo, Send
+from penstock.core.config import QueueConfig
+from penstock.core.errors import PenstockError, QueueNotFound
+from penstock.core.happenings import Happening
+
+PENDING_MAX = 20_000
+"""Events that may wait to be written."""
+BATCH_MAX = 4_096
+"""Events that are written by one step."""
+BATCH_MIN = 256
+"""With fewer of them, and young ones, a step that commits anyway is left alone."""
+ERROR_LENGTH_MAX = 200
+NOT_WRITTEN = "dropped"
+
+log = logging.getLogger("penstock.events")
+
+
+class EventRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One event, as it stands in the queue: JSON, without the fields that have nothing to say."""
+
+    at: int
+    """When, in milliseconds since 1970."""
+    what: str
+    """sent, received, acked, released, expired, returned, dead, passed; `dropped` counts events that are missing."""
+    queue: str = ""
+    channel: str = ""
+    first: int = -1
+    last: int = -1
+    """The sequence numbers of the run; -1 where they are not known."""
+    count: int = 0
+    attempt: int = 0
+    latency_ms: int = -1
+    """From send to this; -1 where it is not known."""
+    bytes: int = 0
+    session: str = ""
+    error: str = ""
+    sample: float = 1.0
+    """Which share of such events is recorded: this one stands for 1 / sample of them."""
+
+
+class Recorder:
+    """Gathers what happens on a shard, and sends it to the events queue. Used by one shard, in its steps."""
+
+    def __init__(
+        self,
+        queue: str,
+        config: QueueConfig,
+        *,
+        sample: float = 1.0,
+        flush_ms: int = 1_000,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.queue = queue
+        self._config = config
+        self._sample = sample
+        self._flush_ms = flush_ms
+        self._chance = chance
+        self._pending: list[EventRecord] = []
+        self._since_ms = 0
+        self._dropped = 0
+        self._in_step = 0
+        """How many of the pending ones the running step sends."""
+        self._is_ready = False
+
+    # -- at the end of a step --
+
+    def settle(self, broker: Broker, now_ms: int) -> None:
+        """A step went well: what it has written is written, and what it has done is taken up."""
+        if self._in_step:
+            del self._pending[: self._in_step]
+            self._in_step = 0
+            self._since_ms = now_ms
+        happened = broker.happenings
+        if happened:
+            self._take(happened, now_ms)
+            happened.clear()
+
+    def _take(self, happened: list[Happening], now_ms: int) -> None:
+        if not self._pending:
+            self._since_ms = now_ms
+        room = PENDING_MAX - len(self._pending)
+        for each in _joined(happened):
+            if each.queue == self.queue or (self._sample < 1.0 and self._chance() >= self._sample):
+                continue
+            if room > 0:
+                self._pending.append(_record(each, self._sample))
+                room -= 1
+            else:
+                self._dropped += 1
+
+    # -- in a step --
+
+    def is_about_to_write(self, now_ms: int) -> bool:
+        """Whether the next `write` may send something."""
+        return bool(self._pending) and self._is_due(True, now_ms)
+
+    def write(self, broker: Broker, now_ms: int, *, may_add: bool = True) -> None:
+        """Send what waits, if it is time to and there is space, as part of the step that is running."""
+        if self._in_step:  # the step that was to write them has failed
+            self._dropped += self._in_step
+            del self._pending[: self._in_step]
+            self._in_step = 0
+        if not self._pending or not may_add or not self._is_due(broker.must_commit, now_ms):
+            return
+        if self._dropped:
+            told = EventRecord(at=now_ms, what=NOT_WRITTEN, count=self._dropped)
+            log.warning("%d events were dropped: more came than could be written", self._dropped)
+            self._dropped = 0
+            self._pending.append(told)
+        events = self._pending[:BATCH_MAX]
+        try:
+            self._make_ready(broker, now_ms)
+            bodies = [_encode(event) for event in events]
+            broker.handle(Send(queue=self.queue, bodies=bodies, create=False), now_ms)
+        except PenstockError as error:
+            log.warning("%d events could not be written, and are dropped: %s", len(events), error)
+        self._in_step = len(events)
+
+    def _is_due(self, commits_anyway: bool, now_ms: int) -> bool:
+        waited_ms = now_ms - self._since_ms
+        if commits_anyway:
+            return len(self._pending) >= BATCH_MIN or waited_ms >= self._flush_ms // 4
+        return len(self._pending) >= BATCH_MAX or waited_ms >= self._flush_ms
+
+    def wake_at_ms(self) -> int | None:
+        """When a step has to run for the sake of events."""
+        return self._since_ms + self._flush_ms if self._pending else None
+
+    def _make_ready(self, broker: Broker, now_ms: int) -> None:
+        """The events queue exists, and keeps what the settings say."""
+        if self._is_ready and self.queue in broker.queues:
+            return
+        try:
+            info: QueueInfo = broker.handle(DescribeQueue(name=self.queue), now_ms)
+            wanted = {name: getattr(self._config, name) for name in ("retention_ms", "retention_bytes")}
+            if info.config.changed(wanted) != info.config:
+                broker.handle(ChangeQueue(name=self.queue, changes=wanted), now_ms)
+        except QueueNotFound:
+            broker.handle(CreateQueue(name=self.queue, config=self._config, channels=()), now_ms)
+        self._is_ready = True
+
+
+_encode: Callable[[EventRecord], bytes] = msgspec.json.Encoder().encode
+
+
+def _joined(happened: list[Happening]) -> Iterator[Happening]:
+    """Neighbours to which the same happened, as one: a step of a thousand single acks is one event.
+
+    >>> one = Happening("acked", "orders", "main", first=1, messages=2, at_ms=5, sent_ms=1)
+    >>> [(each.first, each.last) for each in _joined([one, one._replace(first=3), one._replace(first=9)])]
+    [(1, 4), (9, 10)]
+    """
+    last: Happening | None = None
+    for each in happened:
+        if last is not None and each.first == last.first + last.messages and _is_alike(each, last):
+            last = last._replace(messages=last.messages + each.messages, size=last.size + each.size)
+            continue
+        if last is not None:
+            yield last
+        last = each
+    if last is not None:
+        yield last
+
+
+def _is_alike(one: Happening, other: Happening) -> bool:
+    return one.first >= 0 and _kind(one) == _kind(other)
+
+
+def _kind(each: Happening) -> tuple[Any, ...]:
+    return (each.what, each.queue, each.channel, each.attempt, each.sent_ms, each.at_ms, each.session, each.error)
+
+
+def _record(each: Happening, sample: float) -> EventRecord:
+    is_known = each.first >= 0
+    return EventRecord(
+        at=each.at_ms,
+        what=each.what,
+        queue=each.queue,
+        channel=each.channel,
+        first=each.first,
+        last=each.last if is_known else -1,
+        count=each.messages,
+        attempt=each.attempt,
+        latency_ms=max(0, each.at_ms - each.sent_ms) if each.sent_ms and each.what != "sent" else -1,
+        bytes=each.size,
+        session=each.session,
+        error=each.error[:ERROR_LENGTH_MAX],
+        sample=sample,
+    )
