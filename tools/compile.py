@@ -26,6 +26,7 @@ COMPILED = (
     "core/*.py",
     "server/metrics.py",
     "server/shard.py",
+    "server/siblings.py",
     "server/tasks.py",
     "server/threads.py",
     "store/embedded.py",
