@@ -588,3 +588,15 @@ def test_names_of_commands_are_the_clients_own(site: Site) -> None:
     caller = site.connect()._caller
     with pytest.raises(penstock.InvalidRequest, match="takes no name"):
         caller.call(Receive(queue="orders", once=Once("c", 1)))
+
+
+@pytest.mark.parametrize("transport", ["websocket", "long_poll"])
+def test_a_look_at_many_messages_is_not_cut_short_by_what_one_answer_may_hold(
+    make_site: Callable[..., Site], transport: str
+) -> None:
+    site = make_site(settings=Settings(websocket=WebsocketSettings(receive_max=10)))
+    orders = site.connect(transport=transport).queue("orders")
+    orders.send_many([str(number).encode() for number in range(35)])
+    assert [message.sequence for message in orders.browse(limit=33)] == list(range(33))
+    assert [message.sequence for message in orders.browse(after=20, limit=100)] == list(range(21, 35))
+    assert len(orders.search(b"1", limit=100)) == 13

@@ -30,9 +30,10 @@ from penstock.client.remote.backoff import pause_s
 from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.link import Link, UpgradeRefused
 from penstock.client.remote.merging import merged
+from penstock.client.remote.paging import Pages
 from penstock.client.remote.prefetch import Prefetcher, settling_parts
 from penstock.client.remote.request import REPEATABLE, Outstanding, Settle
-from penstock.core.commands import Ack, Command, Damage, Delivery, Extend, GiveBack, Once, Receive, Release
+from penstock.core.commands import Ack, Browse, Command, Damage, Delivery, Extend, GiveBack, Once, Receive, Release
 from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import AccessDenied, ConnectionLost, NotSent, OutcomeUnknown, PenstockError
 from penstock.wire.answers import Answer, KeyedDelivery, Kind, unpack_delivery, unpack_failure, unpack_reply
@@ -113,6 +114,8 @@ class RemoteCaller:
 
     def submit(self, command: Command, settle: Settle) -> Outstanding:
         """As `call`, without a task: `settle` is called with the reply or the error."""
+        if type(command) is Browse:
+            return self.carry(command, Pages(command, self.carry, settle).settle)
         if type(command) is Receive and not self._closed:
             prefetcher = self._prefetcher(command)
             if prefetcher is not None:

@@ -242,7 +242,7 @@ class NsqHttp:
     def _packed(self, body: bytes) -> list[bytes] | PackedBodies:
         try:
             return wire.parse_bodies(body, 0, len(body), self._settings.message_bytes_max)
-        except wire._Refused as refusal:
+        except wire.Refused as refusal:
             raise ApiError(413, refusal.code.removeprefix("E_")) from None
 
     async def _made(self, topic: str) -> Answer:

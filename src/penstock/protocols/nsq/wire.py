@@ -154,7 +154,7 @@ class _Incomplete(Exception):
         self.need = need
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """The command cannot be understood."""
 
     def __init__(self, code: str, reason: str) -> None:
@@ -234,7 +234,7 @@ class Parser:
                     at = self._parse_one(data, at, commands)
         except _Incomplete as incomplete:
             self._need = incomplete.need
-        except _Refused as refused:
+        except Refused as refused:
             commands.append(Invalid(refused.code, refused.reason))
             self.is_over = True
         return at
@@ -243,13 +243,13 @@ class Parser:
         newline = data.find(b"\n", at, at + LINE_BYTES_MAX + 1)
         if newline < 0:
             if len(data) - at > LINE_BYTES_MAX:
-                raise _Refused("E_INVALID", f"a command's line is longer than {LINE_BYTES_MAX} bytes")
+                raise Refused("E_INVALID", f"a command's line is longer than {LINE_BYTES_MAX} bytes")
             raise _Incomplete(len(data) + 1)
         stop = newline - 1 if newline > at and data[newline - 1] == 13 else newline
         parameters = data[at:stop].split(b" ")
         parse = _VERBS.get(parameters[0])
         if parse is None:
-            raise _Refused("E_INVALID", f"invalid command {_text(parameters[0])[:100]}")
+            raise Refused("E_INVALID", f"invalid command {_text(parameters[0])[:100]}")
         self.verb = parameters[0].decode()
         at = parse(self, data, newline + 1, parameters, commands)
         self.verb = ""
@@ -264,24 +264,24 @@ class Parser:
 
     def _auth(self, data: bytes, at: int, parameters: list[bytes], commands: list[WireCommand]) -> int:
         if len(parameters) != 1:
-            raise _Refused("E_INVALID", "AUTH invalid number of parameters")
+            raise Refused("E_INVALID", "AUTH invalid number of parameters")
         stop = self._body_end(data, at, "AUTH")
         commands.append(Auth(data[at + 4 : stop]))
         return stop
 
     def _subscribe(self, data: bytes, at: int, parameters: list[bytes], commands: list[WireCommand]) -> int:
         if len(parameters) < 3:
-            raise _Refused("E_INVALID", "SUB insufficient number of parameters")
+            raise Refused("E_INVALID", "SUB insufficient number of parameters")
         topic = _topic("SUB", parameters)
         channel = _text(parameters[2])
         if not is_name(channel):
-            raise _Refused("E_BAD_CHANNEL", f"SUB channel name {_quoted(channel)} is not valid")
+            raise Refused("E_BAD_CHANNEL", f"SUB channel name {_quoted(channel)} is not valid")
         commands.append(Subscribe(topic, channel))
         return at
 
     def _publish(self, data: bytes, at: int, parameters: list[bytes], commands: list[WireCommand]) -> int:
         if len(parameters) < 2:
-            raise _Refused("E_INVALID", "PUB insufficient number of parameters")
+            raise Refused("E_INVALID", "PUB insufficient number of parameters")
         topic = _topic("PUB", parameters)
         stop = self._message_end(data, at, "PUB")
         last = commands[-1] if commands else None
@@ -296,13 +296,13 @@ class Parser:
 
     def _publish_later(self, data: bytes, at: int, parameters: list[bytes], commands: list[WireCommand]) -> int:
         if len(parameters) < 3:
-            raise _Refused("E_INVALID", "DPUB insufficient number of parameters")
+            raise Refused("E_INVALID", "DPUB insufficient number of parameters")
         topic = _topic("DPUB", parameters)
         delay_ms = _number(parameters[2])
         if delay_ms is None:
-            raise _Refused("E_INVALID", f"DPUB could not parse timeout {_text(parameters[2])[:100]}")
+            raise Refused("E_INVALID", f"DPUB could not parse timeout {_text(parameters[2])[:100]}")
         if delay_ms > self._delay_ms_max:
-            raise _Refused("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{self._delay_ms_max}")
+            raise Refused("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{self._delay_ms_max}")
         stop = self._message_end(data, at, "DPUB")
         body = data[at + 4 : stop]
         commands.append(Publish("DPUB", topic, [body], delay_ms=delay_ms, nbytes=len(body)))
@@ -310,7 +310,7 @@ class Parser:
 
     def _publish_many(self, data: bytes, at: int, parameters: list[bytes], commands: list[WireCommand]) -> int:
         if len(parameters) < 2:
-            raise _Refused("E_INVALID", "MPUB insufficient number of parameters")
+            raise Refused("E_INVALID", "MPUB insufficient number of parameters")
         topic = _topic("MPUB", parameters)
         stop = self._body_end(data, at, "MPUB")
         bodies = parse_bodies(data, at + 4, stop, self._message_bytes_max)
@@ -322,7 +322,7 @@ class Parser:
         if len(parameters) > 1:
             found = _number(parameters[1])
             if found is None:
-                raise _Refused("E_INVALID", f"RDY could not parse count {_text(parameters[1])[:100]}")
+                raise Refused("E_INVALID", f"RDY could not parse count {_text(parameters[1])[:100]}")
             count = found
         commands.append(Ready(count))
         return at
@@ -347,7 +347,7 @@ class Parser:
         found = _id("REQ", 3, parameters)
         timeout_ms = _number(parameters[2])
         if timeout_ms is None:
-            raise _Refused("E_INVALID", f"REQ could not parse timeout {_text(parameters[2])[:100]}")
+            raise Refused("E_INVALID", f"REQ could not parse timeout {_text(parameters[2])[:100]}")
         timeout_ms = min(timeout_ms, self._delay_ms_max)
         if found is None:
             commands.append(UnknownId("REQ", _text(parameters[1])))
@@ -374,18 +374,18 @@ class Parser:
         """Where a body ends whose size stands at `at`."""
         size = _size(data, at)
         if size > self._body_bytes_max:
-            raise _Refused("E_BAD_BODY", f"{verb} body too big {size} > {self._body_bytes_max}")
+            raise Refused("E_BAD_BODY", f"{verb} body too big {size} > {self._body_bytes_max}")
         if size <= 0:
-            raise _Refused("E_BAD_BODY", f"{verb} invalid body size {size}")
+            raise Refused("E_BAD_BODY", f"{verb} invalid body size {size}")
         return _end(data, at, size)
 
     def _message_end(self, data: bytes, at: int, verb: str) -> int:
         """Where a message ends whose size stands at `at`."""
         size = _size(data, at)
         if size <= 0:
-            raise _Refused("E_BAD_MESSAGE", f"{verb} invalid message body size {size}")
+            raise Refused("E_BAD_MESSAGE", f"{verb} invalid message body size {size}")
         if size > self._message_bytes_max:
-            raise _Refused("E_BAD_MESSAGE", f"{verb} message too big {size} > {self._message_bytes_max}")
+            raise Refused("E_BAD_MESSAGE", f"{verb} message too big {size} > {self._message_bytes_max}")
         return _end(data, at, size)
 
 
@@ -423,7 +423,7 @@ def parse_bodies(data: bytes, at: int, stop: int, message_bytes_max: int) -> lis
     """The messages of an MPUB body, which goes from `at` to `stop`: as one piece, if all have one length."""
     count = _SIZE.unpack_from(data, at)[0] if stop - at >= 4 else 0
     if count <= 0 or count > (stop - at - 4) // 4:
-        raise _Refused("E_BAD_BODY", f"MPUB invalid message count {count}")
+        raise Refused("E_BAD_BODY", f"MPUB invalid message count {count}")
     at += 4
     size: int = _SIZE.unpack_from(data, at)[0]
     if count > 1 and 0 < size <= message_bytes_max and count * (4 + size) == stop - at:
@@ -439,15 +439,15 @@ def _parse_each(data: bytes, at: int, stop: int, count: int, message_bytes_max: 
     unpack = _SIZE.unpack_from
     for index in range(count):
         if stop - at < 4:
-            raise _Refused("E_BAD_MESSAGE", f"MPUB failed to read message({index}) body size")
+            raise Refused("E_BAD_MESSAGE", f"MPUB failed to read message({index}) body size")
         size = unpack(data, at)[0]
         at += 4
         if not 0 < size <= message_bytes_max or size > stop - at:
-            raise _Refused("E_BAD_MESSAGE", _bad_size(index, size, message_bytes_max))
+            raise Refused("E_BAD_MESSAGE", _bad_size(index, size, message_bytes_max))
         bodies.append(data[at : at + size])
         at += size
     if at != stop:
-        raise _Refused("E_BAD_BODY", f"MPUB has {stop - at} bytes behind its last message")
+        raise Refused("E_BAD_BODY", f"MPUB has {stop - at} bytes behind its last message")
     return bodies
 
 
@@ -509,10 +509,10 @@ def _add_ids(commands: list[WireCommand], kind: type[Finish], ids: NDArray[np.ui
 def _id(verb: str, count: int, parameters: list[bytes]) -> int | None:
     """The number behind a message id; None if it cannot be one of ours."""
     if len(parameters) < count:
-        raise _Refused("E_INVALID", f"{verb} insufficient number of params")
+        raise Refused("E_INVALID", f"{verb} insufficient number of params")
     text = parameters[1]
     if len(text) != ID_LENGTH:
-        raise _Refused("E_INVALID", "invalid message ID")
+        raise Refused("E_INVALID", "invalid message ID")
     try:
         return int.from_bytes(unhexlify(text), "big")
     except BadHex:
@@ -529,7 +529,7 @@ def _number(text: bytes) -> int | None:
 def _topic(verb: str, parameters: list[bytes]) -> str:
     topic = _text(parameters[1])
     if not is_name(topic):
-        raise _Refused("E_BAD_TOPIC", f"{verb} topic name {_quoted(topic)} is not valid")
+        raise Refused("E_BAD_TOPIC", f"{verb} topic name {_quoted(topic)} is not valid")
     return topic
 
 
