@@ -10,6 +10,7 @@ PipelineError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,3 +71,31 @@ class PipelineFailed(PipelineError):
 
 class SparkMissing(PipelineError):
     """Something to be installed first."""
+
+
+# -- errors of Spark ---------------------------------------------------------------------------------------------------
+
+HOPELESS = ("InvalidOption", "DataLoss", "InvalidRow", "InvalidName", "AnalysisException", "SparkMissing")
+"""What trying again does not help."""
+_ERROR_LINE = re.compile(
+    r"^\s*(?:[\w.]*\.)?(\w+(?:Error|Exception)|InvalidOption|DataLoss|InvalidRow|ServerFailed): (.+)$"
+)
+_WRAPPERS = ("PythonException", "SparkException", "StreamingQueryException", "ForeachBatchUserFuncException")
+"""Errors that only say that there was another one."""
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong, as one line: the error that began it, found in Spark's long text.
+
+    >>> reason_of(Exception("[STREAM_FAILED] Query ..." + chr(10) + "  penstock.spark.errors.DataLoss: 3 are gone"))
+    'DataLoss: 3 are gone'
+    >>> reason_of(ValueError("no such thing"))
+    'ValueError: no such thing'
+    """
+    lines = str(error).splitlines() or [""]
+    found = [match for line in lines if (match := _ERROR_LINE.match(line)) and "Py4J" not in match[1]]
+    ours = [match for match in found if match[1] in HOPELESS or match[1] == "ServerFailed"]
+    users = [match for match in found if match[1] not in _WRAPPERS]
+    for match in ours[:1] or users[-1:] or found[:1]:
+        return f"{match[1]}: {match[2]}"[:1_000]
+    return f"{type(error).__name__}: {lines[0]}"[:1_000]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from penstock.pipelines.definition import Output, Pipeline
-from penstock.pipelines.errors import InvalidDefinition, Problem
+from penstock.pipelines.errors import InvalidDefinition, PipelineError, Problem, reason_of
 from penstock.pipelines.frames import table_path, without_message
 from penstock.pipelines.lakes import append_delta, append_iceberg
 from penstock.pipelines.where import Where
@@ -16,6 +17,10 @@ from penstock.pipelines.where import Where
 MESSAGE_COLUMNS = ("value", "topic", "key", "headers", "priority", "delay", "dedupId")
 IGNORED_COLUMNS = ("partition", "offset", "timestamp", "timestampType")
 CONSOLE_ROWS = 20
+
+
+class WriteError(PipelineError):
+    """A batch could not be written."""
 
 
 def writer_of(frame: Any, pipeline: Pipeline, output: Output, where: Where, directory: Path, checkpoint: Path) -> Any:
@@ -28,15 +33,28 @@ def writer_of(frame: Any, pipeline: Pipeline, output: Output, where: Where, dire
         writer = stored.writeStream.format("parquet").options(**output.options).option("path", str(path))
         return writer.partitionBy(*output.partition_by) if output.partition_by else writer
     if output.kind == "console":
-        return stored.writeStream.foreachBatch(_to_screen(output))
+        return stored.writeStream.foreachBatch(_briefly(_to_screen(output)))
     append = _to_lake(output, table_path(pipeline, output, directory), checkpoint)
-    return stored.writeStream.foreachBatch(append)
+    return stored.writeStream.foreachBatch(_briefly(append))
+
+
+def _briefly(write: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+    """What goes wrong is told in one line: Spark's own code overflows its stack on long ones."""
+
+    def told(batch: Any, number: int) -> None:
+        try:
+            write(batch, number)
+        except Exception as error:
+            raise WriteError(reason_of(error)) from None
+
+    return told
 
 
 def queue_writer(frame: Any, topic: str, options: dict[str, str], where: Where) -> Any:
-    """To a queue, exactly once. Without a column `value`, the columns that mean nothing to a message are its body."""
+    """To a queue, exactly once. A queue that is named goes before a column `topic`, which a source has, too."""
     named = {"topic": topic} if topic else {}
-    return as_messages(frame).writeStream.format("penstock").options(**where.options(), **named, **options)
+    messages = as_messages(frame.drop("topic") if topic else frame)
+    return messages.writeStream.format("penstock").options(**where.options(), **named, **options)
 
 
 def as_messages(frame: Any) -> Any:

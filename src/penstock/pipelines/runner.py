@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from typing import Any
 
 from penstock.pipelines.checkpoints import State
 from penstock.pipelines.definition import REJECTS, Pipeline, seconds_of
-from penstock.pipelines.errors import InvalidDefinition, Problem
+from penstock.pipelines.errors import HOPELESS, InvalidDefinition, Problem, reason_of
 from penstock.pipelines.frames import Frames
 from penstock.pipelines.outputs import check_partition_columns, queue_writer, writer_of
 from penstock.pipelines.progress import Batch, Display, QueryProgress
@@ -36,10 +35,6 @@ from penstock.pipelines.where import Where
 LOOK_S = 0.1
 STATUS_S = 1.0
 STOP_S = 60.0
-_HOPELESS = ("InvalidOption", "DataLoss", "InvalidRow", "InvalidName", "AnalysisException", "SparkMissing")
-_ERROR_LINE = re.compile(
-    r"^\s*(?:[\w.]*\.)?(\w+(?:Error|Exception)|InvalidOption|DataLoss|InvalidRow|ServerFailed): (.+)$"
-)
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 
 
@@ -175,10 +170,12 @@ class Runner:
             return None
         error = running.handle.exception()
         running.handle = None
-        if error is None:
-            progress.state = DONE
-            return None
-        return self._failed(running, reason_of(error))
+        if error is not None:
+            return self._failed(running, reason_of(error))
+        if not self.once or not is_complete(self.state.checkpoint(progress.name)):
+            return self._failed(running, "the query ended without a word, in the middle of its work")
+        progress.state = DONE
+        return None
 
     def _take_reports(self, running: _Running) -> None:
         last = running.handle.lastProgress
@@ -196,7 +193,7 @@ class Runner:
         progress, settings = running.progress, self.pipeline.settings
         progress.error = reason
         running.failures += 1
-        if reason.split(":")[0] in _HOPELESS or running.failures > settings.restarts:
+        if reason.split(":")[0] in HOPELESS or running.failures > settings.restarts:
             progress.state = FAILED
             times = f" (tried {running.failures} times)" if running.failures > 1 else ""
             return Outcome(FAILED, f"{progress.name}: {reason}{times}")
@@ -266,8 +263,16 @@ def _plain_report(report: Any) -> dict[str, Any]:
 
 def _batches_done(checkpoint: Path) -> int:
     """The number of the last batch that Spark has noted as done; -1 for none."""
-    numbers = [int(each.name) for each in checkpoint.glob("commits/*") if each.name.isdigit()]
-    return max(numbers, default=-1)
+    return _last_number(checkpoint / "commits")
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether every batch that was begun is done. (A query whose thread died of an error of Java's own reports none.)"""
+    return _last_number(checkpoint / "offsets") <= _last_number(checkpoint / "commits")
+
+
+def _last_number(directory: Path) -> int:
+    return max((int(each.name) for each in directory.glob("*") if each.name.isdigit()), default=-1)
 
 
 def pause_of(failures: int, pause_s: float, pause_s_max: float, random_part: float) -> float:
@@ -279,17 +284,4 @@ def pause_of(failures: int, pause_s: float, pause_s_max: float, random_part: flo
     return float(min(pause_s * 2 ** (min(failures, 30) - 1), pause_s_max)) * (1 - random_part / 2)
 
 
-def reason_of(error: BaseException) -> str:
-    """What went wrong, as one line: the error that began it, found in Spark's long text.
-
-    >>> reason_of(Exception("[STREAM_FAILED] Query ..." + chr(10) + "  penstock.spark.errors.DataLoss: 3 are gone"))
-    'DataLoss: 3 are gone'
-    >>> reason_of(ValueError("no such thing"))
-    'ValueError: no such thing'
-    """
-    lines = str(error).splitlines() or [""]
-    found = [match for line in lines if (match := _ERROR_LINE.match(line)) and "Py4J" not in match[1]]
-    ours = [match for match in found if match[1] in _HOPELESS or match[1] == "ServerFailed"]
-    for match in ours or found:
-        return f"{match[1]}: {match[2]}"[:1_000]
-    return f"{type(error).__name__}: {lines[0]}"[:1_000]
+__all__ = ["DONE", "FAILED", "STOPPED", "Outcome", "Runner", "pause_of", "reason_of"]

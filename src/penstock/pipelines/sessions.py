@@ -43,7 +43,8 @@ def start_session(
     settings = {**_settings(directory, chosen), **given}
     if chosen.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    logging.getLogger("SQLQueryContextLogger").disabled = True
+    for noisy in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(noisy).disabled = True
     builder = SparkSession.builder.master(chosen).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
+from penstock.pipelines.errors import reason_of
 from penstock.pipelines.sql_names import replace_queues
 from penstock.pipelines.where import Where
 
@@ -31,8 +32,6 @@ def frame_of(spark: Any, sql: str, where: Where) -> Any:
 
 def rows_of(frame: Any) -> Iterator[dict[str, Any]]:
     """The rows of a frame, one after the other, as plain values; bytes that are text become text."""
-    from penstock.pipelines.runner import reason_of
-
     try:
         for row in frame.toLocalIterator():
             yield {name: plain(value) for name, value in row.asDict(recursive=True).items()}
@@ -56,4 +55,4 @@ def plain(value: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -42,8 +42,13 @@ class Token:
 
     @property
     def word(self) -> str:
-        """The text of a word as SQL compares it; empty for anything else."""
-        return re.sub(r"[`\s]", "", self.text).lower() if self.kind == "word" else ""
+        """The text of a word as SQL compares it, quotes included; empty for anything else."""
+        return re.sub(r"\s", "", self.text).lower() if self.kind == "word" else ""
+
+    @property
+    def name(self) -> str:
+        """The word as the name of a table: without quotes."""
+        return self.word.replace("`", "")
 
 
 def tokens(sql: str) -> list[Token]:
@@ -61,7 +66,7 @@ def tables_of(sql: str) -> tuple[str, ...]:
     ('orders',)
     """
     pieces = tokens(sql)
-    own = {one.word for one, two, three in _triples(pieces) if two.word == "as" and three.text == "(" and one.word}
+    own = {one.name for one, two, three in _triples(pieces) if two.word == "as" and three.text == "(" and one.word}
     found = [name for name in _named_tables(pieces) if name not in own]
     return tuple(dict.fromkeys(found))
 
@@ -101,7 +106,7 @@ def _table_list(pieces: list[Token], at: int, *, commas: bool) -> Iterator[str]:
     while at < len(pieces) and pieces[at].word:
         is_call = at + 1 < len(pieces) and pieces[at + 1].text == "("
         if not is_call and pieces[at].word not in ("lateral", "select", "stream"):
-            yield pieces[at].word
+            yield pieces[at].name
         at += 1
         if is_call:
             return
