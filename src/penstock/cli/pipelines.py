@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.output import AsJson, print_json, print_rows
+from penstock.cli.run_command import READY_NAMES, RunCommand
 from penstock.cli.store import Data, Token, Url, chosen
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def validate(
     print_rows(_described(pipeline), False, f"Pipeline {pipeline.name}: valid")
 
 
-@pipelines.command()
+@pipelines.command(cls=RunCommand, epilog=READY_NAMES)
 def run(
     file: File,
     once: Annotated[

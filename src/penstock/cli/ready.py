@@ -1,0 +1,350 @@
+"""`penstock pipeline run archive|replay|redrive|rollup|report|dedupe|join`: the pipelines that need no definition."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import AsJson, print_done, print_rows
+from penstock.cli.store import Token, Url
+from penstock.pipelines.ready import READY
+
+if TYPE_CHECKING:
+    from penstock.pipelines.where import Where
+
+DEFAULT_URL = "penstock://localhost:9325"
+STOPPED = 3
+
+Queues = Annotated[
+    list[str] | None, typer.Option("--queue", "-q", help="A queue. Any number of them.", show_default=False)
+]
+To = Annotated[str, typer.Option("--to", help="The queue that gets the messages.", show_default=False)]
+Once = Annotated[
+    bool, typer.Option("--once/--continuous", help="Do what is there and end, or go on until told to stop.")
+]
+Every = Annotated[str, typer.Option(help="The interval of batches when continuous.")]
+Within = Annotated[str, typer.Option(help="How far apart two messages may be.")]
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="Where it keeps how far it is.", show_default=".penstock/NAME-FROM-TO")
+]
+Master = Annotated[
+    str | None, typer.Option(help="Spark's master: local[*], spark://host:7077 ...", show_default="local[*]")
+]
+
+commands = typer.Typer(add_completion=False)
+
+
+@commands.command()
+def archive(
+    path: Annotated[Path, typer.Option("--path", help="The directory of the archive.", show_default=False)],
+    queue: Queues = None,
+    pattern: Annotated[str | None, typer.Option(help="Archive the queues whose whole names match this.")] = None,
+    format: Annotated[str, typer.Option(help="parquet, delta or iceberg.")] = "parquet",
+    once: Once = True,
+    every: Every = "30 seconds",
+    compact: Annotated[bool, typer.Option("--compact/--no-compact", help="Join small files at the end.")] = True,
+    master: Master = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Keep the messages of queues as Parquet files, or in a Delta or Iceberg table: each once.
+
+    penstock pipeline run archive --queue orders --path archive
+    """
+    with _running("archive", master, as_json) as (spark, display, stop):
+        done = READY["archive"].function(
+            spark,
+            _where(url, token),
+            path,
+            queue or (),
+            pattern=pattern,
+            format=format,
+            once=once,
+            every=every,
+            compact=compact,
+            display=display,
+            stop=stop,
+        )
+    text = f"archived {done.rows} messages to {path}" + (f", {done.joined} small files joined" if done.joined else "")
+    _finish(text, {"rows": done.rows, "batches": done.batches, "joined": done.joined}, done.stopped, as_json)
+
+
+@commands.command()
+def replay(
+    to: To,
+    archive: Annotated[Path | None, typer.Option(help="The archive to read.", show_default=False)] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", help="A queue whose history to read, instead.", show_default=False)
+    ] = None,
+    queue: Annotated[
+        list[str] | None, typer.Option("--queue", "-q", help="Only these queues of the archive.", show_default=False)
+    ] = None,
+    since: Annotated[datetime | None, typer.Option(help="Only what was sent then or later (UTC).")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Only what was sent before (UTC).")] = None,
+    key: Annotated[list[str] | None, typer.Option(help="Only messages with this key. Any number of them.")] = None,
+    where: Annotated[
+        str | None, typer.Option(help="SQL over queue, offset, timestamp, key, value and headers.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Messages a second at most.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="The file to go on with.", show_default=".penstock/replay-....json")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Begin anew, although it was done or begun before.")] = False,
+    master: Master = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Send messages of an archive, or of a queue's history, to a queue. Run it again to go on after a break.
+
+    penstock pipeline run replay --archive archive --to orders --where "value like '%tea%'" --rate 1000
+    """
+    with _running("replay", master, as_json) as (spark, display, stop):
+        done = READY["replay"].function(
+            spark,
+            _where(url, token),
+            to,
+            archive=archive,
+            queue=source,
+            queues=queue or (),
+            since=_in_utc(since),
+            until=_in_utc(until),
+            keys=key or (),
+            predicate=where,
+            rate=rate,
+            state=state,
+            again=again,
+            display=display,
+            stop=stop,
+        )
+    text = f"sent {done.sent} of {done.messages} messages to {to} (state: {done.state})"
+    if done.messages and not done.sent and not done.stopped:
+        text = f"all {done.messages} messages were sent before; --again sends them again (state: {done.state})"
+    _finish(text, {"messages": done.messages, "sent": done.sent, "state": str(done.state)}, done.stopped, as_json)
+
+
+@commands.command()
+def redrive(
+    queue: Queues = None,
+    where: Annotated[
+        str | None,
+        typer.Option(help="SQL over origin, error, first_error, attempts, failed_at, sent_at, session, key, value ..."),
+    ] = None,
+    send: Annotated[bool, typer.Option("--send", help="Send the chosen ones back. Without it, only look.")] = False,
+    to: Annotated[str | None, typer.Option(help="Send them there, and not to where they came from.")] = None,
+    rate: Annotated[int | None, typer.Option(help="Messages a second at most.")] = None,
+    master: Master = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Look at dead letters, choose some by SQL, and send them back.
+
+    penstock pipeline run redrive --queue orders.dead --where "error like '%timeout%'" --send
+    """
+    import penstock
+
+    place = _where(url, token)
+    with (
+        _running("redrive", master, as_json) as (spark, display, _),
+        penstock.connect(str(place.url), token=place.token) as ps,
+    ):
+        done = READY["redrive"].function(
+            spark, ps, queue or (), where=where, send=send, to=to, rate=rate, display=display
+        )
+    if not as_json:
+        for title, rows in done.analysis.items():
+            print_rows(rows, False, f"Dead letters: {title}")
+    fate = f"{done.moved} sent back" if send else f"{done.chosen} chosen (say --send to send them back)"
+    found = {"dead_letters": done.dead_letters, "chosen": done.chosen, "moved": done.moved, "skipped": done.skipped}
+    plain = {title: [{k: _plain(v) for k, v in row.items()} for row in rows] for title, rows in done.analysis.items()}
+    _finish(f"{done.dead_letters} dead letters, {fate}", found | {"analysis": plain}, False, as_json)
+    if done.failed:
+        print(f"penstock: {'; '.join(done.failed)}", file=sys.stderr)
+        raise SystemExit(1)
+
+
+@commands.command()
+def rollup(
+    table: Annotated[Path, typer.Option("--table", help="The directory of the table.", show_default=False)],
+    window: Annotated[str, typer.Option(help="How long a window is. Keep it the same for a table.")] = "1 minute",
+    queue: Annotated[str, typer.Option("--queue", "-q", help="The events queue.")] = "penstock.events",
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Draw a report here, too.", show_default=False)
+    ] = None,
+    once: Once = True,
+    every: Every = "30 seconds",
+    master: Master = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Count and time what happened on a server, by queue and window, from its event records.
+
+    penstock pipeline run rollup --table metrics --report report.html
+    """
+    with _running("rollup", master, as_json) as (spark, display, stop):
+        done = READY["rollup"].function(
+            spark,
+            _where(url, token),
+            table,
+            window=window,
+            queue=queue,
+            report=report,
+            once=once,
+            every=every,
+            display=display,
+            stop=stop,
+        )
+    text = f"{done.events} new events, {done.dates} dates brought up to date in {table}"
+    _finish(text, {"events": done.events, "dates": done.dates}, done.stopped, as_json)
+
+
+@commands.command()
+def report(
+    table: Annotated[Path, typer.Option("--table", help="The table that rollup keeps.", show_default=False)],
+    to: Annotated[Path, typer.Option("--to", help="The page to write.")] = Path("report.html"),
+    queue: Queues = None,
+) -> None:
+    """Draw what rollup has counted, as one HTML page. Needs no Spark.
+
+    penstock pipeline run report --table metrics --to report.html
+    """
+    READY["report"].function(table, to, queues=queue or ())
+    print(f"the report is {to}")
+
+
+@commands.command()
+def dedupe(
+    source: Annotated[str, typer.Option("--from", help="The queue to read.", show_default=False)],
+    to: To,
+    by: Annotated[str, typer.Option(help="What makes two messages alike: key, content, or SQL.")] = "content",
+    within: Within = "10 minutes",
+    checkpoint: Checkpoint = None,
+    once: Once = True,
+    every: Every = "5 seconds",
+    master: Master = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Copy a queue to another one, without what came twice within some time.
+
+    penstock pipeline run dedupe --from clicks --to clicks.unique --by key --within "1 hour"
+    """
+    place = checkpoint or Path(".penstock") / f"dedupe-{source}-{to}"
+    with _running("dedupe", master, as_json) as (spark, display, stop):
+        done = READY["dedupe"].function(
+            spark,
+            _where(url, token),
+            source,
+            to,
+            by=by,
+            within=within,
+            checkpoint=place,
+            once=once,
+            every=every,
+            display=display,
+            stop=stop,
+        )
+    _finish(f"{done.rows} messages read", {"rows": done.rows}, done.stopped, as_json)
+
+
+@commands.command()
+def join(
+    left: Annotated[str, typer.Option(help="A queue.", show_default=False)],
+    right: Annotated[str, typer.Option(help="Another queue.", show_default=False)],
+    to: To,
+    on: Annotated[str, typer.Option(help="What two messages have to agree on: key, or SQL.")] = "key",
+    within: Within = "10 minutes",
+    checkpoint: Checkpoint = None,
+    once: Once = True,
+    every: Every = "5 seconds",
+    master: Master = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Join two queues within a time window into a third one.
+
+    penstock pipeline run join --left orders --right payments --to paid --within "15 minutes"
+    """
+    place = checkpoint or Path(".penstock") / f"join-{left}-{right}-{to}"
+    with _running("join", master, as_json) as (spark, display, stop):
+        done = READY["join"].function(
+            spark,
+            _where(url, token),
+            left,
+            right,
+            to,
+            on=on,
+            within=within,
+            checkpoint=place,
+            once=once,
+            every=every,
+            display=display,
+            stop=stop,
+        )
+    _finish(f"{done.rows} messages read", {"rows": done.rows}, done.stopped, as_json)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def _where(url: str | None, token: str | None) -> Where:
+    from penstock.pipelines.where import Where, http_url
+
+    place = url or os.environ.get("PENSTOCK_URL") or DEFAULT_URL
+    return Where(http_url(place), token=token or os.environ.get("PENSTOCK_TOKEN") or None)
+
+
+@contextlib.contextmanager
+def _running(name: str, master: str | None, as_json: bool) -> Iterator[tuple[Any, Any, threading.Event]]:
+    """Spark, something to show progress on, and an event that SIGTERM and Ctrl-C set."""
+    from penstock.pipelines.progress import display_for
+    from penstock.pipelines.sessions import start_session
+
+    stop = threading.Event()
+    with tempfile.TemporaryDirectory(prefix=f"penstock-{name}-") as directory, _signals(stop.set):
+        spark = start_session(f"penstock {name}", Path(directory), master=master)
+        try:
+            with contextlib.closing(display_for(name, as_json=as_json)) as display:
+                yield spark, display, stop
+        finally:
+            spark.stop()
+
+
+@contextlib.contextmanager
+def _signals(told: Callable[[], None]) -> Iterator[None]:
+    before = {each: signal.signal(each, lambda *_: told()) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _in_utc(at: datetime | None) -> datetime | None:
+    return None if at is None else at.replace(tzinfo=UTC)
+
+
+def _finish(text: str, found: dict[str, Any], stopped: bool, as_json: bool) -> None:
+    print_done(text, found, as_json)
+    if stopped:
+        print("penstock: stopped; the next run goes on from here", file=sys.stderr)
+        raise SystemExit(STOPPED)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str) or value is None else str(value)

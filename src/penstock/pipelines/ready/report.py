@@ -1,0 +1,176 @@
+"""Report: what `rollup` has counted, as one HTML page with plots. No Spark, no script, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import NotFound
+from penstock.pipelines.ready.plots import Series, lines_svg
+
+QUEUES_MAX = 50
+_COUNTS = ("sent", "received", "acked", "retries", "expired", "dead")
+_STYLE = """
+:root { --ink: #1d2733; --soft: #66748a; --line: #dfe5ec; --page: #f6f8fa; --card: #ffffff;
+  --c0: #2266cc; --c1: #1b9e77; --c2: #8e5bd0; --c3: #d1495b; --c4: #e08e0b; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4eaf1; --soft: #93a1b5; --line: #2d3845; --page: #11171e;
+  --card: #1a222c; --c0: #6aa5ff; --c1: #4cc9a0; --c2: #b58cf0; --c3: #f0788a; --c4: #f2b04a; } }
+* { box-sizing: border-box } body { margin: 0; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif }
+main { max-width: 1120px; margin: 0 auto; padding: 32px 20px 64px } h1 { font-size: 26px; margin: 0 0 4px }
+h2 { font-size: 19px; margin: 40px 0 12px; overflow-wrap: anywhere } p { color: var(--soft); margin: 0 0 20px }
+table { border-collapse: collapse; width: 100%; background: var(--card); border: 1px solid var(--line);
+  border-radius: 8px; overflow: hidden; font-variant-numeric: tabular-nums }
+th, td { padding: 7px 12px; text-align: right; border-top: 1px solid var(--line); white-space: nowrap }
+th { font-weight: 600; color: var(--soft); border-top: 0; font-size: 13px } td:first-child, th:first-child
+  { text-align: left } .scroll { overflow-x: auto } .bad { color: var(--c3); font-weight: 600 }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 500px), 1fr)); gap: 16px }
+figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px 8px }
+figcaption { font-weight: 600; font-size: 14px } .unit { color: var(--soft); font-weight: 400 }
+.legend { display: flex; gap: 14px; flex-wrap: wrap; font-size: 12.5px; color: var(--soft) }
+.legend i { display: inline-block; width: 12px; height: 3px; border-radius: 2px; margin-right: 5px;
+  vertical-align: 3px }
+svg { width: 100%; height: auto; display: block } svg text { fill: var(--soft); font-size: 11px }
+.grid { stroke: var(--line); stroke-width: 1 } .plot { fill: none; stroke-width: 1.8; stroke-linejoin: round }
+"""
+
+
+@dataclass(frozen=True)
+class QueueHistory:
+    """The windows of one queue, in order."""
+
+    queue: str
+    rows: list[dict[str, Any]]
+
+    def total(self, name: str) -> float:
+        """Over all windows."""
+        return float(sum(row[name] or 0 for row in self.rows))
+
+    def worst(self, name: str) -> float | None:
+        """The largest value of any window."""
+        return max((row[name] for row in self.rows if row[name] is not None), default=None)
+
+
+def report(table: str | Path, to: str | Path, *, queues: Sequence[str] = ()) -> Path:
+    """Draw the table that `rollup` keeps as a page. Of all queues, or of these; the busiest first."""
+    histories = _histories(Path(table), queues)
+    target = Path(to)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page(histories, lost=_lost(Path(table))), encoding="utf-8")
+    return target
+
+
+def _read(table: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    files = sorted((table / "windows").glob("date=*/*.parquet"))
+    if not files:
+        raise NotFound(f"{table} has no windows: `penstock pipeline run rollup --table {table}` makes them")
+    rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+    return sorted(rows, key=lambda row: (row["queue"], row["start"]))
+
+
+def _histories(table: Path, queues: Sequence[str]) -> list[QueueHistory]:
+    by_queue: dict[str, list[dict[str, Any]]] = {}
+    for row in _read(table):
+        if row["queue"] and (not queues or row["queue"] in queues):
+            by_queue.setdefault(row["queue"], []).append(row)
+    found = [QueueHistory(queue, rows) for queue, rows in by_queue.items()]
+    return sorted(found, key=lambda each: -(each.total("sent") + each.total("received")))
+
+
+def _lost(table: Path) -> float:
+    return float(sum(row["lost_events"] or 0 for row in _read(table)))
+
+
+def page(histories: Sequence[QueueHistory], *, lost: float = 0.0) -> str:
+    """The whole page."""
+    starts = [row["start"] for each in histories for row in each.rows]
+    ends = [row["end"] for each in histories for row in each.rows]
+    span = f"{_time(min(starts))} to {_time(max(ends))} UTC" if starts else "nothing happened"
+    missing = f' <span class="bad">{lost:,.0f} events are missing.</span>' if lost else ""
+    shown = histories[:QUEUES_MAX]
+    more = f"<p>{len(histories) - len(shown)} more queues are in the table.</p>" if len(histories) > len(shown) else ""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Penstock report</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body><main><h1>Penstock report</h1>"
+        f"<p>{span}. Made {_time(datetime.now(UTC))} UTC.{missing}</p>"
+        f"{_summary(histories)}{''.join(map(_section, shown))}{more}</main></body></html>\n"
+    )
+
+
+def _time(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d %H:%M")
+
+
+def _summary(histories: Iterable[QueueHistory]) -> str:
+    heads = ("queue", *_COUNTS, "receive p99", "ack p99")
+    rows = "".join(_summary_row(each) for each in histories)
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _summary_row(each: QueueHistory) -> str:
+    cells = [f"<td>{html.escape(each.queue)}</td>"]
+    for name in _COUNTS:
+        value = each.total(name)
+        style = ' class="bad"' if name == "dead" and value else ""
+        cells.append(f"<td{style}>{value:,.0f}</td>")
+    cells += [f"<td>{milliseconds(each.worst(f'{name}_p99_ms'))}</td>" for name in ("receive", "ack")]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def milliseconds(value: float | None) -> str:
+    """A time as people read it.
+
+    >>> milliseconds(12.4), milliseconds(2_500.0), milliseconds(180_000.0), milliseconds(None)
+    ('12 ms', '2.5 s', '3.0 min', '')
+    """
+    if value is None:
+        return ""
+    if value < 1_000:
+        return f"{value:.0f} ms"
+    return f"{value / 1_000:.1f} s" if value < 120_000 else f"{value / 60_000:.1f} min"
+
+
+def _section(each: QueueHistory) -> str:
+    plots = (
+        _figure("Throughput", "messages/s", each, [("sent", "sent"), ("received", "received"), ("acked", "acked")]),
+        _figure("Send to first receive", "ms", each, _times("receive")),
+        _figure("Send to ack", "ms", each, _times("ack")),
+        _figure(
+            "Trouble", "messages", each, [("retries", "retries"), ("expired", "expired"), ("dead letters", "dead")]
+        ),
+    )
+    return f'<section><h2>{html.escape(each.queue)}</h2><div class="plots">{"".join(plots)}</div></section>'
+
+
+def _times(name: str) -> list[tuple[str, str]]:
+    return [(short, f"{name}_{short}_ms") for short in ("p50", "p95", "p99")]
+
+
+_COLOURS = {"Throughput": (0, 1, 2), "Trouble": (4, 2, 3)}
+
+
+def _figure(title: str, unit: str, each: QueueHistory, columns: list[tuple[str, str]]) -> str:
+    per_s = unit == "messages/s"
+    colours = _COLOURS.get(title, (1, 4, 3))
+    series = [
+        Series(label, f"var(--c{colour})", [_point(row, column, per_s) for row in each.rows])
+        for (label, column), colour in zip(columns, colours, strict=True)
+    ]
+    marks = "".join(f'<span><i style="background:{one.colour}"></i>{one.label}</span>' for one in series)
+    head = f'<figcaption>{title} <span class="unit">{unit}</span></figcaption>'
+    return f'<figure>{head}<div class="legend">{marks}</div>{lines_svg(series, title)}</figure>'
+
+
+def _point(row: dict[str, Any], column: str, per_s: bool) -> tuple[float, float | None]:
+    seconds = (row["end"] - row["start"]).total_seconds()
+    value = row[column]
+    middle = row["start"].timestamp() + seconds / 2
+    return middle, None if value is None else value / seconds if per_s else float(value)

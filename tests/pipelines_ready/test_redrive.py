@@ -1,0 +1,68 @@
+"""Redrives: what is said about dead letters, and which go back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.core.errors import InvalidRequest
+from penstock.pipelines.ready.redrive import redrive
+from tests.compat.server import Server
+from tests.spark.running import Queues
+
+
+@pytest.fixture
+def ps(server: Server) -> Iterator[Any]:
+    with penstock.connect(f"penstock://127.0.0.1:{server.http_port}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def dead(ps: Any, queues: Queues) -> str:
+    """Ten messages: three timed out, with different numbers in the error, and seven met a bad row."""
+    name = queues.create("orders", max_receives=1)
+    ps.queue(name).send_many([b"order %d" % number for number in range(10)])
+    for number, message in enumerate(ps.queue(name).receive(max=10)):
+        message.release(error=f"timeout after {number} s" if number < 3 else "bad row")
+    return f"{name}.dead"
+
+
+def test_dead_letters_are_counted_by_reason_queue_hour_and_error(
+    spark: Any, ps: Any, queues: Queues, dead: str
+) -> None:
+    found = redrive(spark, ps, [dead])
+    assert (found.dead_letters, found.chosen, found.moved) == (10, 10, 0)
+    reasons = [(row["reason"], row["messages"]) for row in found.analysis["reasons"]]
+    assert reasons == [("bad row", 7), ("timeout after # s", 3)]
+    assert [(row["origin"], row["channel"], row["messages"]) for row in found.analysis["queues"]] == [
+        (queues.name("orders"), "main", 10)
+    ]
+    assert sum(row["messages"] for row in found.analysis["hours"]) == 10
+    assert len(found.analysis["errors"]) == 4
+    assert ps.queue(dead).stats().messages == 10
+
+
+def test_those_that_sql_chooses_go_back_where_they_came_from(spark: Any, ps: Any, queues: Queues, dead: str) -> None:
+    found = redrive(spark, ps, [dead], where="error like 'timeout%' and value <> 'order 1'", send=True)
+    assert (found.chosen, found.moved, found.failed) == (2, 2, [])
+    back = ps.queue(queues.name("orders")).receive(max=10)
+    assert sorted(message.text for message in back) == ["order 0", "order 2"]
+    assert ps.queue(dead).stats().channels["main"].ready == 8
+
+
+def test_they_can_go_elsewhere(spark: Any, ps: Any, queues: Queues, dead: str) -> None:
+    other = queues.create("other")
+    assert redrive(spark, ps, [dead], send=True, to=other).moved == 10
+    assert ps.queue(other).stats().messages == 10
+
+
+def test_what_is_wrong_is_said(spark: Any, ps: Any, dead: str) -> None:
+    with pytest.raises(InvalidRequest, match="which dead-letter queues"):
+        redrive(spark, ps, [])
+    with pytest.raises(InvalidRequest, match="where cannot be followed"):
+        redrive(spark, ps, [dead], where="colour = 'red'", send=True)
+    with pytest.raises(penstock.NotFound):
+        redrive(spark, ps, ["nosuch.dead"])
