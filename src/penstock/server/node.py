@@ -146,7 +146,7 @@ class Node:
         try:
             await declare_queues(self._services.shard, self._settings.queues)
             if self._settings.events.enabled:
-                shard.record(self._recorder())
+                await self._record(shard)
             return Ready(self._version, os.getpid(), self._settings.server.data, await self._listen())
         except BaseException:
             await self.stop()
@@ -188,10 +188,15 @@ class Node:
     ) -> None:
         await self.stop()
 
-    def _recorder(self) -> Recorder:
+    async def _record(self, shard: Shard) -> None:
+        """Write what happens to the events queue; it is there from the beginning, so that readers find it."""
         events = self._settings.events
-        flush_ms = max(1, round(events.flush_s * 1_000))
-        return Recorder(events.queue, events_config(events), sample=events.sample, flush_ms=flush_ms)
+        config, flush_ms = events_config(events), max(1, round(events.flush_s * 1_000))
+        try:
+            await self.services.shard.call(DescribeQueue(name=events.queue))
+        except QueueNotFound:
+            await self.services.shard.call(CreateQueue(name=events.queue, config=config, channels=()))
+        shard.record(Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms))
 
     def _open_store(self) -> Store:
         """Also called by the shard when it has to open the store again."""

@@ -7,6 +7,7 @@ checkpoint: so to go on is to run the same again. The stream is a channel of the
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -86,9 +87,10 @@ def archive(
 
 
 def _accept(landing: Landing, wanted: dict[str, Any]) -> None:
-    """The first run says what an archive holds; later ones must want the same."""
-    file = landing.own / "archive.json"
-    if not file.exists():
+    """The first batch settles what an archive holds; later runs must want the same."""
+    file, checkpoint = landing.own / "archive.json", landing.own / "checkpoint"
+    if not any((checkpoint / "offsets").glob("[0-9]*")):
+        shutil.rmtree(checkpoint, ignore_errors=True)
         write_json(file, wanted)
         return
     found = json.loads(file.read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -53,7 +54,8 @@ def follow(query: Any, name: str, display: Display | None = None, stop: threadin
                 query.stop()
                 is_stopped = True
                 break
-        query.awaitTermination(LOOK_S)
+        with contextlib.suppress(Exception):  # it is looked at below
+            query.awaitTermination(LOOK_S)
     _take(query, progress, display)
     error = None if is_stopped else query.exception()
     if error is not None:
