@@ -119,3 +119,13 @@ def test_reports_are_counted_once_and_lag_follows_idle_ones() -> None:
     assert (query.rows, query.batches, query.lag) == (100, 1, 0)
     assert query.saw(Batch(1, "t2", 5, 0.1, {"orders": 0}))
     assert query.batches == 2
+
+
+def test_a_batch_that_does_not_say_where_the_queue_ends_has_no_lag() -> None:
+    report = {
+        "batchId": 1,
+        "timestamp": "t",
+        "numInputRows": 3,
+        "sources": [{"endOffset": {"queues": {"q": {"0": 7}}}}],
+    }
+    assert Batch.of(report).lag == {}

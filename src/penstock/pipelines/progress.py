@@ -41,7 +41,8 @@ class Batch:
         for source in report.get("sources", ()):
             end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
             for queue, offset in end.items():
-                lag[queue] = max(lag.get(queue, 0), latest.get(queue, offset) - offset)
+                if queue in latest:  # the first batch of a restart may not say
+                    lag[queue] = max(lag.get(queue, 0), latest[queue] - offset)
         seconds = report.get("durationMs", {}).get("triggerExecution", 0) / 1000
         return cls(report["batchId"], report["timestamp"], report["numInputRows"], seconds, lag)
 
