@@ -30,8 +30,8 @@ One script a question, in `bench/`. `make bench` runs them all and writes this p
 Contenders take turns (A B A B ...) within one run, after a turn that does not count, and a ratio is the median of the
 ratios turn by turn, with the quartiles in brackets. So a ratio means more than the rates beside it, which move with
 the machine. Every Penstock figure has its `fdatasync` before the acknowledgement, except where the memory store is
-named. The hot half of the package is compiled for this (`make compile`), as it is for a release; from its sources it
-does the same, slower.
+named. The hot half of the package is compiled for this (`make compile`; docs/server.md says how to serve with it); from
+its sources it does the same, slower.
 """
 
 
