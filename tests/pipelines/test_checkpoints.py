@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from penstock.pipelines.checkpoints import State, last_batch, state_directory
 from penstock.pipelines.definition import Pipeline, load
 from penstock.pipelines.errors import AlreadyRunning, IncompatibleCheckpoint
-from penstock.pipelines.progress import Batch, QueryProgress
+from penstock.pipelines.progress import Batch, Lines, Live, QueryProgress
 from penstock.pipelines.status import status_of
 from penstock.pipelines.where import Where
 
@@ -129,3 +131,20 @@ def test_a_batch_that_does_not_say_where_the_queue_ends_has_no_lag() -> None:
         "sources": [{"endOffset": {"queues": {"q": {"0": 7}}}}],
     }
     assert Batch.of(report).lag == {}
+
+
+def test_progress_is_shown_as_a_table_as_lines_and_as_objects() -> None:
+    query = QueryProgress("totals", state="running")
+    batch = Batch(3, "2026-01-01T00:00:00Z", 1_000, 0.5, {"orders": 4_000})
+    query.saw(batch)
+    screen, lines, objects = io.StringIO(), io.StringIO(), io.StringIO()
+    live = Live("Pipeline [bold]", screen)
+    live.refresh([query])
+    live.close()
+    for text in ("Pipeline [bold]", "totals", "running", "1,000", "2,000", "4,000", "0.50 s", "0:02"):
+        assert text in screen.getvalue()
+    Lines(lines).batch(query, batch)
+    assert lines.getvalue() == "totals: batch 3: 1,000 rows in 0.50 s (2,000 rows/s), lag 4,000, ETA 0:02\n"
+    Lines(objects, as_json=True).batch(query, batch)
+    found = json.loads(objects.getvalue())
+    assert (found["query"], found["rows"], found["lag"], found["eta_s"]) == ("totals", 1_000, {"orders": 4_000}, 2.0)
