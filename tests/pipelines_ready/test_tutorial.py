@@ -19,7 +19,7 @@ DEFAULT_PORT = "9325"
 def blocks() -> list[str]:
     _, _, tutorial = (DOCS / "spark.md").read_text().partition("\n## A tutorial")
     found = re.findall(r"```sh\n(.*?)```", tutorial, re.DOTALL)
-    assert len(found) >= 8
+    assert len(found) >= 7
     return found
 
 
@@ -49,10 +49,9 @@ def test_its_commands_do_what_it_says(tmp_path: Path) -> None:
     told = (tmp_path / "output").read_text()
     assert (status in (0, 143), (tmp_path / "finished").exists()) == (True, True), told
     assert f"archived {MESSAGES} messages" in told
-    assert "archived 0 messages" in told
+    assert re.search(r"\|\s+3\|\s*1000\|", told)
     dead = sum(1 for order in range(1, MESSAGES + 1) if order % 7 == 6)
     slow = sum(1 for order in range(1, MESSAGES + 1) if order % 7 == 6 and order % 100 == 6)
     assert f"{dead} dead letters, {dead} chosen" in told
     assert f"{dead} dead letters, {slow} sent back" in told
-    assert f"sent {MESSAGES // 7} of {MESSAGES // 7} messages to orders.test" in told
     assert "orders.dead" in (tmp_path / "report.html").read_text()

@@ -52,6 +52,7 @@ def archive(
     format: Annotated[str, typer.Option(help="parquet, delta or iceberg.")] = "parquet",
     once: Once = True,
     every: Every = "30 seconds",
+    batch: Annotated[int, typer.Option(min=1, help="Messages in a batch.")] = 200_000,
     compact: Annotated[bool, typer.Option("--compact/--no-compact", help="Join small files at the end.")] = True,
     master: Master = None,
     as_json: AsJson = False,
@@ -72,6 +73,7 @@ def archive(
             format=format,
             once=once,
             every=every,
+            batch_messages=batch,
             compact=compact,
             display=display,
             stop=stop,
@@ -158,7 +160,7 @@ def redrive(
     place = _where(url, token)
     with (
         _running("redrive", master, as_json) as (spark, display, _),
-        penstock.connect(str(place.url), token=place.token) as ps,
+        penstock.connect(_client_url(str(place.url)), token=place.token) as ps,
     ):
         done = READY["redrive"].function(
             spark, ps, queue or (), where=where, send=send, to=to, rate=rate, display=display
@@ -307,6 +309,16 @@ def _where(url: str | None, token: str | None) -> Where:
 
     place = url or os.environ.get("PENSTOCK_URL") or DEFAULT_URL
     return Where(http_url(place), token=token or os.environ.get("PENSTOCK_TOKEN") or None)
+
+
+def _client_url(url: str) -> str:
+    """The address as the client writes it.
+
+    >>> _client_url("http://localhost:9325"), _client_url("https://host:9325")
+    ('penstock://localhost:9325', 'penstocks://host:9325')
+    """
+    scheme, _, rest = url.partition("://")
+    return f"{'penstocks' if scheme == 'https' else 'penstock'}://{rest}"
 
 
 @contextlib.contextmanager
