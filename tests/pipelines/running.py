@@ -62,16 +62,22 @@ class Bench:
     def state(self) -> State:
         return State(state_directory(self.pipeline, None))
 
-    def run(self, *, once: bool = True, reset: bool = False, stop: threading.Event | None = None) -> Outcome:
+    def run(
+        self, *, once: bool = True, reset: bool = False, stop: threading.Event | None = None, where: Where | None = None
+    ) -> Outcome:
         self.display.batches.clear()
         pipeline, state = self.pipeline, self.state
         with state.locked():
             state.accept(pipeline, reset=reset)
             calls = [view.function.call for view in pipeline.views.values() if view.function is not None]
             by_value(sorted({call.__module__ for call in calls}))
-            where = Where(url=self.queues.url)
+            where = where or Where(url=self.queues.url)
             stop = stop or threading.Event()
             return Runner(self.queues.spark, pipeline, where, state, self.display, once, stop).run()
+
+    def check(self) -> None:
+        """As `validate --analyse` does."""
+        Runner(self.queues.spark, self.pipeline, Where(url=self.queues.url), self.state, self.display).check()
 
     def rows(self) -> dict[str, int]:
         """How many rows each query has read in the last run."""

@@ -256,6 +256,41 @@ def test_continuous_runs_until_it_is_told_to_stop_and_finishes_its_batch(queues:
 def test_what_only_spark_can_know_has_its_place_too(queues: Queues, step: str, expected: str) -> None:
     sink = "" if "sink" in step else "sink: {queue: out}\n"
     bench = Bench(queues, f'source: {{queue: "{{q}}-q"}}\nsteps:\n  - {step}\n{sink}dead_letters: d\n')
-    with pytest.raises(InvalidDefinition) as caught:
-        bench.run()
-    assert expected in str(caught.value)
+    for look in (bench.check, bench.run):
+        with pytest.raises(InvalidDefinition) as caught:
+            look()
+        assert expected in str(caught.value)
+
+
+def test_looking_with_spark_reads_nothing_and_leaves_nothing(queues: Queues) -> None:
+    bench = Bench(queues, ORDERS)
+    queues.create()
+    bench.check()
+    assert set(queues.channels()) == {"main"}
+    assert not bench.path(".penstock").exists()
+
+
+FILES = """\
+source: {files: incoming, format: json, schema: "id bigint, name string"}
+sink: {queue: "{q}-out"}
+"""
+
+
+def test_files_that_come_are_sent_once_each(queues: Queues) -> None:
+    bench = Bench(queues, FILES)
+    incoming = bench.path("incoming")
+    incoming.mkdir()
+    for number in range(2):
+        (incoming / f"{number}.json").write_text(f'{{"id": {number}, "name": "n{number}"}}\n')
+        assert bench.run().state == "done"
+    assert bodies(queues, "out") == [{"id": 0, "name": "n0"}, {"id": 1, "name": "n1"}]
+
+
+def test_a_pipeline_reads_a_data_directory_without_a_server(queues: Queues) -> None:
+    queues.send(20)
+    step = "sql: select cast(value as string) as n from source"
+    bench = Bench(queues, f'source: {{queue: "{{q}}-q"}}\nsteps:\n  - {step}\nsink: {{parquet: out}}\n')
+    for _ in range(2):
+        assert bench.run(where=Where(data=queues.data)).state == "done"
+    assert len(bench.files("out", "n")) == 20
+    assert set(queues.channels()) == {"main"}
