@@ -16,7 +16,7 @@ from penstock.pipelines.ready.landing import Landing
 from tests.compat.server import until
 from tests.spark.running import Queues
 
-PATIENCE_S = 120
+PATIENCE_S = 240
 
 
 def command(*arguments: str) -> list[str]:
@@ -38,6 +38,7 @@ def kill_tree(process: subprocess.Popen[str]) -> None:
     process.wait(PATIENCE_S)
 
 
+@pytest.mark.timeout(900)
 def test_an_archive_that_is_killed_and_stopped_has_each_message_once(
     spark: Any, queues: Queues, tmp_path: Path
 ) -> None:

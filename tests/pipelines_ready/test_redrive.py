@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,6 +58,14 @@ def test_they_can_go_elsewhere(spark: Any, ps: Any, queues: Queues, dead: str) -
     other = queues.create("other")
     assert redrive(spark, ps, [dead], send=True, to=other).moved == 10
     assert ps.queue(other).stats().messages == 10
+
+
+def test_a_redrive_that_is_told_to_stop_is_cancelled(spark: Any, ps: Any, queues: Queues, dead: str) -> None:
+    stop = threading.Event()
+    stop.set()
+    found = redrive(spark, ps, [dead], send=True, rate=1, stop=stop)
+    assert found.failed == [f"{dead}: cancelled"]
+    assert found.moved < 10
 
 
 def test_what_is_wrong_is_said(spark: Any, ps: Any, dead: str) -> None:

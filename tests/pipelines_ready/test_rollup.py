@@ -14,6 +14,7 @@ import pytest
 
 import penstock
 from penstock.core.errors import InvalidRequest, NotFound
+from penstock.pipelines.errors import IncompatibleCheckpoint
 from penstock.pipelines.ready.plots import Series, lines_svg
 from penstock.pipelines.ready.report import QueueHistory, page, report
 from penstock.pipelines.ready.rollup import EVENTS_QUEUE, STORED, rollup, windows_of
@@ -98,6 +99,8 @@ def test_late_events_change_their_window(spark: Any, ps: Any, queues: Queues, wh
     ps.queue(queue).send_many([json.dumps(sent | {"count": 2}), "this is no event", json.dumps({"x": 1})])
     assert rollup(spark, where, tmp_path, queue=queue).dates == 1
     assert [row.sent for row in windows(spark, tmp_path, "q")] == [7]
+    with pytest.raises(IncompatibleCheckpoint, match="has windows of 1 minute"):
+        rollup(spark, where, tmp_path, queue=queue, window="5 minutes")
 
 
 def test_what_is_wrong_is_said(spark: Any, where: Where, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.ports import free_port
 from tests.spark.running import need_java
 
@@ -31,6 +33,7 @@ def script(port: int) -> str:
     return text.replace("penstock serve ", f"penstock serve {ports} ").replace(DEFAULT_PORT, str(port))
 
 
+@pytest.mark.timeout(900)
 def test_its_commands_do_what_it_says(tmp_path: Path) -> None:
     need_java()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -45,7 +48,7 @@ def test_its_commands_do_what_it_says(tmp_path: Path) -> None:
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-        status = shell.wait(280)
+        status = shell.wait(840)
     told = (tmp_path / "output").read_text()
     assert (status in (0, 143), (tmp_path / "finished").exists()) == (True, True), told
     assert f"archived {MESSAGES} messages" in told

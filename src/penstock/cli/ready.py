@@ -159,11 +159,11 @@ def redrive(
 
     place = _where(url, token)
     with (
-        _running("redrive", master, as_json) as (spark, display, _),
+        _running("redrive", master, as_json) as (spark, display, stop),
         penstock.connect(_client_url(str(place.url)), token=place.token) as ps,
     ):
         done = READY["redrive"].function(
-            spark, ps, queue or (), where=where, send=send, to=to, rate=rate, display=display
+            spark, ps, queue or (), where=where, send=send, to=to, rate=rate, display=display, stop=stop
         )
     if not as_json:
         for title, rows in done.analysis.items():
@@ -172,7 +172,7 @@ def redrive(
     found = {"dead_letters": done.dead_letters, "chosen": done.chosen, "moved": done.moved, "skipped": done.skipped}
     plain = {title: [{k: _plain(v) for k, v in row.items()} for row in rows] for title, rows in done.analysis.items()}
     _finish(f"{done.dead_letters} dead letters, {fate}", found | {"analysis": plain}, False, as_json)
-    if done.failed:
+    if done.failed:  # or cancelled
         print(f"penstock: {'; '.join(done.failed)}", file=sys.stderr)
         raise SystemExit(1)
 

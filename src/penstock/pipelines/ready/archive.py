@@ -81,7 +81,7 @@ def archive(
         writer = writer.option("checkpointLocation", str(checkpoint)).queryName("archive")
         query = start(writer, "archive", once=once, every=every)
         stack.callback(query.stop)
-        done = follow(query, "archive", display, stop)
+        done = follow(query, "archive", checkpoint, display, stop)
         joined = _compact(landing, format) if compact else 0
     return Archived(done.rows, done.batches, joined, done.stopped)
 

@@ -53,7 +53,7 @@ def dedupe(
             writer.option("checkpointLocation", str(Path(checkpoint).resolve())), "dedupe", once=once, every=every
         )
         stack.callback(query.stop)
-        return follow(query, "dedupe", display, stop)
+        return follow(query, "dedupe", Path(checkpoint), display, stop)
 
 
 def without_duplicates(frame: Any, by: str, within: str) -> Any:

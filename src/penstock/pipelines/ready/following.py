@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from penstock.pipelines.errors import PipelineFailed
@@ -15,7 +16,7 @@ from penstock.pipelines.progress import Batch, Display, QueryProgress
 from penstock.pipelines.runner import reason_of
 
 LOOK_S = 0.05
-STOP_S = 60.0
+STOP_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,13 @@ def start(writer: Any, name: str, *, once: bool, every: str) -> Any:
         raise PipelineFailed(f"{name}: {reason_of(error)}") from error
 
 
-def follow(query: Any, name: str, display: Display | None = None, stop: threading.Event | None = None) -> Followed:
-    """Wait for a stream's end; `PipelineFailed` if it fails. When `stop` is set, it ends after its current batch."""
+def follow(
+    query: Any, name: str, checkpoint: Path, display: Display | None = None, stop: threading.Event | None = None
+) -> Followed:
+    """Wait for a stream's end; `PipelineFailed` if it fails. When `stop` is set, it ends after its current batch.
+
+    A stream whose thread died of an error of Java's own (memory, files) reports none: the checkpoint shows it.
+    """
     progress = QueryProgress(name, state="running")
     told_s: float | None = None
     is_stopped = False
@@ -60,7 +66,13 @@ def follow(query: Any, name: str, display: Display | None = None, stop: threadin
     error = None if is_stopped else query.exception()
     if error is not None:
         raise PipelineFailed(f"{name}: {reason_of(error)}") from error
+    if not is_stopped and _last_number(checkpoint / "offsets") > _last_number(checkpoint / "commits"):
+        raise PipelineFailed(f"{name}: it ended in the middle of a batch; Spark's log says why. Run it again to go on")
     return Followed(progress.rows, progress.batches, is_stopped)
+
+
+def _last_number(directory: Path) -> int:
+    return max((int(each.name) for each in directory.glob("*") if each.name.isdigit()), default=-1)
 
 
 def _take(query: Any, progress: QueryProgress, display: Display | None) -> None:

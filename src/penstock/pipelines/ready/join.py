@@ -48,7 +48,7 @@ def join(
         place = str(Path(checkpoint).resolve())
         query = start(writer.option("checkpointLocation", place), "join", once=once, every=every)
         stack.callback(query.stop)
-        return follow(query, "join", display, stop)
+        return follow(query, "join", Path(checkpoint), display, stop)
 
 
 def _side(spark: Any, where: Where, queue: str, on: str, within: str, name: str) -> Any:

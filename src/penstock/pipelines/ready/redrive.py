@@ -20,6 +20,7 @@ client, a page at a time, and handed to Spark as one Arrow table. There they are
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,11 +72,12 @@ def redrive(
     rate: int | None = None,
     messages_max: int = MESSAGES_MAX,
     display: Display | None = None,
+    stop: threading.Event | None = None,
 ) -> Redriven:
     """Look at the dead letters in some queues; with `send`, those that `where` (SQL) is true of go back.
 
     They go where they came from, or to the queue `to`; `rate` is how many a second at most. Without `send` nothing is
-    moved, and `chosen` says how many would be.
+    moved, and `chosen` says how many would be. When `stop` is set, it ends; what was moved stays moved.
     """
     if not queues:
         raise InvalidRequest("say which dead-letter queues to look at, such as orders.dead")
@@ -89,7 +91,8 @@ def redrive(
         spark.catalog.dropTempView(VIEW)
     if not send:
         return Redriven(table.num_rows, analysis, len(chosen))
-    return _send(ps, Redriven(table.num_rows, analysis, len(chosen)), chosen, to, rate, display)
+    found = Redriven(table.num_rows, analysis, len(chosen))
+    return _send(ps, found, chosen, to, rate, display, stop or threading.Event())
 
 
 def _choose(frame: Any, where: str | None) -> list[Any]:
@@ -102,7 +105,13 @@ def _choose(frame: Any, where: str | None) -> list[Any]:
 
 
 def _send(
-    ps: Penstock, found: Redriven, chosen: list[Any], to: str | None, rate: int | None, display: Display | None
+    ps: Penstock,
+    found: Redriven,
+    chosen: list[Any],
+    to: str | None,
+    rate: int | None,
+    display: Display | None,
+    stop: threading.Event,
 ) -> Redriven:
     moved = skipped = 0
     failed: list[str] = []
@@ -111,10 +120,14 @@ def _send(
         started = ps.redrive(queue, to=to, ids=sequences, rate=rate)
         while (task := started.wait(timeout=_LOOK_S)).status == "running":
             tell(display)(f"redrive: {queue}: {task.moved + task.skipped} of {task.to_move}")
+            if stop.is_set():
+                started.cancel()
         moved += task.moved
         skipped += task.skipped
         if task.status != "done":
-            failed.append(f"{queue}: {task.status}: {task.error}")
+            failed.append(f"{queue}: {task.status}" + (f": {task.error}" if task.error else ""))
+        if stop.is_set():
+            break
     return Redriven(found.dead_letters, found.analysis, found.chosen, moved, skipped, failed)
 
 

@@ -18,6 +18,7 @@ exact percentiles are no trouble. Both are Parquet.
 
 from __future__ import annotations
 
+import json
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,11 +27,11 @@ from typing import Any
 
 from penstock.core.errors import InvalidRequest
 from penstock.pipelines.definition import seconds_of
-from penstock.pipelines.errors import PipelineFailed
+from penstock.pipelines.errors import IncompatibleCheckpoint, PipelineFailed
 from penstock.pipelines.progress import Display
 from penstock.pipelines.ready.archive import query_id
 from penstock.pipelines.ready.following import follow, start, tell
-from penstock.pipelines.ready.landing import Landing
+from penstock.pipelines.ready.landing import Landing, write_json
 from penstock.pipelines.runner import reason_of
 from penstock.pipelines.where import Where
 
@@ -80,6 +81,7 @@ def rollup(
     with ExitStack() as stack:
         stack.enter_context(events.opened())
         stack.enter_context(windows.opened())
+        _accept(windows, {"window": window, "queue": queue})
         checkpoint = events.own / "checkpoint"
 
         def land(batch: Any, number: int) -> None:
@@ -90,7 +92,7 @@ def rollup(
         writer = _parsed(spark, where, queue).writeStream.foreachBatch(land)
         query = start(writer.option("checkpointLocation", str(checkpoint)), "rollup", once=once, every=every)
         stack.callback(query.stop)
-        done = follow(query, "rollup", display, stop)
+        done = follow(query, "rollup", checkpoint, display, stop)
         events.compact()
         try:
             dates = _bring_up_to_date(spark, events, windows, window, report)
@@ -101,6 +103,18 @@ def rollup(
     if report is not None:
         tell(display)(f"rollup: the report is {report}")
     return RolledUp(done.rows, dates, None if report is None else Path(report), done.stopped)
+
+
+def _accept(windows: Landing, wanted: dict[str, str]) -> None:
+    """The first run says what a table holds; later ones must want the same."""
+    file = windows.own / "rollup.json"
+    found = json.loads(file.read_text()) if file.exists() else wanted
+    if found != wanted:
+        raise IncompatibleCheckpoint(
+            f"{windows.path.parent} has windows of {found['window']} from {found['queue']}, and now {wanted['window']} "
+            f"from {wanted['queue']} is wanted: use another table, or the same as before"
+        )
+    write_json(file, wanted)
 
 
 def _parsed(spark: Any, where: Where, queue: str) -> Any:
