@@ -118,6 +118,7 @@ class Process:
         return self.process.wait(PATIENCE_S)
 
 
+@pytest.mark.timeout(600)
 def test_killed_and_started_again_each_row_is_where_it_belongs_once(queues: Queues, processes: list[Process]) -> None:
     (queues.directory / "orders.yaml").write_text(DEFINITION.replace("{q}", queues.prefix))
     queues.send(MESSAGES)
