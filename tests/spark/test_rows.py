@@ -42,13 +42,9 @@ def test_rows_go_where_their_columns_say() -> None:
     ]
 
 
-def test_a_null_topic_goes_to_the_topic_of_the_options() -> None:
+def test_the_option_topic_names_the_queue_of_all_rows() -> None:
     given = batch(value=["0", "1"], topic=["a", None])
-    assert sections(given, "q") == [(Target("a"), [b"0"]), (Target("q"), [b"1"])]
-
-
-def test_the_column_topic_counts_before_the_option() -> None:
-    assert sections(batch(value=["0"], topic=["a"]), "q") == [(Target("a"), [b"0"])]
+    assert sections(given, "q") == [(Target("q"), [b"0", b"1"])]
 
 
 def test_many_rows_and_large_rows_are_cut_into_chunks() -> None:

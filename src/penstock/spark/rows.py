@@ -82,6 +82,8 @@ class Rows:
     def sections(self, batch: Any) -> Iterator[tuple[Target, Chunk, int, int]]:
         """The chunks of a batch, where they go, and the first and last row they are made of."""
         columns = {name: batch[name] for name in batch.schema.names if name in COLUMNS}
+        if self._topic is not None:
+            columns.pop("topic", None)  # the option names the queue of all rows, as Kafka's connector has it
         self._check(columns)
         for target, rows in self._targets(columns, batch.num_rows):
             picked = columns if rows is None else {name: column.take(rows) for name, column in columns.items()}
@@ -95,7 +97,7 @@ class Rows:
 
     def _check(self, columns: dict[str, Any]) -> None:
         self._refuse_where(pc.is_null(columns["value"]), "value", "it is null")
-        if "topic" in columns and self._topic is None:
+        if "topic" in columns:
             self._refuse_where(pc.is_null(columns["topic"]), "topic", "it is null, and there is no option topic")
         if "priority" in columns:
             good = pc.and_(pc.greater_equal(columns["priority"], 0), pc.less_equal(columns["priority"], PRIORITY_MAX))
