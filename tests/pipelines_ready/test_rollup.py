@@ -16,7 +16,7 @@ import penstock
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.pipelines.errors import IncompatibleCheckpoint
 from penstock.pipelines.ready.plots import Series, lines_svg
-from penstock.pipelines.ready.report import QueueHistory, page, report
+from penstock.pipelines.ready.report import QueueHistory, _with_silence, page, report
 from penstock.pipelines.ready.rollup import EVENTS_QUEUE, STORED, rollup, windows_of
 from penstock.pipelines.where import Where
 from tests.compat.server import Server, until
@@ -144,6 +144,13 @@ def test_every_plot_is_well_formed_and_within_its_frame() -> None:
             numbers = [float(each) for each in re.findall(r"[\d.]+", path.attrib["d"])]
             assert all(0 <= x <= width for x in numbers[::2])
             assert all(0 <= y <= height for y in numbers[1::2])
+
+
+def test_counts_fall_to_nothing_in_windows_without_events() -> None:
+    whole = history()
+    rows = _with_silence([whole.rows[0], whole.rows[1], whole.rows[9], whole.rows[11]])
+    minutes = [(row["start"].minute, row["sent"] > 0) for row in rows]
+    assert minutes == [(0, True), (1, True), (2, False), (8, False), (9, True), (10, False), (11, True)]
 
 
 def test_a_plot_of_nothing_says_so_and_a_lone_point_is_a_dot() -> None:

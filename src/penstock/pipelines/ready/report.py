@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -160,13 +161,28 @@ _COLOURS = {"Throughput": (0, 1, 2), "Trouble": (4, 2, 3)}
 def _figure(title: str, unit: str, each: QueueHistory, columns: list[tuple[str, str]]) -> str:
     per_s = unit == "messages/s"
     colours = _COLOURS.get(title, (1, 4, 3))
+    rows = each.rows if unit == "ms" else _with_silence(each.rows)
     series = [
-        Series(label, f"var(--c{colour})", [_point(row, column, per_s) for row in each.rows])
+        Series(label, f"var(--c{colour})", [_point(row, column, per_s) for row in rows])
         for (label, column), colour in zip(columns, colours, strict=True)
     ]
     marks = "".join(f'<span><i style="background:{one.colour}"></i>{one.label}</span>' for one in series)
     head = f'<figcaption>{title} <span class="unit">{unit}</span></figcaption>'
     return f'<figure>{head}<div class="legend">{marks}</div>{lines_svg(series, title)}</figure>'
+
+
+def _with_silence(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Windows in which nothing happened are not in the table: counts are 0 there, from the first to the last one."""
+    filled = rows[:1]
+    for before, row in pairwise(rows):
+        length = before["end"] - before["start"]
+        silent = dict.fromkeys(_COUNTS, 0.0)
+        if row["start"] - before["end"] >= length:
+            filled.append({**silent, "start": before["end"], "end": before["end"] + length})
+        if row["start"] - before["end"] >= 2 * length:
+            filled.append({**silent, "start": row["start"] - length, "end": row["start"]})
+        filled.append(row)
+    return filled
 
 
 def _point(row: dict[str, Any], column: str, per_s: bool) -> tuple[float, float | None]:
