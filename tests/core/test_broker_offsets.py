@@ -298,7 +298,9 @@ def test_the_reply_to_repeated_work_waits_until_the_first_is_durable() -> None:
 
 def test_work_can_be_checked_without_being_done() -> None:
     desk = Desk()
-    assert desk.do(c.CommitWork(acks=[], sends=[c.Send(queue="q", bodies=[b"x"])], mark=("s", 1), check_only=True)) == []
+    assert (
+        desk.do(c.CommitWork(acks=[], sends=[c.Send(queue="q", bodies=[b"x"])], mark=("s", 1), check_only=True)) == []
+    )
     assert desk.do(c.LastMark(name="s")) == -1
     with pytest.raises(InvalidRequest):
         desk.do(c.CommitWork(acks=[], sends=[c.Send(queue="q", bodies=[])], check_only=True))

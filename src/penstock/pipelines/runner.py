@@ -267,7 +267,7 @@ def _batches_done(checkpoint: Path) -> int:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether every batch that was begun is done. (A query whose thread died of an error of Java's own reports none.)"""
+    """Whether every batch that was begun is done. (A query whose thread died of an error in Java reports none.)"""
     return _last_number(checkpoint / "offsets") <= _last_number(checkpoint / "commits")
 
 
