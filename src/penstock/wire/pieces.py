@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import cast
 
 import msgspec
 
@@ -93,7 +92,7 @@ def send_of(target: Target, chunk: Chunk) -> Send:
         raise InvalidRequest(f"a group or dedup id for queue {target.queue!r} is not UTF-8: {error}") from None
     return Send(
         queue=target.queue,
-        bodies=PackedBodies(cast(bytes, chunk.bodies), chunk.offsets),
+        bodies=PackedBodies(bytes(chunk.bodies), chunk.offsets),
         attributes=values,
         groups=groups,
         dedup_ids=ids,
