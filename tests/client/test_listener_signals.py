@@ -12,11 +12,11 @@ import pytest
 import penstock
 
 THREADS = """
-import sys, time, penstock
+import os, sys, time, penstock
 with penstock.open(sys.argv[1]) as ps:
     @ps.listener("in", workers=2)
     def handle(message, tx):
-        print("begun", flush=True)
+        os.write(1, b"begun\\n")  # in one piece: two workers say so at once
         time.sleep(0.5)
         tx.put("out", message.body)
     print("finished", handle.run_forever(timeout=10), flush=True)
@@ -45,9 +45,12 @@ def test_a_listener_that_is_told_to_end_finishes_what_is_in_hand(
     command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
-        process.send_signal(number)
-        rest, _ = process.communicate(timeout=30)
+        try:
+            assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
+            process.send_signal(number)
+            rest, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, rest) == (0, "finished True\n")
     with penstock.open(tmp_path) as ps:
         assert sorted(message.body for message in ps.queue("out").receive(9)) == [b"1", b"2"]
