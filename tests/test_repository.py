@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "core": {"core"},
     "store": {"core", "store"},
     "server": {"core", "store", "server"},
+    "cluster": {"core", "store", "server", "wire", "cluster"},
     "wire": {"core", "wire"},
     "client": {"core", "store", "server", "wire", "client"},
     "outbox": {"core", "client", "outbox"},

@@ -36,6 +36,7 @@ from penstock.server.metrics import RequestMeter, store_families
 from penstock.server.partition_map import PartitionMaps
 from penstock.server.settings import DeclaredQueue, InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
+from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard
 from penstock.store.base import Store
 from penstock.store.embedded import EmbeddedStore, open_store
@@ -44,7 +45,7 @@ from penstock.store.memory import MemoryStore
 log = logging.getLogger("penstock.node")
 
 MEMORY = ":memory:"
-_ENTROPY_BYTES = 64
+ENTROPY_BYTES = 64
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -59,7 +60,7 @@ class Address(msgspec.Struct, frozen=True):
 class Services:
     """What a front end gets from its node."""
 
-    shard: AsyncShard
+    shard: Shards
     settings: Settings
     credentials: Credentials
     meter: RequestMeter
@@ -122,6 +123,8 @@ class Node:
         self._started: list[FrontEnd] = []
         self._store: Store | None = None
         self._services: Services | None = None
+        self._recording: list[Shard] = []
+        """Whose happenings go to the events queue, if there is one."""
 
     @property
     def services(self) -> Services:
@@ -133,9 +136,8 @@ class Node:
         """Open the store, declare the queues, listen. If anything of that fails, nothing is left open."""
         self._settings.check()
         credentials = self._settings.open_credentials()
-        shard = await asyncio.to_thread(Shard, self._open_store, self._clock, lambda: os.urandom(_ENTROPY_BYTES))
         self._services = Services(
-            shard=AsyncShard(shard, commit_in_thread=self._settings.server.commit_in_thread),
+            shard=await self._open_shards(),
             settings=self._settings,
             credentials=credentials,
             meter=RequestMeter(),
@@ -146,11 +148,17 @@ class Node:
         try:
             await declare_queues(self._services.shard, self._settings.queues)
             if self._settings.events.enabled:
-                await self._record(shard)
+                await self._record()
             return Ready(self._version, os.getpid(), self._settings.server.data, await self._listen())
         except BaseException:
             await self.stop()
             raise
+
+    async def _open_shards(self) -> Shards:
+        """What the front ends will serve. Here: one shard, in the data directory."""
+        shard = await asyncio.to_thread(Shard, self._open_store, self._clock, lambda: os.urandom(ENTROPY_BYTES))
+        self._recording = [shard]
+        return AsyncShard(shard, commit_in_thread=self._settings.server.commit_in_thread)
 
     async def _listen(self) -> dict[str, Address]:
         listening: dict[str, Address] = {}
@@ -188,7 +196,7 @@ class Node:
     ) -> None:
         await self.stop()
 
-    async def _record(self, shard: Shard) -> None:
+    async def _record(self) -> None:
         """Write what happens to the events queue; it is there from the beginning, so that readers find it."""
         events = self._settings.events
         config, flush_ms = events_config(events), max(1, round(events.flush_s * 1_000))
@@ -196,7 +204,8 @@ class Node:
             await self.services.shard.call(DescribeQueue(name=events.queue))
         except QueueNotFound:
             await self.services.shard.call(CreateQueue(name=events.queue, config=config, channels=()))
-        shard.record(Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms))
+        for shard in self._recording:
+            shard.record(Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms))
 
     def _open_store(self) -> Store:
         """Also called by the shard when it has to open the store again."""
@@ -216,7 +225,7 @@ class Node:
 # -- declared queues ---------------------------------------------------------------------------------------------------
 
 
-async def declare_queues(shard: AsyncShard, queues: Iterable[DeclaredQueue]) -> None:
+async def declare_queues(shard: Shards, queues: Iterable[DeclaredQueue]) -> None:
     """Create the queues that are not there; change the settings of those that are, as far as the file gives any."""
     declared = list(queues)
     for queue in declared:
@@ -227,7 +236,7 @@ async def declare_queues(shard: AsyncShard, queues: Iterable[DeclaredQueue]) -> 
             await _expect_queue(shard, queue.dead_letter, f"the dead-letter queue of {queue.name!r}")
 
 
-async def _declare(shard: AsyncShard, queue: DeclaredQueue) -> None:
+async def _declare(shard: Shards, queue: DeclaredQueue) -> None:
     changes = queue.changes()
     with contextlib.suppress(QueueNotFound):
         info: QueueInfo = await shard.call(DescribeQueue(name=queue.name))
@@ -243,7 +252,7 @@ async def _declare(shard: AsyncShard, queue: DeclaredQueue) -> None:
     await shard.call(CreateQueue(name=queue.name, config=QueueConfig().changed(changes)))
 
 
-async def _expect_queue(shard: AsyncShard, name: str, what: str) -> None:
+async def _expect_queue(shard: Shards, name: str, what: str) -> None:
     try:
         await shard.call(DescribeQueue(name=name))
     except QueueNotFound:

@@ -18,7 +18,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from penstock.core.broker import Broker
-from penstock.core.commands import Ack, CancelWait, Command, Damage, Extend, Receive, Release, Send
+from penstock.core.commands import Ack, CancelWait, CatalogEvent, Command, Damage, Extend, Receive, Release, Send
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
 from penstock.server.siblings import Siblings
 
@@ -136,6 +136,11 @@ class AsyncShard:
     def identity(self) -> Broker:
         """Who names messages and reads receipts."""
         return self.shard.broker
+
+    @property
+    def listeners(self) -> list[Callable[[CatalogEvent], None]]:
+        """Who hears of queues and channels that come and go."""
+        return self.shard.listeners
 
     @property
     def reports(self) -> list[Damage]:

@@ -21,12 +21,12 @@ import msgspec
 
 from penstock.core.commands import ChannelStats, QueueStats, Stats
 from penstock.core.errors import QueueNotFound
-from penstock.core.queue import Queue
 from penstock.protocols.lookup.registry import Load
 from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.latency import LatencyResult, LatencyWindow, result_of
 from penstock.protocols.nsq.names import is_name
 from penstock.protocols.nsq.topics import Topics
+from penstock.server.shards import QueueFace
 
 _TOPICS_AT_ONCE = 200
 """Counted in one step of the shard, so that others get their turn in between."""
@@ -186,7 +186,7 @@ def read_loads(topics: Topics) -> Iterator[tuple[str, Load]]:
             yield name, _load(topics, queue)
 
 
-def _load(topics: Topics, queue: Queue) -> Load:
+def _load(topics: Topics, queue: QueueFace) -> Load:
     channels = {
         name: (channel.ready, len(topics.clients(queue.name, name)))
         for name, channel in queue.channels.items()

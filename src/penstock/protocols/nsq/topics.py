@@ -45,7 +45,7 @@ from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.names import is_ephemeral
 from penstock.server.node import Services
 from penstock.server.shard import Call, Ticket
-from penstock.server.tasks import AsyncShard
+from penstock.server.shards import Shards
 
 EXTRA = "nsq"
 """Where `Services.extras` keeps the topics."""
@@ -72,7 +72,7 @@ class Topics:
 
     def __init__(self, services: Services) -> None:
         self.settings = services.settings.nsq
-        self.shard: AsyncShard = services.shard
+        self.shard: Shards = services.shard
         self.listeners: list[Listener] = []
         self.finish_listeners: list[FinishListener] = []
         self.producers: dict[Client, None] = {}
@@ -88,7 +88,7 @@ class Topics:
             in_flight_max=self.settings.in_flight_max,
         )
         """What a topic created here is told."""
-        self.shard.shard.listeners.append(self._heard)
+        self.shard.listeners.append(self._heard)
 
     @classmethod
     def of(cls, services: Services) -> Topics:

@@ -36,7 +36,7 @@ from penstock.protocols.rest.work import Sessions, UnitsOfWork
 from penstock.server.auth import Principal
 from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, queue_families, render
 from penstock.server.node import Services
-from penstock.server.tasks import AsyncShard
+from penstock.server.shards import Shards
 
 _QUEUES_PER_CALL = 1_000
 _EXPOSED = ["x-request-id", "retry-after", "penstock-next-offset", "penstock-end-offset"]
@@ -157,7 +157,7 @@ class _Nothing(Response):
         await not_found(self._desk, scope, receive, send)
 
 
-async def _stats_of_queues(shard: AsyncShard, principal: Principal) -> list[Stats]:
+async def _stats_of_queues(shard: Shards, principal: Principal) -> list[Stats]:
     found: list[Stats] = []
     after = ""
     while names := await shard.call(ListQueues(after=after, limit=_QUEUES_PER_CALL)):

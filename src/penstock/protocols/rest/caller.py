@@ -10,7 +10,7 @@ from penstock.core.commands import Command, Delivery, Once, Receive
 from penstock.core.errors import AccessDenied
 from penstock.server.auth import ANYBODY, RIGHTS, Principal, Right
 from penstock.server.shard import Call, give_back
-from penstock.server.tasks import AsyncShard
+from penstock.server.shards import Shards
 
 TRANSPORT = "penstock.transport"
 """Where the connection puts its transport into the scope of a request."""
@@ -98,7 +98,7 @@ class Caller:
         transport: asyncio.Transport | None = self._scope.get(TRANSPORT)
         return transport is not None and transport.is_closing()
 
-    async def receive(self, shard: AsyncShard, command: Receive) -> Delivery:
+    async def receive(self, shard: Shards, command: Receive) -> Delivery:
         """Lease messages, now or when there are any. If the caller hangs up meanwhile, it takes none with it."""
         delivery: Delivery | None
         if command.wait_ms == 0:
@@ -112,7 +112,7 @@ class Caller:
         self.delivery = delivery
         return delivery
 
-    async def _wait(self, shard: AsyncShard, command: Receive) -> Delivery | None:
+    async def _wait(self, shard: Shards, command: Receive) -> Delivery | None:
         answered = asyncio.get_running_loop().create_future()
 
         def settled(_call: Call) -> None:
@@ -138,7 +138,7 @@ class Caller:
         while (await self._messages())["type"] != "http.disconnect":
             pass
 
-    def give_back(self, shard: AsyncShard) -> None:
+    def give_back(self, shard: Shards) -> None:
         """What was leased for this caller is ready again, as if never handed out: it did not get it."""
         delivery, self.delivery = self.delivery, None
         if delivery is not None and delivery.runs:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.core.attributes import Attributes, AttributeValue, TypedBytes, TypedText, decode_attributes
-from penstock.core.broker import Broker
 from penstock.core.chunk import Chunk, Section
 from penstock.core.commands import Delivery, Failure, Seen
 from penstock.core.commands import Records as CoreRecords
@@ -30,6 +29,7 @@ from penstock.protocols.rest.shapes import (
     StateName,
     TypedValue,
 )
+from penstock.server.shards import Names
 
 _SECONDS_MAX = 1e12
 """Thirty thousand years: what is more is no time. (Nor is what is no number.)"""
@@ -146,7 +146,7 @@ def _history(origin: Origin | None, failures: Iterable[Failure], sequence: int) 
     return before + _failures(failures, sequence)
 
 
-def _content(broker: Broker, queue_id: int, chunk: Chunk, index: int, origin: Origin | None) -> dict[str, Any]:
+def _content(broker: Names, queue_id: int, chunk: Chunk, index: int, origin: Origin | None) -> dict[str, Any]:
     """The fields that every message has."""
     sequence = chunk.base + index
     body, encoding = encode_text(chunk.body(index))
@@ -166,7 +166,7 @@ def _content(broker: Broker, queue_id: int, chunk: Chunk, index: int, origin: Or
     }
 
 
-def received_messages(broker: Broker, delivery: Delivery) -> list[ReceivedMessage]:
+def received_messages(broker: Names, delivery: Delivery) -> list[ReceivedMessage]:
     """The messages of a delivery."""
     found = []
     for run in delivery.runs:
@@ -186,7 +186,7 @@ def received_messages(broker: Broker, delivery: Delivery) -> list[ReceivedMessag
     return found
 
 
-def seen_message(broker: Broker, queue_id: int, seen: Seen) -> SeenMessage:
+def seen_message(broker: Names, queue_id: int, seen: Seen) -> SeenMessage:
     """A message that was looked at."""
     origin = _origin_of(seen.chunk, seen.index)
     state: StateName = seen.state.name.lower()  # type: ignore[assignment]
@@ -199,7 +199,7 @@ def seen_message(broker: Broker, queue_id: int, seen: Seen) -> SeenMessage:
     )
 
 
-def record_list(broker: Broker, records: CoreRecords) -> list[Record]:
+def record_list(broker: Names, records: CoreRecords) -> list[Record]:
     """Records as JSON has them."""
     found = []
     for run in records.runs:

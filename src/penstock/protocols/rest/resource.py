@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.core.broker import Broker
 from penstock.core.commands import Delivery, Run
 from penstock.core.errors import QueueNotFound, SessionNotFound
-from penstock.core.queue import Queue
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.websocket.handles import session_handle, session_number
 from penstock.server.node import Services
 from penstock.server.shard import give_back
+from penstock.server.shards import Names, QueueFace
 
 
 class Resource:
@@ -24,11 +23,11 @@ class Resource:
         self.settings = services.settings.rest
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> Names:
         """The broker as it is now, to be read from: ids, names, receipts. Changes go through the shard."""
-        return self.shard.shard.broker
+        return self.shard.identity
 
-    def queue(self, name: str) -> Queue:
+    def queue(self, name: str) -> QueueFace:
         """A queue that is there."""
         queue = self.broker.queues.get(name)
         if queue is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from penstock.core.broker import Broker
 from penstock.core.commands import Refused, Settled, Span
 from penstock.core.errors import ForeignReceipt, PenstockError
+from penstock.server.shards import Names
 
 
 class Holding(NamedTuple):
@@ -49,7 +49,7 @@ class Sorted(NamedTuple):
     refused: list[tuple[str, PenstockError]]
 
 
-def sort_receipts(broker: Broker, texts: Iterable[str], queue: str | None, channel: str | None) -> Sorted:
+def sort_receipts(broker: Names, texts: Iterable[str], queue: str | None, channel: str | None) -> Sorted:
     """Find out what receipts are for: of this queue and channel, if they are given.
 
     The same receipt twice counts once. Two receipts of one message, on different attempts, go into two holdings.
@@ -73,7 +73,7 @@ def sort_receipts(broker: Broker, texts: Iterable[str], queue: str | None, chann
     return Sorted([holding for holdings in rounds for holding in holdings.values()], refused)
 
 
-def _opened(broker: Broker, text: str, queue: str | None, channel: str | None) -> tuple[str, str, int, int]:
+def _opened(broker: Names, text: str, queue: str | None, channel: str | None) -> tuple[str, str, int, int]:
     receipt = broker.open_receipt(text)
     owner = broker.queue_name(receipt.queue_id)
     held_in = broker.channel_name(receipt.queue_id, receipt.channel_id)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from penstock.core.commands import Ack, Extend, Send, Sent, Settled, Span
 from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError
-from penstock.core.queue import Queue
 from penstock.protocols.sqs import message_attributes
 from penstock.protocols.sqs.errors import (
     BATCH_ENTRY_IDS_NOT_DISTINCT,
@@ -45,6 +44,7 @@ from penstock.protocols.sqs.shapes import (
     SettledEntry,
     SettledResult,
 )
+from penstock.server.shards import QueueFace
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 
@@ -209,7 +209,7 @@ class BatchActions(MessageActions):
 
     # -- settling --
 
-    def _held_entries(self, queue: Queue, entries: Sequence[SettleEntry], result: SettledResult) -> list[Held]:
+    def _held_entries(self, queue: QueueFace, entries: Sequence[SettleEntry], result: SettledResult) -> list[Held]:
         """What the entries' receipts say; those that say nothing go to the failed ones."""
         found = []
         for entry in entries:

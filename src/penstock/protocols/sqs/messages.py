@@ -9,7 +9,6 @@ from penstock.core.attributes import encode_attributes
 from penstock.core.commands import Ack, Delivery, Extend, Receive, Send, Sent, Settled, Span
 from penstock.core.config import QueueConfig
 from penstock.core.errors import ForgedReceipt, LeaseTooLong, PenstockError, StaleReceipt
-from penstock.core.queue import Queue
 from penstock.protocols.sqs import message_attributes
 from penstock.protocols.sqs.attributes import message_bytes_max
 from penstock.protocols.sqs.errors import (
@@ -35,6 +34,7 @@ from penstock.protocols.sqs.shapes import (
     SendMessageRequest,
     SendMessageResult,
 )
+from penstock.server.shards import QueueFace
 
 _TOKEN = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}\Z")
 _SECOND_MS = 1_000
@@ -217,14 +217,14 @@ class MessageActions(Unpacking):
 
     # -- settling --
 
-    def queue(self, name: str) -> Queue:
+    def queue(self, name: str) -> QueueFace:
         """A queue to settle messages of. None is created: nobody could hold its messages."""
         queue = self.broker.queues.get(name)
         if queue is None:
             raise no_such_queue()
         return queue
 
-    def held(self, queue: Queue, handle: str | None) -> tuple[str, Span]:
+    def held(self, queue: QueueFace, handle: str | None) -> tuple[str, Span]:
         """What a receipt handle says, for a message of this queue: the channel, and which message on which attempt."""
         if not handle:
             raise missing("ReceiptHandle")

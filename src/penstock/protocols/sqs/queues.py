@@ -47,7 +47,7 @@ from penstock.protocols.sqs.shapes import (
     UntagQueueRequest,
 )
 from penstock.server.settings import SqsSettings
-from penstock.server.tasks import AsyncShard
+from penstock.server.shards import Shards
 
 _TAG_KEY_LENGTH_MAX = 128
 _TAG_VALUE_LENGTH_MAX = 256
@@ -56,7 +56,7 @@ _TAG_VALUE_LENGTH_MAX = 256
 class QueueActions(BatchActions):
     """The actions on queues, beside those on messages."""
 
-    def __init__(self, shard: AsyncShard, settings: SqsSettings) -> None:
+    def __init__(self, shard: Shards, settings: SqsSettings) -> None:
         super().__init__(shard, settings)
         self._deleted_ms: dict[str, int] = {}
         self._purged_ms: dict[str, int] = {}

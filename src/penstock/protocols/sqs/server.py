@@ -39,7 +39,8 @@ from penstock.protocols.sqs.sigv4 import verify
 from penstock.server.auth import ANYBODY, Credentials, Principal
 from penstock.server.settings import SqsSettings
 from penstock.server.shard import Call
-from penstock.server.tasks import AsyncShard, CallbackCall
+from penstock.server.shards import Shards
+from penstock.server.tasks import CallbackCall
 
 log = logging.getLogger("penstock.sqs")
 
@@ -49,7 +50,7 @@ _ADDRESSES_REMEMBERED_MAX = 100
 class SqsFrontEnd:
     """Answers SQS requests from a shard. `handle` is the HTTP server's handler."""
 
-    def __init__(self, shard: AsyncShard, settings: SqsSettings, credentials: Credentials) -> None:
+    def __init__(self, shard: Shards, settings: SqsSettings, credentials: Credentials) -> None:
         self.shard = shard
         self.service = Service(shard, settings)
         self._credentials = credentials
@@ -136,7 +137,7 @@ class Visit(ABC):
 
     __slots__ = ("_action", "_call", "_caller", "_coroutine", "_exchange", "_shard")
 
-    def __init__(self, exchange: Exchange, shard: AsyncShard) -> None:
+    def __init__(self, exchange: Exchange, shard: Shards) -> None:
         self._exchange = exchange
         self._shard = shard
         self._action: Action
@@ -253,7 +254,7 @@ class Together:
 
     __slots__ = ("_calls", "_go_on", "_left")
 
-    def __init__(self, commands: tuple[Any, ...], shard: AsyncShard, go_on: Any) -> None:
+    def __init__(self, commands: tuple[Any, ...], shard: Shards, go_on: Any) -> None:
         self._go_on = go_on
         self._left = len(commands)
         self._calls: list[Call] = [shard.submit(command, self._settled) for command in commands]

@@ -13,7 +13,6 @@ import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from penstock.core.broker import Broker
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue
 from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError, QueueExists
@@ -23,7 +22,7 @@ from penstock.protocols.sqs.names import FIFO_SUFFIX, Arns, Urls, queue_url
 from penstock.server.auth import ANYBODY, RIGHTS, Principal, Right
 from penstock.server.settings import SqsSettings
 from penstock.server.shard import Call
-from penstock.server.tasks import AsyncShard
+from penstock.server.shards import Names, Shards
 
 _SEQUENCE_DIGITS = 12
 _SEQUENCES_MAX = 16**_SEQUENCE_DIGITS
@@ -72,7 +71,7 @@ class Caller:
 class ServiceBase:
     """The ground that actions stand on."""
 
-    def __init__(self, shard: AsyncShard, settings: SqsSettings) -> None:
+    def __init__(self, shard: Shards, settings: SqsSettings) -> None:
         self.shard = shard
         self.limits = LIMITS[settings.limits]
         self.urls = Urls(needs_account=self.limits.is_strict)
@@ -84,9 +83,9 @@ class ServiceBase:
         self.auto_create = settings.auto_create
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> Names:
         """The broker as it is now, to be read from: configurations, ids, receipts. Changes go through `ask`."""
-        return self.shard.shard.broker
+        return self.shard.identity
 
     def message_id(self, queue_id: int, sequence: int) -> str:
         """As the broker's, faster: of the ids of a queue only the last twelve digits differ, for long enough."""

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.core.broker import Broker
 from penstock.core.commands import (
     AddCredit,
     Browse,
@@ -38,6 +37,7 @@ from penstock.protocols.websocket.rights import check_rights
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Services
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
+from penstock.server.shards import Names
 from penstock.server.tasks import CallbackCall
 from penstock.wire.answers import Kind, Limits, encode_answers, pack_reply
 from penstock.wire.requests import AddPushCredit, Cancel, Hello, StartPush, StopPush, incoming
@@ -161,7 +161,7 @@ class Desk:
         self._answer(number, Kind.REPLY, delivery)
 
     @property
-    def _broker(self) -> Broker:
+    def _broker(self) -> Names:
         return self._shard.identity
 
     def _localise(self, command: Command) -> None:

@@ -24,7 +24,6 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from penstock.core.broker import Broker
 from penstock.core.commands import Delivery, Heartbeat
 from penstock.core.commands import Receive as ReceiveCommand
 from penstock.core.errors import (
@@ -42,6 +41,7 @@ from penstock.protocols.websocket.desk import Desk
 from penstock.protocols.websocket.handles import session_number
 from penstock.server.auth import Principal
 from penstock.server.node import Services
+from penstock.server.shards import Names
 from penstock.wire.answers import Kind, encode_answers
 from penstock.wire.requests import MEDIA_TYPE, RECEIVED_HEADER, SESSION_HEADER, decode_requests
 
@@ -85,7 +85,7 @@ class _Conversation:
         delivery = self.kept.get(number) if isinstance(command, ReceiveCommand) else None
         return delivery if delivery is not None and delivery.deadline_ms > now_ms else None
 
-    def keep(self, answers: list[tuple[int, int, Any]], broker: Broker) -> None:
+    def keep(self, answers: list[tuple[int, int, Any]], broker: Names) -> None:
         """These leave now, and may get lost."""
         for number, _, value in answers:
             if isinstance(value, Delivery) and value.runs:

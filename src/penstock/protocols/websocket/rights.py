@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.core import commands
-from penstock.core.broker import Broker
 from penstock.core.commands import Command
 from penstock.core.errors import AccessDenied
 from penstock.server.auth import ANYBODY, Principal, Right
+from penstock.server.shards import Names
 from penstock.wire import requests
 
 _RIGHTS: dict[type[Command], tuple[Right, str]] = {
@@ -57,7 +57,7 @@ _OPEN_TO_ALL: frozenset[type[Command]] = frozenset(
 )
 
 
-def check_rights(principal: Principal, command: Command, broker: Broker) -> None:
+def check_rights(principal: Principal, command: Command, broker: Names) -> None:
     """`AccessDenied` if the principal may not do that."""
     if principal is ANYBODY:
         return
@@ -70,7 +70,7 @@ def _name(command: Command) -> str:
     return type(command).__name__
 
 
-def _needed(command: Command, broker: Broker) -> Iterator[tuple[Right, str]]:
+def _needed(command: Command, broker: Names) -> Iterator[tuple[Right, str]]:
     kind = type(command)
     found = _RIGHTS.get(kind)
     if found is not None:

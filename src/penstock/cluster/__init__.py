@@ -1,0 +1,1 @@
+"""Many shards: routing between them, links between nodes, who owns what. See docs/adr/0016-many-nodes.md."""

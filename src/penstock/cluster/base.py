@@ -1,0 +1,97 @@
+"""What the parts of a cluster know of each other: places that take a shard's commands, and the map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from penstock.core.commands import Command
+from penstock.core.errors import PenstockError, StoreError
+from penstock.server.shard import Call
+from penstock.server.tasks import CallbackCall
+
+SHARD_SHIFT = 40
+"""A queue's id is its shard's number, so many bits up, and its number within the shard."""
+
+
+def shard_of_id(queue_id: int) -> int:
+    """The shard in which a queue's id was made.
+
+    >>> shard_of_id((5 << SHARD_SHIFT) + 17)
+    5
+    """
+    return queue_id >> SHARD_SHIFT
+
+
+class ShardMoved(PenstockError):
+    """This node does not own the shard (any more, or yet). The command was not done: try again at its owner."""
+
+    def __init__(self, shard: int, map_version: int = 0) -> None:
+        super().__init__(f"shard {shard} is not served here: look at the map, and ask its owner")
+        self.shard = shard
+        self.map_version = map_version
+
+
+class LinkBroken(StoreError):
+    """The link to another node broke after the command was written: it may or may not have been done."""
+
+
+class Place(Protocol):
+    """Somewhere that takes commands for shards: this process's shards (`ShardHost`), or a node behind a `Link`.
+
+    Whatever happens, every call is settled once, in the loop, and `on_settled` is told: with a reply, or with an error
+    in `call.error` (`ShardMoved`: not done; `LinkBroken`: not known; or the core's).
+    """
+
+    def submit(
+        self, shard: int, command: Command, on_settled: Callable[[Call], None], caller: object = None
+    ) -> CallbackCall:
+        """Take a command to a shard."""
+        ...
+
+    def withdraw(self, call: CallbackCall) -> None:
+        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
+        ...
+
+
+class NodeAddress(msgspec.Struct, frozen=True):
+    """Where a node is reached."""
+
+    link: str
+    """For other nodes: HOST:PORT, or the path of a Unix socket."""
+    urls: dict[str, str] = {}
+    """For clients: the front ends' URLs by name (sqs, http, nsq, nsq-http)."""
+
+
+class ClusterMap(msgspec.Struct, frozen=True):
+    """One version of who owns what.
+
+    >>> ClusterMap(3, "a", ("a", "b", ""), {"a": NodeAddress("h:1"), "b": NodeAddress("h:2")}).own_shards
+    [0]
+    """
+
+    version: int
+    own: str
+    """This node's name."""
+    owners: tuple[str, ...]
+    """The node that serves each shard; "" while none does."""
+    nodes: dict[str, NodeAddress]
+
+    @property
+    def own_shards(self) -> list[int]:
+        """The shards that this node serves."""
+        return [shard for shard, owner in enumerate(self.owners) if owner == self.own]
+
+
+class ClusterMaps(Protocol):
+    """Knows the map as it is now."""
+
+    def current(self) -> ClusterMap:
+        """The newest version."""
+        ...
+
+    def on_change(self, listener: Callable[[ClusterMap], None]) -> None:
+        """Have a function called, in the loop, with every new version."""
+        ...

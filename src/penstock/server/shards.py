@@ -1,0 +1,167 @@
+"""What front ends know of the shards behind them: one (`AsyncShard`), or many on many nodes (`cluster.Router`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sized
+from typing import Any, Protocol
+
+from penstock.core.commands import CatalogEvent, Command, Damage, RedriveTask
+from penstock.core.config import QueueConfig
+from penstock.core.receipt import Receipt
+from penstock.core.records import Meta
+from penstock.server.shard import Call
+from penstock.server.tasks import CallbackCall
+
+
+class ChannelFace(Protocol):
+    """What may be read of a channel."""
+
+    @property
+    def id(self) -> int:
+        """Its number within the queue."""
+        ...
+
+    @property
+    def ready(self) -> int:
+        """How many messages wait to be handed out."""
+        ...
+
+
+class QueueFace(Protocol):
+    """What may be read of a queue."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def config(self) -> QueueConfig:
+        """Its configuration."""
+        ...
+
+    @property
+    def channels(self) -> Mapping[str, ChannelFace]:
+        """Its channels."""
+        ...
+
+    @property
+    def messages(self) -> int:
+        """How many messages it holds."""
+        ...
+
+    @property
+    def backlog(self) -> int:
+        """How many messages no channel has been shown."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many bytes they take."""
+        ...
+
+
+class Names(Protocol):
+    """What may be read of a broker, or of what stands for many: names, configurations, ids, receipts."""
+
+    @property
+    def queues(self) -> Mapping[str, QueueFace]:
+        """The queues by name."""
+        ...
+
+    @property
+    def sessions(self) -> Sized:
+        """The sessions that are open."""
+        ...
+
+    @property
+    def tasks(self) -> Mapping[int, RedriveTask]:
+        """The redrives."""
+        ...
+
+    @property
+    def meta(self) -> Meta:
+        """The realm and the secret."""
+        ...
+
+    def queue_name(self, queue_id: int) -> str | None:
+        """The name of the queue with this id."""
+        ...
+
+    def channel_name(self, queue_id: int, channel_id: int) -> str | None:
+        """The name of a channel by the ids in a receipt."""
+        ...
+
+    def message_id(self, queue_id: int, sequence: int) -> str:
+        """The identity of a message, in the shape of a UUID."""
+        ...
+
+    def receipt_key(self, queue_id: int) -> bytes:
+        """What the receipts of a queue are sealed with."""
+        ...
+
+    def receipt(self, queue_id: int, channel_id: int, sequence: int, attempt: int) -> str:
+        """What a receiver holds to settle a message later."""
+        ...
+
+    def open_receipt(self, text: str) -> Receipt:
+        """Read a receipt; `ForgedReceipt` if it is none of ours."""
+        ...
+
+    def held(self, subscription: int) -> int:
+        """How many messages the session of a subscription holds."""
+        ...
+
+
+class Shards(Protocol):
+    """Takes commands through steps. `call` is for tasks, `submit` for callbacks."""
+
+    read_only: bool
+
+    async def call(self, command: Command) -> Any:
+        """Take a command through a step. Returns when its effect is as durable as it has to be."""
+        ...
+
+    def submit(self, command: Command, on_settled: Callable[[Call], None], caller: object = None) -> CallbackCall:
+        """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise."""
+        ...
+
+    def withdraw(self, call: CallbackCall) -> None:
+        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Let some time pass."""
+        ...
+
+    def now_ms(self) -> int:
+        """The shards' time."""
+        ...
+
+    @property
+    def identity(self) -> Names:
+        """The broker as it is now, to be read from. Changes go through commands."""
+        ...
+
+    @property
+    def listeners(self) -> list[Callable[[CatalogEvent], None]]:
+        """Who hears of queues and channels that come and go."""
+        ...
+
+    @property
+    def reports(self) -> list[Damage]:
+        """The last reports of damaged chunks."""
+        ...
+
+    async def tick(self) -> None:
+        """Make a step, so that the shards do what is due."""
+        ...
+
+    async def close(self) -> None:
+        """Commit what is left, end every wait, close. Once more does nothing."""
+        ...
