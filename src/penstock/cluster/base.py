@@ -9,11 +9,9 @@ import msgspec
 
 from penstock.core.commands import Command
 from penstock.core.errors import PenstockError, StoreError
+from penstock.core.partition import SHARD_SHIFT as SHARD_SHIFT
 from penstock.server.shard import Call
 from penstock.server.tasks import CallbackCall
-
-SHARD_SHIFT = 40
-"""A queue's id is its shard's number, so many bits up, and its number within the shard."""
 
 
 def shard_of_id(queue_id: int) -> int:

@@ -123,6 +123,7 @@ from penstock.core.keys import Kind
 from penstock.core.marks import Marks
 from penstock.core.once import OnceMemory
 from penstock.core.origin import Origin
+from penstock.core.partition import SHARD_SHIFT, SHARDS_MAX
 from penstock.core.queue import Queue
 from penstock.core.receipt import Receipt
 from penstock.core.records import Meta, Session
@@ -176,8 +177,11 @@ class Broker:
     # -- opening --
 
     @classmethod
-    def open(cls, reader: Reader, now_ms: int, entropy: bytes) -> Broker:
-        """The broker as the store has it. `entropy` makes the secret and the realm of a store that is new."""
+    def open(cls, reader: Reader, now_ms: int, entropy: bytes, shard: int | None = 0, shards: int = 1) -> Broker:
+        """The broker as the store has it. `entropy` makes the secret and the realm of a store that is new.
+
+        `shard` of `shards` is what a new store becomes, and what an old one has to be; None: whatever it is.
+        """
         found = next(reader.scan(keys.record(Kind.META)), None)
         if found is not None:
             broker = cls(reader, msgspec.msgpack.decode(found[1], type=Meta))
@@ -186,16 +190,31 @@ class Broker:
                     f"the store has format {broker.meta.version}, and this version of Penstock knows {FORMAT_VERSION}: "
                     "use the version that wrote it, or a newer one"
                 )
+            if shard is not None:
+                broker._check_shard(shard, shards)
             broker.now_ms = now_ms
             broker._restore()
             return broker
         if len(entropy) < _SECRET_BYTES + _REALM_BYTES:
             raise InvalidRequest(f"a new store needs at least {_SECRET_BYTES + _REALM_BYTES} bytes of entropy")
         realm = int.from_bytes(entropy[_SECRET_BYTES : _SECRET_BYTES + _REALM_BYTES], "big")
-        broker = cls(reader, Meta(FORMAT_VERSION, entropy[:_SECRET_BYTES], realm))
+        shard = shard or 0
+        if not 0 <= shard < shards <= SHARDS_MAX:
+            raise InvalidConfig(f"shard {shard} of {shards}: shards count from 0, and there are at most {SHARDS_MAX}")
+        first_queue = (shard << SHARD_SHIFT) + 1
+        meta = Meta(FORMAT_VERSION, entropy[:_SECRET_BYTES], realm, first_queue, shard=shard, shards=shards)
+        broker = cls(reader, meta)
         broker.now_ms = now_ms
         broker._save_meta()
         return broker
+
+    def _check_shard(self, shard: int, shards: int) -> None:
+        """Where a queue lives follows from the number of shards: a store cannot become another one."""
+        if (self.meta.shard, self.meta.shards) != (shard, shards):
+            raise InvalidConfig(
+                f"the store is shard {self.meta.shard} of {self.meta.shards}, and was opened as shard {shard} of "
+                f"{shards}: open it as what it is, or move its messages to a store that is new"
+            )
 
     def _restore(self) -> None:
         for record_key, data in self._records(Kind.SESSION):

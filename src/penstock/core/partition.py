@@ -5,6 +5,9 @@ A client in any language can compute it, and knows where to go without asking. d
 
 from __future__ import annotations
 
+SHARD_SHIFT = 40
+"""A queue's id is its shard's number, so many bits up, and its number within the shard."""
+SHARDS_MAX = 1 << 16
 SEED = 0x9747B28C
 _MULTIPLIER = 0x5BD1E995
 _SHIFT = 24

@@ -20,6 +20,9 @@ class Meta(msgspec.Struct, array_like=True):
     next_queue: int = 1
     next_session: int = 1
     next_task: int = 1
+    shard: int = 0
+    shards: int = 1
+    """Which shard of how many this store is."""
 
 
 class Session(msgspec.Struct, array_like=True):

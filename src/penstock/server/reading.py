@@ -42,7 +42,7 @@ class ReadingShard:
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = False
-        self._broker = Broker.open(store, clock.now_ms(), _NO_ENTROPY)
+        self._broker = Broker.open(store, clock.now_ms(), _NO_ENTROPY, shard=None)
         self._reports: list[Damage] = []
 
     def call(self, command: Command) -> Any:
@@ -57,7 +57,7 @@ class ReadingShard:
             shown = self._store.position
             self._store.refresh()
             if self._store.position != shown:
-                self._broker = Broker.open(self._store, now_ms, _NO_ENTROPY)
+                self._broker = Broker.open(self._store, now_ms, _NO_ENTROPY, shard=None)
             try:
                 return self._broker.handle(command, now_ms)
             finally:

@@ -150,7 +150,16 @@ class _Met(Exception):
 class Shard:
     """One broker over one store. Not thread-safe: a driver runs one step at a time."""
 
-    def __init__(self, open_store: Callable[[], Store], clock: Clock, entropy: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        clock: Clock,
+        entropy: Callable[[], bytes],
+        shard: int = 0,
+        shards: int = 1,
+    ) -> None:
+        self.number = shard
+        self._shards = shards
         self._open_store = open_store
         self._clock = clock
         self._entropy = entropy
@@ -393,7 +402,7 @@ class Shard:
         self._parked.clear()
         self._lazy_since_ms = None
         other: Broker | None = getattr(self, "broker", None)
-        self.broker = Broker.open(self._store, now_ms, self._entropy())
+        self.broker = Broker.open(self._store, now_ms, self._entropy(), self.number, self._shards)
         if other is None:
             self.broker.end_bound_sessions()
         else:

@@ -28,7 +28,7 @@ class DirectoryPlace:
         self._broker = self._open()
 
     def _open(self) -> Broker:
-        return Broker.open(self._view, int(time.time() * 1_000), _NO_ENTROPY)
+        return Broker.open(self._view, int(time.time() * 1_000), _NO_ENTROPY, shard=None)
 
     def _refresh(self) -> None:
         position = self._view.position
