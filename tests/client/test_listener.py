@@ -200,10 +200,10 @@ def test_a_handler_that_takes_longer_than_the_lease_keeps_it(room: Room, ps: Any
     handled: list[int] = []
 
     def work(message: Any) -> None:
-        time.sleep(1.0)
+        time.sleep(2.0)
         handled.append(message.attempts)
 
-    with ps.listen("in", room.handler(work), workers=10, prefetch=10, lease=0.3) as listener:
+    with ps.listen("in", room.handler(work), workers=10, prefetch=10, lease=0.9) as listener:
         until(lambda: listener.metrics.handled == 20)
     assert handled == [1] * 20
     assert listener.metrics.lost == 0
@@ -537,11 +537,11 @@ def test_a_lease_that_is_changed_while_a_listener_runs_is_kept_as_it_is_now(room
 
     def work(message: Any) -> None:
         attempts.append(message.attempts)
-        time.sleep(0.8)
+        time.sleep(2.0)
 
     ps.create_queue("in", lease=600)
     with ps.listen("in", room.handler(work)) as listener:
-        ps.queue("in").configure(lease=0.3)
+        ps.queue("in").configure(lease=0.9)
         ps.queue("in").send(b"x")
         until(lambda: listener.metrics.handled == 1)
     assert attempts == [1]

@@ -270,10 +270,10 @@ def test_what_timed_out_can_no_longer_be_finished_by_who_had_it(server: Broker, 
 
 def test_touch_gives_more_time(server: Broker, topic: str) -> None:
     server.publish(topic, b"long work")
-    with server.subscriber(topic, ready=1, msg_timeout=1000) as reader:
+    with server.subscriber(topic, ready=1, msg_timeout=2000) as reader:
         message = reader.message()
         for _ in range(5):
-            time.sleep(0.5)
+            time.sleep(0.6)
             reader.send(touch(message))
         assert reader.is_open()
         reader.send(fin(message))

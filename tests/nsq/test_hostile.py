@@ -39,7 +39,7 @@ def serves(server: Broker, topic: str) -> None:
             reader.send(fin(message))
         reader.send(fin(message))
         assert reader.is_open()
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 15
 
 
 def test_damaged_conversations_end_in_errors_that_clients_know(server: Broker, topic: str) -> None:

@@ -136,7 +136,7 @@ def test_heartbeats_come_and_who_answers_them_stays(server: Broker) -> None:
         for _ in range(3):
             started_s = time.monotonic()
             assert connection.raw_frame() == HEARTBEAT
-            assert time.monotonic() - started_s < 2.5
+            assert time.monotonic() - started_s < 10
             connection.send(b"NOP\n")
         assert connection.is_open()
 
@@ -150,7 +150,7 @@ def test_who_does_not_answer_heartbeats_is_closed(server: Broker, topic: str) ->
         started_s = time.monotonic()
         while connection.raw_frame() is not None:
             pass
-        assert 1.5 < time.monotonic() - started_s < 6
+        assert 1.5 < time.monotonic() - started_s < 30
         with server.subscriber(topic, ready=1) as other:
             assert other.message().attempts == 2
 

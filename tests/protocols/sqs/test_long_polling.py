@@ -41,8 +41,8 @@ def test_a_long_poll_answers_as_soon_as_a_message_is_there(
     until(lambda: server.waiting(name) == 1)
     started = time.monotonic()
     sqs.send_message(QueueUrl=url, MessageBody="x")
-    assert waiting.result(10) == ["x"]
-    assert time.monotonic() - started < 5
+    assert waiting.result(60) == ["x"]
+    assert time.monotonic() - started < 15
 
 
 def test_a_long_poll_that_finds_nothing_ends_empty(
