@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -30,6 +30,9 @@ class ShardMoved(PenstockError):
         super().__init__(f"shard {shard} is not served here: look at the map, and ask its owner")
         self.shard = shard
         self.map_version = map_version
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.shard, self.map_version)
 
 
 class LinkBroken(StoreError):

@@ -581,11 +581,22 @@ class Shard:
         """Whether a call is parked, or about to be put back."""
         return call in self._parked or call in self._displaced
 
-    def dismiss(self) -> list[Ticket]:
-        """Nobody waits any longer. Returns who did, to be settled: their waits end with nothing."""
+    def dismiss(self, moved: PenstockError | None = None) -> list[Ticket]:
+        """Nobody waits any longer. Returns who did, to be settled: their waits end with nothing, or with the error.
+
+        With an error, subscriptions end as well: their channels go on elsewhere.
+        """
         waiting: list[Ticket] = [*self._parked, *self._displaced]
         self._parked.clear()
         self._displaced = []
+        if moved is not None:
+            waiting += self._subscribers
+            self._subscribers = set()
+            now_ms = self._clock.now_ms()
+            for ticket in waiting:
+                error = _copy(moved)
+                assert isinstance(error, PenstockError)
+                ticket.take(Delivery("", 0, "", 0, now_ms, 0, error=error))
         return waiting
 
     def close(self) -> None:

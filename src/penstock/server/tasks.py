@@ -19,6 +19,7 @@ from typing import Any
 
 from penstock.core.broker import Broker
 from penstock.core.commands import Ack, CancelWait, CatalogEvent, Command, Damage, Extend, Receive, Release, Send
+from penstock.core.errors import PenstockError
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
 from penstock.server.siblings import Siblings
 
@@ -44,11 +45,17 @@ class _TaskCall(Call):
 class CallbackCall(Call):
     """A call that tells a function when it is settled: for who drives coroutines itself, without tasks and futures."""
 
-    __slots__ = ("on_settled",)
+    __slots__ = ("home", "number", "on_settled", "shard")
 
-    def __init__(self, command: Command, on_settled: Callable[[Call], None]) -> None:
+    def __init__(self, command: Command, on_settled: Callable[[Call], None], home: Any = None) -> None:
         super().__init__(command)
         self.on_settled = on_settled
+        self.home = home
+        """Who took it, for who has to withdraw it: an `AsyncShard`, or, with many shards, a place's own record."""
+        self.shard = 0
+        """On a link: the shard that it is for."""
+        self.number = 0
+        """On a link: its number there; 0 before it is written."""
 
     def settle(self) -> None:
         """Tell who waits."""
@@ -112,7 +119,7 @@ class AsyncShard:
 
         A `caller` that waits for each of its commits before it comes again may be waited for: see `siblings`.
         """
-        call = CallbackCall(command, on_settled)
+        call = CallbackCall(command, on_settled, self)
         if caller is not None:
             self._callers.add(caller)
         self._enqueue(call)
@@ -151,23 +158,31 @@ class AsyncShard:
         """Make a step, so that the shard does what is due."""
         await self.call(Tick())
 
-    async def close(self) -> None:
-        """Commit what is left, end every wait, close the store. Once more does nothing."""
+    async def close(self, moved: PenstockError | None = None) -> None:
+        """Commit what is left, end every wait, close the store. Once more does nothing.
+
+        Waits end with no messages; or, when the shard goes on elsewhere, with the error `moved`, subscriptions as well.
+        """
         if self._closed:
             return
+        if moved is not None:
+            await self._until_idle()
         self._closed = True
-        while self._busy:
-            self._idle.clear()
-            await self._idle.wait()
+        await self._until_idle()
         if self._timer is not None:
             self._timer.cancel()
-        for ticket in self.shard.dismiss():
+        for ticket in self.shard.dismiss(moved):
             ticket.settle()
         try:
             self.shard.close()
         finally:
             if self._committer is not None:
                 self._committer.shutdown()
+
+    async def _until_idle(self) -> None:
+        while self._busy:
+            self._idle.clear()
+            await self._idle.wait()
 
     def _submit(self, command: Command) -> _TaskCall:
         call = _TaskCall(command, self._loop.create_future())
