@@ -1,6 +1,6 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test compile compiled check format bench soak interop clean
+.PHONY: help venv run demo test compile compiled check format bench soak interop kafka-up kafka-down clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,9 +11,10 @@ EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,dev
 SEEDS ?= 10000
 KILLS ?= 500
 FAULT_SEEDS ?= 100
+BROKERS ?= 1
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(INSTALLED) ## Create .venv with every extra (again only when pyproject.toml changes)
 
@@ -58,6 +59,12 @@ soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times
 interop: $(INSTALLED) ## Run NSQ's own programs around Penstock (builds them: needs Go)
 	$(BIN)/python -m bench.nsq_tools
 	INTEROP=1 $(BIN)/python -m pytest tests/interop
+
+kafka-up: $(INSTALLED) ## Run BROKERS brokers of Apache Kafka on this machine (needs Java 17 and Maven), and print where
+	@$(BIN)/python -m tools.kafka up --brokers $(BROKERS)
+
+kafka-down: $(INSTALLED) ## Stop them
+	@$(BIN)/python -m tools.kafka down
 
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse

@@ -1,0 +1,479 @@
+"""Apache Kafka for tests, benchmarks and developers: one broker or three, real ones, on free ports of the loopback.
+
+    with kafka_cluster(brokers=3) as kafka:
+        connect(kafka.bootstrap)
+        kafka.kill(1)
+
+Maven fetches the jars from Maven Central once, into `build/kafka`. Each broker is a process of its own in KRaft mode,
+broker and controller in one; data and logs are in a temporary directory that goes with the cluster. A broker keeps its
+ports over a restart. A small process beside each kills the broker when whoever started it dies without stopping it.
+
+By hand: `make kafka-up`, or `make kafka-up BROKERS=3`, prints where the brokers are, and `make kafka-down` stops them.
+`python -m tools.kafka where` prints the bootstrap servers of what is up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+VERSION = "4.3.1"
+HEAP_MB = 512
+
+_SCALA = "2.13"
+_LOG4J = "2.25.4"
+_HOME = Path(__file__).resolve().parent.parent / "build" / "kafka"
+_STATE = _HOME / "up.json"
+_FETCH_SECONDS_MAX = 600
+_START_SECONDS_MAX = 120
+_STOP_SECONDS_MAX = 30
+_STARTS_MAX = 3
+_PORTS = range(20_000, 32_000)
+"""Below the ports that connections are given for their own end: a stopped broker finds its ports free."""
+_STARTED = "Kafka Server started"
+
+_PROJECT = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>penstock.tools</groupId>
+  <artifactId>kafka</artifactId>
+  <version>1</version>
+  <packaging>pom</packaging>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId>
+      <artifactId>kafka_{_SCALA}</artifactId>
+      <version>{VERSION}</version>
+    </dependency>
+    <dependency>
+      <groupId>org.apache.logging.log4j</groupId>
+      <artifactId>log4j-slf4j-impl</artifactId>
+      <version>{_LOG4J}</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+
+_LOGGING = """appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %m (%c)%n
+rootLogger.level = INFO
+rootLogger.appenderRef.console.ref = console
+"""
+
+
+class KafkaError(RuntimeError):
+    """Kafka can be neither found nor got nor started; the text says why, and what to do."""
+
+
+# -- the jars --
+
+
+def jars() -> Path:
+    """The directory with Kafka's jars. Fetched at the first call, then kept."""
+    for program in ("java", "mvn"):
+        if shutil.which(program) is None:
+            raise KafkaError(f"`{program}` is not installed: Kafka needs Java 17 or later, and Maven to be fetched")
+    home = _HOME / f"{VERSION}"
+    home.mkdir(parents=True, exist_ok=True)
+    with _locked(home):
+        if not (home / "jars").is_dir():
+            _fetch(home)
+    return home / "jars"
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """One process at a time: the others find the work done."""
+    with open(home / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(home: Path) -> None:
+    (home / "pom.xml").write_text(_PROJECT)
+    partial = home / "partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    copy = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial}"]
+    try:
+        ended = subprocess.run(copy, cwd=home, capture_output=True, text=True, timeout=_FETCH_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        raise KafkaError(f"Maven did not fetch Kafka {VERSION} within {_FETCH_SECONDS_MAX} seconds") from None
+    if ended.returncode:
+        raise KafkaError(f"Maven could not fetch Kafka {VERSION}: {_last_lines(ended.stdout + ended.stderr)}")
+    partial.rename(home / "jars")
+
+
+def _last_lines(text: str, count: int = 15) -> str:
+    return "\n".join(text.strip().splitlines()[-count:])
+
+
+# -- a cluster --
+
+
+@dataclass
+class _Broker:
+    """One broker: where it lives, and its process while it runs."""
+
+    number: int
+    directory: Path
+    port: int
+    controller_port: int
+    process: subprocess.Popen[bytes] | None = None
+    guard: subprocess.Popen[bytes] | None = None
+    log_start: int = 0
+    """How long the log was when the process was started."""
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def settings_path(self) -> Path:
+        return self.directory / "server.properties"
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "broker.log"
+
+    def said(self) -> str:
+        """What it has logged since it was started."""
+        with open(self.log_path, "rb") as log:
+            log.seek(self.log_start)
+            return log.read().decode(errors="replace")
+
+
+class KafkaCluster:
+    """Brokers 0, 1, ... that run. Use `kafka_cluster`, or call `close` in a `finally`."""
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        *,
+        heap_mb: int = HEAP_MB,
+        properties: Mapping[str, object] | None = None,
+        directory: Path | None = None,
+        guarded: bool = True,
+    ) -> None:
+        self._jars = jars()
+        self._heap_mb = heap_mb
+        self._guarded = guarded
+        self.directory = Path(tempfile.mkdtemp(prefix="penstock-kafka-", dir=directory))
+        self._brokers: list[_Broker] = []
+        try:
+            self._start_somewhere(brokers, dict(properties or {}))
+        except BaseException:
+            self.close()
+            raise
+
+    # Where it is.
+
+    @property
+    def bootstrap(self) -> str:
+        """Every broker's address, as clients want them: `127.0.0.1:20001,127.0.0.1:20002`."""
+        return ",".join(broker.address for broker in self._brokers)
+
+    def address(self, number: int) -> str:
+        """One broker's address."""
+        return self._brokers[number].address
+
+    def pid(self, number: int) -> int:
+        """The process of a broker that runs."""
+        return self._running(number).pid
+
+    def log(self, number: int) -> Path:
+        """What a broker says."""
+        return self._brokers[number].log_path
+
+    def data(self, number: int) -> Path:
+        """Where a broker keeps its partitions."""
+        return self._brokers[number].directory / "data"
+
+    # What can be done to a broker.
+
+    def start(self, number: int, *, wait: bool = True) -> None:
+        """Start a broker that was stopped or killed, with the data that it has."""
+        broker = self._brokers[number]
+        assert broker.process is None, f"broker {number} runs already"
+        self._spawn(broker)
+        if wait:
+            self._wait_until_started(broker)
+
+    def stop(self, number: int) -> None:
+        """Ask a broker to end, and wait until it has: its partitions move to others first, where there are others."""
+        self._end(self._brokers[number], signal.SIGTERM)
+
+    def kill(self, number: int) -> None:
+        """kill -9."""
+        self._end(self._brokers[number], signal.SIGKILL)
+
+    def pause(self, number: int) -> None:
+        """SIGSTOP: it says nothing more, and its connections stay."""
+        self._running(number).send_signal(signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        """SIGCONT after `pause`."""
+        self._running(number).send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End every broker, and remove what they kept."""
+        for broker in self._brokers:
+            self._end(broker, signal.SIGKILL)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _running(self, number: int) -> subprocess.Popen[bytes]:
+        process = self._brokers[number].process
+        assert process is not None, f"broker {number} does not run"
+        return process
+
+    # Starting.
+
+    def _start_somewhere(self, count: int, properties: dict[str, object]) -> None:
+        """Start them all; once more on other ports if somebody was faster on one of these."""
+        for attempt in range(_STARTS_MAX):
+            self._lay_out(count, properties)
+            try:
+                for broker in self._brokers:
+                    self._spawn(broker)
+                for broker in self._brokers:
+                    self._wait_until_started(broker)
+                return
+            except KafkaError as error:
+                if "Address already in use" not in str(error) or attempt == _STARTS_MAX - 1:
+                    raise
+                for broker in self._brokers:
+                    self._end(broker, signal.SIGKILL)
+
+    def _lay_out(self, count: int, properties: dict[str, object]) -> None:
+        ports = free_ports(2 * count)
+        self._brokers = [
+            _Broker(number, self.directory / f"broker-{number}", ports[2 * number], ports[2 * number + 1])
+            for number in range(count)
+        ]
+        (self.directory / "log4j2.properties").write_text(_LOGGING)
+        for broker in self._brokers:
+            shutil.rmtree(broker.directory, ignore_errors=True)
+            broker.directory.mkdir()
+            broker.log_path.touch()
+            settings = {**server_settings(self._brokers, broker), **properties}
+            broker.settings_path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        self._format()
+
+    def _format(self) -> None:
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        tool = self._java("-Xmx128m", "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format")
+        commands = [[*tool, "-t", cluster_id, "-c", str(broker.settings_path)] for broker in self._brokers]
+        running = [subprocess.Popen(it, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for it in commands]
+        said = [process.communicate(timeout=_START_SECONDS_MAX)[0] for process in running]
+        for process, text in zip(running, said, strict=True):
+            if process.returncode:
+                raise KafkaError(f"Kafka's storage could not be formatted: {_last_lines(text)}")
+
+    def _java(self, *arguments: str) -> list[str]:
+        logging = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}"
+        return ["java", "-cp", f"{self._jars}/*", logging, *arguments]
+
+    def _spawn(self, broker: _Broker) -> None:
+        memory = ("-Xms128m", f"-Xmx{self._heap_mb}m", "-XX:+ExitOnOutOfMemoryError")
+        command = self._java(*memory, "kafka.Kafka", str(broker.settings_path))
+        broker.log_start = broker.log_path.stat().st_size
+        with open(broker.log_path, "ab") as log:
+            broker.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        if self._guarded:
+            broker.guard = _guard(broker.process.pid)
+
+    def _wait_until_started(self, broker: _Broker) -> None:
+        assert broker.process is not None
+        deadline = time.monotonic() + _START_SECONDS_MAX
+        while _STARTED not in broker.said():
+            if broker.process.poll() is not None:
+                raise KafkaError(f"broker {broker.number} ended at once: {_last_lines(broker.said(), 30)}")
+            if time.monotonic() > deadline:
+                raise KafkaError(f"broker {broker.number} did not start: {_last_lines(broker.said(), 30)}")
+            time.sleep(0.05)
+
+    def _end(self, broker: _Broker, how: signal.Signals) -> None:
+        process, broker.process = broker.process, None
+        if process is None:
+            return
+        process.send_signal(how)
+        if how != signal.SIGKILL:
+            process.send_signal(signal.SIGCONT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_SECONDS_MAX)
+        process.kill()
+        process.wait()
+        if broker.guard is not None:
+            broker.guard.kill()
+            broker.guard.communicate()
+            broker.guard = None
+
+
+def server_settings(brokers: Sequence[_Broker], broker: _Broker) -> dict[str, object]:
+    """A broker's `server.properties`: Kafka's defaults, but for places, sizes, and what makes tests short."""
+    copies = min(3, len(brokers))
+    in_sync = 2 if copies == 3 else 1
+    return {
+        "process.roles": "broker,controller",
+        "node.id": broker.number,
+        "controller.quorum.voters": ",".join(f"{it.number}@127.0.0.1:{it.controller_port}" for it in brokers),
+        "listeners": f"PLAINTEXT://{broker.address},CONTROLLER://127.0.0.1:{broker.controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{broker.address}",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": broker.directory / "data",
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": copies,
+        "min.insync.replicas": in_sync,
+        "offsets.topic.replication.factor": copies,
+        "offsets.topic.num.partitions": 4,
+        "transaction.state.log.replication.factor": copies,
+        "transaction.state.log.min.isr": in_sync,
+        "transaction.state.log.num.partitions": 4,
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
+        "share.coordinator.state.topic.replication.factor": copies,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        "share.coordinator.state.topic.num.partitions": 4,
+        "group.initial.rebalance.delay.ms": 0,
+        "group.min.session.timeout.ms": 1000,
+        "group.consumer.min.session.timeout.ms": 1000,
+        "group.consumer.min.heartbeat.interval.ms": 200,
+        "log.cleaner.backoff.ms": 500,
+        "log.cleaner.dedupe.buffer.size": 16 << 20,
+        "log.initial.task.delay.ms": 500,
+        "file.delete.delay.ms": 1000,
+        "controlled.shutdown.retry.backoff.ms": 500,
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback on which nobody listens."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise KafkaError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+
+
+def _guard(pid: int) -> subprocess.Popen[bytes]:
+    """A process that kills another one when the end of this pipe goes, that is, when this process dies."""
+    script = 'cat >/dev/null; kill -KILL "$0" 2>/dev/null'
+    return subprocess.Popen(
+        ["sh", "-c", script, str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+@contextmanager
+def kafka_cluster(
+    brokers: int = 1,
+    *,
+    heap_mb: int = HEAP_MB,
+    properties: Mapping[str, object] | None = None,
+    directory: Path | None = None,
+) -> Iterator[KafkaCluster]:
+    """Brokers that run until the block ends. `properties` go to every broker, over the settings that they have."""
+    cluster = KafkaCluster(brokers, heap_mb=heap_mb, properties=properties, directory=directory)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+# -- by hand --
+
+
+def up(brokers: int, heap_mb: int = HEAP_MB, state: Path = _STATE) -> str:
+    """Start brokers that outlive this process, and give their addresses."""
+    if state.exists():
+        down(state)
+    state.parent.mkdir(parents=True, exist_ok=True)
+    cluster = KafkaCluster(brokers, heap_mb=heap_mb, guarded=False)
+    pids = [cluster.pid(number) for number in range(brokers)]
+    state.write_text(
+        json.dumps({"bootstrap": cluster.bootstrap, "directory": str(cluster.directory), "pids": pids}) + "\n"
+    )
+    return cluster.bootstrap
+
+
+def down(state: Path = _STATE) -> bool:
+    """Stop what `up` started; False if there is nothing."""
+    if not state.exists():
+        return False
+    known = json.loads(state.read_text())
+    directory = Path(known["directory"])
+    ours = [pid for pid in known["pids"] if _is_broker(pid, directory)]
+    for pid in ours:
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_SECONDS_MAX
+    while any(_is_broker(pid, directory) for pid in ours) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in ours:
+        if _is_broker(pid, directory):
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(directory, ignore_errors=True)
+    state.unlink()
+    return True
+
+
+def where(state: Path = _STATE) -> str | None:
+    """The bootstrap servers of what is up."""
+    return str(json.loads(state.read_text())["bootstrap"]) if state.exists() else None
+
+
+def _is_broker(pid: int, directory: Path) -> bool:
+    """Whether a process is one of that directory's brokers, and not one that got the number later."""
+    try:
+        return str(directory).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def main() -> None:
+    """`python -m tools.kafka up|down|where`."""
+    parser = argparse.ArgumentParser(prog="python -m tools.kafka", description="Run Apache Kafka on this machine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    starting = commands.add_parser("up", help="start brokers, and print their addresses")
+    starting.add_argument("--brokers", type=int, default=1, help="how many (1)")
+    starting.add_argument("--heap-mb", type=int, default=HEAP_MB, help=f"each broker's heap ({HEAP_MB})")
+    commands.add_parser("down", help="stop them")
+    commands.add_parser("where", help="print the addresses of what is up")
+    given = parser.parse_args()
+    try:
+        if given.command == "up":
+            print(up(given.brokers, given.heap_mb))
+        elif given.command == "down":
+            print("stopped" if down() else "nothing is up")
+        else:
+            print(where() or "nothing is up")
+    except KafkaError as error:
+        raise SystemExit(f"kafka: {error}") from None
+
+
+if __name__ == "__main__":
+    main()
