@@ -123,7 +123,7 @@ from penstock.core.keys import Kind
 from penstock.core.marks import Marks
 from penstock.core.once import OnceMemory
 from penstock.core.origin import Origin
-from penstock.core.partition import SHARD_SHIFT, SHARDS_MAX
+from penstock.core.partition import PARTITION_SHIFT, SHARD_SHIFT, SHARDS_MAX
 from penstock.core.queue import Queue
 from penstock.core.receipt import Receipt
 from penstock.core.records import Meta, Session
@@ -592,6 +592,8 @@ class Broker:
         config = command.config
         config.check()
         existing = self.queues.get(command.name)
+        if command.part is not None:
+            return self._create_part(command, existing, *command.part)
         if existing is not None:
             if existing.config != config:
                 different = [
@@ -604,10 +606,30 @@ class Broker:
         self._check_dead_letter(command.name, config)
         return self._add_queue(command.name, config, command.channels).info()
 
-    def _add_queue(self, name: str, config: QueueConfig, channels: tuple[str, ...]) -> Queue:
-        queue = Queue(self, self.meta.next_queue, name, config, self.now_ms)
-        self.meta.next_queue += 1
-        self._save_meta()
+    def _create_part(self, command: CreateQueue, existing: Queue | None, partition: int, queue_id: int) -> QueueInfo:
+        """A further partition has the id of the first one, and numbers its messages so that they say where they are."""
+        if not 0 < partition < command.config.partitions:
+            raise InvalidRequest(
+                f"queue {command.name!r} has {command.config.partitions} partitions, and no {partition}"
+            )
+        if existing is not None and existing.id != queue_id:
+            self._delete_queue(DeleteQueue(name=command.name))
+            existing = None
+        if existing is None:
+            existing = self._add_queue(command.name, command.config, command.channels, (partition, queue_id))
+        return existing.info()
+
+    def _add_queue(
+        self, name: str, config: QueueConfig, channels: tuple[str, ...], part: tuple[int, int] | None = None
+    ) -> Queue:
+        if part is None:
+            queue = Queue(self, self.meta.next_queue, name, config, self.now_ms)
+            self.meta.next_queue += 1
+            self._save_meta()
+        else:
+            queue = Queue(self, part[1], name, config, self.now_ms)
+            queue.next_sequence = part[0] << PARTITION_SHIFT
+            queue.touch()
         self.queues[name] = self._by_id[queue.id] = queue
         queue.save_config()
         self.events.append(CatalogEvent("queue created", name))
@@ -682,11 +704,22 @@ class Broker:
         return self._queue(command.name).purge()
 
     def _describe_queue(self, command: DescribeQueue) -> QueueInfo:
+        if command.queue_id:
+            queue = self._by_id.get(command.queue_id)
+            if queue is None:
+                raise QueueNotFound(f"there is no queue with the id {command.queue_id}")
+            return queue.info()
         return self._queue(command.name).info()
 
     def _list_queues(self, command: ListQueues) -> list[str]:
-        names = sorted(name for name in self.queues if name.startswith(command.prefix) and name > command.after)
-        return names[: command.limit]
+        names = (name for name in self.queues if name.startswith(command.prefix) and name > command.after)
+        if command.dead_letters_to is not None:
+            names = (name for name in names if self._buries_in(name, command.dead_letters_to))
+        return sorted(names)[: command.limit]
+
+    def _buries_in(self, name: str, target: str) -> bool:
+        config = self.queues[name].config
+        return bool(config.receives_max) and (config.dead_letter or dead_letter_name(name)) == target
 
     def _queue_stats(self, command: QueueStats) -> Stats:
         return self._queue(command.name).stats()

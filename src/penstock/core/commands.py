@@ -67,6 +67,9 @@ class CreateQueue(Command):
     name: str
     config: QueueConfig = QueueConfig()
     channels: tuple[str, ...] = (MAIN,)
+    part: tuple[int, int] | None = None
+    """Between nodes: this is a further partition (its number, from 1) of the queue with this id, in another shard. What
+    is here of an older queue of this name goes."""
 
 
 class ChangeQueue(Command):
@@ -93,7 +96,9 @@ class PurgeQueue(Command):
 class DescribeQueue(Command):
     """Replies with `QueueInfo`."""
 
-    name: str
+    name: str = ""
+    queue_id: int = 0
+    """The queue with this id, instead of a name."""
 
 
 class ListQueues(Command):
@@ -102,6 +107,8 @@ class ListQueues(Command):
     prefix: str = ""
     after: str = ""
     limit: int = 1_000
+    dead_letters_to: str | None = None
+    """Only queues whose dead letters go to this one."""
 
 
 class QueueStats(Command):
@@ -718,6 +725,8 @@ class QueueInfo(msgspec.Struct):
     created_ms: int
     changed_ms: int
     channels: list[str]
+    channel_ids: list[int] = []
+    """The numbers of the channels, beside their names."""
 
 
 class CatalogEvent(NamedTuple):

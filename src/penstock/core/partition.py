@@ -8,6 +8,8 @@ from __future__ import annotations
 SHARD_SHIFT = 40
 """A queue's id is its shard's number, so many bits up, and its number within the shard."""
 SHARDS_MAX = 1 << 16
+PARTITION_SHIFT = 48
+"""A sequence number is its partition's number (of a queue with several), so many bits up, and its number there."""
 SEED = 0x9747B28C
 _MULTIPLIER = 0x5BD1E995
 _SHIFT = 24

@@ -867,7 +867,8 @@ class Queue:
 
     def info(self) -> QueueInfo:
         """The queue, described."""
-        return QueueInfo(self.name, self.id, self.config, self.created_ms, self.changed_ms, list(self.channels))
+        ids = [channel.id for channel in self.channels.values()]
+        return QueueInfo(self.name, self.id, self.config, self.created_ms, self.changed_ms, list(self.channels), ids)
 
     # -- stored form --
 

@@ -24,6 +24,8 @@ When something fails:
   acknowledgements flow.
 - An exception that is not a `PenstockError` is a bug, in the core or in a command. The call that met it gets it; the
   broker is opened again, and the others are handled once more without that call.
+- A shard that another process can take over has a `proof` (see there). After a failed commit it is not opened again:
+  it is *lost*, and whoever waits, or comes later, is told to look elsewhere.
 """
 
 from __future__ import annotations
@@ -50,12 +52,14 @@ from penstock.core.commands import (
     GiveBack,
     QueueInfo,
     Receive,
+    Records,
     Send,
     Subscribe,
 )
 from penstock.core.errors import PenstockError, StoreError
 from penstock.server.clock import Clock
 from penstock.server.events import Recorder
+from penstock.server.proof import Proof
 from penstock.store.base import Store
 from penstock.store.errors import CommitFailed, DiskFull
 
@@ -120,7 +124,7 @@ class Call:
 class Step:
     """The calls that go through the shard together."""
 
-    __slots__ = ("answered", "calls", "changes", "events", "now_ms", "parked", "woken")
+    __slots__ = ("answered", "calls", "changes", "events", "is_open", "now_ms", "parked", "woken")
 
     def __init__(self, calls: list[Call]) -> None:
         self.calls = calls
@@ -132,6 +136,8 @@ class Step:
         self.events: list[CatalogEvent] = []
         self.answered: list[Ticket] = []
         """Filled when the step is over: whom the driver has to settle."""
+        self.is_open = False
+        """Committed, and `finish` has to follow before anybody is settled."""
 
 
 _NOTED: frozenset[type[Command]] = frozenset({Receive, Subscribe, CancelWait})
@@ -157,8 +163,11 @@ class Shard:
         entropy: Callable[[], bytes],
         shard: int = 0,
         shards: int = 1,
+        proof: Proof | None = None,
     ) -> None:
         self.number = shard
+        self._proof = proof
+        self._lost = False
         self._shards = shards
         self._open_store = open_store
         self._clock = clock
@@ -180,6 +189,8 @@ class Shard:
         self._parked: set[Call] = set()
         self._displaced: list[Call] = []
         self._undelivered: list[Delivery] = []
+        self._unsubscribed: list[Ticket] = []
+        """Subscribers who were told an error instead of messages; the broker hears of it in the next step."""
         self._subscribers: set[Ticket] = set()
         self._orphans: list[Ticket] = []
         """Subscribers whose channel or session is gone with a broker; they are told at the end of the step."""
@@ -203,6 +214,8 @@ class Shard:
             self.begin(step)
             if step.changes is not None:
                 self.commit(step)
+            if step.is_open:
+                self.finish(step)
         except BaseException as interrupt:
             self.interrupted(step, interrupt)
             raise
@@ -216,7 +229,7 @@ class Shard:
             return
         try:
             self._attempt_without_bugs(step)
-            if self.broker.must_commit or self._lazy_is_overdue(step.now_ms):
+            if self.broker.must_commit or self._lazy_is_overdue(step.now_ms) or self._must_prove(step):
                 step.changes = self.broker.take_changes()
             else:
                 self._end(step)
@@ -243,13 +256,27 @@ class Shard:
         return True
 
     def commit(self, step: Step) -> None:
-        """Make the step's changes durable, then end it; or deal with the failure."""
+        """Make the step's changes durable, then end it; or deal with the failure.
+
+        With a proof, the step is left open: the driver lets `finish` end it, right before it settles the calls.
+        """
         assert step.changes is not None
         try:
             self._commit(step.changes)
-            self._end(step)
+            if self._proof is None:
+                self._end(step)
+            else:
+                step.is_open = True
         except DiskFull as error:
             self._survive_full_disk(step, error)
+        except Exception as error:
+            self._give_up_store(step, error)
+
+    def finish(self, step: Step) -> None:
+        """End a step that `commit` left open."""
+        step.is_open = False
+        try:
+            self._end(step)
         except Exception as error:
             self._give_up_store(step, error)
 
@@ -297,12 +324,19 @@ class Shard:
                 step.parked.append(call)
 
     def _commit(self, changes: Changes) -> None:
-        self._store.commit(changes)
+        if self._proof is None:
+            self._store.commit(changes)
+        else:
+            began_s = self._proof.now_s()
+            self._store.commit(changes)
+            self._proof.renewed(began_s)
         self.broker.committed(changes)
         self._lazy_since_ms = None
 
     def _end(self, step: Step) -> None:
         """The step is as durable as it has to be: bring the books up to date and fill `answered`."""
+        if self._must_prove(step):
+            self._withhold(step)
         self._settled_ms = step.now_ms
         if self._recorder is not None:
             self._recorder.settle(self.broker, step.now_ms)
@@ -327,6 +361,26 @@ class Shard:
             self._collect_reports()
         if self.broker.events:
             step.events = self.broker.take_events()
+
+    def _must_prove(self, step: Step) -> bool:
+        """Whether the step hands out messages that may be somebody else's by now."""
+        return self._proof is not None and _hands_out(step, self._displaced) and not self._proof.holds()
+
+    def _withhold(self, step: Step) -> None:
+        """Nobody gets messages in this step; they go back in the next one, if the shard is still ours then."""
+        assert self._proof is not None
+        log.warning("shard %d: the process stood still; what it was about to hand out stays here", self.number)
+        for call in (*self._displaced, *step.calls):
+            if _holds_messages(call.reply):
+                self._undelivered += [call.reply] if isinstance(call.reply, Delivery) else []
+                call.reply, call.error = None, self._proof.moved()
+        for index, (ticket, delivery) in enumerate(step.woken):
+            if delivery.runs:
+                self._undelivered.append(delivery)
+                self._unsubscribed += [] if isinstance(ticket, Call) else [ticket]
+                step.woken[index] = ticket, _sorry(self._proof.moved(), step.now_ms)
+        self._proof.withheld += 1
+        self._is_well = False
 
     def _park(self, step: Step, calls: list[Call]) -> list[Call]:
         """Put aside who waits from now on. Returns the others."""
@@ -372,8 +426,14 @@ class Shard:
         if self._closed:
             self._answer_all(step, ShardClosed("the store is closed: open it again"))
             return False
+        if self._lost:
+            assert self._proof is not None
+            self._answer_all(step, self._proof.moved(), displaced=True)
+            return False
         if not (self._broker_is_good and self._store_is_good) and not self._recover(step):
             return False
+        if self._undelivered or self._unsubscribed:
+            self._take_back(step.now_ms)
         if self._full_until_ms:
             self._mind_full_disk(step)
         self._is_well = not self._full_until_ms
@@ -436,6 +496,9 @@ class Shard:
     def _take_back(self, now_ms: int) -> None:
         """What a failed step had handed out never left. If its leases were kept after all, they are nobody's."""
         undelivered, self._undelivered = self._undelivered, []
+        unsubscribed, self._unsubscribed = self._unsubscribed, []
+        for ticket in unsubscribed:
+            self.broker.handle(CancelWait(ticket=ticket), now_ms)
         for delivery in undelivered:
             with contextlib.suppress(PenstockError):
                 self.broker.handle(give_back(delivery), now_ms)
@@ -447,10 +510,19 @@ class Shard:
             log.exception("the store could not be closed")
 
     def _give_up_store(self, step: Step, error: Exception) -> None:
-        log.error("a commit failed, the store will be opened again: %s", error)
         self._is_well = self._store_is_good = False
+        if self._proof is None:
+            log.error("a commit failed, the store will be opened again: %s", error)
         self._displace(step)
+        self._lose(error)
         self._answer_all(step, error)
+
+    def _lose(self, error: Exception) -> None:
+        """With a proof, a shard whose commit has failed is of no use any more."""
+        if self._proof is not None and not self._lost:
+            log.error("shard %d: a commit failed, so it is given up here: %s", self.number, error)
+            self._lost = True
+            self._proof.on_lost(error)
 
     def _go_down(self, step: Step, error: Exception) -> None:
         self._is_well = self._broker_is_good = False
@@ -463,8 +535,9 @@ class Shard:
         """A step was left in the middle, by Ctrl-C or a signal handler that raises: trust nothing that is in memory."""
         self._is_well = self._broker_is_good = self._store_is_good = False
         self._displace(step)
-        name = type(interrupt).__name__
-        self._answer_all(step, CommitFailed(f"the step was interrupted ({name}): its outcome is not known"))
+        error = CommitFailed(f"the step was interrupted ({type(interrupt).__name__}): its outcome is not known")
+        self._lose(error)
+        self._answer_all(step, error)
 
     def _displace(self, step: Step) -> None:
         """Everybody who waits has to be put back: the broker that knew them is gone."""
@@ -487,7 +560,8 @@ class Shard:
             step.answered.append(call)
         if displaced:
             self._displaced = []
-        self._turn_away([*self._subscribers, *self._orphans], _failure(error), step)
+        told = self._proof.moved() if self._proof is not None and self._lost else _failure(error)
+        self._turn_away([*self._subscribers, *self._orphans], told, step)
         self._subscribers.clear()
         self._orphans = []
         step.changes = None
@@ -496,7 +570,7 @@ class Shard:
     def _turn_away(subscribers: list[Ticket], error: PenstockError, step: Step) -> None:
         """Subscriptions are over, and whoever has them is told."""
         for subscriber in subscribers:
-            subscriber.take(Delivery("", 0, "", 0, step.now_ms, 0, error=error))
+            subscriber.take(_sorry(error, step.now_ms))
             step.answered.append(subscriber)
 
     def _survive_full_disk(self, step: Step, error: DiskFull) -> None:
@@ -539,7 +613,7 @@ class Shard:
 
     def wake_at_ms(self) -> int | None:
         """When a step has to run although no call came; None if there is no need."""
-        if self._displaced:
+        if self._displaced or (self._undelivered and self._broker_is_good and self._store_is_good):
             return 0 if self._frozen_ms is None else self._full_until_ms
         if not (self._broker_is_good and self._store_is_good):
             return None
@@ -617,6 +691,23 @@ def give_back(delivery: Delivery) -> GiveBack:
     """What to call with a delivery that its receiver never got: its messages are ready, as if never handed out."""
     spans = [span for run in delivery.runs for span in run.spans()]
     return GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans)
+
+
+def _sorry(error: PenstockError, now_ms: int) -> Delivery:
+    """No messages, but an error."""
+    return Delivery("", 0, "", 0, now_ms, 0, error=error)
+
+
+def _holds_messages(reply: object) -> bool:
+    return (isinstance(reply, Delivery) and bool(reply.runs)) or isinstance(reply, Records)
+
+
+def _hands_out(step: Step, displaced: list[Call]) -> bool:
+    return (
+        any(delivery.runs for _, delivery in step.woken)
+        or any(_holds_messages(call.reply) for call in step.calls)
+        or any(_holds_messages(call.reply) for call in displaced)
+    )
 
 
 def _adds(command: Command) -> bool:

@@ -242,6 +242,8 @@ class AsyncShard:
             committed.add_done_callback(lambda _: self._end(step))
 
     def _end(self, step: Step) -> None:
+        if step.is_open:
+            self.shard.finish(step)
         for ticket in step.answered:
             ticket.settle()
         if step.events:
