@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any, Protocol
 
 from penstock.core.commands import CatalogEvent, Command, Damage, RedriveTask
@@ -133,6 +133,17 @@ class Shards(Protocol):
 
     def withdraw(self, call: CallbackCall) -> None:
         """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
+        ...
+
+    def unknown(self, name: str, *, now: bool = False) -> bool:
+        """Whether a queue has to be asked for (`DescribeQueue`) before `identity.queues` can tell whether it is there.
+
+        With `now`: to tell what its configuration is now, and not a moment ago. Never so for a shard of this process.
+        """
+        ...
+
+    async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
+        """Ask for what is unknown among these queues, and the queues of these receipts. None need be there."""
         ...
 
     async def sleep(self, seconds: float) -> None:

@@ -12,7 +12,7 @@ Everything here happens in the loop's thread, save the commits in their thread; 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter, sleep
 from typing import Any
@@ -125,11 +125,24 @@ class AsyncShard:
         self._enqueue(call)
         return call
 
+    def put(self, call: Call, caller: object = None) -> None:
+        """As `submit`, for who has a call already: it is settled when it is through."""
+        if caller is not None:
+            self._callers.add(caller)
+        self._enqueue(call)
+
     def withdraw(self, call: CallbackCall) -> None:
         """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
         call.on_settled = _ignore
         if not self._closed:
             self._withdraw(call)
+
+    def unknown(self, name: str, *, now: bool = False) -> bool:
+        """Whether a queue has to be asked for before `identity` can tell of it: not here."""
+        return False
+
+    async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
+        """Ask for queues that are unknown: there are none."""
 
     async def sleep(self, seconds: float) -> None:
         """Let some time pass."""

@@ -20,7 +20,9 @@ from penstock.core.commands import (
     Browse,
     CancelWait,
     Command,
+    CreateQueue,
     Delivery,
+    DescribeQueue,
     EndSession,
     Heartbeat,
     ListQueues,
@@ -174,6 +176,10 @@ class Desk:
             command.session = self._number(command.session)
         elif isinstance(command, OpenSession):
             command.bound = False
+        elif isinstance(command, CreateQueue):
+            command.part = None  # between nodes only
+        elif isinstance(command, DescribeQueue):
+            command.queue_id = 0  # rights go by name
         elif isinstance(command, ReadRecords):
             bytes_max = self._services.settings.websocket.answer_bytes_max
             command.limit = min(command.limit, self._limits.receive_max)
