@@ -44,6 +44,7 @@ COMPILED = (
     "protocols/sqs/moves.py",
     "protocols/sqs/names.py",
     "protocols/sqs/permissions.py",
+    "protocols/sqs/plain.py",
     "protocols/sqs/queues.py",
     "protocols/sqs/received.py",
     "protocols/sqs/server.py",

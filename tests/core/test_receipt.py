@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ForgedReceipt
-from penstock.core.receipt import Receipt
+from penstock.core.receipt import Receipt, Seal
 
 receipts = st.builds(
     Receipt,
@@ -63,3 +63,73 @@ def test_receipt_fits_into_an_address() -> None:
     text = Receipt((1 << 64) - 1, (1 << 32) - 1, (1 << 64) - 1, (1 << 32) - 1).seal(b"secret")
     assert len(text) <= 64
     assert set(text) <= set(string.ascii_letters + string.digits + "-_=")
+
+
+# -- many at a time ----------------------------------------------------------------------------------------------------
+
+queue_ids = st.integers(0, (1 << 64) - 1)
+channel_ids = st.integers(0, (1 << 32) - 1)
+attempts = st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=12)
+firsts = st.integers(0, (1 << 64) - 100)
+
+
+@given(queue_ids, channel_ids, firsts, attempts, secrets)
+def test_receipts_made_together_are_those_made_one_by_one(
+    queue_id: int, channel_id: int, first: int, attempts: list[int], secret: bytes
+) -> None:
+    one_by_one = [
+        Receipt(queue_id, channel_id, first + index, attempt).seal(secret) for index, attempt in enumerate(attempts)
+    ]
+    assert Seal(secret, queue_id).make(channel_id, first, attempts) == one_by_one
+
+
+@given(queue_ids, st.lists(receipts, min_size=1, max_size=6), st.data())
+def test_receipts_read_together_say_what_they_say_one_by_one(
+    queue_id: int, some: list[Receipt], data: st.DataObject
+) -> None:
+    """Some of which may be of another queue, or changed on their way."""
+    texts = []
+    for receipt in some:
+        of_queue = receipt._replace(queue_id=queue_id) if data.draw(st.integers(0, 9)) else receipt
+        text = of_queue.seal(b"secret")
+        if not data.draw(st.integers(0, 9)):
+            at = data.draw(st.integers(0, len(text) - 1))
+            text = text[:at] + data.draw(st.sampled_from(["", "A", "=", "==", "+", "é"])) + text[at + 1 :]
+        texts.append(text)
+    expected: list[tuple[int, int, int]] | None = []
+    for text in texts:
+        try:
+            found = Receipt.open(text, lambda _: b"secret")
+        except ForgedReceipt:
+            found = None
+        if expected is not None and found is not None and found.queue_id == queue_id:
+            expected.append((found.channel_id, found.sequence, found.attempt))
+        else:
+            expected = None
+    assert Seal(b"secret", queue_id).read(texts) == expected
+
+
+def test_a_receipt_that_was_moved_across_the_border_of_two_is_refused() -> None:
+    seal = Seal(b"secret", 3)
+    joined = "".join(seal.make(1, 5, [1, 1]))
+    assert seal.read([joined[:55], joined[55:]]) is None
+    assert seal.read([joined]) is None
+    assert seal.read([joined[:54] + "==", joined[56:]]) is None
+    assert seal.read([joined[:56], joined[56:110] + "=="]) is None
+
+
+def test_every_changed_character_is_refused_among_many() -> None:
+    seal = Seal(b"secret", 3)
+    first, text, last = seal.make(1, 5, [1, 2, 3])
+    for index, original in enumerate(text):
+        for character in ALPHABET:
+            if character != original:
+                assert seal.read([first, text[:index] + character + text[index + 1 :], last]) is None
+
+
+def test_no_two_texts_are_the_same_receipt() -> None:
+    text = next(each for n in range(100) if set("-_") <= set(each := Receipt(3, 1, n, 2).seal(b"secret")))
+    for twin in (text.replace("-", "+"), text.replace("_", "/")):
+        with pytest.raises(ForgedReceipt):
+            Receipt.open(twin, lambda _: b"secret")
+        assert Seal(b"secret", 3).read([twin]) is None

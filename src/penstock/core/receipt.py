@@ -4,6 +4,9 @@ A receipt carries queue, channel, sequence number and attempt, sealed with a key
 mode, which is a MAC as HMAC is, at a third of the price; `core/identity.py` makes the keys). It is refused as forged
 when the seal does not fit, and as stale when the message is not on that attempt any more. Body and seal are 42 bytes:
 56 characters without padding or spare bits, so that no two texts are the same receipt.
+
+Receipts that belong together are sealed, and opened, together: the key is mixed in once (a `Seal` is copied for each
+receipt), and the text of all of them is made, or read, in one piece. `Receipt.seal` and `Receipt.open` are the model.
 """
 
 from __future__ import annotations
@@ -13,14 +16,22 @@ import binascii
 import hashlib
 import hmac
 import struct
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from penstock.core.errors import ForgedReceipt
 
 _BODY = struct.Struct(">QIQI")
 _SEAL_BYTES = 18
 _TEXT_LENGTH = (_BODY.size + _SEAL_BYTES) // 3 * 4
+_BODY_BYTES = _BODY.size
+_BYTES = _BODY_BYTES + _SEAL_BYTES
+_SEALED = struct.Struct(f">QIQI{_SEAL_BYTES}s")
+_pack = _BODY.pack
+_TO_URL = bytes.maketrans(b"+/", b"-_")
+_FROM_URL = bytes.maketrans(b"-_+/", b"+/!!")
+"""The other alphabet's own characters become some that are in none."""
+_FORGED = "this receipt was not made by this store, or was changed on its way"
 
 
 class Receipt(NamedTuple):
@@ -48,16 +59,79 @@ class Receipt(NamedTuple):
     @classmethod
     def open(cls, text: str, key_of: Callable[[int], bytes]) -> Receipt:
         """Read a receipt, or refuse it. `key_of` knows the key of every queue, by its id."""
-        try:
-            data = base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True)
-        except (UnicodeEncodeError, binascii.Error):
-            data = b""
-        body, seal = data[: _BODY.size], data[_BODY.size :]
-        if len(text) == _TEXT_LENGTH and len(body) == _BODY.size:
-            receipt = cls(*_BODY.unpack(body))
-            if hmac.compare_digest(seal, _mac(body, key_of(receipt.queue_id))):
+        data = _decode(text) if len(text) == _TEXT_LENGTH else None
+        if data is not None:
+            receipt = cls(*_BODY.unpack_from(data))
+            if hmac.compare_digest(data[_BODY_BYTES:], _mac(data[:_BODY_BYTES], key_of(receipt.queue_id))):
                 return receipt
-        raise ForgedReceipt("this receipt was not made by this store, or was changed on its way")
+        raise ForgedReceipt(_FORGED)
+
+
+class Seal:
+    """The seal of one queue, to make and to read many receipts at a time.
+
+    >>> seal = Seal(b"key of queue 1", queue_id=1)
+    >>> receipts = seal.make(1, 42, [1, 2])
+    >>> receipts == [Receipt(1, 1, 42, 1).seal(b"key of queue 1"), Receipt(1, 1, 43, 2).seal(b"key of queue 1")]
+    True
+    >>> seal.read(receipts)
+    [(1, 42, 1), (1, 43, 2)]
+    """
+
+    __slots__ = ("_keyed", "_queue_id")
+
+    def __init__(self, key: bytes, queue_id: int) -> None:
+        self._queue_id = queue_id
+        self._keyed: Any = hashlib.blake2b(key=key, digest_size=_SEAL_BYTES)
+
+    def make(self, channel_id: int, first: int, attempts: Sequence[int]) -> list[str]:
+        """The receipts of neighbours: from the first sequence number on, one for each attempt."""
+        queue_id, copy = self._queue_id, self._keyed.copy
+        parts: list[bytes] = []
+        sequence = first
+        for attempt in attempts:
+            body = _pack(queue_id, channel_id, sequence, attempt)
+            mac = copy()
+            mac.update(body)
+            parts.append(body)
+            parts.append(mac.digest())
+            sequence += 1
+        text = binascii.b2a_base64(b"".join(parts), newline=False).translate(_TO_URL).decode("ascii")
+        if len(parts) == 2:
+            return [text]
+        return [text[at : at + _TEXT_LENGTH] for at in range(0, len(text), _TEXT_LENGTH)]
+
+    def read(self, texts: Sequence[str]) -> list[tuple[int, int, int]] | None:
+        """(channel id, sequence number, attempt) of each, if all are receipts of this queue; None if any is not."""
+        for text in texts:
+            if len(text) != _TEXT_LENGTH:
+                return None
+        data = _decode("".join(texts))
+        if data is None or len(data) != len(texts) * _BYTES:
+            return None
+        queue_id, copy = self._queue_id, self._keyed.copy
+        found: list[tuple[int, int, int]] = []
+        seals: list[bytes] = []
+        macs: list[bytes] = []
+        at = 0
+        for of_queue, channel_id, sequence, attempt, seal in _SEALED.iter_unpack(data):
+            if of_queue != queue_id:
+                return None
+            mac = copy()
+            mac.update(data[at : at + _BODY_BYTES])
+            at += _BYTES
+            macs.append(mac.digest())
+            seals.append(seal)
+            found.append((channel_id, sequence, attempt))
+        return found if hmac.compare_digest(b"".join(seals), b"".join(macs)) else None
+
+
+def _decode(text: str) -> bytes | None:
+    """The bytes of receipts end to end; None if there is anything in the text that cannot be in a receipt."""
+    try:
+        return binascii.a2b_base64(text.encode("ascii").translate(_FROM_URL), strict_mode=True)
+    except (UnicodeEncodeError, binascii.Error):
+        return None
 
 
 def _mac(body: bytes, key: bytes) -> bytes:

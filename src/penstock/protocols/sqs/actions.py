@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from penstock.protocols.sqs import shapes
 from penstock.protocols.sqs.json_wire import Decoder
 from penstock.protocols.sqs.permissions import PermissionActions
-from penstock.protocols.sqs.service import Asked, Caller
+from penstock.protocols.sqs.service import Answer, Asked, Caller
 from penstock.protocols.sqs.shapes import Shape
 
 
@@ -19,7 +19,7 @@ class Service(PermissionActions):
 class Run(Protocol):
     """An action at work."""
 
-    def __call__(self, caller: Caller, request: Any, /) -> Coroutine[Asked, Any, Shape | None]:
+    def __call__(self, caller: Caller, request: Any, /) -> Coroutine[Asked, Any, Answer]:
         """Begin."""
         ...
 

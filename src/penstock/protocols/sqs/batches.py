@@ -9,7 +9,8 @@ from typing import NamedTuple
 from penstock.core.commands import Ack, Extend, Send, Sent, Settled, Span
 from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError
-from penstock.protocols.sqs import message_attributes
+from penstock.protocols.sqs import message_attributes, plain
+from penstock.protocols.sqs.attributes import message_bytes_max
 from penstock.protocols.sqs.errors import (
     BATCH_ENTRY_IDS_NOT_DISTINCT,
     BATCH_REQUEST_TOO_LONG,
@@ -24,9 +25,12 @@ from penstock.protocols.sqs.errors import (
 from penstock.protocols.sqs.messages import (
     Draft,
     MessageActions,
+    channel_name,
     check_grouping,
     check_visibility,
     expired,
+    is_bare,
+    may_be_plain,
     not_changed,
 )
 from penstock.protocols.sqs.received import md5, sequence_number
@@ -55,12 +59,22 @@ Entry = SendMessageBatchRequestEntry | SettleEntry
 class BatchActions(MessageActions):
     """The actions on several messages."""
 
-    async def SendMessageBatch(self, caller: Caller, request: SendMessageBatchRequest) -> SendMessageBatchResult:
+    async def SendMessageBatch(
+        self, caller: Caller, request: SendMessageBatchRequest
+    ) -> SendMessageBatchResult | bytes:
         """Send messages."""
         name = self.queue_name(caller, request.queue_url, "write")
         config = self.config(name) or await self.existing(name)
         entries = request.entries or []
         self._check("SendMessageBatchRequestEntry", entries)
+        if may_be_plain(caller, config):
+            bodies = self._plain_bodies(entries, config)
+            if bodies is not None:
+                reply: Sent = await ask(Send(queue=name, bodies=bodies, create=False))
+                checksums = [md5(body) for body in bodies]
+                self.remembered.add(reply.queue_id, reply.first, checksums)
+                message_ids = self.message_ids(reply.queue_id, reply.first, len(bodies))
+                return plain.sent_batch([entry.id or "" for entry in entries], message_ids, checksums)
         if config.is_fifo:
             _check_all_grouped(entries, config)
         result = SendMessageBatchResult([], [])
@@ -79,6 +93,22 @@ class BatchActions(MessageActions):
         if drafted:
             await self._send_all(name, config, drafted, result)
         return result
+
+    def _plain_bodies(self, entries: list[SendMessageBatchRequestEntry], config: QueueConfig) -> list[bytes] | None:
+        """The bodies of a batch in which every message is bare and good; None if any is not."""
+        limit, size = message_bytes_max(config), 0
+        bodies: list[bytes] = []
+        for entry in entries:
+            text = entry.message_body
+            if not text or not is_bare(entry):
+                return None
+            body = text.encode()
+            if len(body) > limit:
+                return None
+            size += len(body)
+            bodies.append(body)
+        self._check_length(size)
+        return bodies
 
     async def _send_all(
         self,
@@ -123,11 +153,17 @@ class BatchActions(MessageActions):
             for (entry, draft), sequence in zip(drafted, sequences, strict=True)
         ]
 
-    async def DeleteMessageBatch(self, caller: Caller, request: DeleteMessageBatchRequest) -> SettledResult:
+    async def DeleteMessageBatch(self, caller: Caller, request: DeleteMessageBatchRequest) -> SettledResult | bytes:
         """Delete messages that were received."""
         queue = self.queue(self.queue_name(caller, request.queue_url, "read"))
         entries = request.entries or []
         self._check("DeleteMessageBatchRequestEntry", entries)
+        if caller.is_plain and not queue.config.is_fifo:
+            held = self._held_together(queue, entries)
+            if held is not None:
+                channel, spans = held
+                await ask(Ack(queue=queue.name, channel=channel, spans=spans))
+                return plain.settled_batch([entry.id or "" for entry in entries])
         result = SettledResult([], [])
         rounds = _rounds(self._held_entries(queue, entries, result))
         refused = await _refused(
@@ -209,6 +245,24 @@ class BatchActions(MessageActions):
 
     # -- settling --
 
+    def _held_together(
+        self, queue: QueueFace, entries: list[DeleteMessageBatchRequestEntry]
+    ) -> tuple[str, list[Span]] | None:
+        """The channel and the messages of a batch in which every receipt is good, for one command; None if not."""
+        handles: list[str] = []
+        for entry in entries:
+            handle = entry.receipt_handle
+            if handle is None:
+                return None
+            handles.append(handle)
+        found = self.seal(queue.id).read(handles)
+        if found is None:
+            return None
+        channel_id = found[0][0]
+        spans = _neighbours(found)
+        name = channel_name(queue, channel_id)
+        return None if spans is None or name is None else (name, spans)
+
     def _held_entries(self, queue: QueueFace, entries: Sequence[SettleEntry], result: SettledResult) -> list[Held]:
         """What the entries' receipts say; those that say nothing go to the failed ones."""
         found = []
@@ -288,6 +342,29 @@ def _joined(spans: list[Span]) -> list[Span]:
             first, last, attempt = span
     joined.append(Span(first, last, attempt))
     return joined
+
+
+def _neighbours(found: list[tuple[int, int, int]]) -> list[Span] | None:
+    """Messages of one channel as spans, neighbours on the same attempt joined; None if one is there twice.
+
+    >>> _neighbours([(1, 6, 1), (1, 5, 1), (1, 7, 2)])
+    [Span(first=5, last=6, attempt=1), Span(first=7, last=7, attempt=2)]
+    >>> _neighbours([(1, 6, 1), (1, 6, 2)]), _neighbours([(1, 6, 1), (2, 7, 1)])
+    (None, None)
+    """
+    ordered = sorted(found)
+    channel_id, first, attempt = ordered[0]
+    last = first
+    spans: list[Span] = []
+    for of_channel, sequence, on_attempt in ordered[1:]:
+        if of_channel != channel_id or sequence == last:
+            return None
+        if sequence != last + 1 or on_attempt != attempt:
+            spans.append(Span(first, last, attempt))
+            first, attempt = sequence, on_attempt
+        last = sequence
+    spans.append(Span(first, last, attempt))
+    return spans
 
 
 def _rounds(entries: list[Held]) -> list[list[Held]]:

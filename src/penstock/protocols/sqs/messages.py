@@ -8,8 +8,8 @@ from typing import NamedTuple
 from penstock.core.attributes import encode_attributes
 from penstock.core.commands import Ack, Delivery, Extend, Receive, Send, Sent, Settled, Span
 from penstock.core.config import QueueConfig
-from penstock.core.errors import ForgedReceipt, LeaseTooLong, PenstockError, StaleReceipt
-from penstock.protocols.sqs import message_attributes
+from penstock.core.errors import LeaseTooLong, PenstockError, StaleReceipt
+from penstock.protocols.sqs import message_attributes, plain
 from penstock.protocols.sqs.attributes import message_bytes_max
 from penstock.protocols.sqs.errors import (
     INVALID_MESSAGE_CONTENTS,
@@ -23,7 +23,7 @@ from penstock.protocols.sqs.errors import (
     no_such_queue,
 )
 from penstock.protocols.sqs.limits import VISIBILITY_SECONDS_MAX
-from penstock.protocols.sqs.received import Unpacking, Wanted, md5, sequence_number
+from penstock.protocols.sqs.received import NOTHING, Unpacking, Wanted, md5, sequence_number
 from penstock.protocols.sqs.service import Caller, ask
 from penstock.protocols.sqs.shapes import (
     ChangeMessageVisibilityRequest,
@@ -56,10 +56,16 @@ class Draft(NamedTuple):
 class MessageActions(Unpacking):
     """The actions on one message, and what batches share with them."""
 
-    async def SendMessage(self, caller: Caller, request: SendMessageRequest) -> SendMessageResult:
+    async def SendMessage(self, caller: Caller, request: SendMessageRequest) -> SendMessageResult | bytes:
         """Send a message."""
         name = self.queue_name(caller, request.queue_url, "write")
         config = self.config(name) or await self.existing(name)
+        if may_be_plain(caller, config) and is_bare(request):
+            body = self._plain_body(request.message_body, config)
+            reply: Sent = await ask(Send(queue=name, bodies=[body], create=False))
+            checksums = [md5(body)]
+            self.remembered.add(reply.queue_id, reply.first, checksums)
+            return plain.sent(checksums[0], self.message_id(reply.queue_id, reply.first))
         draft = self.draft(caller, request, config)
         sent: Sent = await ask(
             Send(
@@ -81,7 +87,7 @@ class MessageActions(Unpacking):
             sequence_number(sequence) if config.is_fifo else None,
         )
 
-    async def ReceiveMessage(self, caller: Caller, request: ReceiveMessageRequest) -> ReceiveMessageResult:
+    async def ReceiveMessage(self, caller: Caller, request: ReceiveMessageRequest) -> ReceiveMessageResult | bytes:
         """Receive messages, now or as soon as there are any."""
         name = self.queue_name(caller, request.queue_url, "read")
         config = self.config(name) or await self.existing(name)
@@ -100,6 +106,10 @@ class MessageActions(Unpacking):
         )
         if delivery is None or not delivery.runs:
             return ReceiveMessageResult()
+        if wanted is NOTHING and caller.is_plain:
+            answer = self.unpack_plain(delivery)
+            if answer is not None:
+                return answer
         return ReceiveMessageResult(self.unpack(delivery, config.is_fifo, wanted))
 
     async def DeleteMessage(self, caller: Caller, request: DeleteMessageRequest) -> None:
@@ -122,6 +132,17 @@ class MessageActions(Unpacking):
             raise not_changed(settled.refused[0].error, visibility_s)
 
     # -- sending --
+
+    @staticmethod
+    def _plain_body(text: str | None, config: QueueConfig) -> bytes:
+        """As `draft` has it, for a text that is plain."""
+        if not text:
+            raise missing("MessageBody")
+        body = text.encode()
+        limit = message_bytes_max(config)
+        if len(body) > limit:
+            raise too_long(limit)
+        return body
 
     def draft(
         self, caller: Caller, entry: SendMessageRequest | SendMessageBatchRequestEntry, config: QueueConfig
@@ -146,10 +167,7 @@ class MessageActions(Unpacking):
             size += added
         limit = message_bytes_max(config)
         if size > limit:
-            raise SqsError(
-                INVALID_PARAMETER_VALUE,
-                f"One or more parameters are invalid. Reason: Message must be shorter than {limit} bytes.",
-            )
+            raise too_long(limit)
         delay_s, group, dedup_id = entry.delay_seconds, entry.message_group_id, entry.message_deduplication_id
         if config.is_fifo or group is not None or dedup_id is not None:
             check_grouping(group, dedup_id, config)
@@ -228,15 +246,37 @@ class MessageActions(Unpacking):
         """What a receipt handle says, for a message of this queue: the channel, and which message on which attempt."""
         if not handle:
             raise missing("ReceiptHandle")
-        try:
-            queue_id, channel_id, sequence, attempt = self.broker.open_receipt(handle)
-        except ForgedReceipt:
-            raise invalid_receipt(handle) from None
-        if queue_id == queue.id:
-            for name, channel in queue.channels.items():
-                if channel.id == channel_id:
-                    return name, Span(sequence, sequence, attempt)
+        found = self.seal(queue.id).read([handle])
+        if found is not None:
+            channel_id, sequence, attempt = found[0]
+            name = channel_name(queue, channel_id)
+            if name is not None:
+                return name, Span(sequence, sequence, attempt)
         raise invalid_receipt(handle)
+
+
+def may_be_plain(caller: Caller, config: QueueConfig) -> bool:
+    """Whether a message without anything beside its body needs nothing else here: no attributes, no group."""
+    return caller.is_plain and not config.is_fifo and not caller.principal.access_key
+
+
+def is_bare(entry: SendMessageRequest | SendMessageBatchRequestEntry) -> bool:
+    """Whether a message is sent with nothing beside its body."""
+    return (
+        entry.message_attributes is None
+        and entry.delay_seconds is None
+        and entry.message_group_id is None
+        and entry.message_deduplication_id is None
+        and entry.message_system_attributes is None
+    )
+
+
+def channel_name(queue: QueueFace, channel_id: int) -> str | None:
+    """The name of a queue's channel."""
+    for name, channel in queue.channels.items():
+        if channel.id == channel_id:
+            return name
+    return None
 
 
 def check_token(text: str, parameter: str) -> None:
@@ -282,6 +322,14 @@ def check_visibility(visibility_s: int | None) -> int:
             f"VisibilityTimeout must be an integer between 0 and {VISIBILITY_SECONDS_MAX}.",
         )
     return visibility_s
+
+
+def too_long(limit: int) -> SqsError:
+    """A message with more bytes than its queue takes."""
+    return SqsError(
+        INVALID_PARAMETER_VALUE,
+        f"One or more parameters are invalid. Reason: Message must be shorter than {limit} bytes.",
+    )
 
 
 def invalid_receipt(handle: str) -> SqsError:

@@ -11,7 +11,7 @@ from penstock.core.attributes import Attributes, decode_attributes
 from penstock.core.commands import Delivery, Run
 from penstock.core.config import dead_letter_name
 from penstock.core.origin import Origin
-from penstock.protocols.sqs import message_attributes
+from penstock.protocols.sqs import message_attributes, plain
 from penstock.protocols.sqs.errors import INVALID_ATTRIBUTE_NAME, SqsError
 from penstock.protocols.sqs.service import ServiceBase
 from penstock.protocols.sqs.shapes import Message, ReceiveMessageRequest
@@ -61,22 +61,37 @@ NOTHING = Wanted(frozenset(), None)
 class Unpacking(ServiceBase):
     """Unpacks deliveries."""
 
+    def unpack_plain(self, delivery: Delivery) -> bytes | None:
+        """A delivery as JSON, if all its messages are remembered as plain ones; None if not."""
+        queue_id, channel_id = delivery.queue_id, delivery.channel_id
+        pieces: list[bytes] = []
+        start = b'{"Messages":['
+        for run in delivery.runs:
+            chunk, count = run.chunk, run.stop - run.start
+            first = chunk.base + run.start
+            checksums = self.remembered.take(queue_id, first, count)
+            if checksums is None:
+                return None
+            ids = self.message_ids(queue_id, first, count)
+            receipts = self.seal(queue_id).make(channel_id, first, _attempts(run))
+            pieces.append(start)
+            pieces += plain.received(ids, receipts, checksums, chunk.body_list(run.start, run.stop))
+            start = b","
+        pieces.append(b"]}")
+        return b"".join(pieces)
+
     def unpack(self, delivery: Delivery, is_fifo: bool, wanted: Wanted) -> list[Message]:
         """The messages of a delivery."""
         messages = []
-        receipt_of, queue_id, channel_id = self.broker.receipt, delivery.queue_id, delivery.channel_id
+        queue_id, channel_id = delivery.queue_id, delivery.channel_id
         for run in delivery.runs:
             chunk = run.chunk
-            attempts = [run.attempt] * run.count if isinstance(run.attempt, int) else run.attempt.tolist()
+            attempts = _attempts(run)
+            receipts = self.seal(queue_id).make(channel_id, chunk.base + run.start, attempts)
             for offset, body in enumerate(chunk.body_list(run.start, run.stop)):
                 sequence = chunk.base + run.start + offset
                 text = text_of(body)
-                message = Message(
-                    self.message_id(queue_id, sequence),
-                    receipt_of(queue_id, channel_id, sequence, attempts[offset]),
-                    md5(body),
-                    text or "",
-                )
+                message = Message(self.message_id(queue_id, sequence), receipts[offset], md5(body), text or "")
                 if text is None:
                     message.body = base64.b64encode(body).decode()
                     message.md5_of_body = md5(message.body.encode())
@@ -135,6 +150,15 @@ class Unpacking(ServiceBase):
         return queue == (source.dead_letter or dead_letter_name(origin.queue))
 
 
+def _attempts(run: Run) -> list[int]:
+    """How often each message of a run was handed out."""
+    attempt = run.attempt
+    if isinstance(attempt, int):
+        return [attempt] * (run.stop - run.start)
+    found: list[int] = attempt.tolist()
+    return found
+
+
 class Parcel(NamedTuple):
     """One message of a delivery."""
 
@@ -159,7 +183,13 @@ class Parcel(NamedTuple):
 
 def md5(data: bytes) -> str:
     """A checksum as SQS gives it."""
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+    state = _MD5.copy()
+    state.update(data)
+    return state.hexdigest()
+
+
+_MD5 = hashlib.md5(usedforsecurity=False)
+"""Copied for each checksum: to look up an algorithm by its name takes longer than to use it."""
 
 
 def sequence_number(sequence: int) -> str:

@@ -33,8 +33,8 @@ from penstock.protocols.sqs.errors import (
     from_core,
 )
 from penstock.protocols.sqs.names import base_url
-from penstock.protocols.sqs.service import Asked, Caller
-from penstock.protocols.sqs.shapes import Shape
+from penstock.protocols.sqs.plain import is_plain
+from penstock.protocols.sqs.service import Answer, Asked, Caller
 from penstock.protocols.sqs.sigv4 import verify
 from penstock.server.auth import ANYBODY, Credentials, Principal
 from penstock.server.settings import SqsSettings
@@ -64,7 +64,7 @@ class SqsFrontEnd:
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
-        exchange.request_id = f"{self._id_prefix}{next(self._ids):012x}"
+        exchange.request_id = self._id_prefix + next(self._ids).to_bytes(6, "big").hex()
         request = exchange.request
         target = request.headers.get("x-amz-target")
         if target is None and not _is_json(request):
@@ -77,7 +77,8 @@ class SqsFrontEnd:
                 raise SqsError(UNKNOWN_OPERATION, f"The operation {target or ''} is not one of SQS's.")
             if request.method != "POST":
                 raise SqsError(METHOD_NOT_ALLOWED, "The JSON protocol needs POST.")
-            visit.begin(action, self._caller(request), action.decoder.decode(request.body))
+            body = request.body
+            visit.begin(action, self._caller(request, is_plain(body)), action.decoder.decode(body))
         except SqsError as error:
             visit.fail(error)
 
@@ -98,9 +99,10 @@ class SqsFrontEnd:
         except SqsError as error:
             visit.fail(error)
 
-    def _caller(self, request: Request) -> Caller:
+    def _caller(self, request: Request, has_plain_text: bool = False) -> Caller:
         path = request.path
-        return Caller(self._base_url(request), self._principal(request), None if path == "/" else path)
+        path_url = None if path == "/" else path
+        return Caller(self._base_url(request), self._principal(request), path_url, has_plain_text)
 
     def _principal(self, request: Request) -> Principal:
         if not self._credentials.are_required:
@@ -142,7 +144,7 @@ class Visit(ABC):
         self._shard = shard
         self._action: Action
         self._caller: Caller | None = None
-        self._coroutine: Coroutine[Asked, Any, Shape | None]
+        self._coroutine: Coroutine[Asked, Any, Answer]
         self._call: CallbackCall | None = None
         """A receive, which has to be undone if the client goes."""
 
@@ -187,7 +189,7 @@ class Visit(ABC):
         if self._call is not None:
             self._shard.withdraw(self._call)
 
-    def _succeed(self, result: Shape | None) -> None:
+    def _succeed(self, result: Answer) -> None:
         self._label("ok")
         if not self._respond(result) and self._call is not None:
             self._shard.withdraw(self._call)
@@ -201,7 +203,7 @@ class Visit(ABC):
             exchange.principal = caller.principal.name
 
     @abstractmethod
-    def _respond(self, result: Shape | None) -> bool:
+    def _respond(self, result: Answer) -> bool:
         """Answer with a result; False if the client is gone."""
 
     @abstractmethod
@@ -214,9 +216,14 @@ class JsonVisit(Visit):
 
     __slots__ = ()
 
-    def _respond(self, result: Shape | None) -> bool:
+    def _respond(self, result: Answer) -> bool:
         exchange = self._exchange
-        body = json_wire.EMPTY if result is None else json_wire.encode(result)
+        if result is None:
+            body = json_wire.EMPTY
+        elif isinstance(result, bytes):
+            body = result
+        else:
+            body = json_wire.encode(result)
         return exchange.respond(200, (json_wire.CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id)), body)
 
     def fail(self, error: SqsError) -> None:
@@ -236,8 +243,9 @@ class QueryVisit(Visit):
 
     __slots__ = ()
 
-    def _respond(self, result: Shape | None) -> bool:
+    def _respond(self, result: Answer) -> bool:
         exchange = self._exchange
+        assert not isinstance(result, bytes), "only callers by JSON are plain"
         body = query_wire.encode(self._action.name, result, exchange.request_id)
         return exchange.respond(200, (query_wire.CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id)), body)
 

@@ -16,19 +16,26 @@ from typing import Any
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue
 from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError, QueueExists
+from penstock.core.receipt import Seal
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES
 from penstock.protocols.sqs.names import FIFO_SUFFIX, Arns, Urls, queue_url
+from penstock.protocols.sqs.plain import Remembered
+from penstock.protocols.sqs.shapes import Shape
 from penstock.server.auth import ANYBODY, RIGHTS, Principal, Right
 from penstock.server.settings import SqsSettings
 from penstock.server.shard import Call
 from penstock.server.shards import Names, Shards
 
-_SEQUENCE_DIGITS = 12
+_SEQUENCE_BYTES = 6
+_SEQUENCE_DIGITS = 2 * _SEQUENCE_BYTES
 _SEQUENCES_MAX = 16**_SEQUENCE_DIGITS
+_SEALS_MAX = 10_000
 
 Asked = Command | tuple[Command, ...]
 """What a coroutine hands out: a command, or several that go through the same step."""
+Answer = Shape | bytes | None
+"""What an action returns: its result; or that as JSON already, for a caller that is plain."""
 
 
 @types.coroutine
@@ -48,11 +55,15 @@ def ask_all(commands: Sequence[Command]) -> Generator[Asked, Any, list[Any]]:
 class Caller:
     """Who calls, and by which address."""
 
-    __slots__ = ("_base_url", "path_url", "principal", "queue")
+    __slots__ = ("_base_url", "is_plain", "path_url", "principal", "queue")
 
-    def __init__(self, base_url: str, principal: Principal, path_url: str | None = None) -> None:
+    def __init__(
+        self, base_url: str, principal: Principal, path_url: str | None = None, is_plain: bool = False
+    ) -> None:
         self._base_url = base_url
         self.principal = principal
+        self.is_plain = is_plain
+        """Whether the request came as JSON in which every text is plain; the answer may be bytes of JSON then."""
         self.path_url = path_url
         """The request's own path, if that is the address of a queue."""
         self.queue = ""
@@ -78,6 +89,8 @@ class ServiceBase:
         self.arns = Arns(settings.region, settings.account)
         self.account = settings.account
         self._id_prefixes: dict[int, str] = {}
+        self._seals: dict[int, Seal] = {}
+        self.remembered = Remembered()
         self._changing: set[str] = set()
         """Queues whose configuration has a change on its way."""
         self.auto_create = settings.auto_create
@@ -89,12 +102,33 @@ class ServiceBase:
 
     def message_id(self, queue_id: int, sequence: int) -> str:
         """As the broker's, faster: of the ids of a queue only the last twelve digits differ, for long enough."""
+        if sequence < _SEQUENCES_MAX:
+            return self._id_prefix(queue_id) + sequence.to_bytes(_SEQUENCE_BYTES, "big").hex()
+        return self.broker.message_id(queue_id, sequence)
+
+    def message_ids(self, queue_id: int, first: int, count: int) -> list[str]:
+        """The ids of messages one after the other."""
+        if first + count > _SEQUENCES_MAX:
+            return [self.broker.message_id(queue_id, sequence) for sequence in range(first, first + count)]
+        prefix = self._id_prefix(queue_id)
+        return [prefix + sequence.to_bytes(_SEQUENCE_BYTES, "big").hex() for sequence in range(first, first + count)]
+
+    def _id_prefix(self, queue_id: int) -> str:
         prefix = self._id_prefixes.get(queue_id)
         if prefix is None:
+            if len(self._id_prefixes) >= _SEALS_MAX:
+                self._id_prefixes.clear()
             prefix = self._id_prefixes[queue_id] = self.broker.message_id(queue_id, 0)[:-_SEQUENCE_DIGITS]
-        if sequence < _SEQUENCES_MAX:
-            return f"{prefix}{sequence:012x}"
-        return self.broker.message_id(queue_id, sequence)
+        return prefix
+
+    def seal(self, queue_id: int) -> Seal:
+        """What makes and reads a queue's receipts."""
+        seal = self._seals.get(queue_id)
+        if seal is None:
+            if len(self._seals) >= _SEALS_MAX:
+                self._seals.clear()
+            seal = self._seals[queue_id] = Seal(self.broker.receipt_key(queue_id), queue_id)
+        return seal
 
     def config(self, name: str) -> QueueConfig | None:
         """A queue's configuration; None if it is not there."""
