@@ -1,0 +1,174 @@
+"""Who shall own which shard next. Pure: from what the controller knows to what it should write.
+
+In this order:
+
+1. *Orphans*, whose owner is not alive, go to the least loaded node, all of them at once.
+2. Shards that were moved *by hand* go where the wish says.
+3. *Draining* nodes are emptied, one shard after the other.
+4. *Balance*: from the busiest node to the quietest, one shard at a time and not again before the cool-down is over.
+
+Anything but an orphan moves only when no other shard is on its way, and stays where it is otherwise.
+
+A shard's load is what it does (messages a second), what it has to do (its backlog, as if it were worked off in a
+minute), and a constant, so that shards with nothing to do are spread by count. Balance leaves alone what is good
+enough: the busiest must have `RATIO` times the quietest's load, and the shard that moves must close the gap by a fair
+part. So with steady loads every move makes the sum of the squares of the nodes' loads smaller: no assignment comes
+twice, and there is an end. A shard that has just moved stays for a while, whatever the loads say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+RATIO = 1.3
+"""How much more than the quietest node the busiest must have to do before a shard moves."""
+IDLE_LOAD = 100.0
+"""What a shard counts, in messages a second, when it has nothing to do."""
+BACKLOG_S = 60.0
+"""A backlog counts as what it takes to work it off in this time."""
+GAP_SHARE_MAX = 0.8
+"""A shard with a larger share of the gap between two nodes would only turn them round."""
+NODE_SHARE_MIN = 0.001
+"""A shard with a smaller share of its node's load is not worth moving."""
+STAY_COOL_DOWNS = 5
+"""A shard that was moved stays for so many cool-downs."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A node that is alive."""
+
+    name: str
+    is_draining: bool = False
+
+
+class ShardLoad(msgspec.Struct, frozen=True):
+    """A shard, who shall own it so far, and what it has to do."""
+
+    number: int
+    owner: str = ""
+    """"": nobody yet."""
+    is_settled: bool = True
+    """Its owner serves it: it is not on its way."""
+    rate: float = 0.0
+    """Messages a second, in and out."""
+    backlog: int = 0
+    moved_s: float = float("-inf")
+    """When it was moved last."""
+
+    @property
+    def load(self) -> float:
+        """What counts.
+
+        >>> ShardLoad(0, rate=50.0, backlog=600).load
+        160.0
+        """
+        return IDLE_LOAD + self.rate + self.backlog / BACKLOG_S
+
+
+def plan(
+    members: Iterable[Member],
+    shards: Iterable[ShardLoad],
+    wishes: Mapping[int, str],
+    now_s: float,
+    cool_down_s: float,
+) -> dict[int, str]:
+    """The shards that get another owner now, and whom.
+
+    >>> plan([Member("a"), Member("b")], [ShardLoad(0), ShardLoad(1)], {}, now_s=0.0, cool_down_s=5.0)
+    {0: 'a', 1: 'b'}
+    >>> plan([Member("a"), Member("b")], [ShardLoad(0, "a"), ShardLoad(1, "b")], {}, now_s=0.0, cool_down_s=5.0)
+    {}
+    """
+    table = _Table(members, shards, wishes)
+    orphans = table.place_orphans()
+    if orphans or not table.is_settled:
+        return orphans
+    return table.by_hand() or table.drained() or table.balanced(now_s, cool_down_s)
+
+
+class _Table:
+    """The nodes and what they have."""
+
+    def __init__(self, members: Iterable[Member], shards: Iterable[ShardLoad], wishes: Mapping[int, str]) -> None:
+        self._members = {member.name: member for member in members}
+        self._shards = sorted(shards, key=lambda shard: shard.number)
+        self._wishes = wishes
+        self._owners = {shard.number: shard.owner for shard in self._shards if shard.owner in self._members}
+        self._loads = dict.fromkeys(sorted(self._members), 0.0)
+        for shard in self._shards:
+            if shard.number in self._owners:
+                self._loads[shard.owner] += shard.load
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no shard is on its way."""
+        return all(shard.is_settled for shard in self._shards)
+
+    def place_orphans(self) -> dict[int, str]:
+        """Owners for shards that have none: the heaviest first, each to where the least is."""
+        orphans = [shard for shard in self._shards if shard.number not in self._owners]
+        placed: dict[int, str] = {}
+        for shard in sorted(orphans, key=lambda orphan: -orphan.load):
+            wished = self._wishes.get(shard.number, "")
+            target = wished if self._takes(wished) else self._quietest(self._takers() or list(self._loads))
+            if target is not None:
+                placed[shard.number] = target
+                self._loads[target] += shard.load
+        return dict(sorted(placed.items()))
+
+    def by_hand(self) -> dict[int, str]:
+        """The first shard that is not where somebody wants it, and could be."""
+        for number, owner in self._owners.items():
+            wished = self._wishes.get(number, "")
+            if wished != owner and self._takes(wished):
+                return {number: wished}
+        return {}
+
+    def drained(self) -> dict[int, str]:
+        """The first shard of a draining node, if somebody can take it."""
+        target = self._quietest(self._takers())
+        if target is not None:
+            for number, owner in self._owners.items():
+                if self._members[owner].is_draining:
+                    return {number: target}
+        return {}
+
+    def balanced(self, now_s: float, cool_down_s: float) -> dict[int, str]:
+        """A shard from the busiest node to the quietest, if that is worth it and it is time."""
+        takers = self._takers()
+        newest_s = max((shard.moved_s for shard in self._shards), default=float("-inf"))
+        if len(takers) < 2 or now_s - newest_s < cool_down_s:
+            return {}
+        quietest = min(takers, key=self._loads.__getitem__)
+        busiest = max(takers, key=self._loads.__getitem__)
+        most, gap = self._loads[busiest], self._loads[busiest] - self._loads[quietest]
+        if most <= RATIO * self._loads[quietest]:
+            return {}
+        movable = [
+            shard
+            for shard in self._shards
+            if shard.owner == busiest
+            and shard.number not in self._pinned
+            and now_s - shard.moved_s >= STAY_COOL_DOWNS * cool_down_s
+            and most * NODE_SHARE_MIN <= shard.load <= gap * GAP_SHARE_MAX
+        ]
+        if not movable:
+            return {}
+        best = min(movable, key=lambda shard: (abs(gap - 2 * shard.load), shard.number))
+        return {best.number: quietest}
+
+    @property
+    def _pinned(self) -> set[int]:
+        """The shards that are where somebody wants them."""
+        return {number for number, owner in self._owners.items() if self._wishes.get(number) == owner}
+
+    def _takes(self, name: str) -> bool:
+        return name in self._members and not self._members[name].is_draining
+
+    def _takers(self) -> list[str]:
+        return [name for name in self._loads if self._takes(name)]
+
+    def _quietest(self, names: list[str]) -> str | None:
+        return min(names, key=self._loads.__getitem__, default=None)
