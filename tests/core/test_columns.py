@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.core.columns import Columns, Rows, encode_one, encoded_length, runs_of
+from penstock.core.columns import FEW, Columns, Rows, encode_one, encoded_length, runs_of
 from penstock.core.states import TRANSITIONS, Event, State
 from tests.core.naive import Row
 
@@ -105,8 +105,10 @@ class ColumnsBesideRows(RuleBasedStateMachine):
     @rule(data=st.data())
     def store_and_take_back(self, data: st.DataObject) -> None:
         start = data.draw(st.integers(0, len(self.rows) - 1))
-        stop = data.draw(st.integers(start + 1, min(len(self.rows), start + 40)))
+        stop = data.draw(st.integers(start + 1, min(len(self.rows), start + FEW + 40)))
         stored = self.columns.encode(slice(start, stop))
+        assert self.columns._encode_few(slice(start, stop)) == stored
+        assert self.columns._encode_many(slice(start, stop)) == stored
         assert encoded_length(stored) == encoded_length(stored + b"more") == len(stored)
         back = Columns()
         back.append(0, 7)

@@ -316,6 +316,8 @@ class Chunk:
         return self._columns.get(section)
 
     def _value(self, section: Section, index: int) -> bytes | None:
+        if not self._columns:
+            return None
         column = self._columns.get(section)
         return None if column is None else column[index]
 
@@ -355,17 +357,18 @@ class Chunk:
     def _encode_head(self) -> bytes:
         offsets = self.offsets.tobytes()
         middle: list[Buffer] = [offsets, _pad(_OFFSETS_AT + len(offsets))]
-        sections = Section(0)
-        for section in _BINARY:
-            if section in self._columns:
-                sections |= section
-                middle += self._columns[section].parts()
+        sections = 0
+        if self._columns:
+            for section in _BINARY:
+                if section in self._columns:
+                    sections |= int(section)
+                    middle += self._columns[section].parts()
         if self.due_ms is not None:
-            sections |= Section.DUE
+            sections |= int(Section.DUE)
             middle.append(self.due_ms.tobytes())
         body_of_head = b"".join(middle)
         lengths = (_OFFSETS_AT + len(body_of_head), len(self.bodies))
-        fixed = (self.base, self.sent_ms, self.count, int(sections), *lengths)
+        fixed = (self.base, self.sent_ms, self.count, sections, *lengths)
         unchecked = _HEAD.pack(_MAGIC, _VERSION, 0, *fixed)[_CHECKED_FROM:] + body_of_head
         return _HEAD.pack(_MAGIC, _VERSION, _checksum(unchecked, self.bodies), *fixed) + body_of_head
 

@@ -4,6 +4,9 @@ A `Columns` holds the rows of the chunks that one channel has in work, chunk aft
 came. `at` is a slice, or an array of row numbers; every operation costs a few array operations whatever its length.
 Nothing here checks whether an event may happen: `rows_allowing` says so for a whole run beforehand, from the one
 table in `states.py`.
+
+An array operation has its price whatever it is about, so that a few rows are cheaper to look at as a list. Where that
+pays, up to `FEW` rows are; both ways give the same, and the tests compare them.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ Rows = slice | NDArray[np.intp]
 DONE, READY, LEASED, DELAYED = (int(state) for state in (State.DONE, State.READY, State.LEASED, State.DELAYED))
 """The states as plain numbers: looking up a member of an enum costs more than comparing it."""
 _CAPACITY_MIN = 256
+FEW = 64
+"""Up to so many rows, lists are faster than arrays."""
 
 _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("state", np.uint8),
@@ -115,7 +120,7 @@ class Columns:
         self.holder[at] = holder
         first = self.first_ms[at]
         if isinstance(at, slice):
-            if not first[0] and not first[-1] and not first.any():
+            if not first[0] and not first[-1] and not _any(first):
                 first[:] = now_ms
             else:
                 first[first == 0] = now_ms
@@ -168,10 +173,7 @@ class Columns:
 
     def all_leased(self, at: slice, attempt: int) -> bool:
         """Whether every row is leased on that attempt: the question of the happy path."""
-        state, attempts = self.state[at], self.attempts[at]
-        if len(state) == 1:
-            return bool(state[0] == LEASED and attempts[0] == attempt)
-        return bool((state == LEASED).all() and (attempts == attempt).all())
+        return are_all(self.state[at], LEASED) and are_all(self.attempts[at], attempt)
 
     def expired(self, now_ms: int) -> NDArray[np.intp]:
         """Rows whose lease has run out."""
@@ -207,6 +209,35 @@ class Columns:
 
     def encode(self, at: slice) -> bytes:
         """Rows as runs of equal ones: what a state record holds. Rows that are done are all the same."""
+        if at.stop - at.start <= FEW:
+            return self._encode_few(at)
+        return self._encode_many(at)
+
+    def _encode_few(self, at: slice) -> bytes:
+        parts: list[bytes] = [b""]
+        row, length = _DONE_ROW, 0
+        lists = (
+            self.state[at].tolist(),
+            self.attempts[at].tolist(),
+            self.deadline_ms[at].tolist(),
+            self.received_ms[at].tolist(),
+            self.first_ms[at].tolist(),
+            self.holder[at].tolist(),
+        )
+        for each in zip(*lists, strict=True):
+            if each[0] == DONE:
+                each = _DONE_ROW
+            if each == row:
+                length += 1
+                continue
+            if length:
+                parts.append(_RUN.pack(length, *row))
+            row, length = each, 1
+        parts.append(_RUN.pack(length, *row))
+        parts[0] = _COUNT.pack(len(parts) - 1)
+        return b"".join(parts)
+
+    def _encode_many(self, at: slice) -> bytes:
         live = self.state[at] != DONE
         count = len(live)
         values = [getattr(self, name)[at] for name, _ in _COLUMNS]
@@ -240,6 +271,26 @@ class Columns:
 
 
 _COUNT = struct.Struct("<I")
+_RUN = struct.Struct("<IBIqqqI")
+assert _RUN.size == _PERSISTED.itemsize
+_DONE_ROW = (DONE, 0, 0, 0, 0, 0)
+
+
+def are_all(values: NDArray[Any], wanted: int) -> bool:
+    """Whether every value is this one.
+
+    >>> are_all(np.array([2, 2]), 2), are_all(np.array([2, 3]), 2)
+    (True, False)
+    """
+    if len(values) > FEW:
+        return bool((values == wanted).all())
+    found: list[int] = values.tolist()
+    return found.count(wanted) == len(found)
+
+
+def _any(values: NDArray[Any]) -> bool:
+    """Whether any value is not zero."""
+    return bool(values.any()) if len(values) > FEW else any(values.tolist())
 
 
 _ONE = struct.Struct("<IIBIqqqI")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.core import keys
 from penstock.core.chunk import Chunk
-from penstock.core.columns import DELAYED, LEASED, READY
+from penstock.core.columns import DELAYED, LEASED, READY, are_all
 from penstock.core.commands import Failure, Run
 from penstock.core.config import PRIORITY_MAX
 from penstock.core.cursor import Cursor
@@ -327,8 +327,8 @@ class Handout:
                 chunk, start, stop, int(columns.attempts[rows.start]), int(columns.first_ms[rows.start]), failures
             )
         attempts, first_ms = columns.attempts[rows].copy(), columns.first_ms[rows].copy()
-        one_attempt = bool((attempts == attempts[0]).all())
-        one_time = bool((first_ms == first_ms[0]).all())
+        one_attempt = are_all(attempts, int(attempts[0]))
+        one_time = are_all(first_ms, int(first_ms[0]))
         return Run(
             chunk,
             start,

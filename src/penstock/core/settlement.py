@@ -60,8 +60,11 @@ class Settlement:
             if entry.state == LEASED and entry.attempts == attempt:
                 self._ack_run(window, entry, first, entry.stop)
                 return entry.count, []
-        if first == last and self._ack_one(first, attempt):
-            return 1, []
+        if first == last:
+            if self._ack_one(first, attempt):
+                return 1, []
+        elif self._ack_together(first, last + 1, attempt):
+            return last + 1 - first, []
         return self._settle(span, Event.ACK, self._ack_run)
 
     def _ack_one(self, sequence: int, attempt: int) -> bool:
@@ -80,6 +83,22 @@ class Settlement:
                 if self.channel.fifo is not None:
                     self.channel.fifo.settle(sequence)
                 self.channel.finish(window, entry, sequence, sequence + 1)
+                return True
+        return False
+
+    def _ack_together(self, first: int, stop: int, attempt: int) -> bool:
+        """Several messages of one spread entry, all of them leased on that attempt: the common case of batches."""
+        if attempt <= 0:
+            return False
+        for window in self.windows.values():
+            entry = window.find(first)
+            if entry is None or entry.is_whole or stop > entry.stop:
+                continue
+            rows = entry.rows_of(first, stop)
+            if window.columns.all_leased(rows, attempt):
+                self.channel.freed_rows(window, entry, first, stop)
+                window.leased -= stop - first
+                self._done(window, entry, first, stop)
                 return True
         return False
 

@@ -50,7 +50,8 @@ from penstock.protocols.sqs.shapes import (
 )
 from penstock.server.shards import QueueFace
 
-_ID = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
+_ID_LENGTH_MAX = 80
+_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{_ID_LENGTH_MAX}}}\Z")
 
 SettleEntry = DeleteMessageBatchRequestEntry | ChangeMessageVisibilityBatchRequestEntry
 Entry = SendMessageBatchRequestEntry | SettleEntry
@@ -225,15 +226,15 @@ class BatchActions(MessageActions):
             )
         seen: set[str] = set()
         for entry in entries:
-            if entry.id is None or not _ID.match(entry.id):
+            if not is_id(entry.id):
                 raise SqsError(
                     INVALID_BATCH_ENTRY_ID,
                     "A batch entry id can only contain alphanumeric characters, hyphens and underscores. "
                     "It can be at most 80 letters long.",
                 )
-            if entry.id in seen:
-                raise SqsError(BATCH_ENTRY_IDS_NOT_DISTINCT, f"Id {entry.id} repeated.")
-            seen.add(entry.id)
+            seen.add(entry.id or "")
+        if len(seen) != len(entries):
+            raise SqsError(BATCH_ENTRY_IDS_NOT_DISTINCT, f"Id {_first_repeated(entries)} repeated.")
 
     def _check_length(self, size: int) -> None:
         limit = self.limits.batch_bytes_max
@@ -342,6 +343,28 @@ def _joined(spans: list[Span]) -> list[Span]:
             first, last, attempt = span
     joined.append(Span(first, last, attempt))
     return joined
+
+
+def is_id(text: str | None) -> bool:
+    """Whether a text can tell an entry from the others.
+
+    >>> is_id("a-1"), is_id("7"), is_id("a b"), is_id("é"), is_id("")
+    (True, True, False, False, False)
+    """
+    if text is None:
+        return False
+    if text.isalnum() and text.isascii() and len(text) <= _ID_LENGTH_MAX:  # so are most, and it is quickly seen
+        return True
+    return _ID.match(text) is not None
+
+
+def _first_repeated(entries: Sequence[Entry]) -> str | None:
+    seen: set[str | None] = set()
+    for entry in entries:
+        if entry.id in seen:
+            return entry.id
+        seen.add(entry.id)
+    return None
 
 
 def _neighbours(found: list[tuple[int, int, int]]) -> list[Span] | None:
