@@ -712,7 +712,12 @@ class Broker:
         return self._queue(command.name).info()
 
     def _list_queues(self, command: ListQueues) -> list[str]:
-        names = (name for name in self.queues if name.startswith(command.prefix) and name > command.after)
+        shard = self.meta.shard
+        names = (
+            name
+            for name, queue in self.queues.items()
+            if name.startswith(command.prefix) and name > command.after and queue.id >> SHARD_SHIFT == shard
+        )  # further partitions of a queue of another shard are not named twice
         if command.dead_letters_to is not None:
             names = (name for name in names if self._buries_in(name, command.dead_letters_to))
         return sorted(names)[: command.limit]
