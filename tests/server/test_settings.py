@@ -9,11 +9,13 @@ import pytest
 from penstock.server.auth import Credentials, Secret
 from penstock.server.settings import (
     Allowance,
+    ClusterSettings,
     CredentialSettings,
     DeclaredQueue,
     HandshakeRule,
     HttpLimits,
     InvalidSettings,
+    KafkaSettings,
     LogSettings,
     LookupSettings,
     NsqSettings,
@@ -125,7 +127,7 @@ def test_queues_are_declared_in_seconds_and_become_the_cores_settings() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[server]\nprot = 1", r"\[server\] has no key 'prot'.*its keys are: data, host, sqs_port"),
+        ("[server]\nprot = 1", r"\[server\] has no key 'prot'.*its keys are: data, engine, host, sqs_port"),
         ("[server]\nsqs_prot = 1", "perhaps 'sqs_port' is meant"),
         ("[sever]\nhost = 'x'", "the file has no key 'sever', perhaps 'server' is meant"),
         ("[[queues]]\nname = 'a'\nleese = 1", r"\[\[queues\]\] has no key 'leese', perhaps 'lease'"),
@@ -207,11 +209,92 @@ def test_the_examples_of_the_documentation_are_right_and_name_every_key() -> Non
     for example in examples:
         parse(example)
     structs = (ServerSettings, HttpLimits, SqsSettings, NsqSettings, HandshakeRule, LogSettings, CredentialSettings)
-    structs += (Allowance, DeclaredQueue, LookupSettings)
+    structs += (Allowance, DeclaredQueue, LookupSettings, ClusterSettings, KafkaSettings)
     keys = {key for struct in structs for key in struct.__struct_fields__}
     missing = [key for key in keys if not re.search(rf"\b{key}\b", text) and not key.startswith("nsq_")]
     assert examples
     assert not missing
+
+
+# -- the cluster and Kafka ---------------------------------------------------------------------------------------------
+
+
+def kafka_settings(text: str) -> Settings:
+    settings = parse(f"[server]\nengine = 'kafka'\n{text}")
+    settings.check()
+    return settings
+
+
+def test_a_cluster_has_sixteen_shards_and_names_its_topics_and_nodes_after_itself() -> None:
+    options = kafka_settings("[cluster]\nname = 'demo'").kafka_options()
+    assert (options.data_topic, options.offset_topic, options.shards) == ("demo.data", "demo.offset", 16)
+    assert options.transactional_id(3) == "demo-shard-3"
+    assert ClusterSettings().node_name
+    assert kafka_settings("[cluster]\nname = 'demo'\nprefix = 'a.b'").kafka_options().data_topic == "a.b.data"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[cluster]\nname = ''", r"\[cluster\] name is ''"),
+        ("[cluster]\nname = 'a b'", r"\[cluster\] name is 'a b'"),
+        ("[cluster]\nprefix = '..'", r"\[cluster\] prefix"),
+        ("[cluster]\nnode = '/'", r"\[cluster\] node"),
+        ("[cluster]\nshards = 0", r"\[cluster\] shards is 0: it must be from 1 to 4096"),
+        ("[cluster]\nlink_port = 65536", r"\[cluster\] link_port"),
+        ("[cluster]\nlink_address = 'node1'", r"\[cluster\] link_address is 'node1': give HOST:PORT"),
+        ("[cluster]\nsession_timeout_s = 0.5", r"\[cluster\] session_timeout_s"),
+        ("[cluster]\nlink_host = '0.0.0.0'", r"link_host '0.0.0.0' can be reached .* there is no secret"),
+        ("[cluster]\nsecret = ''", r"\[cluster\]: no secret may be empty"),
+        ("[cluster]\nsecret = 'a'\nsecret_env = 'B'", r"\[cluster\]: give one of secret, secret_env and secret_file"),
+        ("[kafka]\nbootstrap = 'kafka1'", r"\[kafka\] bootstrap is 'kafka1': give HOST:PORT"),
+        ("[kafka]\nbootstrap = 'kafka1:1,'", r"\[kafka\] bootstrap is ''"),
+        ("[kafka]\nreplication_factor = 0", r"\[kafka\] replication_factor"),
+        ("[kafka]\nmin_insync_replicas = 3", r"min_insync_replicas is 3: with replication_factor 3 .* from 1 to 2"),
+        ("[kafka]\ncommit_timeout_s = 0", r"\[kafka\] commit_timeout_s"),
+        ("[kafka]\nmessage_bytes_max = 1", r"\[kafka\] message_bytes_max"),
+        ("[kafka]\ncompression = 'zip'", "zip"),
+        ("[kafka.properties]\nacks = '1'", r"\[kafka\] properties has 'acks': Penstock sets that itself"),
+        (
+            "[kafka.properties_env]\n'sasl.password' = 'PENSTOCK_TEST_NO_SUCH'",
+            "PENSTOCK_TEST_NO_SUCH, which is not set",
+        ),
+        ("[kafka.properties_file]\n'sasl.password' = '/no/such'", "cannot be read from /no/such"),
+        ("[kafka.properties]\na = 1\n[kafka.properties_file]\na = '/x'", "'a' is given twice"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(InvalidSettings, match=complaint):
+        kafka_settings(text)
+
+
+def test_one_broker_is_enough_for_who_says_so() -> None:
+    assert kafka_settings("[kafka]\nreplication_factor = 1\nmin_insync_replicas = 1").kafka_options()
+
+
+def test_without_the_kafka_engine_its_settings_are_not_looked_at() -> None:
+    parse("[kafka.properties_env]\n'sasl.password' = 'PENSTOCK_TEST_NO_SUCH'").check()
+
+
+def test_secrets_of_kafka_and_of_the_cluster_are_fetched_and_never_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TEST_SECRET", "hidden")
+    (tmp_path / "secret").write_text("hidden\n")
+    settings = kafka_settings(
+        "[cluster]\nsecret_env = 'PENSTOCK_TEST_SECRET'\nlink_host = '0.0.0.0'\n"
+        "[kafka.properties]\n'security.protocol' = 'SASL_SSL'\n'sasl.username' = 'hidden'\n"
+        f"[kafka.properties_file]\n'sasl.password' = '{tmp_path / 'secret'}'\n"
+        "[kafka.properties_env]\n'ssl.key.password' = 'PENSTOCK_TEST_SECRET'"
+    )
+    options = settings.kafka_options()
+    secret = settings.cluster.open_secret()
+    assert secret is not None
+    assert secret.reveal() == "hidden"
+    assert options.client_properties()["sasl.password"] == options.properties["ssl.key.password"] == "hidden"
+    assert options.client_properties()["security.protocol"] == "SASL_SSL"
+    for shown in (settings, settings.kafka, settings.cluster, options, secret):
+        assert "hidden" not in repr(shown) + str(shown)
 
 
 # -- credentials -------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import socket
 import tomllib
 import typing
@@ -20,10 +21,17 @@ import msgspec
 from penstock.core.config import Backoff, Kind, PolicyName, QueueConfig, Scope, check_name
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Right, Secret
+from penstock.store.journal.kafka_options import RESERVED_PROPERTIES, KafkaOptions
 
 SECOND_MS = 1_000
 _UNKNOWN_SECRET_BYTES = 32
-_CALLED = {"secret_key": "secret", "token": "token"}
+_EMPTY = {
+    "secret_key": "neither the access key nor the secret",
+    "token": "neither the access key nor the token",
+    "secret": "no secret",
+}
+_CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+SHARDS_MAX = 4096
 
 
 class InvalidSettings(InvalidRequest):
@@ -38,6 +46,8 @@ class ServerSettings(_Section, frozen=True):
     """Where the server keeps its data, and where it listens."""
 
     data: str = "./data"
+    engine: Literal["embedded", "kafka"] = "embedded"
+    """Where messages are kept: in `data`, or in Kafka, with a cache in `data`. See docs/cluster.md."""
     host: str = "127.0.0.1"
     sqs_port: int = 9324
     http_port: int = 9325
@@ -233,6 +243,141 @@ class EventSettings(_Section, frozen=True):
     """How long an event may wait for a commit to go along with."""
 
 
+class ClusterSettings(_Section, frozen=True):
+    """What the nodes of a cluster share, and what is this node's own. See docs/cluster.md."""
+
+    name: str = "penstock"
+    shards: int = 16
+    """Into how many parts the queues are divided: partitions of the topics. It is fixed when these are made."""
+    prefix: str | None = None
+    """What the names of the topics begin with; None: the cluster's name."""
+    node: str | None = None
+    """This node's name, which no other node has; None: the name of the machine."""
+    link_host: str = "127.0.0.1"
+    """Where the other nodes reach this one; they must be able to."""
+    link_port: int = 9326
+    link_address: str | None = None
+    """HOST:PORT by which they reach it, if that is another one: behind a proxy, in a container."""
+    secret: str | None = None
+    """What nodes know, and nobody else: who has it may do everything."""
+    secret_env: str | None = None
+    """The environment variable that holds the secret."""
+    secret_file: str | None = None
+    """The file that holds the secret."""
+    session_timeout_s: float = 10.0
+    """A node that is silent for so long is taken for dead, and others take its shards."""
+
+    def __repr__(self) -> str:
+        return f"ClusterSettings({self.name!r}, shards={self.shards})"
+
+    @property
+    def topic_prefix(self) -> str:
+        """What the names of the topics begin with."""
+        return self.prefix or self.name
+
+    @property
+    def node_name(self) -> str:
+        """This node's name."""
+        return self.node or socket.gethostname()
+
+    def open_secret(self) -> Secret | None:
+        """The secret, fetched from where it is kept; None if there is none."""
+        return _kept_secret(self, "secret", "[cluster]")
+
+    def check(self) -> None:
+        """Raise `InvalidSettings` for the first thing that cannot be followed."""
+        for name, text in (("name", self.name), ("prefix", self.topic_prefix), ("node", self.node_name)):
+            if not _CLUSTER_NAME.fullmatch(text):
+                raise InvalidSettings(
+                    f"[cluster] {name} is {text!r}: 1 to 100 letters, digits, dots, hyphens and underscores, with a "
+                    "letter or a digit first"
+                )
+        if not 1 <= self.shards <= SHARDS_MAX:
+            raise InvalidSettings(f"[cluster] shards is {self.shards}: it must be from 1 to {SHARDS_MAX}")
+        if not 0 <= self.link_port <= 65_535:
+            raise InvalidSettings(f"[cluster] link_port is {self.link_port}: a port is from 0 to 65535")
+        if self.link_address is not None:
+            parse_address(self.link_address, "[cluster] link_address")
+        if not 1 <= self.session_timeout_s <= 300:
+            raise InvalidSettings(f"[cluster] session_timeout_s is {self.session_timeout_s}: it must be from 1 to 300")
+        if self.open_secret() is None and not is_loopback(self.link_host):
+            raise InvalidSettings(
+                f"[cluster] link_host {self.link_host!r} can be reached from other machines, and there is no secret: "
+                "give the same secret, secret_env or secret_file at every node"
+            )
+
+
+KafkaValue = str | int | float | bool
+
+
+class KafkaSettings(_Section, frozen=True):
+    """How Kafka is reached, and how safe it keeps what it is given. See docs/cluster.md."""
+
+    bootstrap: str = "127.0.0.1:9092"
+    """HOST:PORT of some brokers, with commas between them."""
+    replication_factor: int = 3
+    """How many brokers have each message. Topics that have fewer copies are refused."""
+    min_insync_replicas: int = 2
+    """How many of them must have a message before it is acknowledged."""
+    commit_timeout_s: float = 10.0
+    """How long a commit may take; beyond, its shard is given up and opened again."""
+    message_bytes_max: int = 4 * 1024 * 1024
+    """The largest message that the topics take. What is larger is split."""
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "lz4"
+    properties: dict[str, KafkaValue] = {}
+    """Handed to librdkafka as they are: `"security.protocol" = "SASL_SSL"`. They are never logged."""
+    properties_env: dict[str, str] = {}
+    """Properties whose values are in environment variables: `"sasl.password" = "KAFKA_PASSWORD"`."""
+    properties_file: dict[str, str] = {}
+    """Properties whose values are in files."""
+    topic_properties: dict[str, KafkaValue] = {}
+    """For topics when they are made, over what Penstock would choose: `"segment.bytes" = 67108864`."""
+
+    def __repr__(self) -> str:
+        return f"KafkaSettings({self.bootstrap!r})"
+
+    def open_properties(self) -> dict[str, KafkaValue]:
+        """The properties, with their values fetched from where they are kept."""
+        found = dict(self.properties)
+        for name, variable in self.properties_env.items():
+            self._once(found, name)
+            if not os.environ.get(variable):
+                raise InvalidSettings(f"[kafka] properties_env: {name!r} is in {variable}, which is not set")
+            found[name] = os.environ[variable]
+        for name, path in self.properties_file.items():
+            self._once(found, name)
+            found[name] = _read_secret(Path(path), f"[kafka] properties_file: {name!r}")
+        return found
+
+    @staticmethod
+    def _once(found: dict[str, KafkaValue], name: str) -> None:
+        if name in found:
+            raise InvalidSettings(f"[kafka] {name!r} is given twice: in one of properties, properties_env, _file alone")
+
+    def check(self) -> None:
+        """Raise `InvalidSettings` for the first thing that cannot be followed."""
+        addresses = [address.strip() for address in self.bootstrap.split(",")]
+        for address in addresses:
+            parse_address(address, "[kafka] bootstrap")
+        if not 1 <= self.replication_factor <= 32_767:
+            raise InvalidSettings(f"[kafka] replication_factor is {self.replication_factor}: it must be 1 or more")
+        in_sync_max = max(1, self.replication_factor - 1)
+        if not 1 <= self.min_insync_replicas <= in_sync_max:
+            raise InvalidSettings(
+                f"[kafka] min_insync_replicas is {self.min_insync_replicas}: with replication_factor "
+                f"{self.replication_factor} it must be from 1 to {in_sync_max}, so that one broker may stop"
+            )
+        if not 1 <= self.commit_timeout_s <= 300:
+            raise InvalidSettings(f"[kafka] commit_timeout_s is {self.commit_timeout_s}: it must be from 1 to 300")
+        if not 16 * 1024 <= self.message_bytes_max <= 64 * 1024 * 1024:
+            raise InvalidSettings(
+                f"[kafka] message_bytes_max is {self.message_bytes_max}: it must be from 16 KiB to 64 MiB"
+            )
+        for name in self.open_properties():
+            if name in RESERVED_PROPERTIES:
+                raise InvalidSettings(f"[kafka] properties has {name!r}: Penstock sets that itself")
+
+
 class Allowance(_Section, frozen=True):
     """Rights on queues: a `[[credentials.allow]]` table."""
 
@@ -328,6 +473,8 @@ class Settings(_Section, frozen=True):
     websocket: WebsocketSettings = WebsocketSettings()
     log: LogSettings = LogSettings()
     events: EventSettings = EventSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    kafka: KafkaSettings = KafkaSettings()
     credentials: list[CredentialSettings] = []
     queues: list[DeclaredQueue] = []
 
@@ -355,6 +502,33 @@ class Settings(_Section, frozen=True):
         given = {name: value for name, value in overrides.items() if value is not None}
         return msgspec.structs.replace(self, sqs=msgspec.structs.replace(self.sqs, **given))
 
+    def with_cluster(self, **overrides: Any) -> Settings:
+        """These settings, with some of the cluster's overridden."""
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return msgspec.structs.replace(self, cluster=msgspec.structs.replace(self.cluster, **given))
+
+    def with_kafka(self, **overrides: Any) -> Settings:
+        """These settings, with some of Kafka's overridden."""
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return msgspec.structs.replace(self, kafka=msgspec.structs.replace(self.kafka, **given))
+
+    def kafka_options(self) -> KafkaOptions:
+        """What the store has to know of the cluster and of Kafka."""
+        cluster, kafka = self.cluster, self.kafka
+        return KafkaOptions(
+            bootstrap=kafka.bootstrap,
+            cluster=cluster.name,
+            prefix=cluster.topic_prefix,
+            shards=cluster.shards,
+            replication_factor=kafka.replication_factor,
+            min_insync_replicas=kafka.min_insync_replicas,
+            commit_timeout_s=kafka.commit_timeout_s,
+            message_bytes_max=kafka.message_bytes_max,
+            compression=kafka.compression,
+            properties=kafka.open_properties(),
+            topic_properties=dict(kafka.topic_properties),
+        )
+
     def check(self) -> None:
         """Raise `InvalidSettings` for the first thing that cannot be followed."""
         for name in ("sqs_port", "http_port", "nsq_tcp_port", "nsq_http_port"):
@@ -372,6 +546,9 @@ class Settings(_Section, frozen=True):
         self._check_events()
         self._check_queues()
         self._check_exposure()
+        if self.server.engine == "kafka":
+            self.cluster.check()
+            self.kafka.check()
 
     def _check_nsq(self) -> None:
         nsq = self.nsq
@@ -485,7 +662,7 @@ def _grant(allowance: Allowance) -> Grant:
     return Grant(tuple(queues), tuple(allowance.rights))
 
 
-def _kept_secret(settings: CredentialSettings, name: str, where: str) -> Secret | None:
+def _kept_secret(settings: CredentialSettings | ClusterSettings, name: str, where: str) -> Secret | None:
     """The secret that stands in the settings, in an environment variable, or in a file; None if none is given."""
     plain, variable, path = (getattr(settings, name + ending) for ending in ("", "_env", "_file"))
     given = sum(source is not None for source in (plain, variable, path))
@@ -500,7 +677,7 @@ def _kept_secret(settings: CredentialSettings, name: str, where: str) -> Secret 
     else:
         secret = _read_secret(Path(path), where)
     if not secret:
-        raise InvalidSettings(f"{where}: neither the access key nor the {_CALLED[name]} may be empty")
+        raise InvalidSettings(f"{where}: {_EMPTY[name]} may be empty")
     return Secret(secret)
 
 
