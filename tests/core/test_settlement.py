@@ -1,0 +1,56 @@
+"""Acks of many messages at once: whatever shortcut they take, they do what acks one by one do."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core import commands as c
+from penstock.core.columns import FEW
+from tests.core.driver import Desk
+
+sends = st.lists(st.integers(1, 30), min_size=1, max_size=4)
+receives = st.tuples(st.just("receive"), st.integers(1, 25), st.just(0), st.just(0))
+acks = st.tuples(st.just("ack"), st.integers(0, 60), st.integers(1, 25), st.integers(0, 3))
+releases = st.tuples(st.just("release"), st.integers(0, 60), st.integers(1, 25), st.integers(1, 3))
+steps = st.lists(receives | acks | releases, max_size=25)
+
+
+def _one_by_one(first: int, count: int, attempt: int) -> list[c.Span]:
+    return [c.Span(sequence, sequence, attempt) for sequence in range(first, first + count)]
+
+
+def _refused(settled: c.Settled) -> set[int]:
+    return {sequence for first, last, _ in settled.refused for sequence in range(first, last + 1)}
+
+
+@given(sends, steps)
+def test_acks_of_a_span_are_the_acks_of_its_messages(sends: list[int], steps: list[tuple[str, int, int, int]]) -> None:
+    together, alone = Desk(), Desk()
+    for desk in (together, alone):
+        desk.create(lease_ms=1_000, max_receives=0)
+        for count in sends:
+            desk.send(*[b"body"] * count)
+    for what, first, count, attempt in steps:
+        if what == "receive":
+            for desk in (together, alone):
+                desk.receive(first)
+            continue
+        command = c.Ack if what == "ack" else c.Release
+        settled = together.do(command(queue="q", spans=[c.Span(first, first + count - 1, attempt)]))
+        each = alone.do(command(queue="q", spans=_one_by_one(first, count, attempt)))
+        assert (settled.count, _refused(settled)) == (each.count, _refused(each))
+        assert together.counts() == alone.counts()
+    assert together.stats() == alone.stats()
+    assert [(seen.sequence, seen.state, seen.attempts) for seen in together.browse(limit=200)] == [
+        (seen.sequence, seen.state, seen.attempts) for seen in alone.browse(limit=200)
+    ]
+
+
+def test_a_part_of_a_large_chunk_is_acked_as_one() -> None:
+    desk = Desk()
+    desk.send(*[b"body"] * (4 * FEW))
+    desk.receive(3 * FEW)
+    assert desk.do(c.Ack(queue="q", spans=[c.Span(FEW // 2, 2 * FEW, 1)])).count == 2 * FEW + 1 - FEW // 2
+    assert desk.counts() == (FEW, 3 * FEW - (2 * FEW + 1 - FEW // 2), 0)
+    assert desk.do(c.Ack(queue="q", spans=[c.Span(2 * FEW, 3 * FEW, 1)])).count == FEW - 1
