@@ -6,7 +6,8 @@ error still gets what that is a kind of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -35,8 +36,10 @@ def pack_error(error: BaseException) -> PackedError:
     return PackedError(names, str(error))
 
 
-def unpack_error(packed: PackedError) -> PenstockError:
+def unpack_error(packed: PackedError, arguments: Sequence[Any] | None = None) -> PenstockError:
     """The error, to be raised.
+
+    An error that is made of more than its text needs its `arguments`; without them it becomes what it is a kind of.
 
     >>> unpack_error(PackedError(["BrandNew", "NotFound", "PenstockError"], "gone"))
     NotFound('gone')
@@ -44,8 +47,20 @@ def unpack_error(packed: PackedError) -> PenstockError:
     for name in packed.names:
         kind = _class_named(name)
         if kind is not None:
-            return kind(packed.text)
+            if not is_made_of_more(kind):
+                return kind(packed.text)
+            if arguments is not None and name == packed.names[0]:
+                return kind(*arguments)
     return PenstockError(packed.text)
+
+
+def is_made_of_more(kind: type[BaseException]) -> bool:
+    """Whether errors of a class are made of more than their text.
+
+    >>> is_made_of_more(PenstockError)
+    False
+    """
+    return any("__init__" in vars(base) for base in kind.__mro__ if issubclass(base, PenstockError))
 
 
 def _class_named(name: str) -> type[PenstockError] | None:

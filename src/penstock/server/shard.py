@@ -668,6 +668,8 @@ class Shard:
             self._subscribers = set()
             now_ms = self._clock.now_ms()
             for ticket in waiting:
+                if isinstance(ticket, Call) and isinstance(ticket.command, Receive):
+                    ticket.command.ticket = None
                 error = _copy(moved)
                 assert isinstance(error, PenstockError)
                 ticket.take(Delivery("", 0, "", 0, now_ms, 0, error=error))

@@ -76,7 +76,9 @@ class _WireRun(msgspec.Struct, array_like=True):
     failures: list[Failure]
 
 
-class _WireDelivery(msgspec.Struct, array_like=True):
+class WireDelivery(msgspec.Struct, array_like=True):
+    """A delivery on the wire."""
+
     queue: str
     queue_id: int
     channel: str
@@ -138,8 +140,8 @@ def pack_reply(reply: Any, receipt_key: bytes = b"") -> Any:
     return reply
 
 
-def _pack_delivery(delivery: Delivery, receipt_key: bytes) -> _WireDelivery:
-    return _WireDelivery(
+def _pack_delivery(delivery: Delivery, receipt_key: bytes) -> WireDelivery:
+    return WireDelivery(
         delivery.queue,
         delivery.queue_id,
         delivery.channel,
@@ -180,7 +182,7 @@ def _unpack_custom(kind: type, value: Any) -> Any:
     raise NotImplementedError(f"{kind.__name__} does not travel")
 
 
-_REPLIES: dict[type[Command], Any] = {
+REPLIES: dict[type[Command], Any] = {
     commands.CreateQueue: QueueInfo,
     commands.ChangeQueue: QueueInfo,
     commands.DescribeQueue: QueueInfo,
@@ -188,7 +190,7 @@ _REPLIES: dict[type[Command], Any] = {
     commands.ListQueues: list[str],
     commands.QueueStats: Stats,
     commands.Send: commands.Sent,
-    commands.Receive: _WireDelivery | None,
+    commands.Receive: WireDelivery | None,
     commands.Ack: commands.Settled,
     commands.Release: commands.Settled,
     commands.GiveBack: commands.Settled,
@@ -210,12 +212,11 @@ _REPLIES: dict[type[Command], Any] = {
 """Command -> what its reply is; None for those that are not here."""
 
 _decoders = {
-    kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom, strict=True).decode
-    for kind, reply in _REPLIES.items()
+    kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom, strict=True).decode for kind, reply in REPLIES.items()
 }
 _decode_frame = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, msgspec.Raw]]]).decode
 _decode_error = msgspec.msgpack.Decoder(PackedError).decode
-_decode_delivery = msgspec.msgpack.Decoder(_WireDelivery).decode
+_decode_delivery = msgspec.msgpack.Decoder(WireDelivery).decode
 
 Answer = tuple[int, int, msgspec.Raw]
 
@@ -231,8 +232,15 @@ def unpack_reply(kind: type[Command], raw: msgspec.Raw) -> Any:
     if decode is None:
         return None
     reply = decode(raw)
-    if isinstance(reply, _WireDelivery):
-        return _unpacked_delivery(reply)
+    if isinstance(reply, WireDelivery):
+        return _keyed_delivery(reply)
+    return unpacked(kind, reply)
+
+
+def unpacked(kind: type[Command], reply: Any) -> Any:
+    """The reply to a command of this kind, when it was decoded as `REPLIES` says."""
+    if isinstance(reply, WireDelivery):
+        return unpacked_delivery(reply)
     if isinstance(reply, _WireRecords):
         runs = [_unpack_run(run) for run in reply.runs]
         return Records(reply.queue, reply.queue_id, runs, reply.next_offset, reply.end_offset)
@@ -243,7 +251,7 @@ def unpack_reply(kind: type[Command], raw: msgspec.Raw) -> Any:
 
 def unpack_delivery(raw: msgspec.Raw) -> KeyedDelivery:
     """What a push brought."""
-    return _unpacked_delivery(_decode_delivery(raw))
+    return _keyed_delivery(_decode_delivery(raw))
 
 
 def unpack_failure(raw: msgspec.Raw) -> PenstockError:
@@ -251,7 +259,20 @@ def unpack_failure(raw: msgspec.Raw) -> PenstockError:
     return unpack_error(_decode_error(raw))
 
 
-def _unpacked_delivery(delivery: _WireDelivery) -> KeyedDelivery:
+def unpacked_delivery(delivery: WireDelivery) -> Delivery:
+    """A delivery as the core has it."""
+    return Delivery(
+        delivery.queue,
+        delivery.queue_id,
+        delivery.channel,
+        delivery.channel_id,
+        delivery.received_ms,
+        delivery.deadline_ms,
+        [_unpack_run(run) for run in delivery.runs],
+    )
+
+
+def _keyed_delivery(delivery: WireDelivery) -> KeyedDelivery:
     return KeyedDelivery(
         delivery.queue,
         delivery.queue_id,

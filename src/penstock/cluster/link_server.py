@@ -1,0 +1,512 @@
+"""Where other nodes' links end: their commands go to this process's shards, and the replies of a turn leave together.
+
+A link that breaks leaves nothing behind: receives that wait are withdrawn, subscriptions end, deliveries that were not
+written are given back. (What was written may have arrived, or not: those leases run out.) Sessions that are connections
+of the other node's clients go on for `session_grace_s`, in case it comes back; they end at once when it comes back as
+another process.
+
+A node that does not read its replies is not read from, and neither is one that has too much in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from penstock.cluster.base import Place
+from penstock.cluster.frames import (
+    HANDSHAKE_BYTES_MAX,
+    NONCE_BYTES,
+    BadFrame,
+    FrameKind,
+    FrameReader,
+    Greeting,
+    Hello,
+    LinkRefused,
+    Welcome,
+    client_proof,
+    frame,
+    frame_parts,
+    introduction,
+    is_proven,
+    read_hello,
+    refusal,
+    server_proof,
+)
+from penstock.cluster.link import LinkIdentity, LinkLimits, Pulse, require_secret, set_no_delay, split_address
+from penstock.cluster.wire import (
+    BadPayload,
+    Kind,
+    Numbered,
+    Unreadable,
+    decode_commands,
+    encode_replies,
+    pack_failure,
+    pack_reply,
+)
+from penstock.core.commands import CancelWait, Command, Delivery, EndSession, OpenSession, Receive, Subscribe
+from penstock.core.errors import BatchTooLarge, InvalidRequest, OverLimit, PenstockError, StoreError
+from penstock.server.shard import Call, give_back
+from penstock.server.tasks import CallbackCall
+
+log = logging.getLogger("penstock.link")
+
+_BACKLOG = 128
+_SPLIT_BYTES = 16 * 1024 * 1024
+_GONE = "the node that it was a connection of is gone"
+
+Answer = tuple[int, int, Any, int]
+"""A command's number, the kind of the reply, the reply as the shard gave it, and the shard."""
+Incarnation = tuple[str, bytes]
+"""A node's name, and which process of that name."""
+
+
+class LinkServer:
+    """Takes links of other nodes to a place."""
+
+    def __init__(self, place: Place, identity: LinkIdentity, limits: LinkLimits | None = None) -> None:
+        self.place = place
+        self.identity = identity
+        self.limits = limits or LinkLimits()
+        self.guests: set[_Guest] = set()
+        self.refused = 0
+        """Connections that were not let in, or sent what is no frame."""
+        self._listener: asyncio.Server | None = None
+        self._sessions: dict[Incarnation, set[tuple[int, int]]] = {}
+        """The sessions (shard, number) that are connections of a node's clients."""
+        self._present: dict[Incarnation, int] = {}
+        """How many links each has."""
+
+    async def start(self, address: str, listener: socket.socket | None = None) -> str:
+        """Listen at HOST:PORT (0 picks a free port), or at the path of a Unix socket. Returns the address."""
+        require_secret(address, self.identity.secret)
+        loop, where = asyncio.get_running_loop(), split_address(address)
+        make = partial(_Guest, self)
+        if listener is not None:
+            unix = listener.family == socket.AF_UNIX
+            serve = loop.create_unix_server if unix else loop.create_server
+            self._listener = await serve(make, sock=listener, backlog=_BACKLOG)
+        elif isinstance(where, str):
+            self._listener = await loop.create_unix_server(make, where, backlog=_BACKLOG)
+            os.chmod(where, 0o600)
+        else:
+            self._listener = await loop.create_server(make, *where, backlog=_BACKLOG)
+            host, port = self._listener.sockets[0].getsockname()[:2]
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return address
+
+    async def close(self) -> None:
+        """Take no more links, and end those that are there: their replies are written first, as far as they came."""
+        if self._listener is not None:
+            self._listener.close()
+        guests = list(self.guests)
+        for guest in guests:
+            guest.leave()
+        if guests:
+            _, late = await asyncio.wait(
+                [asyncio.create_task(guest.gone.wait()) for guest in guests], timeout=self.limits.handshake_s
+            )
+            for guest in list(self.guests) if late else ():
+                guest.abort()
+            for task in late:
+                await task
+
+    # -- for the guests --
+
+    def admit(self, hello: Hello) -> None:
+        """A node is let in. What another process of its name had open is over."""
+        now: Incarnation = (hello.node, hello.incarnation)
+        self._present[now] = self._present.get(now, 0) + 1
+        for other in [each for each in self._sessions if each[0] == now[0] and each != now]:
+            self._end_sessions(other)
+
+    def dismiss(self, hello: Hello) -> None:
+        """A link of a node is gone."""
+        who: Incarnation = (hello.node, hello.incarnation)
+        self._present[who] -= 1
+        if not self._present[who]:
+            del self._present[who]
+            if who in self._sessions:
+                loop = asyncio.get_running_loop()
+                loop.call_later(self.limits.session_grace_s, self._end_sessions_of_absent, who)
+
+    def note_session(self, hello: Hello, shard: int, number: int) -> None:
+        """A node has opened a session that is a connection."""
+        self._sessions.setdefault((hello.node, hello.incarnation), set()).add((shard, number))
+
+    def forget_session(self, hello: Hello, shard: int, number: int) -> None:
+        """A node has ended a session."""
+        known = self._sessions.get((hello.node, hello.incarnation))
+        if known is not None:
+            known.discard((shard, number))
+
+    def _end_sessions_of_absent(self, who: Incarnation) -> None:
+        if who not in self._present:
+            self._end_sessions(who)
+
+    def _end_sessions(self, who: Incarnation) -> None:
+        for shard, number in self._sessions.pop(who, ()):
+            self.place.submit(shard, EndSession(session=number, error=_GONE), _ignore)
+
+
+class _Subscriber:
+    """A subscription of a client of the other node: what is pushed to it goes over the link."""
+
+    __slots__ = ("_deliveries", "_guest", "number", "shard")
+
+    def __init__(self, guest: _Guest, number: int, shard: int) -> None:
+        self._guest = guest
+        self._deliveries: list[Delivery] = []
+        self.number = number
+        self.shard = shard
+
+    def take(self, delivery: Delivery) -> None:
+        """Keep a delivery until it may leave."""
+        self._deliveries.append(delivery)
+
+    def settle(self) -> None:
+        """Let everything go."""
+        deliveries, self._deliveries = self._deliveries, []
+        for delivery in deliveries:
+            self._guest.push(self, delivery)
+
+
+class _Guest(asyncio.Protocol):
+    """A link of another node, at this end."""
+
+    def __init__(self, server: LinkServer) -> None:
+        self._server = server
+        self._place = server.place
+        self._limits = server.limits
+        self._identity = server.identity
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader(HANDSHAKE_BYTES_MAX)
+        self._greeting = Greeting(self._identity.cluster, self._identity.node, os.urandom(NONCE_BYTES))
+        self._hello: Hello | None = None
+        self._pulse: Pulse | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._answers: list[Answer] = []
+        self._flushing = False
+        self._receives: dict[int, CallbackCall] = {}
+        self._subscribers: dict[int, _Subscriber] = {}
+        self._busy = 0
+        """Commands in flight that are no receives."""
+        self._is_slow = False
+        """The other node does not read."""
+        self._is_reading = True
+        self._is_over = False
+        self.gone = asyncio.Event()
+
+    # -- the transport's --
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        set_no_delay(transport)
+        self._server.guests.add(self)
+        if len(self._server.guests) > self._limits.connections_max:
+            self._refuse(OverLimit("too many links are open here"))
+            return
+        self._deadline = self._loop.call_later(self._limits.handshake_s, transport.abort)
+        transport.write(introduction(FrameKind.GREETING, self._greeting))
+
+    def data_received(self, data: bytes) -> None:
+        """Read what is complete."""
+        if self._pulse is not None:
+            self._pulse.heard()
+        try:
+            for kind, payload in self._reader.feed(data):
+                self._take(kind, payload)
+        except PenstockError as error:
+            self._refuse(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave nothing behind."""
+        self._is_over = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._pulse is not None:
+            self._pulse.stop()
+        self._server.guests.discard(self)
+        self._clean_up()
+        if self._pulse is not None:
+            assert self._hello is not None
+            self._server.dismiss(self._hello)
+        self.gone.set()
+
+    def pause_writing(self) -> None:
+        """The other node is slow: replies wait here, where they can be taken back, and it is not read from."""
+        self._is_slow = True
+        self._mind_reading()
+
+    def resume_writing(self) -> None:
+        """The other node reads again."""
+        self._is_slow = False
+        self._mind_reading()
+        if self._answers:
+            self._flush_soon()
+
+    def leave(self) -> None:
+        """Write what there is, and end."""
+        if not self._is_slow:
+            self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """End now."""
+        self._transport.abort()
+
+    def _mind_reading(self) -> None:
+        wanted = not self._is_slow and self._busy < self._limits.in_flight_max
+        if wanted != self._is_reading and not self._is_over and not self._transport.is_closing():
+            self._is_reading = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _clean_up(self) -> None:
+        receives, self._receives = self._receives, {}
+        for call in receives.values():
+            self._place.withdraw(call)
+        subscribers, self._subscribers = self._subscribers, {}
+        for subscriber in subscribers.values():
+            self._place.submit(subscriber.shard, CancelWait(ticket=subscriber), _ignore)
+        answers, self._answers = self._answers, []
+        for _, _, reply, shard in answers:
+            self._take_back(reply, shard)
+
+    def _take_back(self, reply: Any, shard: int) -> None:
+        if isinstance(reply, Delivery) and reply.runs:
+            self._place.submit(shard, give_back(reply), _ignore)
+
+    # -- the introduction --
+
+    def _take(self, kind: FrameKind, payload: bytes) -> None:
+        if kind is FrameKind.COMMANDS and self._pulse is not None:
+            numbered, withdrawn = decode_commands(payload)
+            self._take_commands(numbered)
+            for number in withdrawn:
+                self._withdraw(number)
+        elif kind is FrameKind.BEAT and self._pulse is not None:
+            pass
+        elif kind is FrameKind.HELLO and self._hello is None:
+            self._hello = read_hello(payload)
+            self._let_in(self._hello)
+        else:
+            raise BadFrame(f"{kind.name} does not belong here")
+
+    def _let_in(self, hello: Hello) -> None:
+        identity = self._identity
+        if hello.cluster != identity.cluster:
+            raise LinkRefused(f"this is cluster {identity.cluster!r}, and not {hello.cluster!r}")
+        if not is_proven(client_proof(identity.secret, self._greeting, hello), hello.proof):
+            raise LinkRefused(f"node {hello.node!r} does not know the secret of cluster {identity.cluster!r}")
+        assert self._deadline is not None
+        self._deadline.cancel()
+        self._reader.limit_bytes = self._limits.frame_bytes_max
+        proof = server_proof(identity.secret, self._greeting, hello)
+        welcome = Welcome(proof, self._limits.frame_bytes_max, self._limits.in_flight_max)
+        self._transport.write(frame(FrameKind.WELCOME, msgspec.msgpack.encode(welcome)))
+        self._pulse = Pulse(self._limits, self._beat, self._fall_silent)
+        self._server.admit(hello)
+
+    def _beat(self) -> None:
+        self._transport.write(frame(FrameKind.BEAT))
+
+    def _fall_silent(self) -> None:
+        log.warning("a link of node %s is silent, and cut", "" if self._hello is None else self._hello.node)
+        self._transport.abort()
+
+    def _refuse(self, error: PenstockError) -> None:
+        self._server.refused += 1
+        log.warning("a link of %s is cut: %s", "a stranger" if self._hello is None else self._hello.node, error)
+        if self._pulse is None:
+            self._transport.write(refusal(error))
+            self._transport.close()
+        else:
+            self._transport.abort()
+
+    # -- commands --
+
+    def _take_commands(self, numbered: list[Numbered]) -> None:
+        submit = self._place.submit
+        for number, shard, command in numbered:
+            kind = command.__class__
+            if kind is Receive:
+                self._take_receive(number, shard, command)
+            elif kind in _SPECIAL:
+                self._busy += 1
+                self._take_special(number, shard, command)
+            else:
+                self._busy += 1
+                submit(shard, command, partial(self._settled, number))
+        if self._busy >= self._limits.in_flight_max:
+            self._mind_reading()
+
+    def _take_receive(self, number: int, shard: int, command: Command) -> None:
+        if len(self._receives) >= self._limits.receives_max:
+            error = OverLimit(f"{len(self._receives)} receives of this node wait here already")
+            self._answer(number, Kind.ERROR, error, shard)
+        elif number in self._receives:
+            raise BadPayload(f"two receives with number {number}")
+        else:
+            self._receives[number] = self._place.submit(shard, command, partial(self._received, number, shard))
+
+    def _take_special(self, number: int, shard: int, command: Command) -> None:
+        """Commands with tickets, or whose replies matter here."""
+        on_settled = partial(self._settled, number)
+        if isinstance(command, Subscribe):
+            subscriber = _Subscriber(self, number, shard)
+            self._subscribers[number] = subscriber
+            command.ticket = subscriber
+            on_settled = partial(self._subscribed, subscriber)
+        elif isinstance(command, CancelWait):
+            subscriber_or_none = self._subscribers.pop(command.ticket, None)
+            if subscriber_or_none is None:
+                self._busy -= 1
+                self._answer(number, Kind.REPLY, None, shard)
+                return
+            command.ticket = subscriber_or_none
+        elif isinstance(command, OpenSession):
+            on_settled = partial(self._opened, number, shard)
+        elif isinstance(command, EndSession):
+            assert self._hello is not None
+            self._server.forget_session(self._hello, shard, command.session)
+        else:
+            assert isinstance(command, Unreadable)
+            self._busy -= 1
+            error = InvalidRequest(f"the command cannot be read: {command.reason}")
+            self._answer(number, Kind.ERROR, error, shard)
+            return
+        self._place.submit(shard, command, on_settled)
+
+    def _withdraw(self, number: int) -> None:
+        """If it was answered already, the other node gives back what it got."""
+        call = self._receives.pop(number, None)
+        if call is not None:
+            self._place.withdraw(call)
+            self._answer(number, Kind.WITHDRAWN, None, 0)
+
+    # -- replies --
+
+    def _settled(self, number: int, call: Call) -> None:
+        """A command that is no receive is done."""
+        self._busy -= 1
+        if not self._is_reading:
+            self._mind_reading()
+        if call.error is None:
+            self._answers.append((number, 0, call.reply, 0))
+        else:
+            self._answers.append((number, 1, call.error, 0))
+        if not self._flushing:
+            self._flush_soon()
+
+    def _received(self, number: int, shard: int, call: Call) -> None:
+        self._receives.pop(number, None)
+        if self._is_over:
+            self._take_back(call.reply, shard)
+        elif call.error is None:
+            self._answer(number, Kind.REPLY, call.reply, shard)
+        else:
+            self._answer(number, Kind.ERROR, call.error, shard)
+
+    def _subscribed(self, subscriber: _Subscriber, call: Call) -> None:
+        self._settled(subscriber.number, call)
+        if call.error is not None:
+            self._subscribers.pop(subscriber.number, None)
+        elif self._is_over:
+            self._place.submit(subscriber.shard, CancelWait(ticket=subscriber), _ignore)
+
+    def _opened(self, number: int, shard: int, call: Call) -> None:
+        command = call.command
+        assert isinstance(command, OpenSession) and self._hello is not None
+        if command.bound and call.error is None:
+            if self._is_over:
+                self._place.submit(shard, EndSession(session=call.reply, error=_GONE), _ignore)
+            else:
+                self._server.note_session(self._hello, shard, call.reply)
+        self._settled(number, call)
+
+    def push(self, subscriber: _Subscriber, delivery: Delivery) -> None:
+        """A subscription got messages, or came to its end."""
+        if delivery.error is not None:
+            self._subscribers.pop(subscriber.number, None)
+            self._answer(subscriber.number, Kind.PUSH_ENDED, delivery.error, subscriber.shard)
+        elif self._is_over:
+            self._take_back(delivery, subscriber.shard)
+        else:
+            self._answer(subscriber.number, Kind.PUSH, delivery, subscriber.shard)
+
+    def _answer(self, number: int, kind: int, value: Any, shard: int) -> None:
+        self._answers.append((number, kind, value, shard))
+        if not self._flushing:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._is_slow or self._is_over or not self._answers:
+            return
+        answers, self._answers = self._answers, []
+        self._send(answers)
+
+    def _send(self, answers: list[Answer]) -> None:
+        """One frame; if it would be too large, or something in it does not travel, several."""
+        try:
+            payload = encode_replies([(number, kind, _pack(kind, value)) for number, kind, value, _ in answers])
+        except (TypeError, ValueError, NotImplementedError, OverflowError) as error:
+            if len(answers) == 1:
+                self._send_instead(answers[0], StoreError(f"the reply cannot be sent on: {error}"))
+                return
+        else:
+            if len(payload) <= _SPLIT_BYTES or (len(answers) == 1 and len(payload) <= self._limits.frame_bytes_max):
+                self._write(payload)
+                return
+            if len(answers) == 1:
+                most = self._limits.frame_bytes_max
+                text = f"the reply has {len(payload)} bytes: {most} are the most between nodes; ask for less"
+                self._send_instead(answers[0], BatchTooLarge(text))
+                return
+        half = len(answers) // 2
+        self._send(answers[:half])
+        self._send(answers[half:])
+
+    def _send_instead(self, answer: Answer, error: PenstockError) -> None:
+        number, kind, value, shard = answer
+        self._take_back(value, shard)
+        if kind != Kind.PUSH:
+            self._send([(number, Kind.ERROR, error, shard)])
+        else:
+            log.error("a push to node %s: %s", "" if self._hello is None else self._hello.node, error)
+
+    def _write(self, payload: bytes) -> None:
+        if self._pulse is not None:
+            self._pulse.spoke()
+        with contextlib.suppress(RuntimeError):  # the transport was closed in this turn
+            self._transport.writelines(frame_parts(FrameKind.REPLIES, payload))
+
+
+_SPECIAL = frozenset({Subscribe, CancelWait, OpenSession, EndSession, Unreadable})
+
+
+def _pack(kind: int, value: Any) -> Any:
+    if kind == Kind.ERROR or kind == Kind.PUSH_ENDED:
+        return pack_failure(value)
+    return pack_reply(value)
+
+
+def _ignore(_call: Call) -> None:
+    """Nobody waits."""
