@@ -60,7 +60,7 @@ def test_who_only_reads_takes_a_shard_as_it_is() -> None:
 def test_a_store_from_before_there_were_shards_is_the_only_one() -> None:
     store = new_store(0, 1)
     broker = Broker.open(store, 0, ENTROPY)
-    old_meta = msgspec.msgpack.encode(msgspec.structs.astuple(broker.meta)[:-2])
+    old_meta = msgspec.msgpack.encode(msgspec.structs.astuple(broker.meta)[:6])
     changes = broker.take_changes()
     changes.put_record(keys.record(Kind.META), old_meta)
     store.commit(changes)

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core import keys, position, redrive
+from penstock.core import inbox, keys, position, redrive
 from penstock.core.changes import Changes, Reader
 from penstock.core.channel import Channel
 from penstock.core.chunk import Chunk, PackedBodies
@@ -50,14 +50,18 @@ from penstock.core.commands import (
     Extend,
     ExtendSequences,
     FindOffsets,
+    ForgetOutbox,
+    ForwardedMessages,
     GiveBack,
     Heartbeat,
+    HoldForWork,
     LastMark,
     ListQueues,
     ListRedrives,
     Offsets,
     Once,
     OpenSession,
+    OutboxEntry,
     PauseChannel,
     PauseQueue,
     PurgeBacklog,
@@ -65,6 +69,7 @@ from penstock.core.commands import (
     PurgeQueue,
     QueueInfo,
     QueueStats,
+    ReadOutbox,
     ReadRecords,
     Receive,
     Records,
@@ -83,12 +88,15 @@ from penstock.core.commands import (
     Stats,
     Subscribe,
     Subscribed,
+    Taken,
+    TakeOutbox,
 )
 from penstock.core.config import (
     DAY_MS,
     DEDUP_WINDOW_MS,
     DELAY_MS_MAX,
     LEASE_MS_MAX,
+    MESSAGE_BYTES_CEILING,
     PRIORITY_MAX,
     UNCHANGEABLE,
     QueueConfig,
@@ -106,6 +114,7 @@ from penstock.core.errors import (
     InvalidConfig,
     InvalidName,
     InvalidRequest,
+    MarkMoved,
     MessageTooLarge,
     OverLimit,
     PenstockError,
@@ -123,7 +132,8 @@ from penstock.core.keys import Kind
 from penstock.core.marks import Marks
 from penstock.core.once import OnceMemory
 from penstock.core.origin import Origin
-from penstock.core.partition import PARTITION_SHIFT, SHARD_SHIFT, SHARDS_MAX
+from penstock.core.outbox import Outbox
+from penstock.core.partition import PARTITION_SHIFT, SHARD_SHIFT, SHARDS_MAX, partition_of
 from penstock.core.queue import Queue
 from penstock.core.receipt import Receipt
 from penstock.core.records import Meta, Session
@@ -151,6 +161,7 @@ class Broker:
         self.sessions: dict[int, Session] = {}
         self.tasks: dict[int, RedriveTask] = {}
         self.marks = Marks()
+        self.outbox = Outbox(self)
         self.must_commit = False
         self.drafts: dict[Queue, None] = {}
         self.dirty_queues: dict[Queue, None] = {}
@@ -202,7 +213,9 @@ class Broker:
         if not 0 <= shard < shards <= SHARDS_MAX:
             raise InvalidConfig(f"shard {shard} of {shards}: shards count from 0, and there are at most {SHARDS_MAX}")
         first_queue = (shard << SHARD_SHIFT) + 1
-        meta = Meta(FORMAT_VERSION, entropy[:_SECRET_BYTES], realm, first_queue, shard=shard, shards=shards)
+        meta = Meta(
+            FORMAT_VERSION, entropy[:_SECRET_BYTES], realm, first_queue, shard=shard, shards=shards, made_ms=now_ms
+        )
         broker = cls(reader, meta)
         broker.now_ms = now_ms
         broker._save_meta()
@@ -250,6 +263,8 @@ class Broker:
             if task.status == "running":
                 self.schedule(self.now_ms, "redrive", task)
         self.marks.restore(list(self._records(Kind.MARK)))
+        for record_key, data in self._records(Kind.OUTBOX_TARGET):
+            self.outbox.restore(keys.number_of(record_key), data)
         for record_key, data in self._records(Kind.ONCE):
             name = self._memory.restore(record_key, data)
             self.schedule(self._memory.expires_ms(name) or self.now_ms, "once", name)
@@ -337,6 +352,27 @@ class Broker:
         events, self.events = self.events, []
         return events
 
+    def take_outbox_targets(self) -> list[int]:
+        """For which other shards something waits that was not told of yet."""
+        fresh, self.outbox.fresh = self.outbox.fresh, set()
+        return sorted(fresh)
+
+    def outbox_targets(self) -> dict[int, int]:
+        """How many entries of the outbox wait for each other shard, where there are any."""
+        return self.outbox.waiting()
+
+    @property
+    def outbox_name(self) -> str:
+        """What other shards call this one's outbox. A store that is made anew has another one, and counts from 0."""
+        return f"{self.meta.shard} {self.meta.made_ms}"
+
+    def shard_of(self, name: str) -> int:
+        """The shard where a queue of this name is to be found: this one, if it has one."""
+        meta = self.meta
+        if meta.shards == 1 or name in self.queues:
+            return meta.shard
+        return partition_of(name, meta.shards)
+
     def held(self, subscription: int) -> int:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""
         found = self._subscriptions.get(subscription)
@@ -345,7 +381,13 @@ class Broker:
     @property
     def has_changes(self) -> bool:
         """Whether anything waits for a commit."""
-        return bool(self.dirty_queues or self.dirty_channels or self._memory.is_dirty or self.shelf.has_changes)
+        return bool(
+            self.dirty_queues
+            or self.dirty_channels
+            or self._memory.is_dirty
+            or self.shelf.has_changes
+            or self.outbox.has_drafts
+        )
 
     def take_changes(self) -> Changes:
         """Everything that changed since the last time, for one commit."""
@@ -357,6 +399,8 @@ class Broker:
             channel.save()
         if self._memory.is_dirty:
             self._memory.save(self.shelf.changes)
+        if self.outbox.has_drafts:
+            self.outbox.seal()
         self.dirty_queues.clear()
         self.dirty_channels.clear()
         self.must_commit = False
@@ -604,7 +648,7 @@ class Broker:
                 )
             return existing.info()
         self._check_dead_letter(command.name, config)
-        return self._add_queue(command.name, config, command.channels).info()
+        return self.add_queue(command.name, config, command.channels).info()
 
     def _create_part(self, command: CreateQueue, existing: Queue | None, partition: int, queue_id: int) -> QueueInfo:
         """A further partition has the id of the first one, and numbers its messages so that they say where they are."""
@@ -616,12 +660,13 @@ class Broker:
             self._delete_queue(DeleteQueue(name=command.name))
             existing = None
         if existing is None:
-            existing = self._add_queue(command.name, command.config, command.channels, (partition, queue_id))
+            existing = self.add_queue(command.name, command.config, command.channels, (partition, queue_id))
         return existing.info()
 
-    def _add_queue(
+    def add_queue(
         self, name: str, config: QueueConfig, channels: tuple[str, ...], part: tuple[int, int] | None = None
     ) -> Queue:
+        """Create a queue that is not there; with `part`, as this partition of the queue with this id."""
         if part is None:
             queue = Queue(self, self.meta.next_queue, name, config, self.now_ms)
             self.meta.next_queue += 1
@@ -652,15 +697,29 @@ class Broker:
                 "both must be of the same kind"
             )
 
-    def queue_for(self, name: str, like: QueueConfig, now_ms: int) -> Queue:
-        """The queue of this name; one that is not there is created, of the same kind, and keeps what it gets."""
+    def move(self, name: str, like: QueueConfig, messages: Messages, size: int, priority: int = 0) -> None:
+        """Messages of a queue go on in another one: here, or by the outbox in the shard where that is.
+
+        A queue that is not there is created, of the same kind, and keeps what it gets.
+        """
+        shard = self.shard_of(name)
+        if shard != self.meta.shard:
+            config = self.config_for_moved(like)
+            effect = ForwardedMessages(name, moved=True, priority=priority, due_ms=0, config=config)
+            self.outbox.add_messages(shard, effect, messages, size)
+            return
         queue = self.queues.get(name)
         if queue is None:
-            config = QueueConfig(
-                kind=like.kind, max_receives=0, retention_ms=14 * DAY_MS, message_bytes_max=like.message_bytes_max
-            )
-            queue = self._add_queue(name, config, (MAIN,))
-        return queue
+            queue = self.add_queue(name, self.config_for_moved(like), (MAIN,))
+        place = queue.place(0 if queue.config.is_fifo else priority, 0, self.now_ms)
+        queue.append(messages, place, size, self.now_ms)
+
+    @staticmethod
+    def config_for_moved(like: QueueConfig) -> QueueConfig:
+        """The configuration of a queue that is created for messages of another one."""
+        return QueueConfig(
+            kind=like.kind, max_receives=0, retention_ms=14 * DAY_MS, message_bytes_max=like.message_bytes_max
+        )
 
     def _change_queue(self, command: ChangeQueue) -> QueueInfo:
         queue = self._queue(command.name)
@@ -731,15 +790,21 @@ class Broker:
 
     # -- sending --
 
-    def _send(self, command: Send) -> Sent:
+    def _send(self, command: Send, forwarded: bool = False) -> Sent:
         queue = self.queues.get(command.queue)
         config = command.config if queue is None else queue.config
         size = self._check_send(command, config)
         if queue is None:
             if not command.create:
                 raise QueueNotFound(f"there is no queue {command.queue!r}: create it first")
-            queue = self._add_queue(command.queue, config, command.channels)
+            queue = self.add_queue(command.queue, config, command.channels)
+        if config.throughput_per_second is not None and not forwarded:
+            self._check_rate(queue, command.groups or [], count_them=True)
         return self._append(queue, command, size)
+
+    def send_forwarded(self, command: Send) -> Sent:
+        """Do a send that was committed in another shard: the queue's rate cannot keep it out any more."""
+        return self._send(command, forwarded=True)
 
     def _check_send(self, command: Send, config: QueueConfig) -> tuple[int, bytes | None]:
         """Raise what is wrong with a send, before anything has happened. Returns its size, and the bodies joined."""
@@ -811,8 +876,6 @@ class Broker:
     def _append(self, queue: Queue, command: Send, checked: tuple[int, bytes | None]) -> Sent:
         size, joined = checked
         config, now_ms = queue.config, self.now_ms
-        if config.throughput_per_second is not None:
-            self._check_rate(queue, command.groups or [], count_them=True)
         delay_ms = config.delay_ms if command.delay_ms is None else command.delay_ms
         due_ms = command.due_ms if command.due_ms is not None else now_ms + delay_ms
         place = queue.place(command.priority, due_ms, now_ms)
@@ -891,7 +954,6 @@ class Broker:
         """Send messages to the dead-letter queue, with the reasons."""
         queue = channel.queue
         name = queue.config.dead_letter or dead_letter_name(queue.name)
-        target = self.queue_for(name, like=queue.config, now_ms=self.now_ms)
         low, high = first - chunk.base, stop - chunk.base
         origins: list[bytes | None] = []
         for index in range(low, high):
@@ -910,7 +972,7 @@ class Broker:
             origins=origins,
         )
         size = sum(map(len, bodies)) + sum(len(value or b"") for value in attributes)
-        target.append(messages, target.place(0, 0, self.now_ms), size, self.now_ms)
+        self.move(name, queue.config, messages, size)
 
     def _origin(
         self, channel: Channel, chunk: Chunk, index: int, attempts: int, priority: int, failures: list[Any]
@@ -1203,6 +1265,12 @@ class Broker:
         if number <= self.marks.last(name):
             self.must_commit = True  # what it tells of may still be on its way to the disk
             return AlreadyDone(name, self.marks.last(name))
+        if command.mark_after is not None and command.mark_after != self.marks.last(name):
+            self.must_commit = True
+            raise MarkMoved(
+                f"the last number of {name!r} is {self.marks.last(name)}, and the work starts after "
+                f"{command.mark_after}: nothing was done; go on from where it is"
+            )
         replies = self._do_work(command)
         if command.check_only:
             return replies
@@ -1211,41 +1279,121 @@ class Broker:
         return replies
 
     def _do_work(self, command: CommitWork) -> list[Sent]:
-        spans_of: dict[tuple[str, str], list[Span]] = {}
-        for ack in command.acks:
-            channel = self._channel(self._queue(ack.queue), ack.channel)
-            spans = self._spans(ack, channel)
-            spans_of.setdefault((ack.queue, ack.channel), []).extend(spans)
+        if self.meta.shards == 1:
+            self._check_acks(command.acks)
+            self._check_sends(command.sends)
+            return [] if command.check_only else self._work(command.acks, command.sends)
+        return self._do_work_over_shards(command)
+
+    def _work(self, acks: list[Ack], sends: list[Send]) -> list[Sent]:
+        for ack in acks:
+            settled = self._ack(ack)
+            assert not settled.refused
+        return [self._send(send) for send in sends]
+
+    def _check_acks(self, acks: list[Ack]) -> None:
+        """Raise if something that a unit of work has taken is not its own any more."""
+        for channel, spans in self._spans_by_channel(acks):
             for span in spans:
                 if not channel.settlement.can_ack(span):
-                    raise WorkRefused(
-                        f"messages {span.first} to {span.last} of queue {ack.queue!r} are not this unit of "
-                        f"work's any more "
-                        "(their lease ran out, or they were settled): nothing was done; take them again"
-                    )
-        for (queue_name, _), spans in spans_of.items():
-            ordered = sorted(spans)
-            if any(one.last >= other.first for one, other in pairwise(ordered)):
-                raise WorkRefused(f"a message of queue {queue_name!r} is taken twice in one unit of work")
+                    raise _not_its_own(channel.queue.name, span)
+
+    def _spans_by_channel(self, acks: list[Ack]) -> list[tuple[Channel, list[Span]]]:
+        """What a unit of work has taken; `WorkRefused` if that is anything twice."""
+        spans_of: dict[Channel, list[Span]] = {}
+        for ack in acks:
+            channel = self._channel(self._queue(ack.queue), ack.channel)
+            spans_of.setdefault(channel, []).extend(self._spans(ack, channel))
+        for channel, spans in spans_of.items():
+            if any(one.last >= other.first for one, other in pairwise(sorted(spans))):
+                raise WorkRefused(f"a message of queue {channel.queue.name!r} is taken twice in one unit of work")
+        return list(spans_of.items())
+
+    def _check_sends(self, sends: list[Send]) -> None:
+        """Raise what is wrong with a unit of work's sends, before anything has happened."""
         groups_of: dict[str, list[str | None]] = {}
         size = 0
-        for send in command.sends:
+        for send in sends:
             queue = self.queues.get(send.queue)
             if queue is None and not send.create:
                 raise QueueNotFound(f"there is no queue {send.queue!r}: create it first")
             size += self._check_send(send, send.config if queue is None else queue.config)[0]
             groups_of.setdefault(send.queue, []).extend(send.groups or [])
-        if size > BATCH_BYTES_MAX:
-            raise BatchTooLarge(f"{size} bytes are too many for one unit of work: put at most {BATCH_BYTES_MAX}")
+        _check_work_size(size)
         for name, groups in groups_of.items():
             if name in self.queues:
                 self._check_rate(self.queues[name], groups, count_them=False)
+
+    # -- other shards --
+
+    def _do_work_over_shards(self, command: CommitWork) -> list[Sent]:
+        """A unit of work of which this shard is the coordinator: what is elsewhere goes into the outbox."""
+        here = self.meta.shard
+        ack_shards = self._shards_of(command.ack_shards, [ack.queue for ack in command.acks], "acks")
+        send_shards = self._shards_of(command.send_shards, [send.queue for send in command.sends], "sends")
+        acks = [ack for ack, shard in zip(command.acks, ack_shards, strict=True) if shard == here]
+        sends = [send for send, shard in zip(command.sends, send_shards, strict=True) if shard == here]
+        self._check_acks(acks)
+        self._check_sends(sends)
+        sizes = [
+            0 if shard == here else self._check_send_elsewhere(send)
+            for send, shard in zip(command.sends, send_shards, strict=True)
+        ]
+        _check_work_size(sum(sizes))
         if command.check_only:
             return []
-        for ack in command.acks:
-            settled = self._ack(ack)
-            assert not settled.refused
-        return [self._send(send) for send in command.sends]
+        sent = iter(self._work(acks, sends))
+        acks_at: dict[int, list[Ack]] = {}
+        for ack, shard in zip(command.acks, ack_shards, strict=True):
+            if shard != here:
+                acks_at.setdefault(shard, []).append(ack)
+        for shard, away in acks_at.items():
+            self.outbox.add_acks(shard, away)
+        return [
+            next(sent) if shard == here else self.outbox.add_send(shard, send, size)
+            for send, shard, size in zip(command.sends, send_shards, sizes, strict=True)
+        ]
+
+    def _shards_of(self, given: list[int] | None, names: list[str], what: str) -> list[int]:
+        if given is None:
+            return [self.shard_of(name) for name in names]
+        if len(given) != len(names) or not all(0 <= shard < self.meta.shards for shard in given):
+            raise InvalidRequest(f"{given} are not the shards of {len(names)} {what}: there are {self.meta.shards}")
+        return given
+
+    def _check_send_elsewhere(self, send: Send) -> int:
+        """Raise what can be known to be wrong with a send to another shard. Returns its size."""
+        return self._check_send(send, QueueConfig(message_bytes_max=MESSAGE_BYTES_CEILING))[0]
+
+    def _hold_for_work(self, command: HoldForWork) -> Settled:
+        self._check_lease(command.lease_ms)
+        held = self._spans_by_channel(command.acks)
+        for channel, spans in held:
+            for span in spans:
+                if not channel.settlement.can_hold(span):
+                    raise _not_its_own(channel.queue.name, span)
+        for channel, spans in held:
+            for span in spans:
+                channel.settlement.hold(span, self.now_ms + command.lease_ms)
+        self.must_commit = True
+        return Settled(sum(span.messages for _, spans in held for span in spans))
+
+    def ack_late(self, command: Ack) -> int:
+        """Ack what was held for a unit of work. Returns how many messages are not its own any more."""
+        try:
+            refused = self._ack(command).refused
+        except PenstockError:
+            return sum(span.messages for span in command.spans) + len(command.receipts)
+        return sum(each.last - each.first + 1 for each in refused)
+
+    def _read_outbox(self, command: ReadOutbox) -> list[OutboxEntry]:
+        return self.outbox.read(command.target, command.after, command.limit_bytes)
+
+    def _forget_outbox(self, command: ForgetOutbox) -> int:
+        return self.outbox.forget(command.target, command.up_to)
+
+    def _take_outbox(self, command: TakeOutbox) -> Taken:
+        return inbox.take(self, command)
 
     # -- channels --
 
@@ -1488,9 +1636,22 @@ class Broker:
             "queues": {name: queue.snapshot() for name, queue in sorted(self.queues.items())},
             "sessions": {number: msgspec.to_builtins(session) for number, session in self.sessions.items()},
             "marks": self.marks.snapshot(),
+            "outbox": self.outbox.snapshot(),
             "once": self._memory.snapshot(),
             "tasks": {number: msgspec.to_builtins(task) for number, task in self.tasks.items()},
         }
+
+
+def _not_its_own(queue: str, span: Span) -> WorkRefused:
+    return WorkRefused(
+        f"messages {span.first} to {span.last} of queue {queue!r} are not this unit of work's any more "
+        "(their lease ran out, or they were settled): nothing was done; take them again"
+    )
+
+
+def _check_work_size(size: int) -> None:
+    if size > BATCH_BYTES_MAX:
+        raise BatchTooLarge(f"{size} bytes are too many for one unit of work: put at most {BATCH_BYTES_MAX}")
 
 
 def _check_text(name: str, what: str) -> None:
@@ -1530,6 +1691,10 @@ _HANDLERS: dict[type[Command], Callable[[Broker, Any], Any]] = {
     GiveBack: Broker._give_back,
     Extend: Broker._extend,
     CommitWork: Broker._commit_work,
+    HoldForWork: Broker._hold_for_work,
+    ReadOutbox: Broker._read_outbox,
+    ForgetOutbox: Broker._forget_outbox,
+    TakeOutbox: Broker._take_outbox,
     CreateChannel: Broker._create_channel,
     DeleteChannel: Broker._delete_channel,
     PauseChannel: Broker._pause_channel,

@@ -152,6 +152,11 @@ class Sent(msgspec.Struct):
     duplicates: list[int] = []
     """Indexes of the messages that were known already; they have the sequence number of the original."""
 
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether the messages go to another shard, and have no sequence numbers yet: `queue_id` 0, `first` -1."""
+        return self.first < 0
+
     def sequence(self, index: int) -> int:
         """The sequence number of the message at this index of the command."""
         return self.first + index if self.sequences is None else self.sequences[index]
@@ -414,6 +419,24 @@ class CommitWork(Command):
     Otherwise nothing is done, and the reply is `AlreadyDone`. What was marked is remembered for good."""
     check_only: bool = False
     """Only say what is wrong with it: raise, or reply with an empty list, and do nothing."""
+    mark_after: int | None = None
+    """With a mark: the work is done only if the last number of its name is this one; otherwise `MarkMoved`."""
+    ack_shards: list[int] | None = None
+    """The shard of each of the acks; None: by the names of their queues. What is acked in another shard must be held
+    there (`HoldForWork`); it is acked when the outbox gets there."""
+    send_shards: list[int] | None = None
+    """The shard of each of the sends, likewise. What goes to another shard is on its way, says its `Sent`."""
+
+
+class HoldForWork(Command):
+    """Make sure that messages can be acked here by a unit of work that is committed in another shard.
+
+    Their leases last for at least `lease_ms` from now, durably. `WorkRefused` if one of them cannot be acked: nothing
+    was done then. Replies with `Settled`.
+    """
+
+    acks: list[Ack]
+    lease_ms: int = 60_000
 
 
 class LastMark(Command):
@@ -428,6 +451,83 @@ class AlreadyDone(msgspec.Struct, tag=True):
     name: str
     number: int
     """The highest number that was done."""
+
+
+# -- other shards ------------------------------------------------------------------------------------------------------
+
+
+class ForwardedMessages(msgspec.Struct, array_like=True, frozen=True, tag="messages"):
+    """Messages for a queue in another shard; they themselves are in a chunk beside this."""
+
+    queue: str
+    moved: bool
+    """From another queue (dead letters, redriven ones): taken as they are, without limits and without dedup."""
+    priority: int = 0
+    due_ms: int | None = None
+    """None: by the queue's delay."""
+    create: bool = True
+    channels: tuple[str, ...] = (MAIN,)
+    config: QueueConfig = QueueConfig()
+    """What a queue that is created for them gets."""
+
+
+class ForwardedAcks(msgspec.Struct, array_like=True, frozen=True, tag="acks"):
+    """Acks of a unit of work that was committed elsewhere; they were held for it."""
+
+    acks: list[Ack]
+
+
+class OutboxEntry(msgspec.Struct, array_like=True):
+    """Something that a commit in one shard wants done in another."""
+
+    number: int
+    made_ms: int
+    effect: ForwardedMessages | ForwardedAcks
+    chunk: bytes = b""
+    """The messages, as a chunk's stored form; nothing if they were damaged in the store."""
+
+
+class ReadOutbox(Command):
+    """What waits for another shard, in order, after a number; `limit_bytes` of it, but one at least.
+
+    Replies with a list of `OutboxEntry`.
+    """
+
+    target: int
+    after: int
+    limit_bytes: int = 4 * 1024 * 1024
+
+
+class ForgetOutbox(Command):
+    """The target has done all up to a number. Replies with how many entries are left."""
+
+    target: int
+    up_to: int
+
+
+class TakeOutbox(Command):
+    """Do what another shard wants done, if its mark here is at `after`: all of it, and the mark goes to `up_to`.
+
+    What cannot be done is not refused: messages go to another queue, with the reason. Replies with `Taken`.
+    """
+
+    source: str
+    """The outbox: see `Broker.outbox_name`."""
+    after: int
+    up_to: int
+    entries: list[OutboxEntry]
+
+
+class Taken(msgspec.Struct):
+    """Where the mark of an outbox is now."""
+
+    number: int
+    done: bool
+    """Whether the command did it; False: nothing was done, because the mark was elsewhere."""
+    refused: int = 0
+    """Messages that their queue did not take; they are in the queue for such: see `penstock.core.outbox`."""
+    stale: int = 0
+    """Messages that could not be acked: their leases are gone, and somebody else has them."""
 
 
 # -- channels, sessions, consumers -------------------------------------------------------------------------------------

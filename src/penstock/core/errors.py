@@ -22,6 +22,7 @@
     ├── Throttled                 above the queue's configured rate
     ├── RewindRefused             a consumer's acknowledgement would go back
     ├── WorkRefused               a unit of work holds something that can no longer be settled
+    ├── MarkMoved                 marked work does not follow on what was done last
     ├── ChunkDamaged              stored bytes do not match their checksum
     ├── AccessDenied              the server does not know the caller, or does not let it do that
     ├── ConnectionLost            the server cannot be reached, or does not answer
@@ -125,6 +126,19 @@ class RewindRefused(PenstockError):
 
 class WorkRefused(PenstockError):
     """A unit of work cannot be committed; nothing of it was done."""
+
+
+class MarkMoved(PenstockError):
+    """The mark of some work is not where the work starts; nothing was done.
+
+    >>> MarkMoved("the last number of 'stream' is 7, and the work starts after 5").number
+    7
+    """
+
+    @property
+    def number(self) -> int:
+        """Where the mark is. It is read from the text, which is all that travels."""
+        return int(str(self).partition(" is ")[2].partition(",")[0])
 
 
 class ChunkDamaged(PenstockError):

@@ -136,6 +136,8 @@ class Kind(IntEnum):
     TASK = 13
     MARK = 14
     ONCE = 15
+    OUTBOX = 16
+    OUTBOX_TARGET = 17
 
 
 OF_A_QUEUE = (
@@ -220,3 +222,17 @@ def dedup_record(queue_id: int, bucket: int, first: int) -> bytes:
 def dedup_bucket(queue_id: int, bucket: int) -> bytes:
     """Prefix of a bucket of dedup ids."""
     return record(Kind.DEDUP, queue_id, bucket.to_bytes(8, "big"))
+
+
+OUTBOX_QUEUES = 0xFF << 56
+"""The chunks of outboxes lie under numbers that no queue has."""
+
+
+def outbox_record(target: int, number: int) -> bytes:
+    """Key of an entry of the outbox for a shard."""
+    return record(Kind.OUTBOX, target, number.to_bytes(8, "big"))
+
+
+def outbox_chunk(target: int, number: int) -> bytes:
+    """Key of the messages of an entry. It follows from the number, so that nobody has to read what to delete."""
+    return _CHUNK.pack(OUTBOX_QUEUES | target, 0, 0, number, 0, 0, 0)

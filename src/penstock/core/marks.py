@@ -2,6 +2,8 @@
 
 A mark is for work that its owner numbers and may repeat after any crash (a Spark stream's batches). It is one small
 record for each name, replaced by the next number, in the same commit as the work itself.
+
+The outboxes of other shards have marks of their own, in a name space of their own: none of them is ever forgotten.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from penstock.core.records import Mark
 
 NAMES_MAX = 100_000
 NAME_LENGTH_MAX = 256
+_NAMES, _OUTBOXES = 0, 1
 
 
 class Marks:
@@ -28,6 +31,17 @@ class Marks:
 
     def __init__(self) -> None:
         self._known: dict[str, Mark] = {}
+        self._outboxes: dict[str, Mark] = {}
+
+    def last_of_outbox(self, name: str) -> int:
+        """The highest number of an outbox that was done here; -1 when there is none."""
+        mark = self._outboxes.get(name)
+        return -1 if mark is None else mark.number
+
+    def set_outbox(self, name: str, number: int, now_ms: int, changes: Changes) -> None:
+        """An outbox was done up to a number."""
+        self._outboxes[name] = mark = Mark(number, now_ms)
+        changes.put_record(keys.record(Kind.MARK, _OUTBOXES, name.encode()), msgspec.msgpack.encode(mark))
 
     def last(self, name: str) -> int:
         """The highest number that was done; -1 when there is none."""
@@ -54,13 +68,17 @@ class Marks:
 
     def restore(self, records: list[tuple[bytes, bytes]]) -> None:
         """Take the marks back from their records."""
-        decoded = [(key[9:].decode(), msgspec.msgpack.decode(data, type=Mark)) for key, data in records]
-        self._known = dict(sorted(decoded, key=lambda item: item[1].done_ms))
+        found: dict[int, list[tuple[str, Mark]]] = {_NAMES: [], _OUTBOXES: []}
+        for key, data in records:
+            found[keys.number_of(key)].append((key[9:].decode(), msgspec.msgpack.decode(data, type=Mark)))
+        self._known = dict(sorted(found[_NAMES], key=lambda item: item[1].done_ms))
+        self._outboxes = dict(found[_OUTBOXES])
 
     def snapshot(self) -> dict[str, tuple[int, int]]:
         """All that is stored of them, comparable."""
-        return {name: (mark.number, mark.done_ms) for name, mark in self._known.items()}
+        outboxes = {f"\0{name}": mark for name, mark in sorted(self._outboxes.items())}
+        return {name: (mark.number, mark.done_ms) for name, mark in (self._known | outboxes).items()}
 
 
 def _key(name: str) -> bytes:
-    return keys.record(Kind.MARK, 0, name.encode())
+    return keys.record(Kind.MARK, _NAMES, name.encode())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.core.commands import Span
+from penstock.core.commands import ForwardedAcks, ForwardedMessages, Span
 from penstock.core.config import QueueConfig
 
 
@@ -23,6 +23,8 @@ class Meta(msgspec.Struct, array_like=True):
     shard: int = 0
     shards: int = 1
     """Which shard of how many this store is."""
+    made_ms: int = 0
+    """When the store was made: a shard whose store is made anew has another outbox."""
 
 
 class Session(msgspec.Struct, array_like=True):
@@ -69,3 +71,18 @@ class Mark(msgspec.Struct, array_like=True):
 
     number: int
     done_ms: int
+
+
+class OutboxRecord(msgspec.Struct, array_like=True):
+    """An entry of an outbox; its messages are in a chunk."""
+
+    made_ms: int
+    effect: ForwardedMessages | ForwardedAcks
+    messages: int = 0
+
+
+class OutboxTarget(msgspec.Struct, array_like=True):
+    """The entries of an outbox for one shard: from `first` on, up to before `next`. Numbers are never used again."""
+
+    first: int = 0
+    next: int = 0

@@ -123,7 +123,6 @@ def _move(broker: Broker, task: RedriveTask, queue: Queue, channel: Channel, see
             [],
         )
     body, attributes, group = chunk.body(index), chunk.attributes(index), chunk.group(index)
-    destination = broker.queue_for(target, like=queue.config, now_ms=now_ms)
     messages = Messages(
         [body],
         attributes=[attributes],
@@ -131,6 +130,5 @@ def _move(broker: Broker, task: RedriveTask, queue: Queue, channel: Channel, see
         dedup_ids=[(chunk.dedup_id(index) or "").encode() or None],
         origins=[origin.encode()],
     )
-    priority = 0 if destination.config.is_fifo else origin.priority
-    destination.append(messages, destination.place(priority, 0, now_ms), len(body) + len(attributes or b""), now_ms)
+    broker.move(target, queue.config, messages, len(body) + len(attributes or b""), origin.priority)
     return True

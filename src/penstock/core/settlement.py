@@ -203,6 +203,23 @@ class Settlement:
             _, left = self._ack_far(left, span.attempt, dry=True)
         return not left
 
+    def can_hold(self, span: Span) -> bool:
+        """Whether all of a span is leased on its attempt."""
+        if span.attempt <= 0:
+            return False
+        return not self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), _do_nothing)[1]
+
+    def hold(self, span: Span, until_ms: int) -> None:
+        """A span that can be held stays leased until then, or for longer."""
+
+        def prolong(window: Window, entry: Entry, first: int, stop: int) -> None:
+            rows = window.rows(entry, first, stop)
+            window.columns.extend(rows, np.maximum(window.columns.deadline_ms[rows], until_ms))
+            self.channel.touch_entry(window, entry)
+            self.channel.watch(window, until_ms)
+
+        self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), prolong)
+
     def release(self, span: Span, now_ms: int, delay_ms: int | None, error: str) -> tuple[int, list[Refused]]:
         """A delivery failed, says the receiver."""
         return self._settle(span, Event.RETRY, self._failing(now_ms, delay_ms, error))

@@ -83,6 +83,17 @@ class Shelf:
         while self._cached_bytes > CACHE_BYTES and len(cache) > 1:
             self._cached_bytes -= cache.pop(next(iter(cache))).size
 
+    def read_stored(self, packed: bytes) -> bytes:
+        """A chunk's stored form, unchecked, by its packed key; `ChunkDamaged` if it is not there."""
+        for layer in (self.changes, *reversed(self._committing)):
+            pending = layer.chunks.get(packed)
+            if pending is not None:
+                return b"".join(pending.parts())
+        try:
+            return bytes(self.reader.read_chunk(packed))
+        except KeyError:
+            raise ChunkDamaged("the store does not have it any more") from None
+
     def keys(self, queue_id: int, lane: int, base: int = 0, limit: int = 256, order: int = 0) -> list[ChunkKey]:
         """The next chunks of a lane with at least this base, in order. Fewer than `limit` means there are no more."""
         prefix = keys.lane_chunks(queue_id, lane, order)

@@ -1,0 +1,194 @@
+"""Doing what other shards want done: the receiving end of their outboxes.
+
+Every outbox has a mark here: the number of its last entry that was done. A batch of entries says after which number it
+starts; it is done only if the mark is there, and moves the mark, in one commit. So a batch that comes twice, too late
+or out of turn does nothing, and is told where the mark is.
+
+No entry may hold up those behind it, and none may be lost. So a batch is never refused for what is in it:
+
+- Messages that were moved (dead letters, redriven ones) are taken as they are. A FIFO queue takes only those with a
+  group.
+- Messages of a unit of work are checked as any send is, but for the queue's rate: the unit is committed already.
+- What a queue does not take (it is not there and not to be created, the messages are too large for it, or of the wrong
+  kind) goes to the queue named `<queue>.refused`, a standard queue, which is created when needed. The messages'
+  history says why; a redrive of that queue tries them again.
+- An ack that comes too late, because the lease is over and somebody else was handed the message, is counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from penstock.core import keys
+from penstock.core.chunk import Chunk, PackedBodies, Section
+from penstock.core.commands import (
+    MAIN,
+    Failure,
+    ForwardedAcks,
+    ForwardedMessages,
+    OutboxEntry,
+    Send,
+    Taken,
+    TakeOutbox,
+)
+from penstock.core.config import MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, QueueConfig
+from penstock.core.draft import CHUNK_MESSAGES_MAX, Messages
+from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.origin import Origin
+
+if TYPE_CHECKING:
+    from penstock.core.broker import Broker
+
+REFUSED = ".refused"
+_SOURCE_LENGTH_MAX = 64
+
+
+def refused_name(queue: str) -> str:
+    """The name of the queue for what a queue did not take from another shard.
+
+    >>> refused_name("orders")
+    'orders.refused'
+    """
+    if len(queue) + len(REFUSED) > NAME_LENGTH_MAX:
+        queue = f"{queue[:100]}.{hashlib.sha256(queue.encode()).hexdigest()[:12]}"
+    return queue + REFUSED
+
+
+def take(broker: Broker, command: TakeOutbox) -> Taken:
+    """Do a batch of entries, if it is next."""
+    if not 1 <= len(command.source) <= _SOURCE_LENGTH_MAX or command.up_to <= command.after:
+        raise InvalidRequest(f"no entries of outbox {command.source[:64]!r} are after {command.after}")
+    # Whatever is told must be in the store: the other side forgets its entries for it.
+    broker.must_commit = True
+    last = broker.marks.last_of_outbox(command.source)
+    if command.after != last:
+        return Taken(last, False)
+    arrived = [(entry, _messages(entry)) for entry in command.entries]  # a damaged one raises, before anything is done
+    taken = Taken(command.up_to, True)
+    for entry, messages in arrived:
+        if isinstance(entry.effect, ForwardedAcks):
+            taken.stale += sum(broker.ack_late(ack) for ack in entry.effect.acks)
+        elif messages is not None:
+            taken.refused += _take_messages(broker, _Letter(command.source, entry.number, entry.effect, messages))
+    broker.marks.set_outbox(command.source, command.up_to, broker.now_ms, broker.shelf.changes)
+    return taken
+
+
+class _Letter:
+    """Messages that have arrived."""
+
+    __slots__ = ("effect", "messages", "number", "size", "source")
+
+    def __init__(self, source: str, number: int, effect: ForwardedMessages, messages: Messages) -> None:
+        self.source = source
+        self.number = number
+        self.effect = effect
+        self.messages = messages
+        assert isinstance(messages.bodies, PackedBodies)
+        self.size = len(messages.bodies.data) + sum(len(each or b"") for each in messages.attributes or ())
+
+
+def _messages(entry: OutboxEntry) -> Messages | None:
+    """The messages of an entry, with their bodies in one piece."""
+    if not entry.chunk:
+        return None
+    chunk = Chunk.decode(entry.chunk)
+    attributes, groups, dedup_ids, origins = (
+        None if (column := chunk.column(section)) is None else column.values()
+        for section in (Section.ATTRIBUTES, Section.GROUPS, Section.DEDUP_IDS, Section.ORIGINS)
+    )
+    bodies = PackedBodies(bytes(chunk.bodies), chunk.offsets)
+    return Messages(bodies, attributes=attributes, groups=groups, dedup_ids=dedup_ids, origins=origins)
+
+
+def _take_messages(broker: Broker, letter: _Letter) -> int:
+    """Put messages where they belong. Returns how many were refused there."""
+    try:
+        if letter.effect.moved:
+            _move_in(broker, letter.effect, letter.messages, letter.size)
+        else:
+            broker.send_forwarded(_send(letter.effect, letter.messages))
+        return 0
+    except PenstockError as error:
+        _put_aside(broker, letter, str(error))
+        return len(letter.messages)
+
+
+def _send(effect: ForwardedMessages, messages: Messages) -> Send:
+    return Send(
+        queue=effect.queue,
+        bodies=messages.bodies,
+        attributes=messages.attributes,
+        groups=_decoded(messages.groups),
+        dedup_ids=_decoded(messages.dedup_ids),
+        origins=messages.origins,
+        priority=effect.priority,
+        due_ms=effect.due_ms,
+        create=effect.create,
+        channels=effect.channels,
+        config=effect.config,
+    )
+
+
+def _decoded(values: list[bytes | None] | None) -> list[str | None] | None:
+    return None if values is None else [None if value is None else value.decode() for value in values]
+
+
+def _move_in(broker: Broker, effect: ForwardedMessages, messages: Messages, size: int) -> None:
+    queue = broker.queues.get(effect.queue)
+    if queue is None:
+        queue = broker.add_queue(effect.queue, effect.config, effect.channels)
+    priority = effect.priority
+    if queue.config.is_fifo:
+        priority = 0
+        if messages.groups is None or not all(messages.groups):
+            _need_groups(effect.queue, messages)
+    queue.append(messages, queue.place(priority, 0, broker.now_ms), size, broker.now_ms)
+
+
+def _need_groups(name: str, messages: Messages) -> None:
+    """Nothing that was refused once may be refused again; what comes from elsewhere may."""
+    if not name.endswith(REFUSED):
+        raise InvalidRequest(
+            f"queue {name!r} is FIFO, and the messages come from a queue that is not: they have no group"
+        )
+    messages.groups = [group or b"refused" for group in messages.groups or [None] * len(messages)]
+
+
+def _put_aside(broker: Broker, letter: _Letter, reason: str) -> None:
+    """Messages that their queue did not take go to the one for such, in whatever shard that is."""
+    messages = letter.messages
+    messages.origins = [_origin(broker, letter, index, reason) for index in range(len(messages))]
+    config = broker.config_for_moved(QueueConfig(message_bytes_max=MESSAGE_BYTES_CEILING))
+    effect = ForwardedMessages(refused_name(letter.effect.queue), True, due_ms=0, config=config)
+    shard = broker.shard_of(effect.queue)
+    if shard == broker.meta.shard:
+        _move_in(broker, effect, messages, letter.size)
+    else:
+        broker.outbox.add_messages(shard, effect, messages, letter.size)
+
+
+def _origin(broker: Broker, letter: _Letter, index: int, reason: str) -> bytes:
+    """A message's history with the reason. One that was in no queue so far gets its identity here."""
+    now_ms, sequence = broker.now_ms, letter.number * CHUNK_MESSAGES_MAX + index
+    data = None if letter.messages.origins is None else letter.messages.origins[index]
+    if data is not None:
+        earlier = Origin.decode(data)
+        failure = Failure(earlier.sequence, earlier.sequence, earlier.attempts, now_ms, now_ms, "", reason)
+        return Origin(
+            earlier.id,
+            earlier.queue,
+            earlier.channel,
+            earlier.sequence,
+            earlier.sent_ms,
+            earlier.attempts,
+            earlier.priority,
+            [*earlier.failures, failure],
+        ).encode()
+    number = int.from_bytes(
+        hashlib.blake2b(f"{letter.source} {broker.meta.shard}".encode(), digest_size=7).digest(), "big"
+    )
+    failure = Failure(0, 0, 0, now_ms, now_ms, "", reason)
+    identity = broker.message_id(keys.OUTBOX_QUEUES | number, sequence)
+    return Origin(identity, letter.effect.queue, MAIN, 0, now_ms, 0, letter.effect.priority, [failure]).encode()
