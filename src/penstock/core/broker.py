@@ -213,9 +213,8 @@ class Broker:
         if not 0 <= shard < shards <= SHARDS_MAX:
             raise InvalidConfig(f"shard {shard} of {shards}: shards count from 0, and there are at most {SHARDS_MAX}")
         first_queue = (shard << SHARD_SHIFT) + 1
-        meta = Meta(
-            FORMAT_VERSION, entropy[:_SECRET_BYTES], realm, first_queue, shard=shard, shards=shards, made_ms=now_ms
-        )
+        meta = Meta(FORMAT_VERSION, entropy[:_SECRET_BYTES], realm, first_queue, next_task=first_queue)
+        meta.shard, meta.shards, meta.made_ms = shard, shards, now_ms
         broker = cls(reader, meta)
         broker.now_ms = now_ms
         broker._save_meta()
@@ -711,8 +710,39 @@ class Broker:
         queue = self.queues.get(name)
         if queue is None:
             queue = self.add_queue(name, self.config_for_moved(like), (MAIN,))
-        place = queue.place(0 if queue.config.is_fifo else priority, 0, self.now_ms)
-        queue.append(messages, place, size, self.now_ms)
+        self.move_in(queue, messages, size, priority)
+
+    def move_in(self, queue: Queue, messages: Messages, size: int, priority: int) -> None:
+        """Messages of another queue arrive in one of this shard."""
+        if queue.config.partitions > 1 and self.meta.shards > 1 and messages.groups is not None:
+            spread = self._spread(queue, messages, priority)
+            if spread is not None:
+                messages, size = spread, spread.size
+        if len(messages):
+            place = queue.place(0 if queue.config.is_fifo else priority, 0, self.now_ms)
+            queue.append(messages, place, size, self.now_ms)
+
+    def _spread(self, queue: Queue, messages: Messages, priority: int) -> Messages | None:
+        """Send on what belongs to other partitions of a queue: a group has one. Returns the rest; None if that is all.
+
+        Messages without a group stay where they came.
+        """
+        assert messages.groups is not None
+        meta, partitions = self.meta, min(queue.config.partitions, self.meta.shards)
+        first = partition_of(queue.name, meta.shards)
+        by_shard: dict[int, list[int]] = {}
+        for index, group in enumerate(messages.groups):
+            partition = None if group is None else partition_of(group.decode(), partitions)
+            shard = meta.shard if partition is None else (first + partition) % meta.shards
+            by_shard.setdefault(shard, []).append(index)
+        stays = by_shard.pop(meta.shard, [])
+        if not by_shard:
+            return None
+        effect = ForwardedMessages(queue.name, moved=True, priority=priority, due_ms=0, create=False)
+        for shard, indexes in by_shard.items():
+            part = messages.only(indexes)
+            self.outbox.add_messages(shard, effect, part, part.size)
+        return messages.only(stays)
 
     @staticmethod
     def config_for_moved(like: QueueConfig) -> QueueConfig:

@@ -66,6 +66,11 @@ class Messages:
         columns = (self.attributes, self.groups, self.dedup_ids, self.origins, self.due_ms)
         return all(column is None for column in columns)
 
+    @property
+    def size(self) -> int:
+        """Bytes of bodies and attributes."""
+        return sum(map(len, self.bodies)) + sum(len(value or b"") for value in self.attributes or ())
+
     def only(self, indexes: list[int]) -> Messages:
         """Some of the messages."""
 

@@ -34,7 +34,7 @@ from penstock.core.commands import (
 )
 from penstock.core.config import MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, QueueConfig
 from penstock.core.draft import CHUNK_MESSAGES_MAX, Messages
-from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.errors import InvalidRequest, PenstockError, QueueNotFound
 from penstock.core.origin import Origin
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class _Letter:
         self.effect = effect
         self.messages = messages
         assert isinstance(messages.bodies, PackedBodies)
-        self.size = len(messages.bodies.data) + sum(len(each or b"") for each in messages.attributes or ())
+        self.size = len(messages.bodies.data) + sum(map(len, filter(None, messages.attributes or ())))
 
 
 def _messages(entry: OutboxEntry) -> Messages | None:
@@ -138,13 +138,12 @@ def _decoded(values: list[bytes | None] | None) -> list[str | None] | None:
 def _move_in(broker: Broker, effect: ForwardedMessages, messages: Messages, size: int) -> None:
     queue = broker.queues.get(effect.queue)
     if queue is None:
+        if not effect.create:
+            raise QueueNotFound(f"there is no queue {effect.queue!r}: create it first")
         queue = broker.add_queue(effect.queue, effect.config, effect.channels)
-    priority = effect.priority
-    if queue.config.is_fifo:
-        priority = 0
-        if messages.groups is None or not all(messages.groups):
-            _need_groups(effect.queue, messages)
-    queue.append(messages, queue.place(priority, 0, broker.now_ms), size, broker.now_ms)
+    if queue.config.is_fifo and (messages.groups is None or not all(messages.groups)):
+        _need_groups(effect.queue, messages)
+    broker.move_in(queue, messages, size, effect.priority)
 
 
 def _need_groups(name: str, messages: Messages) -> None:

@@ -124,7 +124,7 @@ class Call:
 class Step:
     """The calls that go through the shard together."""
 
-    __slots__ = ("answered", "calls", "changes", "events", "is_open", "now_ms", "parked", "woken")
+    __slots__ = ("answered", "calls", "changes", "events", "is_open", "now_ms", "outbox", "parked", "woken")
 
     def __init__(self, calls: list[Call]) -> None:
         self.calls = calls
@@ -134,6 +134,8 @@ class Step:
         self.parked: list[Call] = []
         self.woken: list[tuple[Ticket, Delivery]] = []
         self.events: list[CatalogEvent] = []
+        self.outbox: list[int] = []
+        """Other shards for which something has come into the outbox."""
         self.answered: list[Ticket] = []
         """Filled when the step is over: whom the driver has to settle."""
         self.is_open = False
@@ -197,6 +199,8 @@ class Shard:
         self._reports: deque[Damage] = deque(maxlen=REPORTS_KEPT)
         self.listeners: list[Callable[[CatalogEvent], None]] = []
         """Called by the driver, when a step is over, for each queue and channel that has come or gone."""
+        self.outbox_listeners: list[Callable[[list[int]], None]] = []
+        """Called likewise with the shards for which something is new in the outbox. They must not raise."""
         self._recorder: Recorder | None = None
         self.broker: Broker
         """The broker as it is now: another one after a failure. Anybody may ask it for ids and receipts."""
@@ -361,6 +365,8 @@ class Shard:
             self._collect_reports()
         if self.broker.events:
             step.events = self.broker.take_events()
+        if self.broker.outbox.fresh:
+            step.outbox = self.broker.take_outbox_targets()
 
     def _must_prove(self, step: Step) -> bool:
         """Whether the step hands out messages that may be somebody else's by now."""
@@ -641,6 +647,11 @@ class Shard:
     def reports(self) -> list[Damage]:
         """The last reports of damaged chunks."""
         return list(self._reports)
+
+    def tell_outbox(self, targets: list[int]) -> None:
+        """Tell who forwards the outbox that there is something for these shards."""
+        for listener in self.outbox_listeners:
+            listener(targets)
 
     def tell(self, events: list[CatalogEvent]) -> None:
         """Tell the listeners of a step's events."""

@@ -261,6 +261,8 @@ class AsyncShard:
             ticket.settle()
         if step.events:
             self.shard.tell(step.events)
+        if step.outbox:
+            self.shard.tell_outbox(step.outbox)
         self._busy = False
         if self._inbox:
             self._step_soon()
