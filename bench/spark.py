@@ -35,6 +35,7 @@ from bench.measure import (
 from penstock.core.chunk import Chunk
 from penstock.spark.options import Where
 from penstock.spark.server import Connection
+from penstock.spark.worker_python import worker_python
 from penstock.wire.pieces import Target, encode_section
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -233,7 +234,7 @@ class _Server:
 def _session(directory: Path) -> Any:
     from pyspark.sql import SparkSession
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = worker_python()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     silent = directory / "log4j2.properties"
     silent.write_text(_SILENT)

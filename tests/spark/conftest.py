@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.spark.worker_python import worker_python
 from tests.compat.server import Server, serving
 from tests.spark.running import SILENT, Queues, session
 
@@ -41,5 +41,5 @@ def queues(server: Server, spark: Any, tmp_path: Path, request: pytest.FixtureRe
     return Queues(server, spark, tmp_path)
 
 
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_PYTHON", worker_python())
 assert SILENT.exists()

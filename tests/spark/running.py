@@ -17,6 +17,7 @@ import pytest
 from penstock.core.chunk import Chunk
 from penstock.spark.options import Where
 from penstock.spark.server import Connection
+from penstock.spark.worker_python import worker_python
 from penstock.wire.pieces import Target, encode_section
 from tests.compat.server import Server
 
@@ -39,7 +40,7 @@ def session(master: str, directory: Path, **settings: str) -> Any:
     need_java()
     from pyspark.sql import SparkSession
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = worker_python() if master.startswith("local[") else sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     log4j = f"-Dlog4j2.configurationFile=file:{SILENT}"
     builder = SparkSession.builder.master(master).appName("penstock tests")

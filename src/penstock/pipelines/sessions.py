@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.pipelines.errors import SparkMissing
+from penstock.spark.worker_python import worker_python
 
 _LOG4J = """\
 rootLogger.level = {level}
@@ -37,9 +38,9 @@ def start_session(
     except ModuleNotFoundError:
         raise SparkMissing("this needs Spark: pip install 'penstock[spark]'") from None
     directory.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     given = dict(conf or {})
     chosen = master or given.pop("spark.master", None) or "local[*]"
+    os.environ.setdefault("PYSPARK_PYTHON", worker_python() if chosen.startswith("local[") else sys.executable)
     settings = {**_settings(directory, chosen), **given}
     if chosen.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
