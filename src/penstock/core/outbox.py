@@ -48,6 +48,8 @@ class Outbox:
         """The shards for which there are entries that nobody was told of."""
         self._targets: dict[int, OutboxTarget] = {}
         self._drafts: dict[int, tuple[ForwardedMessages, Draft]] = {}
+        self._oldest_ms: dict[int, int] = {}
+        """When the first entry that is left was made, for each shard that there are any for."""
         self._damaged: set[tuple[int, int]] = set()
 
     # -- entries come --
@@ -106,6 +108,7 @@ class Outbox:
         number = counters.next
         counters.next += 1
         self._save(target)
+        self._oldest_ms.setdefault(target, record.made_ms)
         changes = self.shelf.changes
         changes.put_record(keys.outbox_record(target, number), msgspec.msgpack.encode(record))
         if chunk is not None:
@@ -134,12 +137,11 @@ class Outbox:
         return entries
 
     def _read(self, target: int, number: int) -> tuple[OutboxEntry, int]:
-        data = self.shelf.read_record(keys.outbox_record(target, number))
-        record = msgspec.msgpack.decode(data, type=OutboxRecord)
+        record, length = self._read_record(target, number)
         entry = OutboxEntry(number, record.made_ms, record.effect)
         if isinstance(record.effect, ForwardedMessages):
             entry.chunk = self._read_chunk(target, number, record.effect)
-        return entry, len(data) + len(entry.chunk)
+        return entry, length + len(entry.chunk)
 
     def _read_chunk(self, target: int, number: int, effect: ForwardedMessages) -> bytes:
         """The messages; nothing, and a report, if they are damaged: what comes after them must not wait for ever."""
@@ -168,7 +170,18 @@ class Outbox:
         if stop > counters.first:
             counters.first = stop
             self._save(target)
+            self._look_at_first(target)
         return counters.next - counters.first
+
+    def _look_at_first(self, target: int) -> None:
+        counters = self._targets[target]
+        self._oldest_ms.pop(target, None)
+        if counters.first < counters.next:
+            self._oldest_ms[target] = self._read_record(target, counters.first)[0].made_ms
+
+    def _read_record(self, target: int, number: int) -> tuple[OutboxRecord, int]:
+        data = self.shelf.read_record(keys.outbox_record(target, number))
+        return msgspec.msgpack.decode(data, type=OutboxRecord), len(data)
 
     # -- what is known of them --
 
@@ -179,11 +192,7 @@ class Outbox:
 
     def oldest_ms(self, target: int) -> int | None:
         """When the oldest entry for a shard was made."""
-        counters = self._targets.get(target)
-        if counters is None or counters.first == counters.next:
-            return None
-        data = self.shelf.read_record(keys.outbox_record(target, counters.first))
-        return msgspec.msgpack.decode(data, type=OutboxRecord).made_ms
+        return self._oldest_ms.get(target)
 
     def first(self, target: int) -> int:
         """The number of the first entry for a shard that is left, or of the next one that comes."""
@@ -194,6 +203,7 @@ class Outbox:
         counters = self._targets[target] = msgspec.msgpack.decode(data, type=OutboxTarget)
         if counters.next > counters.first:
             self.fresh.add(target)
+            self._look_at_first(target)
 
     def snapshot(self) -> dict[str, Any]:
         """All that is stored of it, comparable."""
