@@ -119,6 +119,10 @@ PLACEMENTS: dict[type[Command], Placement] = {
     c.StartRedrive: Placement(Home.QUEUE, "queue", Split.FIRST),
     c.CancelRedrive: Placement(Home.TASK, is_repeatable=True),
     c.ListRedrives: Placement(Home.ALL, is_repeatable=True),
+    c.HoldForWork: Placement(Home.SHARD, is_repeatable=True),
+    c.ReadOutbox: Placement(Home.SHARD, is_repeatable=True),
+    c.ForgetOutbox: Placement(Home.SHARD, is_repeatable=True),
+    c.TakeOutbox: Placement(Home.SHARD, is_repeatable=True),
 }
 
 _HOMES_REMEMBERED = 65_536

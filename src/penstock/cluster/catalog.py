@@ -1,0 +1,228 @@
+"""What front ends read without asking: names, configurations, ids, receipts; of this node's shards, and of others.
+
+All shards of a cluster have one realm and one secret, so message ids and receipts are made and read anywhere. Queues of
+this node's shards are read live, from their brokers. Queues of other nodes are known from what they were asked
+(`DescribeQueue`), for `FRESH_S`: whoever wants to read of such a queue asks first (`Router.unknown`, `Router.know`).
+That a queue is not there is never remembered, so a queue that was created at one node can be used at another at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from time import monotonic
+from typing import Any, TypeVar
+
+from penstock.cluster.base import shard_of_id
+from penstock.cluster.placement import home_of
+from penstock.core.commands import QueueInfo, RedriveTask
+from penstock.core.config import QueueConfig
+from penstock.core.identity import message_id, receipt_key
+from penstock.core.receipt import Receipt
+from penstock.core.records import Meta
+from penstock.server.shards import QueueFace
+from penstock.server.tasks import AsyncShard
+
+FRESH_S = 2.0
+"""How long what another node said of a queue is taken for true."""
+KEPT_S = 60.0
+"""How long the number of its partitions is, which never changes, and its id."""
+_REMEMBERED_MAX = 20_000
+_KEYS_MAX = 10_000
+_SECRET_BYTES = 32
+_REALM_BYTES = 8
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+def meta_of(entropy: bytes) -> Meta:
+    """The secret and the realm that all shards of a cluster share: they are opened with the same entropy."""
+    realm = int.from_bytes(entropy[_SECRET_BYTES : _SECRET_BYTES + _REALM_BYTES], "big")
+    return Meta(1, entropy[:_SECRET_BYTES], realm)
+
+
+class FarChannel:
+    """A channel of a queue of another node."""
+
+    __slots__ = ("id", "ready")
+
+    def __init__(self, channel_id: int) -> None:
+        self.id = channel_id
+        self.ready = 0
+
+
+class FarQueue:
+    """A queue of another node, as it was described. How much is in it is not known here: the counts are 0."""
+
+    __slots__ = ("asked_s", "backlog", "channels", "config", "id", "messages", "name", "size")
+
+    def __init__(self, info: QueueInfo, asked_s: float) -> None:
+        self.id = info.queue_id
+        self.name = info.name
+        self.config: QueueConfig = info.config
+        self.channels: dict[str, FarChannel] = {
+            name: FarChannel(number) for name, number in zip(info.channels, info.channel_ids, strict=True)
+        }
+        self.messages = self.backlog = self.size = 0
+        self.asked_s = asked_s
+
+
+class Catalog:
+    """Names for a router: see `server.shards.Names`."""
+
+    def __init__(self, served: Mapping[int, AsyncShard], shards: int, meta: Meta, sessions: Sized) -> None:
+        self._served = served
+        self._shards = shards
+        self.meta = meta
+        self.sessions = sessions
+        self.queues: Mapping[str, QueueFace] = Queues(self)
+        self.tasks: Mapping[int, RedriveTask] = {}
+        self._far: dict[str, FarQueue] = {}
+        self._far_by_id: dict[int, FarQueue] = {}
+        self._far_tasks: dict[int, RedriveTask] = {}
+        self.tasks = self._far_tasks
+        self._receipt_keys: dict[int, bytes] = {}
+        self.holdings: Any = None
+        """Who knows how many messages a subscription holds: set by the router."""
+
+    # -- queues of this node --
+
+    def near(self, name: str) -> AsyncShard | None:
+        """The shard of a queue's first partition, if this node has it."""
+        return self._served.get(home_of(name, self._shards))
+
+    def local_names(self) -> Iterator[str]:
+        """The queues whose first partition is in a shard of this node."""
+        for shard, served in list(self._served.items()):
+            for name, queue in list(served.identity.queues.items()):
+                if shard_of_id(queue.id) == shard:
+                    yield name
+
+    def find(self, name: str) -> QueueFace | None:
+        """A queue, if it is known to be there."""
+        near = self.near(name)
+        if near is not None:
+            return near.identity.queues.get(name)
+        far = self._far.get(name)
+        return far if far is not None and monotonic() - far.asked_s < FRESH_S else None
+
+    def config(self, name: str) -> QueueConfig | None:
+        """A queue's configuration as far as it never changes; None if nothing is known."""
+        near = self.near(name)
+        if near is not None:
+            queue = near.identity.queues.get(name)
+            return None if queue is None else queue.config
+        far = self._far.get(name)
+        return far.config if far is not None and monotonic() - far.asked_s < KEPT_S else None
+
+    def is_fresh(self, name: str) -> bool:
+        """Whether `find` can tell."""
+        if self.near(name) is not None:
+            return True
+        far = self._far.get(name)
+        return far is not None and monotonic() - far.asked_s < FRESH_S
+
+    def knows_id(self, queue_id: int, channel_id: int) -> bool:
+        """Whether `queue_name` and `channel_name` can tell."""
+        if shard_of_id(queue_id) in self._served:
+            return True
+        return self.channel_name(queue_id, channel_id) is not None
+
+    # -- queues of other nodes --
+
+    def note(self, info: QueueInfo) -> None:
+        """A queue was described, by its first partition."""
+        if self.near(info.name) is not None:
+            return
+        queue = FarQueue(info, monotonic())
+        _remember(self._far, info.name, queue, _REMEMBERED_MAX)
+        _remember(self._far_by_id, info.queue_id, queue, _REMEMBERED_MAX)
+
+    def forget(self, name: str) -> None:
+        """A queue is gone, or not as it was."""
+        queue = self._far.pop(name, None)
+        if queue is not None:
+            self._far_by_id.pop(queue.id, None)
+
+    def note_task(self, task: RedriveTask) -> None:
+        """A redrive was told of, with its number in the cluster."""
+        _remember(self._far_tasks, task.task, task, _REMEMBERED_MAX)
+
+    # -- names and identities --
+
+    def queue_name(self, queue_id: int) -> str | None:
+        """The name of the queue with this id."""
+        served = self._served.get(shard_of_id(queue_id))
+        if served is not None:
+            return served.identity.queue_name(queue_id)
+        queue = self._far_by_id.get(queue_id)
+        return None if queue is None else queue.name
+
+    def channel_name(self, queue_id: int, channel_id: int) -> str | None:
+        """The name of a channel by the ids in a receipt."""
+        served = self._served.get(shard_of_id(queue_id))
+        if served is not None:
+            return served.identity.channel_name(queue_id, channel_id)
+        queue = self._far_by_id.get(queue_id)
+        if queue is None:
+            return None
+        return next((name for name, channel in queue.channels.items() if channel.id == channel_id), None)
+
+    def message_id(self, queue_id: int, sequence: int) -> str:
+        """The identity of a message, in the shape of a UUID."""
+        return message_id(self.meta.realm, queue_id, sequence)
+
+    def receipt_key(self, queue_id: int) -> bytes:
+        """What the receipts of a queue are sealed with."""
+        key = self._receipt_keys.get(queue_id)
+        if key is None:
+            key = receipt_key(self.meta.secret, queue_id)
+            _remember(self._receipt_keys, queue_id, key, _KEYS_MAX)
+        return key
+
+    def receipt(self, queue_id: int, channel_id: int, sequence: int, attempt: int) -> str:
+        """What a receiver holds to settle a message later."""
+        return Receipt(queue_id, channel_id, sequence, attempt).seal(self.receipt_key(queue_id))
+
+    def open_receipt(self, text: str) -> Receipt:
+        """Read a receipt; `ForgedReceipt` if this cluster has not made it."""
+        return Receipt.open(text, self.receipt_key)
+
+    def held(self, subscription: int) -> int:
+        """How many messages the session of a subscription holds, as far as this node can tell."""
+        return int(self.holdings.held(subscription))
+
+
+class Queues(Mapping[str, QueueFace]):
+    """Queues by name: any that is known can be got; those of this node are listed."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A queue that is known to be there."""
+        found = self._catalog.find(name)
+        return default if found is None else found
+
+    def __getitem__(self, name: str) -> QueueFace:
+        found = self._catalog.find(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._catalog.find(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return self._catalog.local_names()
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._catalog.local_names())
+
+
+def _remember(memory: dict[_Key, _Value], key: _Key, value: _Value, limit: int) -> None:
+    """Keep the newest; the oldest goes."""
+    memory.pop(key, None)
+    if len(memory) >= limit:
+        del memory[next(iter(memory))]
+    memory[key] = value

@@ -1,0 +1,366 @@
+"""Subscriptions of a router: one for the client, and one in each shard that has a partition of the queue.
+
+A subscription whose shard moves is made again at the new owner, with the credit that it has left; the client does not
+hear of it.
+
+Several partitions share the credit: the shares never add up to more than was given. When there is less than one for
+each, the shares go round: a share is taken back, and given to the next partition when nothing is in flight for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from penstock.cluster.base import LinkBroken, ShardMoved
+from penstock.cluster.placement import home_of
+from penstock.cluster.routed import Routed
+from penstock.core.commands import (
+    AddCredit,
+    CancelWait,
+    Delivery,
+    SetCredit,
+    Subscribe,
+    Subscribed,
+)
+from penstock.core.errors import InvalidRequest, PenstockError, SessionNotFound
+from penstock.server.shard import ShardClosed, Ticket
+
+if TYPE_CHECKING:
+    from penstock.cluster.router import Router
+
+ROUND_S = 0.1
+"""How often shares go round while there are fewer than partitions."""
+_MOVED = (ShardMoved, ShardClosed, LinkBroken)
+
+
+def shares(credit: int, parts: int, start: int = 0) -> list[int]:
+    """Credit in as even shares as possible; what is left over goes to those from `start` on.
+
+    >>> shares(8, 3), shares(2, 3, start=2)
+    ([3, 3, 2], [1, 0, 1])
+    """
+    even, rest = divmod(credit, parts)
+    return [even + ((index - start) % parts < rest) for index in range(parts)]
+
+
+class Part:
+    """A subscription in one shard: its ticket there."""
+
+    __slots__ = ("credit", "delivered_s", "deliveries", "held", "number", "shard", "subscription")
+
+    def __init__(self, subscription: Subscription, shard: int, credit: int) -> None:
+        self.subscription = subscription
+        self.shard = shard
+        self.credit = credit
+        """How many more it may push, or how many it may hold."""
+        self.number = 0
+        """0 while there is none."""
+        self.held = 0
+        """Several partitions, credit by what is in flight: how many it has handed out that are not settled."""
+        self.delivered_s = 0.0
+        self.deliveries: list[Delivery] = []
+
+    def take(self, delivery: Delivery) -> None:
+        """Keep a delivery until it may leave."""
+        self.deliveries.append(delivery)
+
+    def settle(self) -> None:
+        """Everything taken may leave."""
+        deliveries, self.deliveries = self.deliveries, []
+        self.subscription.pass_on(self, deliveries)
+
+
+class Subscription:
+    """What a client has subscribed to."""
+
+    def __init__(self, owner: Subscriptions, number: int, command: Subscribe) -> None:
+        self._owner = owner
+        self.number = number
+        self.queue = command.queue
+        self.channel = command.channel
+        self.lease_ms = command.lease_ms
+        self.session = command.session
+        self.ticket: Ticket = command.ticket
+        self.in_flight = command.in_flight
+        self.credit = command.credit
+        self.room_bytes = command.room_bytes
+        self.channel_id: int | None = None
+        """Of a queue with several partitions: the channel's number in the first one."""
+        self.parts: list[Part] = []
+        self.is_over = False
+        self.turn = 0
+        self.rotation: asyncio.TimerHandle | None = None
+
+    def command(self, part: Part) -> Subscribe:
+        """What subscribes in one shard."""
+        return Subscribe(
+            queue=self.queue,
+            channel=self.channel,
+            credit=part.credit,
+            lease_ms=self.lease_ms,
+            session=self.session,
+            ticket=part,
+            in_flight=self.in_flight,
+            room_bytes=self.room_bytes,
+        )
+
+    def pass_on(self, part: Part, deliveries: list[Delivery]) -> None:
+        """Deliveries of one part, to the client."""
+        for delivery in deliveries:
+            error = delivery.error
+            if self.is_over:
+                if error is None:
+                    self._owner.give_back(delivery)
+            elif isinstance(error, _MOVED):
+                self._owner.lost(self, part)
+            elif error is not None:
+                self._owner.end(self)
+                self.ticket.take(delivery)
+            else:
+                self._count(part, delivery)
+                self.ticket.take(delivery)
+        self.ticket.settle()
+
+    def _count(self, part: Part, delivery: Delivery) -> None:
+        count = delivery.count
+        if not self.in_flight:
+            part.credit -= count
+            self.credit -= count
+        if self.channel_id is not None:
+            delivery.channel_id = self.channel_id
+            part.held += count
+            part.delivered_s = self._owner.time_s()
+
+
+class Subscriptions:
+    """All subscriptions of a router."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._loop = asyncio.get_running_loop()
+        self._next = 1
+        self._subscriptions: dict[int, Subscription] = {}
+        self._by_ticket: dict[Any, Subscription] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def time_s(self) -> float:
+        """The loop's time."""
+        return self._loop.time()
+
+    def held(self, number: int) -> int:
+        """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""
+        subscription = self._subscriptions.get(number)
+        if subscription is None:
+            return 0
+        held = 0
+        for part in subscription.parts:
+            served = self._router.served.get(part.shard)
+            held += part.held if served is None else served.identity.held(part.number)
+        return held
+
+    # -- commands --
+
+    def subscribe(self, call: Routed, *, is_split: bool) -> None:
+        """Take a `Subscribe` to where its queue is."""
+        assert isinstance(call.command, Subscribe)
+        self._router.run(call, self._subscribe(call.command, is_split))
+
+    async def _subscribe(self, command: Subscribe, is_split: bool) -> Subscribed:
+        if command.credit < 0:
+            raise InvalidRequest(f"credit is {command.credit}: it must not be negative")
+        subscription = Subscription(self, self._next, command)
+        self._next += 1
+        shards = [home_of(command.queue, self._router.shards)]
+        if is_split:
+            split = await self._router.spread.channel_of(command.queue, command.channel)
+            shards, subscription.channel_id = split.shards, split.channels.get(command.channel, 0)
+        given = shares(command.credit, len(shards))
+        subscription.parts = [Part(subscription, shard, share) for shard, share in zip(shards, given, strict=True)]
+        self._by_ticket[command.ticket] = self._subscriptions[subscription.number] = subscription
+        try:
+            await asyncio.gather(*(self._subscribe_part(subscription, part) for part in subscription.parts))
+        except BaseException:
+            self.end(subscription)
+            raise
+        self._mind_rotation(subscription)
+        return Subscribed(subscription.number)
+
+    async def _subscribe_part(self, subscription: Subscription, part: Part) -> None:
+        given = part.credit
+        reply: Subscribed = await self._router.ask(part.shard, subscription.command(part))
+        part.number = reply.subscription
+        if subscription.is_over:
+            await self._router.ask(part.shard, CancelWait(ticket=part))
+        elif part.credit != given and subscription.in_flight:  # it was set meanwhile
+            await self._router.ask(part.shard, SetCredit(subscription=part.number, credit=part.credit))
+
+    def start(self, call: Routed) -> None:
+        """Take `SetCredit`, `AddCredit` or `CancelWait` to where the subscription is."""
+        command = call.command
+        if isinstance(command, CancelWait):
+            self._router.run(call, self._cancel(command))
+            return
+        assert isinstance(command, SetCredit | AddCredit)
+        subscription = self._subscriptions.get(command.subscription)
+        if subscription is None:
+            gone = SessionNotFound(f"subscription {command.subscription} has ended, or never was: subscribe again")
+            self._router.fail_soon(call, gone)
+        elif len(subscription.parts) == 1 and subscription.parts[0].number:
+            self._credit_one(call, command, subscription)
+        else:
+            self._router.run(call, self._credit(command, subscription))
+
+    def _credit_one(self, call: Routed, command: SetCredit | AddCredit, subscription: Subscription) -> None:
+        part = subscription.parts[0]
+        self._count_credit(command, subscription)
+        part.credit = subscription.credit
+        call.session = subscription.number
+        command.subscription = part.number
+        self._router.dispatch(call, part.shard)
+
+    @staticmethod
+    def _count_credit(command: SetCredit | AddCredit, subscription: Subscription) -> None:
+        credit = command.credit
+        if credit is not None and credit >= 0:
+            subscription.credit = credit if isinstance(command, SetCredit) else subscription.credit + credit
+        if isinstance(command, SetCredit) and command.room_bytes is not None:
+            subscription.room_bytes = command.room_bytes
+
+    def is_moving(self, call: Routed) -> bool:
+        """Whether credit was refused because the subscription is on its way to another shard's owner: it goes along."""
+        return isinstance(call.command, SetCredit | AddCredit) and call.session in self._subscriptions
+
+    async def _credit(self, command: SetCredit | AddCredit, subscription: Subscription) -> None:
+        """Credit for several partitions, or for one that is not subscribed to yet."""
+        if command.credit is not None and command.credit < 0:
+            raise InvalidRequest(f"credit is {command.credit}: it must not be negative")
+        self._count_credit(command, subscription)
+        await self._share_out(subscription)
+        self._mind_rotation(subscription)
+
+    async def _share_out(self, subscription: Subscription) -> None:
+        """Take back first, then give: so that it is never more than there is."""
+        parts = subscription.parts
+        wanted = shares(max(0, subscription.credit), len(parts), subscription.turn)
+        less = [(part, share) for part, share in zip(parts, wanted, strict=True) if share < part.credit]
+        more = [(part, share) for part, share in zip(parts, wanted, strict=True) if share >= part.credit]
+        for part, share in less:
+            part.credit = share
+        await asyncio.gather(*(self._set(subscription, part) for part, _ in less))
+        free = self._free(subscription)
+        for part, share in more:
+            add = min(share - part.credit, free) if subscription.in_flight else share - part.credit
+            part.credit += max(0, add)
+            free -= max(0, add)
+        await asyncio.gather(*(self._set(subscription, part) for part, _ in more))
+
+    def _free(self, subscription: Subscription) -> int:
+        """How much credit is neither given to a part, nor in flight beyond what its part may hold."""
+        used = sum(max(part.credit, self._held(subscription, part)) for part in subscription.parts)
+        return max(0, subscription.credit - used)
+
+    def _held(self, subscription: Subscription, part: Part) -> int:
+        """What is in flight: by the shard, if it is here; else as counted, until all leases have run out."""
+        served = self._router.served.get(part.shard)
+        if served is not None:
+            return served.identity.held(part.number)
+        lease_s = 43_200.0 if subscription.lease_ms is None else subscription.lease_ms / 1_000 + 1
+        if part.held and self.time_s() > part.delivered_s + lease_s:
+            part.held = 0
+        return part.held
+
+    async def _set(self, subscription: Subscription, part: Part) -> None:
+        if not part.number or subscription.is_over:
+            return
+        command = SetCredit(subscription=part.number, credit=part.credit, room_bytes=subscription.room_bytes)
+        try:
+            await self._router.ask(part.shard, command)
+        except SessionNotFound:
+            if not subscription.is_over and part.number:
+                raise
+
+    def settled(self, session: int, shard: int, count: int) -> None:
+        """Messages that a session held in a shard were settled."""
+        for subscription in self._subscriptions.values():
+            if subscription.session == session and subscription.channel_id is not None:
+                for part in subscription.parts:
+                    if part.shard == shard:
+                        part.held = max(0, part.held - count)
+
+    def _mind_rotation(self, subscription: Subscription) -> None:
+        """Let the shares go round while there are not enough for all, but some."""
+        if subscription.rotation is not None or subscription.is_over or len(subscription.parts) == 1:
+            return
+        if subscription.credit > 0 and any(not part.credit for part in subscription.parts):
+            subscription.rotation = self._loop.call_later(ROUND_S, self._rotate, subscription)
+
+    def _rotate(self, subscription: Subscription) -> None:
+        subscription.rotation = None
+        if not subscription.is_over:
+            subscription.turn = (subscription.turn + 1) % len(subscription.parts)
+            self._spawn(self._rotated(subscription))
+
+    async def _rotated(self, subscription: Subscription) -> None:
+        try:
+            await self._share_out(subscription)
+        except PenstockError:
+            pass  # a part is on its way elsewhere
+        finally:
+            self._mind_rotation(subscription)
+
+    async def _cancel(self, command: CancelWait) -> None:
+        subscription = self._by_ticket.get(command.ticket)
+        if subscription is None:
+            return
+        parts = [part for part in subscription.parts if part.number]
+        self._forget(subscription)
+        await asyncio.gather(*(self._router.ask(part.shard, CancelWait(ticket=part)) for part in parts))
+
+    # -- what happens to them --
+
+    def lost(self, subscription: Subscription, part: Part) -> None:
+        """A part's shard has moved: subscribe at its new owner."""
+        part.number = part.held = 0
+        self._spawn(self._again(subscription, part))
+
+    async def _again(self, subscription: Subscription, part: Part) -> None:
+        try:
+            await self._subscribe_part(subscription, part)
+        except PenstockError as error:
+            if not subscription.is_over:
+                self.end(subscription)
+                delivery = Delivery(subscription.queue, 0, subscription.channel, 0, 0, 0, error=error)
+                subscription.ticket.take(delivery)
+                subscription.ticket.settle()
+
+    def end(self, subscription: Subscription) -> None:
+        """It is over, everywhere."""
+        if subscription.is_over:
+            return
+        self._forget(subscription)
+        for part in subscription.parts:
+            if part.number:
+                self._spawn(self._cancel_part(part))
+
+    async def _cancel_part(self, part: Part) -> None:
+        with contextlib.suppress(PenstockError):  # it is gone with its shard
+            await self._router.ask(part.shard, CancelWait(ticket=part))
+
+    def _forget(self, subscription: Subscription) -> None:
+        subscription.is_over = True
+        self._subscriptions.pop(subscription.number, None)
+        if self._by_ticket.get(subscription.ticket) is subscription:
+            del self._by_ticket[subscription.ticket]
+        if subscription.rotation is not None:
+            subscription.rotation.cancel()
+
+    def give_back(self, delivery: Delivery) -> None:
+        """A delivery that nobody takes any more."""
+        self._router.give_back(delivery)
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
