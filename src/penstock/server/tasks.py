@@ -186,11 +186,13 @@ class AsyncShard:
             self._timer.cancel()
         for ticket in self.shard.dismiss(moved):
             ticket.settle()
-        try:
+        if self._committer is None:
             self.shard.close()
+            return
+        try:
+            await self._loop.run_in_executor(self._committer, self.shard.close)
         finally:
-            if self._committer is not None:
-                self._committer.shutdown()
+            self._committer.shutdown()
 
     async def _until_idle(self) -> None:
         while self._busy:

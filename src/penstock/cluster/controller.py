@@ -1,0 +1,209 @@
+"""The controller: the node that decides who shall own which shard. Runs in the thread of its `Membership`.
+
+A node is the controller while the group of nodes assigns it the partitions topic's one partition. It sees in the group
+who is alive, and in the ledger everything else; it plans (`plan.py`), and writes what changes in a transaction. All
+controllers share one transactional id: one that was paused, and goes on after another has taken over, is fenced, and
+steps down. The first thing that a controller writes is its own name; when it reads that, it has read whatever former
+controllers had decided, and plans from there.
+
+Nothing here is needed for safety: if two controllers decided differently, shards would be fenced back and forth, and
+no message would be handed out twice because of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Mapping
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from penstock.cluster.ledger import ClusterRecord, ControllerRecord, Ledger, Record, ServingRecord, ShardRecord, encode
+from penstock.cluster.plan import Member, ShardLoad, plan
+from penstock.store.journal.kafka_options import KafkaOptions
+
+ENTROPY_BYTES = 64
+ASK_S = 10.0
+"""How long Kafka may take to say who is alive, or to take a decision."""
+SEEN_S_MAX = 10.0
+"""How long a decision may take to be read again, before it is made once more."""
+LOOKS_PER_SESSION = 6
+_FENCED = frozenset(
+    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError._STATE}
+)
+
+log = logging.getLogger("penstock.cluster")
+
+
+class Controller:
+    """`turn` is called again and again by the thread that reads the ledger."""
+
+    def __init__(
+        self, options: KafkaOptions, node: str, ledger: Ledger, session_timeout_s: float, cool_down_s: float
+    ) -> None:
+        self._options = options
+        self._node = node
+        self._ledger = ledger
+        self._look_s = session_timeout_s / LOOKS_PER_SESSION
+        self._transaction_s = max(session_timeout_s, 1.0)
+        self._cool_down_s = cool_down_s
+        self._is_up = False
+        self._producer: Producer | None = None
+        self._admin: AdminClient | None = None
+        self._nonce = ""
+        self._next_look_s = 0.0
+        self._moved_s: dict[int, float] = {}
+        self._written: dict[int, int] = {}
+        """Epochs that were written, and not read yet."""
+        self._written_s = 0.0
+
+    def step_up(self) -> None:
+        """The group has made this node the controller."""
+        log.info("node %s is the controller", self._node)
+        self._is_up = True
+        self._next_look_s = 0.0
+
+    def step_down(self) -> None:
+        """Another node is the controller now, or nobody is."""
+        if self._is_up:
+            log.info("node %s is not the controller any more", self._node)
+        self._is_up = False
+        self._drop_producer()
+
+    def turn(self) -> None:
+        """Do what is due."""
+        now_s = time.monotonic()
+        if not self._is_up or now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + self._look_s
+        try:
+            if self._producer is None:
+                self._take_over(now_s)
+            elif self._has_read_everything(now_s):
+                self._decide(now_s)
+        except KafkaException as error:
+            self._failed(error.args[0])
+
+    # -- taking over --
+
+    def _take_over(self, now_s: float) -> None:
+        producer = Producer(
+            {
+                **self._options.client_properties(),
+                "client.id": self._node,
+                "transactional.id": f"{self._options.cluster}-controller",
+                "transaction.timeout.ms": round(self._transaction_s * 1_000),
+                "acks": "all",
+                "linger.ms": 0,
+                "logger": log,
+            }
+        )
+        producer.init_transactions(ASK_S)
+        self._producer = producer
+        self._nonce = uuid.uuid4().hex
+        self._written.clear()
+        self._moved_s = dict.fromkeys(self._ledger.shards, now_s)
+        self._write({"controller": ControllerRecord(node=self._node, nonce=self._nonce)})
+        self._next_look_s = 0.0
+
+    def _has_read_everything(self, now_s: float) -> bool:
+        """Whether the ledger has what this controller has written, and so whatever was written before."""
+        if self._ledger.controller is None or self._ledger.controller.nonce != self._nonce:
+            self._next_look_s = 0.0
+            return False
+        unread = {
+            shard: epoch
+            for shard, epoch in self._written.items()
+            if shard not in self._ledger.shards or self._ledger.shards[shard].epoch < epoch
+        }
+        self._written = unread if now_s - self._written_s < SEEN_S_MAX else {}
+        return not self._written
+
+    # -- deciding --
+
+    def _decide(self, now_s: float) -> None:
+        if self._ledger.cluster is None:
+            self._found()
+            return
+        alive = self._alive()
+        members = [Member(name, self._ledger.is_draining(name)) for name in alive]
+        shards = [self._shard_load(number) for number in range(self._ledger.cluster.shards)]
+        wishes = {number: wish.node for number, wish in self._ledger.wishes.items()}
+        moves = plan(members, shards, wishes, now_s, self._cool_down_s)
+        records = self._unserved(alive) | self._decisions(moves, alive)
+        if records:
+            self._write(records)
+            self._moved_s.update(dict.fromkeys(moves, now_s))
+            log.info("shards get new owners: %s", ", ".join(f"{number}: {name}" for number, name in moves.items()))
+
+    def _found(self) -> None:
+        """The cluster begins here."""
+        record = ClusterRecord(
+            identity=uuid.uuid4().hex, shards=self._options.shards, entropy=os.urandom(ENTROPY_BYTES)
+        )
+        self._write({"cluster": record})
+        self._next_look_s = time.monotonic() + self._look_s
+
+    def _alive(self) -> list[str]:
+        """The nodes in the group that have said where they are, and do not leave."""
+        self._admin = self._admin or AdminClient(self._options.client_properties())
+        group = f"{self._options.prefix}.nodes"
+        described = self._admin.describe_consumer_groups([group], request_timeout=ASK_S)[group].result(ASK_S)
+        names = {member.client_id for member in described.members}
+        nodes = self._ledger.nodes
+        return sorted(name for name in names if name in nodes and nodes[name].state != "gone")
+
+    def _shard_load(self, number: int) -> ShardLoad:
+        load = self._ledger.load_of(number)
+        return ShardLoad(
+            number,
+            self._ledger.owner_of(number),
+            self._ledger.is_settled(number),
+            load.rate,
+            load.backlog,
+            self._moved_s.get(number, float("-inf")),
+        )
+
+    def _unserved(self, alive: list[str]) -> dict[str, Record]:
+        """Nobody serves the shards of a node that is not alive: who asks for them had better wait."""
+        return {
+            f"serving/{number}": ServingRecord(node="", epoch=serving.epoch)
+            for number, serving in self._ledger.serving.items()
+            if serving.node and serving.node not in alive and self._ledger.server_of(number)
+        }
+
+    def _decisions(self, moves: Mapping[int, str], alive: list[str]) -> dict[str, Record]:
+        records: dict[str, Record] = {}
+        for number, owner in moves.items():
+            former, server = self._ledger.shards.get(number), self._ledger.server_of(number)
+            epoch = 1 if former is None else former.epoch + 1
+            records[f"shard/{number}"] = ShardRecord(
+                owner=owner, epoch=epoch, after=server if server in alive and server != owner else ""
+            )
+            self._written[number] = epoch
+        return records
+
+    # -- writing --
+
+    def _write(self, records: Mapping[str, Record]) -> None:
+        assert self._producer is not None
+        self._producer.begin_transaction()
+        for key, record in records.items():
+            self._producer.produce(self._options.partitions_topic, key=key.encode(), value=encode(record))
+        self._producer.commit_transaction(ASK_S)
+        self._written_s = time.monotonic()
+
+    def _failed(self, error: KafkaError) -> None:
+        """Whatever it was, the producer is not used again: what it wrote is either there, or was given up."""
+        if error.code() in _FENCED or error.fatal():
+            log.warning("the controller was fenced, or has failed: %s", error)
+        else:
+            log.warning("a decision could not be written: %s", error)
+        self._written.clear()
+        self._drop_producer()
+
+    def _drop_producer(self) -> None:
+        self._producer = None
