@@ -5,19 +5,25 @@ What tests look at past the front ends, they look at through the functions here,
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from penstock.cluster.base import ClusterMap, NodeAddress, Place
+from penstock.cluster.base import ClusterMap, NodeAddress
 from penstock.cluster.host import ShardHost
-from penstock.cluster.router import Router
+from penstock.cluster.router import PATIENCE_S, Router
 from penstock.core.broker import Broker
 from penstock.server.clock import Clock
-from penstock.server.shard import Shard
+from penstock.server.node import MEMORY, Node
+from penstock.server.shard import Shard, Tick
 from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard
 from penstock.store.base import Store
+from penstock.store.embedded import open_store
+from penstock.store.memory import MemoryStore
 
 SHARDS = int(os.environ.get("PENSTOCK_TEST_SHARDS", "1"))
 ENTROPY = bytes(range(64))
@@ -44,8 +50,26 @@ class FixedMaps:
             listener(self._map)
 
 
-def nowhere(name: str) -> Place:
-    raise AssertionError(f"there is no node {name!r} here")
+class FarHost(ShardHost):
+    """The shards of another node, without a network between."""
+
+
+class WatchedRouter(Router):
+    """A router, with what tests look at past it."""
+
+    far: FarHost
+
+    def everywhere(self) -> list[AsyncShard]:
+        """Every shard in its order, here or there."""
+        both = {**self.served, **self.far.served}
+        return [both[number] for number in sorted(both)]
+
+    async def tick(self) -> None:
+        await asyncio.gather(*(served.call(Tick()) for served in self.everywhere()))
+
+    async def close(self) -> None:
+        await super().close()
+        await self.far.close()
 
 
 def open_shards(
@@ -55,24 +79,34 @@ def open_shards(
     if shards == 1:
         shard = Shard(lambda: open_store(0), clock, lambda: ENTROPY)
         return AsyncShard(shard, commit_in_thread=commit_in_thread)
-    return open_router(open_store, clock, shards, commit_in_thread=commit_in_thread)
+    return open_router(open_store, clock, shards, near=[0], commit_in_thread=commit_in_thread)
 
 
 def open_router(
-    open_store: Callable[[int], Store], clock: Clock, shards: int = 3, *, commit_in_thread: bool = False
-) -> Router:
-    """Several shards of this process, behind a router."""
-    host = ShardHost()
+    open_store: Callable[[int], Store],
+    clock: Clock,
+    shards: int = 3,
+    *,
+    near: Collection[int] | None = None,
+    commit_in_thread: bool = False,
+    patience_s: float = PATIENCE_S,
+) -> WatchedRouter:
+    """Several shards behind a router: those in `near` (all) here, the others there."""
+    host, far = ShardHost(), FarHost()
     for number in range(shards):
-        shard = Shard(lambda number=number: open_store(number), clock, lambda: ENTROPY, number, shards)  # type: ignore[misc]
-        host.add(number, AsyncShard(shard, commit_in_thread=commit_in_thread))
-    return Router(host, nowhere, FixedMaps(("here",) * shards), shards, ENTROPY, clock)
+        shard = Shard(partial(open_store, number), clock, lambda: ENTROPY, number, shards)
+        here = near is None or number in near
+        (host if here else far).add(number, AsyncShard(shard, commit_in_thread=commit_in_thread))
+    owners = tuple("here" if number in host.served else "there" for number in range(shards))
+    router = WatchedRouter(host, lambda _: far, FixedMaps(owners), shards, ENTROPY, clock, patience_s=patience_s)
+    router.far = far
+    return router
 
 
 def brokers(shards: Any) -> list[Broker]:
     """The brokers behind."""
-    if isinstance(shards, Router):
-        return [served.identity for served in shards.served.values()]
+    if isinstance(shards, WatchedRouter):
+        return [served.identity for served in shards.everywhere()]
     return [shards.identity]
 
 
@@ -80,3 +114,29 @@ def waiting(shards: Any, queue: str, channel: str = "main") -> int:
     """How many receives wait for messages of a queue."""
     found = [broker.queues[queue] for broker in brokers(shards) if queue in broker.queues]
     return max(len(each.channels[channel].line) for each in found)
+
+
+def stores_in(directory: Path) -> Callable[[int], Store]:
+    """A directory for each shard, within one."""
+    if SHARDS == 1:
+        return lambda _: open_store(directory)
+    return lambda number: open_store(directory / f"shard-{number}")
+
+
+class ShardedNode(Node):
+    """A node with as many shards as the environment says."""
+
+    async def _open_shards(self) -> Shards:
+        if SHARDS == 1:
+            return await super()._open_shards()
+        data = self._settings.server.data
+        memories: dict[int, Store] = {}
+        stores = stores_in(Path(data))
+        shards = open_shards(
+            (lambda number: memories.setdefault(number, MemoryStore())) if data == MEMORY else stores,
+            self._clock,
+            commit_in_thread=self._settings.server.commit_in_thread,
+        )
+        assert isinstance(shards, WatchedRouter)
+        self._recording = [served.shard for served in shards.everywhere()]
+        return shards

@@ -16,17 +16,18 @@ from penstock.core.commands import Command
 from penstock.protocols.nsq.http_front_end import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.nsq.topics import Topics
-from penstock.server.node import Node, Ready
+from penstock.server.node import Ready
 from penstock.server.settings import Settings, parse
 from tests.nsq.wire import Connection
 from tests.protocols.lookup.serving import HOST, PATIENCE_S, ask
+from tests.shards import ShardedNode
 
 
 class RunningNode:
     """Starts in its own thread and loop; everything else is called from the test's thread."""
 
     def __init__(self, settings: Settings) -> None:
-        self._node = Node(settings, [NsqFrontEnd(0), NsqHttpFrontEnd(0)], "test")
+        self._node = ShardedNode(settings, [NsqFrontEnd(0), NsqHttpFrontEnd(0)], "test")
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._started: Future[Ready] = Future()

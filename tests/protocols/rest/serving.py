@@ -18,10 +18,11 @@ import pytest
 from penstock import __version__
 from penstock.core.commands import Command
 from penstock.protocols.rest.server import RestFrontEnd
-from penstock.server.node import Node, Services
+from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMaps
 from penstock.server.settings import Settings, parse
 from tests.protocols.sqs.serving import SteppingClock
+from tests.shards import ShardedNode, waiting
 
 PATIENCE_S = 20.0
 
@@ -65,7 +66,7 @@ class Server:
     async def _serve(self) -> None:
         front = _Front(0, __version__)
         front.maps = self._maps
-        self.node = Node(self.settings, [front], __version__, clock=self.clock)
+        self.node = ShardedNode(self.settings, [front], __version__, clock=self.clock)
         async with self.node as ready:
             self._started.set_result(ready.listening["http"].url)
             await self._stopping.wait()
@@ -97,8 +98,7 @@ class Server:
 
     def waiting(self, queue: str, channel: str = "main") -> int:
         """How many receives wait for messages of a queue."""
-        broker = self.node.services.shard.shard.broker
-        return int(self.do(lambda: len(broker.queues[queue].channels[channel].line)))
+        return int(self.do(lambda: waiting(self.node.services.shard, queue, channel)))
 
     def stop(self) -> None:
         if not self._thread.is_alive():

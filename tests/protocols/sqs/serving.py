@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,9 +18,7 @@ from penstock.protocols.sqs.server import SqsFrontEnd
 from penstock.server.auth import Credentials
 from penstock.server.clock import SystemClock
 from penstock.server.settings import SqsSettings
-from penstock.server.shard import Shard
-from penstock.server.tasks import AsyncShard
-from penstock.store.embedded import open_store
+from tests.shards import open_shards, stores_in, waiting
 
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
@@ -80,8 +77,8 @@ class Server:
         self._loop.close()
 
     async def _start(self) -> None:
-        shard = Shard(lambda: open_store(self._directory), self.clock, lambda: os.urandom(64))
-        self.shard = AsyncShard(shard, commit_in_thread=self._commit_in_thread)
+        stores = stores_in(self._directory)
+        self.shard = open_shards(stores, self.clock, commit_in_thread=self._commit_in_thread)
         self.front_end = SqsFrontEnd(self.shard, self._settings, self._credentials)
         self.http = HttpServer(self.front_end.handle, self._limits)
         self.port = await self.http.start("127.0.0.1", self.port)
@@ -109,7 +106,7 @@ class Server:
 
     def waiting(self, queue: str) -> int:
         """How many receives wait for messages of a queue."""
-        return int(self.do(lambda: len(self.shard.shard.broker.queues[queue].channels["main"].line)))
+        return int(self.do(lambda: waiting(self.shard, queue)))
 
     def stop(self) -> None:
         async def stop() -> None:
