@@ -28,12 +28,21 @@ _STEPS_MAX = 100_000
 class Desk:
     """A broker, its store and a clock that only moves when told to."""
 
-    def __init__(self, store: MemoryStore | None = None, *, now_ms: int = START_MS, checks: bool = True) -> None:
+    def __init__(
+        self,
+        store: MemoryStore | None = None,
+        *,
+        now_ms: int = START_MS,
+        checks: bool = True,
+        shard: int = 0,
+        shards: int = 1,
+    ) -> None:
         self.store = MemoryStore() if store is None else store
         self.now_ms = now_ms
         self.checks = checks
         self.woken: dict[Any, list[c.Delivery]] = {}
-        self.broker = Broker.open(self.store, now_ms, _ENTROPY)
+        self.place = (shard, shards)
+        self.broker = Broker.open(self.store, now_ms, _ENTROPY, *self.place)
         self.commit()
 
     # -- steps --
@@ -70,7 +79,7 @@ class Desk:
 
     def opened_anew(self) -> Broker:
         """Another broker on the same store, which is not written to."""
-        return Broker.open(self.store, self.now_ms, b"")
+        return Broker.open(self.store, self.now_ms, b"", *self.place)
 
     def reopen(self, after_ms: int = 0) -> None:
         """Stop and start again; what was not committed is lost, as in a crash."""

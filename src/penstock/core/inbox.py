@@ -18,7 +18,10 @@ No entry may hold up those behind it, and none may be lost. So a batch is never 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from penstock.core import keys
 from penstock.core.chunk import Chunk, PackedBodies, Section
@@ -70,7 +73,8 @@ def take(broker: Broker, command: TakeOutbox) -> Taken:
         if isinstance(entry.effect, ForwardedAcks):
             taken.stale += sum(broker.ack_late(ack) for ack in entry.effect.acks)
         elif messages is not None:
-            taken.refused += _take_messages(broker, _Letter(command.source, entry.number, entry.effect, messages))
+            sequence = entry.number * CHUNK_MESSAGES_MAX
+            taken.refused += _take_messages(broker, _Letter(command.source, sequence, entry.effect, messages))
     broker.marks.set_outbox(command.source, command.up_to, broker.now_ms, broker.shelf.changes)
     return taken
 
@@ -78,15 +82,22 @@ def take(broker: Broker, command: TakeOutbox) -> Taken:
 class _Letter:
     """Messages that have arrived."""
 
-    __slots__ = ("effect", "messages", "number", "size", "source")
+    __slots__ = ("effect", "messages", "sequence", "size", "source")
 
-    def __init__(self, source: str, number: int, effect: ForwardedMessages, messages: Messages) -> None:
+    def __init__(self, source: str, sequence: int, effect: ForwardedMessages, messages: Messages) -> None:
         self.source = source
-        self.number = number
+        self.sequence = sequence
+        """The first message's number among all that were ever in that outbox for this shard."""
         self.effect = effect
         self.messages = messages
-        assert isinstance(messages.bodies, PackedBodies)
-        self.size = len(messages.bodies.data) + sum(map(len, filter(None, messages.attributes or ())))
+        bodies = messages.bodies
+        size = len(bodies.data) if isinstance(bodies, PackedBodies) else sum(map(len, bodies))
+        self.size = size + sum(map(len, filter(None, messages.attributes or ())))
+
+    def one_by_one(self) -> Iterator[_Letter]:
+        """The messages, each for itself."""
+        for index in range(len(self.messages)):
+            yield _Letter(self.source, self.sequence + index, self.effect, self.messages.only([index]))
 
 
 def _messages(entry: OutboxEntry) -> Messages | None:
@@ -111,8 +122,10 @@ def _take_messages(broker: Broker, letter: _Letter) -> int:
             broker.send_forwarded(_send(letter.effect, letter.messages))
         return 0
     except PenstockError as error:
+        if len(letter.messages) > 1:  # some of them may be taken
+            return sum(_take_messages(broker, each) for each in letter.one_by_one())
         _put_aside(broker, letter, str(error))
-        return len(letter.messages)
+        return 1
 
 
 def _send(effect: ForwardedMessages, messages: Messages) -> Send:
@@ -156,9 +169,9 @@ def _need_groups(name: str, messages: Messages) -> None:
 
 
 def _put_aside(broker: Broker, letter: _Letter, reason: str) -> None:
-    """Messages that their queue did not take go to the one for such, in whatever shard that is."""
+    """A message that its queue did not take goes to the one for such, in whatever shard that is."""
     messages = letter.messages
-    messages.origins = [_origin(broker, letter, index, reason) for index in range(len(messages))]
+    messages.origins = [_origin(broker, letter, reason)]
     config = broker.config_for_moved(QueueConfig(message_bytes_max=MESSAGE_BYTES_CEILING))
     effect = ForwardedMessages(refused_name(letter.effect.queue), True, due_ms=0, config=config)
     shard = broker.shard_of(effect.queue)
@@ -168,26 +181,15 @@ def _put_aside(broker: Broker, letter: _Letter, reason: str) -> None:
         broker.outbox.add_messages(shard, effect, messages, letter.size)
 
 
-def _origin(broker: Broker, letter: _Letter, index: int, reason: str) -> bytes:
+def _origin(broker: Broker, letter: _Letter, reason: str) -> bytes:
     """A message's history with the reason. One that was in no queue so far gets its identity here."""
-    now_ms, sequence = broker.now_ms, letter.number * CHUNK_MESSAGES_MAX + index
-    data = None if letter.messages.origins is None else letter.messages.origins[index]
+    now_ms = broker.now_ms
+    data = None if letter.messages.origins is None else letter.messages.origins[0]
     if data is not None:
         earlier = Origin.decode(data)
         failure = Failure(earlier.sequence, earlier.sequence, earlier.attempts, now_ms, now_ms, "", reason)
-        return Origin(
-            earlier.id,
-            earlier.queue,
-            earlier.channel,
-            earlier.sequence,
-            earlier.sent_ms,
-            earlier.attempts,
-            earlier.priority,
-            [*earlier.failures, failure],
-        ).encode()
-    number = int.from_bytes(
-        hashlib.blake2b(f"{letter.source} {broker.meta.shard}".encode(), digest_size=7).digest(), "big"
-    )
+        return msgspec.structs.replace(earlier, failures=[*earlier.failures, failure]).encode()
+    way = hashlib.blake2b(f"{letter.source} {broker.meta.shard}".encode(), digest_size=7).digest()
     failure = Failure(0, 0, 0, now_ms, now_ms, "", reason)
-    identity = broker.message_id(keys.OUTBOX_QUEUES | number, sequence)
+    identity = broker.message_id(keys.OUTBOX_QUEUES | int.from_bytes(way, "big"), letter.sequence)
     return Origin(identity, letter.effect.queue, MAIN, 0, now_ms, 0, letter.effect.priority, [failure]).encode()

@@ -1,0 +1,660 @@
+"""Effects in other shards: written with their cause, done once, and never in the way of each other."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from penstock.core import commands as c
+from penstock.core import keys
+from penstock.core.chunk import PackedBodies
+from penstock.core.config import QueueConfig
+from penstock.core.errors import InvalidRequest, MarkMoved, MessageTooLarge, QueueNotFound, WorkRefused
+from penstock.core.marks import Marks
+from penstock.core.origin import Origin
+from penstock.core.outbox import Outbox
+from penstock.core.partition import partition_of
+from tests.core.driver import MINUTE_MS, SECOND_MS, Desk, bodies_of, calls_of, spans_of
+
+SHARDS = 3
+
+
+def name_at(shard: int, stem: str = "q", ending: str = "") -> str:
+    """The first name of a queue that lives in a shard."""
+    return next(name for number in count() if partition_of(name := f"{stem}{number}{ending}", SHARDS) == shard)
+
+
+def queue_and_dead_letters(at: int, dead_at: int, stem: str = "q") -> str:
+    """A name in one shard, whose own dead-letter queue is in another."""
+    names = (f"{stem}{number}" for number in count())
+    return next(
+        name for name in names if partition_of(name, SHARDS) == at and partition_of(f"{name}.dead", SHARDS) == dead_at
+    )
+
+
+class Cluster:
+    """Three desks, and a forwarder that is told what to do."""
+
+    def __init__(self) -> None:
+        self.desks = [Desk(shard=shard, shards=SHARDS) for shard in range(SHARDS)]
+
+    def __getitem__(self, shard: int) -> Desk:
+        return self.desks[shard]
+
+    def batch(self, source: int, target: int, after: int | None = None, limit_bytes: int = 1 << 22) -> c.TakeOutbox:
+        desk = self.desks[source]
+        after = desk.broker.outbox.first(target) - 1 if after is None else after
+        entries = desk.do(c.ReadOutbox(target=target, after=after, limit_bytes=limit_bytes))
+        return c.TakeOutbox(
+            source=desk.broker.outbox_name, after=after, up_to=entries[-1].number if entries else after, entries=entries
+        )
+
+    def forward(self, source: int, target: int) -> c.Taken:
+        batch = self.batch(source, target)
+        taken: c.Taken = self.desks[target].do(batch)
+        self.desks[source].do(c.ForgetOutbox(target=target, up_to=taken.number))
+        return taken
+
+    def settle(self) -> list[c.Taken]:
+        """Forward all there is, over as many hops as it takes."""
+        taken = []
+        while waiting := [
+            (source, target) for source in range(SHARDS) for target in self.desks[source].broker.outbox_targets()
+        ]:
+            taken += [self.forward(*pair) for pair in waiting]
+        return taken
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def die(desk: Desk, queue: str, *bodies: bytes, **settings: object) -> None:
+    """Messages of a queue are received and released until they are dead."""
+    if queue not in desk.broker.queues:
+        desk.create(queue, max_receives=1, **settings)
+    desk.send(*bodies, queue=queue)
+    desk.fail(1, queue=queue, error="no good")
+
+
+def origins_of(delivery: c.Delivery) -> list[Origin]:
+    found = [run.chunk.origin(index) for run in delivery.runs for index in range(run.start, run.stop)]
+    return [Origin.decode(data) for data in found if data is not None]
+
+
+# -- dead letters --
+
+
+def test_dead_letters_reach_a_queue_in_another_shard(cluster: Cluster) -> None:
+    name = queue_and_dead_letters(0, 1)
+    die(cluster[0], name, b"a", b"b")
+    assert cluster[0].broker.outbox_targets() == {1: 1}, "one entry for the run"
+    assert f"{name}.dead" not in cluster[0].broker.queues
+    cluster.settle()
+    delivery = cluster[1].receive(10, queue=f"{name}.dead")
+    assert bodies_of(delivery) == [b"a", b"b"]
+    first = origins_of(delivery)[0]
+    assert (first.queue, first.sequence, first.attempts) == (name, 0, 1)
+    assert first.failures[0].error == "no good"
+    assert first.id == cluster[0].broker.message_id(cluster[0].broker.queues[name].id, 0)
+
+
+def test_a_dead_letter_queue_of_this_shard_is_used_here(cluster: Cluster) -> None:
+    die(cluster[0], queue_and_dead_letters(0, 0), b"a")
+    assert not cluster[0].broker.outbox_targets()
+
+
+def test_a_dead_letter_queue_that_is_here_is_used_wherever_its_name_belongs(cluster: Cluster) -> None:
+    name = queue_and_dead_letters(0, 1)
+    cluster[0].create(f"{name}.dead")
+    die(cluster[0], name, b"a")
+    assert cluster[0].stats(f"{name}.dead").messages == 1
+
+
+def test_a_dead_letter_queue_is_created_of_the_kind_and_for_the_sizes_of_its_source(cluster: Cluster) -> None:
+    name = next(
+        name
+        for number in count()
+        if partition_of(name := f"q{number}.fifo", SHARDS) == 0 and partition_of(f"q{number}.dead.fifo", SHARDS) == 1
+    )
+    desk = cluster[0]
+    desk.create(name, kind="fifo", max_receives=1, message_bytes_max=77)
+    desk.send_fifo("g", b"a", b"b", queue=name)
+    desk.fail(1, queue=name)
+    cluster.settle()
+    info = cluster[1].do(c.DescribeQueue(name=name.replace(".fifo", ".dead.fifo")))
+    assert (info.config.kind, info.config.message_bytes_max, info.config.max_receives) == ("fifo", 77, 0)
+
+
+def test_dead_letters_with_dedup_ids_that_were_there_before_are_not_lost(cluster: Cluster) -> None:
+    desk, name = cluster[0], name_at(0, ending=".fifo")
+    dead = name_at(1, "d", ".fifo")
+    cluster[1].create(dead, kind="fifo")
+    desk.create(name, kind="fifo", max_receives=1, dead_letter=dead)
+    for _ in range(2):
+        desk.send_fifo("g", b"same", queue=name)
+        desk.fail(1, queue=name)
+        desk.advance(6 * MINUTE_MS)
+    cluster.settle()
+    assert cluster[1].stats(dead).messages == 2
+
+
+def test_dead_letters_of_one_step_are_one_entry_however_they_fail(cluster: Cluster) -> None:
+    desk, name = cluster[0], queue_and_dead_letters(0, 1)
+    desk.create(name, max_receives=1)
+    desk.send(*(b"%d" % number for number in range(50)), queue=name)
+    deliveries = [desk.receive(1, queue=name) for _ in range(50)]
+    desk.step(*(c.Release(queue=name, spans=spans_of(delivery)) for delivery in deliveries))
+    assert desk.broker.outbox_targets() == {1: 1}
+    cluster.settle()
+    assert bodies_of(cluster[1].receive(100, queue=f"{name}.dead")) == [b"%d" % number for number in range(50)]
+
+
+def test_large_runs_are_cut_into_entries_of_the_size_of_a_chunk(cluster: Cluster) -> None:
+    desk, name = cluster[0], name_at(1)
+    desk.do(
+        c.CommitWork(
+            acks=[],
+            sends=[
+                c.Send(queue=name, bodies=PackedBodies.even(b"12" * 5_000, 2)),
+                c.Send(queue=name, bodies=[b"x" * (1 << 20)] * 5, attributes=[b"a"] * 5),
+            ],
+        )
+    )
+    assert desk.broker.outbox_targets() == {1: 3}
+    cluster[1].create(name, message_bytes_max=1 << 21)
+    cluster.settle()
+    assert cluster[1].stats(name).messages == 5_005
+
+
+def test_entries_are_read_in_pieces(cluster: Cluster) -> None:
+    desk, name = cluster[0], queue_and_dead_letters(0, 1)
+    for number in range(5):
+        die(desk, name, b"%d" % number * 1_000)
+    batch = cluster.batch(0, 1, limit_bytes=3_000)
+    assert [entry.number for entry in batch.entries] == [0, 1]
+    assert len(cluster.batch(0, 1, limit_bytes=1).entries) == 1, "one comes in any case"
+
+
+# -- once --
+
+
+def test_a_batch_that_comes_twice_is_done_once(cluster: Cluster) -> None:
+    name = queue_and_dead_letters(0, 1)
+    die(cluster[0], name, b"a")
+    batch = cluster.batch(0, 1)
+    assert cluster[1].do(batch) == c.Taken(0, True)
+    assert cluster[1].do(batch) == c.Taken(0, False)
+    cluster[1].reopen()
+    assert cluster[1].do(batch) == c.Taken(0, False)
+    assert cluster[1].stats(f"{name}.dead").messages == 1
+
+
+def test_a_batch_out_of_turn_does_nothing_and_is_told_where_the_mark_is(cluster: Cluster) -> None:
+    name = queue_and_dead_letters(0, 1)
+    die(cluster[0], name, b"a")
+    die(cluster[0], name, b"b")
+    assert cluster[1].do(cluster.batch(0, 1, after=0)) == c.Taken(-1, False)
+    first = cluster.batch(0, 1, limit_bytes=1)
+    assert cluster[1].do(first) == c.Taken(0, True)
+    assert cluster[1].do(cluster.batch(0, 1, after=-1)) == c.Taken(0, False), "it overlaps with what was done"
+    assert cluster[1].do(cluster.batch(0, 1, after=0)) == c.Taken(1, True)
+    assert bodies_of(cluster[1].receive(9, queue=f"{name}.dead")) == [b"a", b"b"]
+
+
+def test_what_is_told_of_a_mark_is_committed_first(cluster: Cluster) -> None:
+    die(cluster[0], queue_and_dead_letters(0, 1), b"a")
+    batch = cluster.batch(0, 1)
+    cluster[1].do(batch)
+    broker = cluster[1].broker
+    broker.handle(batch, cluster[1].now_ms)
+    assert broker.must_commit
+
+
+def test_numbers_go_on_after_everything_was_forgotten_and_the_store_opened_again(cluster: Cluster) -> None:
+    name = queue_and_dead_letters(0, 1)
+    die(cluster[0], name, b"a")
+    cluster.settle()
+    assert not cluster[0].store.list_chunks(keys.queue_chunks(keys.OUTBOX_QUEUES | 1), b"", 10), "nothing is left of it"
+    cluster[0].reopen()
+    die(cluster[0], name, b"b")
+    assert [entry.number for entry in cluster.batch(0, 1).entries] == [1]
+    cluster.settle()
+    assert cluster[1].stats(f"{name}.dead").messages == 2
+
+
+def test_a_source_whose_store_is_new_is_another_one(cluster: Cluster) -> None:
+    name = queue_and_dead_letters(0, 1)
+    die(cluster[0], name, b"a")
+    cluster.settle()
+    cluster.desks[0] = Desk(shard=0, shards=SHARDS, now_ms=cluster[0].now_ms + 1)
+    die(cluster[0], name, b"b")
+    assert cluster.forward(0, 1).done
+    assert bodies_of(cluster[1].receive(9, queue=f"{name}.dead")) == [b"a", b"b"]
+
+
+def test_a_target_whose_store_is_new_gets_what_is_left(cluster: Cluster) -> None:
+    name = queue_and_dead_letters(0, 1)
+    die(cluster[0], name, b"a")
+    cluster.settle()
+    cluster.desks[1] = Desk(shard=1, shards=SHARDS)
+    die(cluster[0], name, b"b")
+    taken = cluster[1].do(cluster.batch(0, 1))
+    assert taken == c.Taken(-1, False)
+    assert cluster[1].do(cluster.batch(0, 1, after=-1)) == c.Taken(1, True)
+
+
+def test_marks_of_outboxes_are_never_forgotten_and_are_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.core.marks.NAMES_MAX", 2)
+    desk = Desk(shard=0, shards=2)
+    batch = c.TakeOutbox(source="1 5", after=-1, up_to=7, entries=[])
+    desk.do(batch)
+    for number in range(5):
+        desk.do(c.CommitWork(acks=[], sends=[], mark=(f"m{number}", 1)))
+    desk.reopen()
+    assert desk.do(batch) == c.Taken(7, False)
+    assert desk.do(c.LastMark(name="1 5")) == -1
+
+
+def test_marks_that_are_restored_are_as_they_were() -> None:
+    assert Marks().last_of_outbox("0 0") == -1
+
+
+@pytest.mark.parametrize(("source", "after", "up_to"), [("", -1, 0), ("x" * 65, -1, 0), ("0 0", 3, 3), ("0 0", 3, 2)])
+def test_a_batch_that_makes_no_sense_is_refused(cluster: Cluster, source: str, after: int, up_to: int) -> None:
+    with pytest.raises(InvalidRequest, match="no entries of outbox"):
+        cluster[0].do(c.TakeOutbox(source=source, after=after, up_to=up_to, entries=[]))
+
+
+# -- the signal --
+
+
+def test_whoever_forwards_is_told_of_new_entries_once_and_again_after_opening(cluster: Cluster) -> None:
+    desk = cluster[0]
+    assert desk.broker.take_outbox_targets() == []
+    die(desk, queue_and_dead_letters(0, 1), b"a")
+    die(desk, queue_and_dead_letters(0, 2, "r"), b"b")
+    assert desk.broker.take_outbox_targets() == [1, 2]
+    assert desk.broker.take_outbox_targets() == []
+    desk.reopen()
+    assert desk.broker.take_outbox_targets() == [1, 2]
+    cluster.settle()
+    desk.reopen()
+    assert desk.broker.take_outbox_targets() == []
+
+
+def test_the_age_of_the_oldest_entry_is_known(cluster: Cluster) -> None:
+    desk, name = cluster[0], queue_and_dead_letters(0, 1)
+    outbox: Outbox = desk.broker.outbox
+    die(desk, name, b"a")
+    first_ms = desk.now_ms
+    desk.advance(SECOND_MS)
+    die(desk, name, b"b")
+    assert outbox.oldest_ms(1) == first_ms
+    desk.reopen()
+    assert desk.broker.outbox.oldest_ms(1) == first_ms
+    desk.do(c.ForgetOutbox(target=1, up_to=0))
+    assert desk.broker.outbox.oldest_ms(1) == first_ms + SECOND_MS
+    desk.do(c.ForgetOutbox(target=1, up_to=1))
+    assert desk.broker.outbox.oldest_ms(1) is None
+
+
+def test_forgetting_what_is_not_there_does_nothing(cluster: Cluster) -> None:
+    assert cluster[0].do(c.ForgetOutbox(target=2, up_to=10)) == 0
+    assert cluster[0].do(c.ReadOutbox(target=2, after=-1)) == []
+
+
+# -- redrives --
+
+
+def test_a_redrive_brings_messages_back_to_a_queue_in_another_shard(cluster: Cluster) -> None:
+    name = queue_and_dead_letters(0, 1)
+    die(cluster[0], name, b"a", b"b", b"c")
+    cluster.settle()
+    cluster[1].do(c.StartRedrive(queue=f"{name}.dead"))
+    cluster[1].advance(SECOND_MS)
+    assert cluster[1].broker.outbox_targets() == {0: 1}
+    cluster.settle()
+    assert bodies_of(cluster[0].receive(9, queue=name)) == [b"a", b"b", b"c"]
+    assert cluster[1].stats(f"{name}.dead").messages == 0
+
+
+def test_a_redrive_keeps_the_priority_of_a_message_over_shards(cluster: Cluster) -> None:
+    desk, name = cluster[0], queue_and_dead_letters(0, 1)
+    desk.create(name, max_receives=1)
+    desk.send(b"urgent", queue=name, priority=7)
+    desk.fail(1, queue=name)
+    cluster.settle()
+    cluster[1].do(c.StartRedrive(queue=f"{name}.dead"))
+    cluster[1].advance(SECOND_MS)
+    desk.send(b"usual", queue=name, priority=3)
+    cluster.settle()
+    desk.send(b"more urgent", queue=name, priority=8)
+    order = [bodies_of(desk.receive(1, queue=name))[0] for _ in range(3)]
+    local = Desk()
+    local.create("q")
+    for body, priority in ((b"urgent", 7), (b"usual", 3), (b"more urgent", 8)):
+        local.send(body, priority=priority)
+    assert order == [bodies_of(local.receive(1))[0] for _ in range(3)]
+
+
+def test_moved_messages_go_to_the_partition_of_their_group(cluster: Cluster) -> None:
+    name = name_at(0, "p")
+    config = QueueConfig(partitions=3)
+    info = cluster[0].do(c.CreateQueue(name=name, config=config))
+    for shard in (1, 2):
+        cluster[shard].do(c.CreateQueue(name=name, config=config, part=(shard, info.queue_id)))
+    dead = name_at(1, "d")
+    groups = [f"g{number}" for number in range(12)]
+    cluster[1].create(dead)
+    cluster[1].do(c.Send(queue=dead, bodies=[group.encode() for group in groups] + [b"none"], groups=[*groups, None]))
+    # The redrive starts where a partition is: the messages have to leave it for the others.
+    cluster[1].do(c.StartRedrive(queue=dead, target=name))
+    cluster[1].advance(SECOND_MS)
+    cluster.settle()
+    for shard in range(3):
+        found = bodies_of(cluster[shard].receive(100, queue=name))
+        expected = [group.encode() for group in groups if partition_of(group, 3) == shard]
+        assert sorted(found) == sorted(expected + ([b"none"] if shard == 1 else []))
+
+
+# -- units of work --
+
+
+def test_a_unit_of_work_sends_to_other_shards_when_it_commits(cluster: Cluster) -> None:
+    here, away = name_at(0), name_at(1)
+    cluster[0].create(here)
+    cluster[0].send(b"task", queue=here)
+    taken = cluster[0].receive(queue=here)
+    replies = cluster[0].do(
+        c.CommitWork(
+            acks=[c.Ack(queue=here, spans=spans_of(taken))],
+            sends=[
+                c.Send(queue=away, bodies=[b"one", b"two"], attributes=[b"x", None]),
+                c.Send(queue=here, bodies=[b"next"]),
+            ],
+        )
+    )
+    assert (replies[0].queue_id, replies[0].first, replies[0].count, replies[0].is_on_its_way) == (0, -1, 2, True)
+    assert (replies[1].first, replies[1].is_on_its_way) == (1, False)
+    cluster.settle()
+    delivery = cluster[1].receive(9, queue=away)
+    assert bodies_of(delivery) == [b"one", b"two"]
+    assert delivery.runs[0].chunk.attributes(0) == b"x"
+
+
+def test_a_unit_of_work_that_is_refused_leaves_nothing_in_the_outbox(cluster: Cluster) -> None:
+    here, away = name_at(0), name_at(1)
+    cluster[0].create(here)
+    send = c.Send(queue=away, bodies=[b"x"])
+    with pytest.raises(WorkRefused):
+        cluster[0].do(c.CommitWork(acks=[c.Ack(queue=here, spans=[c.Span(0, 0, 1)])], sends=[send]))
+    with pytest.raises(InvalidRequest):
+        cluster[0].do(c.CommitWork(acks=[], sends=[send, c.Send(queue=name_at(2), bodies=[b"x"], priority=99)]))
+    assert cluster[0].do(c.CommitWork(acks=[], sends=[send], check_only=True)) == []
+    assert not cluster[0].broker.outbox_targets()
+
+
+def test_a_delay_counts_from_the_commit_and_not_from_the_arrival(cluster: Cluster) -> None:
+    away = name_at(1)
+    cluster[0].do(c.CommitWork(acks=[], sends=[c.Send(queue=away, bodies=[b"x"], delay_ms=10 * SECOND_MS)]))
+    cluster[1].advance(4 * SECOND_MS)
+    cluster.settle()
+    cluster[1].advance(5 * SECOND_MS)
+    assert cluster[1].receive(queue=away).count == 0
+    cluster[1].advance(1 * SECOND_MS)
+    assert cluster[1].receive(queue=away).count == 1
+
+
+def test_sends_without_a_delay_get_that_of_their_queue(cluster: Cluster) -> None:
+    away = name_at(1)
+    cluster[1].create(away, delay_ms=10 * SECOND_MS)
+    cluster[0].do(c.CommitWork(acks=[], sends=[c.Send(queue=away, bodies=[b"x"])]))
+    cluster.settle()
+    assert cluster[1].receive(queue=away).count == 0
+    cluster[1].advance(10 * SECOND_MS)
+    assert cluster[1].receive(queue=away).count == 1
+
+
+def test_dedup_of_a_fifo_queue_works_over_shards(cluster: Cluster) -> None:
+    away = name_at(1, ending=".fifo")
+    cluster[1].create(away, kind="fifo", throughput_per_second=1)
+    send = c.Send(queue=away, bodies=[b"x"], groups=["g"], dedup_ids=["same"])
+    other = c.Send(queue=away, bodies=[b"y"], groups=["g"], dedup_ids=["other"])
+    cluster[0].do(c.CommitWork(acks=[], sends=[send, other]))
+    cluster[0].do(c.CommitWork(acks=[], sends=[send]))
+    assert [taken.refused for taken in cluster.settle()] == [0], "a rate does not keep out what is committed"
+    assert cluster[1].stats(away).messages == 2
+
+
+def test_acks_in_another_shard_are_held_and_then_done(cluster: Cluster) -> None:
+    away = name_at(1)
+    cluster[1].create(away, lease_ms=5 * SECOND_MS)
+    cluster[1].send(b"a", b"b", queue=away)
+    taken = cluster[1].receive(2, queue=away)
+    ack = c.Ack(queue=away, spans=spans_of(taken))
+    assert cluster[1].do(c.HoldForWork(acks=[ack])).count == 2
+    cluster[1].reopen(after_ms=30 * SECOND_MS)
+    assert cluster[1].counts(away) == (0, 2, 0), "the hold outlasts the lease, and a restart"
+    assert cluster[0].do(c.CommitWork(acks=[ack], sends=[])) == []
+    assert [taken.stale for taken in cluster.settle()] == [0]
+    assert cluster[1].counts(away) == (0, 0, 0)
+    assert cluster[1].stats(away).messages == 0
+
+
+def test_a_hold_does_not_shorten_a_lease(cluster: Cluster) -> None:
+    desk = cluster[0]
+    desk.create("q", lease_ms=10 * MINUTE_MS)
+    desk.send(b"a")
+    taken = desk.receive()
+    desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(taken))], lease_ms=SECOND_MS))
+    desk.advance(9 * MINUTE_MS)
+    assert desk.counts() == (0, 1, 0)
+
+
+def test_what_is_not_leased_any_more_cannot_be_held(cluster: Cluster) -> None:
+    desk = cluster[0]
+    desk.create("q", lease_ms=5 * SECOND_MS)
+    desk.send(b"a", b"b")
+    taken = desk.receive(2)
+    first, second = c.Span(0, 0, 1), c.Span(1, 1, 1)
+    desk.do(c.Release(queue="q", spans=[second]))
+    deadline = [seen.deadline_ms for seen in desk.browse()]
+    with pytest.raises(WorkRefused, match="messages 1 to 1"):
+        desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=[first]), c.Ack(queue="q", spans=[second])]))
+    assert [seen.deadline_ms for seen in desk.browse()] == deadline, "nothing was done"
+    with pytest.raises(WorkRefused, match="taken twice"):
+        desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=[first, first])]))
+    with pytest.raises(WorkRefused):
+        desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=[c.Span(0, 0, 0)])]))
+    with pytest.raises(QueueNotFound):
+        desk.do(c.HoldForWork(acks=[c.Ack(queue="none", spans=spans_of(taken))]))
+
+
+def test_an_ack_that_comes_too_late_is_counted(cluster: Cluster) -> None:
+    away = name_at(1)
+    cluster[1].create(away, lease_ms=5 * SECOND_MS)
+    cluster[1].send(b"a", b"b", queue=away)
+    ack = c.Ack(queue=away, spans=spans_of(cluster[1].receive(2, queue=away)))
+    cluster[1].do(c.HoldForWork(acks=[ack], lease_ms=10 * SECOND_MS))
+    cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
+    cluster[1].advance(20 * SECOND_MS)
+    assert cluster[1].receive(1, queue=away).count == 1, "the hold is over, and somebody else has one of them"
+    assert cluster.forward(0, 1) == c.Taken(0, True, stale=1)
+    assert cluster[1].counts(away) == (0, 1, 0), "the other one is done: nobody had it"
+
+
+def test_an_ack_of_a_queue_that_is_gone_is_counted(cluster: Cluster) -> None:
+    away = name_at(1)
+    cluster[0].do(c.CommitWork(acks=[c.Ack(queue=away, spans=[c.Span(0, 4, 1)])], sends=[]))
+    assert cluster.forward(0, 1) == c.Taken(0, True, stale=5)
+
+
+def test_a_router_may_say_where_things_are(cluster: Cluster) -> None:
+    name = name_at(1)
+    command = c.CommitWork(acks=[], sends=[c.Send(queue=name, bodies=[b"x"])], send_shards=[2])
+    cluster[0].do(command)
+    assert cluster[0].broker.outbox_targets() == {2: 1}
+    command.send_shards = [0]
+    cluster[0].do(command)
+    assert cluster[0].stats(name).messages == 1
+    for wrong in ([], [3], [0, 0], [-1]):
+        command.send_shards = wrong
+        with pytest.raises(InvalidRequest, match="are not the shards of 1 sends"):
+            cluster[0].do(command)
+
+
+def test_work_with_a_mark_is_done_only_from_where_the_mark_is() -> None:
+    desk = Desk()
+    send = c.Send(queue="q", bodies=[b"x"])
+    assert desk.do(c.CommitWork(acks=[], sends=[send], mark=("m", 5), mark_after=-1))
+    with pytest.raises(MarkMoved, match="last number of 'm' is 5") as moved:
+        desk.do(c.CommitWork(acks=[], sends=[send], mark=("m", 9), mark_after=7))
+    assert moved.value.number == 5
+    again = desk.do(c.CommitWork(acks=[], sends=[send], mark=("m", 5), mark_after=-1))
+    assert again == c.AlreadyDone("m", 5)
+    desk.do(c.CommitWork(acks=[], sends=[send], mark=("m", 9), mark_after=5))
+    assert desk.stats().messages == 2
+
+
+# -- what is not taken --
+
+
+def refused_of(cluster: Cluster, name: str) -> c.Delivery:
+    refused = f"{name}.refused"
+    return cluster[partition_of(refused, SHARDS)].receive(99, queue=refused)
+
+
+@pytest.mark.parametrize(
+    ("settings", "send", "reason"),
+    [
+        (None, c.Send(queue="", bodies=[b"x"], create=False), "there is no queue"),
+        ({"message_bytes_max": 3}, c.Send(queue="", bodies=[b"1234"]), "takes 3"),
+        ({"kind": "fifo"}, c.Send(queue="", bodies=[b"x"]), "every message needs a group"),
+        ({"kind": "fifo"}, c.Send(queue="", bodies=[b"x"], groups=["g"]), "needs a dedup id"),
+    ],
+)
+def test_what_a_queue_does_not_take_is_put_aside_with_the_reason(
+    cluster: Cluster, settings: dict[str, object] | None, send: c.Send, reason: str
+) -> None:
+    name = name_at(1)
+    if settings is not None:
+        cluster[1].create(name, **settings)
+    send.queue = name
+    cluster[0].do(c.CommitWork(acks=[], sends=[send]))
+    cluster[0].do(c.CommitWork(acks=[], sends=[c.Send(queue=name_at(1, "other"), bodies=[b"behind it"])]))
+    assert sum(taken.refused for taken in cluster.settle()) == 1
+    delivery = refused_of(cluster, name)
+    assert bodies_of(delivery) == [bytes(body) for body in send.bodies]
+    (origin,) = origins_of(delivery)
+    assert origin.queue == name
+    assert reason in origin.failures[0].error
+    assert bodies_of(cluster[1].receive(queue=name_at(1, "other"))) == [b"behind it"], "it holds up nobody"
+
+
+def test_only_those_of_a_run_that_a_queue_does_not_take_are_put_aside(cluster: Cluster) -> None:
+    name = name_at(1)
+    cluster[1].create(name, message_bytes_max=3)
+    cluster[0].do(c.CommitWork(acks=[], sends=[c.Send(queue=name, bodies=[b"1", b"12345", b"2", b"123456"])]))
+    assert cluster.forward(0, 1).refused == 2
+    cluster.settle()
+    assert bodies_of(cluster[1].receive(9, queue=name)) == [b"1", b"2"]
+    assert bodies_of(refused_of(cluster, name)) == [b"12345", b"123456"]
+
+
+def test_what_was_put_aside_can_be_redriven_when_the_queue_takes_it(cluster: Cluster) -> None:
+    name = name_at(1)
+    cluster[0].do(c.CommitWork(acks=[], sends=[c.Send(queue=name, bodies=[b"x"], create=False)]))
+    cluster.settle()
+    cluster[1].create(name)
+    refused = f"{name}.refused"
+    home = cluster[partition_of(refused, SHARDS)]
+    home.do(c.StartRedrive(queue=refused))
+    home.advance(SECOND_MS)
+    cluster.settle()
+    assert bodies_of(cluster[1].receive(queue=name)) == [b"x"]
+
+
+def test_dead_letters_for_a_queue_of_another_kind_are_put_aside_and_keep_their_history(cluster: Cluster) -> None:
+    dead = name_at(1, "d")
+    cluster[1].create(dead, kind="fifo")
+    cluster[0].create("q", max_receives=1, dead_letter=dead)
+    cluster[0].send(b"x")
+    cluster[0].fail(1, error="no good")
+    cluster.settle()
+    (origin,) = origins_of(refused_of(cluster, dead))
+    assert origin.queue == "q"
+    assert origin.failures[0].error == "no good"
+    assert "FIFO" in origin.failures[1].error
+
+
+def test_a_queue_for_what_was_refused_takes_everything_even_if_it_is_fifo(cluster: Cluster) -> None:
+    name = name_at(1)
+    refused = f"{name}.refused"
+    cluster[partition_of(refused, SHARDS)].create(refused, kind="fifo")
+    cluster[0].do(c.CommitWork(acks=[], sends=[c.Send(queue=name, bodies=[b"x", b"y"], create=False)]))
+    cluster.settle()
+    assert bodies_of(refused_of(cluster, name)) == [b"x", b"y"]
+
+
+def test_messages_that_were_put_aside_have_identities_of_their_own(cluster: Cluster) -> None:
+    names = [name_at(shard, "gone") for shard in (1, 2)]
+    for name in names * 2:
+        cluster[0].do(c.CommitWork(acks=[], sends=[c.Send(queue=name, bodies=[b"x", b"y"], create=False)]))
+    cluster.settle()
+    ids = [origin.id for name in names for origin in origins_of(refused_of(cluster, name))]
+    assert len(ids) == len(set(ids)) == 8
+
+
+def test_a_send_that_is_too_large_for_any_queue_is_refused_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.core.broker.MESSAGE_BYTES_CEILING", 10)
+    with pytest.raises(MessageTooLarge):
+        cluster[0].do(c.CommitWork(acks=[], sends=[c.Send(queue=name_at(1), bodies=[b"x" * 11])]))
+
+
+# -- damage --
+
+
+def test_a_damaged_entry_is_reported_and_holds_up_nobody(cluster: Cluster) -> None:
+    name = queue_and_dead_letters(0, 1)
+    die(cluster[0], name, b"damaged")
+    die(cluster[0], name, b"good")
+    key = keys.outbox_chunk(1, 0)
+    cluster[0].damage(key)
+    cluster.settle()
+    assert bodies_of(cluster[1].receive(9, queue=f"{name}.dead")) == [b"good"]
+    (damage,) = cluster[0].broker.take_reports()
+    assert "outbox entry 0" in damage.reason
+    assert key in cluster[0].chunk_keys(), "what is left of it stays in the store"
+
+
+def test_an_entry_that_was_damaged_on_its_way_is_not_done(cluster: Cluster) -> None:
+    die(cluster[0], queue_and_dead_letters(0, 1), b"a")
+    batch = cluster.batch(0, 1)
+    batch.entries[0].chunk = batch.entries[0].chunk[:-1] + b"?"
+    with pytest.raises(Exception, match="checksum"):
+        cluster[1].do(batch)
+    assert cluster[1].do(cluster.batch(0, 1)).done
+
+
+# -- cost --
+
+
+def test_one_shard_pays_next_to_nothing_for_there_being_others() -> None:
+    """A dead letter costs the same calls in a store of one shard and in its own shard of many, but for the hash."""
+
+    def cost(shards: int) -> int:
+        desk = Desk(shard=0, shards=shards, checks=False)
+        desk.create("q", max_receives=1)
+        desk.create("q.dead")
+        desk.send(b"warm")
+        desk.fail(1)
+        desk.send(b"x")
+        delivery = desk.receive()
+        return calls_of(lambda: desk.release(delivery))
+
+    assert cost(SHARDS) - cost(1) <= 2
