@@ -1,0 +1,547 @@
+"""The Kafka journal: a commit is a transaction over one partition of two topics.
+
+Theory of operation. Shard n is partition n of the data topic and of the offset topic (`kafka_records` says what is in
+them). A commit is one transaction of the shard's producer, whose transactional id nobody else uses:
+
+    begin ── chunks to data, records to offset, a marker to offset ── commit
+
+Both topics are compacted: Kafka keeps the newest message of every key, and drops deleted keys after a while. So the log
+is not a list of all commits but the state that they add up to, and *reading it to its end* gives that state, from
+wherever one starts, provided that everything before was read by somebody and is in the table. To read a stretch twice
+does no harm either: each key ends with its newest value. In between the state makes no sense; nobody sees it then.
+
+Opening.
+
+    1  init_transactions: fences whoever had the shard, and ends the transaction that it may have left open
+    2  read both partitions to their ends, and refuse a format that is not known
+    3  commit a marker of our own to both partitions, and read on until it comes
+
+When 3 is done, everything is read that anybody has committed, whatever the brokers knew of each other in 2: it stands
+before our marker, and nobody but us can write behind it.
+
+Failures. A commit whose outcome is not known (`CommitFailed`) is the journal's last: the producer is not used again,
+and opening a new journal finds out, after it has fenced this one. A fenced producer means that somebody else has the
+shard (`ShardFenced`), or that this process stood still in the middle of a transaction for so long that Kafka has ended
+it; either way it has to ask who owns the shard. A transaction that Kafka refused, and that could be ended cleanly,
+wrote nothing (`CommitAborted`), and the journal goes on.
+
+Time. Kafka forgets that a key was deleted `delete.retention.ms` after the deletion. A table that is older might hold
+keys whose deletion nobody tells it of any more. `LogPosition` therefore carries a time, and whoever keeps one has to
+look at it; a reading that takes longer than that is refused as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, Protocol
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from penstock.core.changes import Changes, Encodable
+from penstock.core.errors import StoreError
+from penstock.store.errors import CommitAborted, CommitFailed, LogUnavailable, ShardFenced
+from penstock.store.journal.frames import StoredChunk
+from penstock.store.journal.kafka_options import KafkaOptions
+from penstock.store.journal.kafka_records import MARKER_KEY, NONCE_BYTES, Assembly, Marker, Splits
+from penstock.store.journal.kafka_topics import LogTopics, made_client, said
+
+INIT_TIMEOUT_S = 60.0
+"""How long the former owner's last transaction may take to end."""
+QUIET_S_MAX = 60.0
+"""A reading that gets nothing for so long is given up."""
+READ_TURN_S = 0.02
+READ_MESSAGES_MAX = 500
+READ_BYTES = 8 << 20
+LISTED_KEYS = 10_000
+BUFFERED_KBYTES = 256 << 10
+SAVE_EVERY_S = 60.0
+"""How often it is written down how far the table is, while nothing but proofs is committed."""
+
+log = logging.getLogger("penstock.kafka")
+
+_DATA: Final = 0
+_OFFSET: Final = 1
+
+_FENCED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+    }
+)
+_OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+_PASSING = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
+
+
+class LogPosition(NamedTuple):
+    """How far a log was read: the next offsets, and when there was nothing behind them, in seconds since 1970."""
+
+    data: int
+    offset: int
+    time_s: float
+
+
+class PositionLost(StoreError):
+    """The log does not go on where the table ends: the table is of no use any more."""
+
+
+class Keys(Protocol):
+    """Who knows which keys there are."""
+
+    def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
+        """Up to `limit` chunk keys with this prefix, from `start` (inclusive) on, in key order."""
+        ...
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Every state record with this prefix, in key order."""
+        ...
+
+
+class KafkaJournal:
+    """One shard's log. `replay` takes the shard over, from whoever has it.
+
+    `start` says from where to read, and `splits` which values are in parts there; everything before is in the table.
+    """
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        topics: LogTopics,
+        shard: int,
+        *,
+        start: LogPosition | None = None,
+        splits: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {}),
+    ) -> None:
+        self._options = options
+        self._topics = topics
+        self._shard = shard
+        self._start = start
+        self._names = (options.data_topic, options.offset_topic)
+        self._splits = (Splits(splits[_DATA]), Splits(splits[_OFFSET]))
+        self._save: Callable[[LogPosition], None] | None = None
+        self._keys: Keys | None = None
+        self._nonce = os.urandom(NONCE_BYTES)
+        self._message_bytes_max = min(options.message_bytes_max, topics.message_bytes_max)
+        self._producer: Producer | None = None
+        self._failure: StoreError | None = CommitFailed("the journal was not replayed")
+        self._number = 0
+        self._ends = [start.data, start.offset] if start is not None else [0, 0]
+        self._trimmed = 0
+        self._changed = 0
+        """The last commit that changed anything."""
+        self._saved_s = time.monotonic()
+        self._steps: deque[tuple[int, LogPosition]] = deque()
+        """Which offsets belong to commits that were not trimmed yet."""
+        self._lock = threading.Lock()
+        self.last_proof_s: float | None = None
+        """When the last successful transaction began, by the monotonic clock: nobody else had the shard then."""
+
+    def knows(self, keys: Keys) -> None:
+        """Who is asked for the keys below a prefix that is dropped."""
+        self._keys = keys
+
+    def saves(self, save: Callable[[LogPosition], None]) -> None:
+        """Who is told how far the table has got, in the thread that trims."""
+        self._save = save
+
+    @property
+    def splits(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
+        """The values that are in parts now, in each topic."""
+        return self._splits[_DATA].counts, self._splits[_OFFSET].counts
+
+    # Opening.
+
+    def replay(self, after: int) -> Iterator[tuple[int, Changes]]:
+        """Take the shard over; then what the log holds, from where the table ends, in pieces."""
+        assert self._producer is None, "a journal is replayed once"
+        self._number = self._trimmed = after
+        self._producer = self._fence()
+        self._failure = None
+        yield from self._read()
+
+    def _fence(self) -> Producer:
+        options = self._options
+        timeout_ms = int(options.commit_timeout_s * 1000)
+        producer = made_client(
+            Producer,
+            options,
+            client_id=f"{options.transactional_id(self._shard)}",
+            transactional_id=options.transactional_id(self._shard),
+            transaction_timeout_ms=timeout_ms,
+            delivery_timeout_ms=timeout_ms,
+            enable_idempotence=True,
+            acks="all",
+            linger_ms=0,
+            compression_type=options.compression,
+            message_max_bytes=self._message_bytes_max,
+            queue_buffering_max_kbytes=BUFFERED_KBYTES,
+        )
+        try:
+            producer.init_transactions(INIT_TIMEOUT_S)
+        except KafkaException as error:
+            _discard(producer)
+            raise said(error, options, f"shard {self._shard} cannot be taken over") from error
+        return producer
+
+    def _read(self) -> Iterator[tuple[int, Changes]]:
+        began_s = time.time()
+        reading = _Reading(self._options, self._shard, self._start)
+        try:
+            for changes in reading.to_the_ends():
+                yield self._next_step(reading), changes
+            self._number = max(self._number, reading.number)
+            self._append(Changes(), both=True)
+            for changes in reading.until(self._nonce):
+                yield self._next_step(reading), changes
+            reading.check_end()
+        finally:
+            reading.close()
+        for splits, counts in zip(self._splits, reading.counts, strict=True):
+            splits.note(counts)
+        self._check_duration(began_s)
+
+    def _next_step(self, reading: _Reading) -> int:
+        """The number of a piece that was read, noted with how far that is."""
+        self._number += 1
+        position = reading.position()
+        if position is not None:
+            self._note(self._number, position, is_change=True)
+        return self._number
+
+    def _check_duration(self, began_s: float) -> None:
+        """Kafka may have forgotten deletions while we read."""
+        since_s = began_s if self._start is None else self._start.time_s
+        if not 0 <= time.time() - since_s <= self._topics.delete_retention_ms / 1000:
+            raise PositionLost(
+                f"shard {self._shard}: reading the log took longer than its delete.retention.ms "
+                f"({self._topics.delete_retention_ms}): deletions may have been missed. Raise it."
+            )
+
+    # Committing.
+
+    def append(self, changes: Changes) -> int:
+        """Commit a transaction. Without changes it holds a marker alone, and proves that the shard is still ours."""
+        if self._failure is not None:
+            raise type(self._failure)(*self._failure.args) from self._failure
+        return self._append(changes, both=False)
+
+    def _append(self, changes: Changes, *, both: bool) -> int:
+        began_s, began_time_s = time.monotonic(), time.time()
+        number = self._number + 1
+        committed = False
+        try:
+            self._transact(changes, number, both)
+            committed = True
+        finally:
+            for splits in self._splits:
+                splits.settle(committed)
+            if not committed and self._failure is None:
+                self._number = number  # aborted: the number is not used again
+        self._number = number
+        self.last_proof_s = began_s
+        self._note(number, LogPosition(self._ends[_DATA], self._ends[_OFFSET], began_time_s), is_change=bool(changes))
+        return number
+
+    def _transact(self, changes: Changes, number: int, both: bool) -> None:
+        producer = self._producer
+        assert producer is not None
+        is_committing = False
+        try:
+            producer.poll(0)
+            producer.begin_transaction()
+            self._send(producer, changes, number, both)
+            is_committing = True
+            producer.commit_transaction(self._options.commit_timeout_s)
+        except KafkaException as error:
+            raise self._failed(producer, error.args[0], is_committing) from error
+        except BaseException as error:
+            self._give_up(CommitFailed(f"{self._what} was interrupted ({type(error).__name__}): outcome not known"))
+            raise
+
+    def _send(self, producer: Producer, changes: Changes, number: int, both: bool) -> None:
+        chunks: dict[bytes, bytes | None] = {}
+        records: dict[bytes, bytes | None] = {}
+        for prefix in changes.dropped:
+            chunks.update(dict.fromkeys(self._chunk_keys(prefix)))
+            records.update(dict.fromkeys(self._record_keys(prefix)))
+        for key, chunk in changes.chunks.items():
+            chunks[key] = None if chunk is None else _joined(chunk)
+        if changes.records:
+            records.update(changes.records)
+        marker = Marker(number, self._nonce).encode()
+        self._send_topic(producer, _DATA, chunks, number, marker if both else None)
+        self._send_topic(producer, _OFFSET, records, number, marker)
+
+    def _send_topic(
+        self, producer: Producer, topic: int, values: dict[bytes, bytes | None], number: int, marker: bytes | None
+    ) -> None:
+        """Hand a topic's messages to the producer; the last one's offset tells how far the log is."""
+        produce, name, shard = self._produce, self._names[topic], self._shard
+        last: tuple[bytes, bytes | None] | None = None if marker is None else (MARKER_KEY, marker)
+        for key, value in self._splits[topic].messages(values, number, self._message_bytes_max):
+            if marker is None and last is not None:
+                produce(producer, name, last[1], last[0], shard, None)
+            if marker is None:
+                last = (key, value)
+            else:
+                produce(producer, name, value, key, shard, None)
+        if last is not None:
+            produce(producer, name, last[1], last[0], shard, topic)
+
+    def _produce(
+        self, producer: Producer, name: str, value: bytes | None, key: bytes, shard: int, noted: int | None
+    ) -> None:
+        deadline_s = 0.0
+        while True:
+            try:
+                if noted is None:
+                    producer.produce(name, value, key, shard)
+                else:
+                    producer.produce(name, value, key, shard, on_delivery=self._noters[noted])
+                return
+            except BufferError:
+                deadline_s = deadline_s or time.monotonic() + self._options.commit_timeout_s
+                if time.monotonic() > deadline_s:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the brokers take too little")) from None
+                producer.poll(0.05)
+
+    @property
+    def _noters(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        return self._note_data, self._note_offset
+
+    def _note_data(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self._ends[_DATA] = _offset(message) + 1
+
+    def _note_offset(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self._ends[_OFFSET] = _offset(message) + 1
+
+    def _chunk_keys(self, prefix: bytes) -> Iterator[bytes]:
+        assert self._keys is not None, "a prefix is dropped, and nobody knows the keys below"
+        page = self._keys.list_chunks(prefix, prefix, LISTED_KEYS)
+        while page:
+            yield from page
+            page = self._keys.list_chunks(prefix, page[-1] + b"\0", LISTED_KEYS) if len(page) == LISTED_KEYS else []
+
+    def _record_keys(self, prefix: bytes) -> Iterator[bytes]:
+        assert self._keys is not None, "a prefix is dropped, and nobody knows the keys below"
+        return (key for key, _ in self._keys.scan(prefix))
+
+    # When a transaction fails.
+
+    @property
+    def _what(self) -> str:
+        return f"a transaction of shard {self._shard} ({self._options.offset_topic})"
+
+    def _failed(self, producer: Producer, error: KafkaError, is_committing: bool) -> StoreError:
+        if error.code() in _FENCED:
+            return self._give_up(
+                ShardFenced(f"shard {self._shard} is somebody else's by now: {error.str()} ({error.name()})")
+            )
+        if not error.fatal() and (error.txn_requires_abort() or not is_committing):
+            try:
+                producer.abort_transaction(self._options.commit_timeout_s)
+                return CommitAborted(
+                    f"Kafka refused {self._what}: {error.str()} ({error.name()}). Nothing was written."
+                )
+            except KafkaException as abort_error:
+                reason: KafkaError = abort_error.args[0]
+                if reason.code() in _FENCED:
+                    return self._failed(producer, reason, is_committing)
+        return self._give_up(
+            CommitFailed(
+                f"{self._what} failed: {error.str()} ({error.name()}): whether it was kept is not known. The shard has "
+                "to be opened again."
+            )
+        )
+
+    def _give_up(self, failure: StoreError) -> StoreError:
+        self._failure = failure
+        return failure
+
+    # How far the table is.
+
+    def _note(self, number: int, position: LogPosition, *, is_change: bool) -> None:
+        with self._lock:
+            if is_change:
+                self._changed = number
+            elif self._trimmed >= self._changed:
+                self._steps.clear()  # a commit without changes is in the table as soon as the one before is
+            self._steps.append((number, position))
+        if not is_change and time.monotonic() - self._saved_s > SAVE_EVERY_S:
+            self._tell()
+
+    def trim(self, position: int) -> None:
+        """The table holds every commit up to this one."""
+        with self._lock:
+            self._trimmed = max(self._trimmed, position)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell how far the table is, if it got further."""
+        reached: LogPosition | None = None
+        with self._lock:
+            is_level = self._trimmed >= self._changed
+            while self._steps and (is_level or self._steps[0][0] <= self._trimmed):
+                reached = self._steps.popleft()[1]
+        if reached is not None and self._save is not None:
+            self._save(reached)
+            self._saved_s = time.monotonic()
+
+    def close(self) -> None:
+        """Let go of the producer. The log stays as it is, and ours until somebody else takes it."""
+        self._tell()
+        producer, self._producer = self._producer, None
+        self._failure = self._failure or CommitFailed(f"shard {self._shard} is closed here")
+        if producer is not None:
+            _discard(producer)
+
+
+def _discard(producer: Producer) -> None:
+    """Close a producer without waiting for what it has not sent."""
+    with contextlib.suppress(KafkaException):
+        producer.purge()
+    producer.close()
+
+
+def _joined(chunk: Encodable) -> bytes:
+    return b"".join(chunk.parts())
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset
+
+
+class _Reading:
+    """A consumer that reads a shard's two partitions, committed transactions alone, and without a group."""
+
+    def __init__(self, options: KafkaOptions, shard: int, start: LogPosition | None) -> None:
+        self._options = options
+        self._shard = shard
+        self._names = (options.data_topic, options.offset_topic)
+        self._indices = {name: index for index, name in enumerate(self._names)}
+        self._assemblies = tuple(Assembly(f"{name}, partition {shard}") for name in self._names)
+        self._at_end = [False, False]
+        self._time_s = time.time()
+        self.number = 0
+        """The highest commit that a marker told of."""
+        self._nonces: list[bytes] = [b"", b""]
+        first = (start.data, start.offset) if start is not None else (OFFSET_BEGINNING, OFFSET_BEGINNING)
+        self._next = [max(0, offset) for offset in first]
+        self._batch_messages = 100
+        self._consumer = made_client(
+            Consumer,
+            options,
+            client_id=f"{options.transactional_id(shard)}-reader",
+            group_id=f"{options.transactional_id(shard)}-reader",
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            auto_offset_reset="error",
+            enable_partition_eof=True,
+        )
+        self._consumer.assign(
+            [TopicPartition(name, shard, offset) for name, offset in zip(self._names, first, strict=True)]
+        )
+
+    @property
+    def counts(self) -> tuple[dict[bytes, int], ...]:
+        """Which values are in parts, as far as they were read."""
+        return tuple(assembly.counts for assembly in self._assemblies)
+
+    def position(self) -> LogPosition | None:
+        """From where to read on; None if that would be in the middle of a value."""
+        if not all(assembly.is_whole for assembly in self._assemblies):
+            return None
+        return LogPosition(self._next[_DATA], self._next[_OFFSET], self._time_s)
+
+    def to_the_ends(self) -> Iterator[Changes]:
+        """Everything up to the ends of both partitions, as they are now."""
+        self._at_end = [False, False]
+        return self._read_while(lambda: not all(self._at_end))
+
+    def until(self, nonce: bytes) -> Iterator[Changes]:
+        """Everything up to the markers with this nonce."""
+        return self._read_while(lambda: any(found != nonce for found in self._nonces))
+
+    def _read_while(self, is_wanted: Callable[[], bool]) -> Iterator[Changes]:
+        quiet_since_s = time.monotonic()
+        nbytes = 0
+        while is_wanted():
+            messages = self._consume()
+            got = sum(self._take(message) for message in messages)
+            if messages:
+                quiet_since_s = time.monotonic()
+                self._adapt(got, len(messages))
+            elif time.monotonic() - quiet_since_s > QUIET_S_MAX:
+                raise LogUnavailable(
+                    f"shard {self._shard} cannot be read: Kafka is silent at {self._options.bootstrap}"
+                )
+            nbytes += got
+            if nbytes >= READ_BYTES:
+                nbytes = 0
+                yield self._taken()
+        yield self._taken()
+
+    def _consume(self) -> list[Message]:
+        try:
+            return self._consumer.consume(self._batch_messages, READ_TURN_S)
+        except KafkaException as error:
+            raise said(error, self._options, f"shard {self._shard} cannot be read") from error
+
+    def _adapt(self, nbytes: int, count: int) -> None:
+        """Take as many messages at a time as fit into memory, if they are like the last ones."""
+        self._batch_messages = max(1, min(READ_MESSAGES_MAX, READ_BYTES * count // (nbytes + 1)))
+
+    def _take(self, message: Message) -> int:
+        """Take a message in; how many bytes it holds."""
+        error = message.error()
+        if error is not None:
+            self._mind_error(error, message)
+            return 0
+        key, value, index = message.key(), message.value(), self._indices[str(message.topic())]
+        assert key is None or isinstance(key, bytes)
+        assert value is None or isinstance(value, bytes)
+        self._next[index] = _offset(message) + 1
+        if key == MARKER_KEY:
+            marker = Marker.decode(value, f"{message.topic()}, partition {self._shard}")
+            self.number = max(self.number, marker.number)
+            self._nonces[index] = marker.nonce
+            return 0
+        self._assemblies[index].take(key or b"", value)
+        return len(key or b"") + len(value or b"")
+
+    def _mind_error(self, error: KafkaError, message: Message) -> None:
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            index = self._indices[str(message.topic())]
+            self._at_end[index] = True
+            self._next[index] = max(self._next[index], _offset(message))
+        elif code in _OUT_OF_RANGE:
+            raise PositionLost(f"shard {self._shard}: the log does not go on where the table ends: {error.str()}")
+        elif code not in _PASSING:
+            raise said(KafkaException(error), self._options, f"shard {self._shard} cannot be read")
+
+    def _taken(self) -> Changes:
+        changes = Changes()
+        chunks = self._assemblies[_DATA].take_values()
+        changes.chunks = {key: None if value is None else StoredChunk(value) for key, value in chunks.items()}
+        changes.records = self._assemblies[_OFFSET].take_values()
+        return changes
+
+    def check_end(self) -> None:
+        """Everything is read: nothing may be missing."""
+        for assembly in self._assemblies:
+            assembly.check_end()
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._consumer.close()
