@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -24,12 +24,13 @@ from penstock.spark.errors import ServerFailed
 from penstock.spark.options import Where
 from penstock.spark.place import Range
 
+_PAUSE_S_MIN = 0.05
 _PAUSE_S_MAX = 2.0
 _ANSWER_S_MAX = 120.0
 _AGAIN = (429, 502, 503, 504)
 _RECORDS_PER_REQUEST = 100_000
 _RECORDS_PER_REQUEST_BYTES = 64 * 1024 * 1024
-_ARROW = "application/vnd.apache.arrow.stream"
+_JSON = {"content-type": "application/json"}
 _UNREACHABLE = (OSError, http.client.HTTPException)
 
 
@@ -45,13 +46,13 @@ class Connection:
     def ask(self, verb: str, path: str, body: Any = None) -> Any:
         """A request with JSON on both sides."""
         data = None if body is None else json.dumps(body).encode()
-        answer = self.request(verb, path, data, {"content-type": "application/json"}).read()
+        answer = self.request(verb, path, data, _JSON).read()
         return json.loads(answer) if answer else None
 
     def request(self, verb: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         """The response to a request that was not refused."""
         deadline_s = time.monotonic() + self._where.timeout_s
-        pause_s = 0.05
+        pause_s = _PAUSE_S_MIN
         while True:
             try:
                 return self._once(verb, path, body, headers)
@@ -106,6 +107,7 @@ class ServerPlace:
 
     def __init__(self, where: Where) -> None:
         self._connection = Connection(where)
+        self._timeout_s = where.timeout_s
 
     def queues(self) -> list[str]:
         """The names of all queues that the token may read."""
@@ -141,31 +143,37 @@ class ServerPlace:
         import pyarrow as pa
 
         offset = wanted.start
-        deadline_s: float | None = None
+        broken_s: float | None = None
+        """Since when nothing has come."""
         while offset < wanted.stop:
-            query: dict[str, int | str] = {
+            asked = {
+                "queue": wanted.queue,
                 "offset": offset,
                 "end": wanted.stop,
-                "max_bytes": _RECORDS_PER_REQUEST_BYTES,
+                "limit": _RECORDS_PER_REQUEST,
+                "bytes_max": _RECORDS_PER_REQUEST_BYTES,
+                "headers": include_headers,
             }
-            query["max"] = min(wanted.stop - offset, _RECORDS_PER_REQUEST)
-            if include_headers:
-                query["headers"] = "true"
-            path = f"/v1/queues/{quote(wanted.queue, safe='')}/records?{urlencode(query)}"
-            response = self._connection.request("GET", path, None, {"accept": _ARROW})
+            response = self._connection.request("POST", "/v1/bulk/read", json.dumps(asked).encode(), _JSON)
             begun, next_offset = offset, int(response.headers["penstock-next-offset"])
             try:
                 with contextlib.closing(pa.ipc.open_stream(response)) as stream:
                     for batch in stream:
+                        broken_s = None
                         yield batch
                         if batch.num_rows:
                             offset = batch["offset"][-1].as_py() + 1
                 response.read()
+                if response.length:  # neither Arrow nor http.client minds an end between two batches
+                    raise http.client.IncompleteRead(b"", response.length)
             except (*_UNREACHABLE, pa.ArrowInvalid) as error:
                 self._connection.close()
-                deadline_s = deadline_s or time.monotonic() + _ANSWER_S_MAX
-                if time.monotonic() > deadline_s:
+                if broken_s is None:
+                    broken_s = time.monotonic()
+                elif time.monotonic() > broken_s + self._timeout_s:
                     raise ServerFailed(f"the stream of queue {wanted.queue!r} broke off: {error!r}") from error
+                else:
+                    time.sleep(_PAUSE_S_MIN)
                 continue
             if next_offset <= begun:  # nothing is left before the end
                 return
@@ -186,7 +194,7 @@ class ServerPlace:
 
         body = {"queue": queue, "channel": channel, "limit": limit, "headers": include_headers}
         data = json.dumps(body).encode()
-        response = self._connection.request("POST", "/v1/bulk/take", data, {"content-type": "application/json"})
+        response = self._connection.request("POST", "/v1/bulk/take", data, _JSON)
         table = pa.ipc.open_stream(response.read()).read_all()
         return table, json.loads(table.schema.metadata[b"penstock-spans"])
 

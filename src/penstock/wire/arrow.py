@@ -12,6 +12,7 @@ A chunk's offsets and bodies are the two buffers of an Arrow binary array, so `v
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -30,6 +31,9 @@ HEADERS = pa.list_(
         nullable=False,
     )
 )
+
+_COPIED_BYTES = 64 * 1024
+"""Buffers below this are copied: handing one to a socket costs more."""
 
 
 @cache
@@ -66,6 +70,54 @@ def record_batch(chunk: Chunk, start: int, stop: int, *, include_headers: bool =
     if include_headers:
         columns.append(_headers(chunk, start, stop))
     return pa.RecordBatch.from_arrays(columns, schema=record_schema(include_headers=include_headers))
+
+
+def stream_parts(schema: Any, batches: Iterable[Any]) -> list[bytes | memoryview]:
+    """An Arrow stream of batches, in parts: large buffers are the batches' own memory, small ones are put together.
+
+    >>> chunk = Chunk.of(100, 5, [b"one", b"two", b"three"])
+    >>> parts = stream_parts(record_schema(), [record_batch(chunk, 0, 2), record_batch(chunk, 2, 3)])
+    >>> pa.ipc.open_stream(b"".join(parts)).read_all()["value"].to_pylist()
+    [b'one', b'two', b'three']
+    """
+    sink = _Parts()
+    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.taken()
+
+
+class _Parts:
+    """A file that keeps what is written to it, and copies only what is small."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes | memoryview] = []
+        self._small: list[Any] = []
+
+    def write(self, data: Any) -> int:
+        """Bytes, or a buffer of Arrow's."""
+        size = len(data)
+        if size < _COPIED_BYTES:
+            self._small.append(data)
+        else:
+            self._put_together()
+            self._parts.append(memoryview(data).cast("B"))
+        return size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def taken(self) -> list[bytes | memoryview]:
+        """Everything that was written."""
+        self._put_together()
+        return self._parts
+
+    def _put_together(self) -> None:
+        if self._small:
+            self._parts.append(b"".join(self._small))
+            self._small = []
 
 
 def _binary(offsets: NDArray[np.int32], data: Any, start: int, stop: int, validity: Any = None) -> Any:

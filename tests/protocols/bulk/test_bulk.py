@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +25,7 @@ from penstock.spark.options import Where
 from penstock.spark.place import Range
 from penstock.spark.server import Connection, ServerPlace
 from penstock.wire.pieces import Target, decode_piece, encode_section, piece_bytes
-from tests.compat.server import Server, serving
+from tests.compat.server import PATIENCE_S, Server, serving
 
 CONFIG = """
 [[credentials]]
@@ -43,6 +46,49 @@ token = "write-token"
 queues = ["r*"]
 rights = ["write", "read"]
 """
+
+
+class Cutter:
+    """A way to a server that ends after so many bytes of its answers: one number in `cuts` for each connection."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self.port: int = self._listener.getsockname()[1]
+        self.cuts: list[int] = []
+        self.last_answer = b""
+
+    def __enter__(self) -> Cutter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(PATIENCE_S)
+
+    def _serve(self) -> None:
+        """One connection after the other: a reader has one."""
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client, socket.create_connection(("127.0.0.1", self._to)) as there:
+                self._carry(client, there, self.cuts.pop(0) if self.cuts else 1 << 30)
+
+    def _carry(self, client: socket.socket, there: socket.socket, left: int) -> None:
+        self.last_answer = b""
+        while left > 0:
+            for ready in select.select([client, there], [], [], PATIENCE_S)[0]:
+                data = ready.recv(left if ready is there else 65_536)
+                if not data:
+                    return
+                if ready is there:
+                    left -= len(data)
+                    self.last_answer += data
+                (client if ready is there else there).sendall(data)
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +261,73 @@ def test_a_range_that_takes_many_requests_is_read_to_its_end(
     assert values(reader, "r14") == []
 
 
+def test_bulk_reads_what_the_records_of_rest_are(writer: Connection, reader: ServerPlace) -> None:
+    """Small messages and large ones, with all their columns, in two chunks."""
+    bodies = [b"small", b"L" * 300_000, b"", b"M" * 100_000]
+    attributes = [encode_attributes({"kind": "first", "size": 7}), None, None, None]
+    send(writer, piece("r15", *bodies, groups=[b"g", None, None, b"h"], attributes=attributes))
+    send(writer, piece("r15", b"last"))
+    (path, accept) = ("/v1/queues/r15/records?headers=true", {"accept": "application/vnd.apache.arrow.stream"})
+    expected = pa.ipc.open_stream(writer.request("GET", path, None, accept).read()).read_all()
+    batches = list(reader.batches(Range("r15", 0, 5, 0), include_headers=True))
+    assert pa.Table.from_batches(batches).to_pylist() == expected.to_pylist()
+    assert expected["value"].to_pylist() == [*bodies, b"last"]
+
+
+@pytest.fixture
+def broken_off(writer: Connection, server: Server) -> Iterator[tuple[Cutter, ServerPlace, list[bytes]]]:
+    """Messages in ten chunks, read by way of a cutter, with no patience at all."""
+    bodies = [b"%d" % number * 300 for number in range(40)]
+    if writer.ask("POST", "/v1/bulk/offsets", {"queues": ["r16"]})["missing"]:
+        for low in range(0, 40, 4):
+            send(writer, piece("r16", *bodies[low : low + 4]))
+    with Cutter(server.http_port) as cutter:
+        url = f"http://127.0.0.1:{cutter.port}"
+        with contextlib.closing(ServerPlace(Where(url=url, token="read-token", timeout_s=0))) as place:
+            yield cutter, place, bodies
+
+
+def read_whole(place: ServerPlace) -> list[bytes]:
+    batches = place.batches(Range("r16", 0, 40, 0), include_headers=False)
+    return [value for batch in batches for value in batch["value"].to_pylist()]
+
+
+def test_a_stream_that_is_cut_anywhere_goes_on_where_it_was(
+    broken_off: tuple[Cutter, ServerPlace, list[bytes]],
+) -> None:
+    """Also between two batches, where Arrow takes an end for the end."""
+    cutter, place, bodies = broken_off
+    assert read_whole(place) == bodies
+    head, _, body = cutter.last_answer.partition(b"\r\n\r\n")
+    stream = pa.BufferReader(body)
+    ends = []
+    for _ in range(11):  # the schema, and ten batches
+        pa.ipc.read_message(stream)
+        ends.append(len(head) + 4 + stream.tell())
+    for at in [*ends, *(end - 7 for end in ends), ends[-1] + 4]:
+        place.close()
+        cutter.cuts = [at]
+        assert read_whole(place) == bodies, f"cut after {at} bytes"
+        assert not cutter.cuts
+
+
+def test_a_stream_may_break_as_often_as_it_likes_while_messages_come(
+    broken_off: tuple[Cutter, ServerPlace, list[bytes]],
+) -> None:
+    """A reader that is slow is cut off again and again. Once it gave up two minutes after the first time."""
+    cutter, place, bodies = broken_off
+    cutter.cuts = [5_000] * 20
+    assert read_whole(place) == bodies
+    assert len(cutter.cuts) <= 17, "it was cut three times at least"
+
+
+def test_a_stream_that_breaks_and_brings_nothing_fails(broken_off: tuple[Cutter, ServerPlace, list[bytes]]) -> None:
+    cutter, place, _ = broken_off
+    cutter.cuts = [700] * 100
+    with pytest.raises(ServerFailed, match="the stream of queue 'r16' broke off"):
+        read_whole(place)
+
+
 def test_queues_that_are_not_there_are_left_out(writer: Connection, reader: ServerPlace) -> None:
     send(writer, piece("r11", b"x"))
     assert list(reader.find(["r11", "r-none"])) == ["r11"]
@@ -245,6 +358,8 @@ def test_taken_messages_are_settled_by_span(writer: Connection, reader: ServerPl
         ("publish", {"token": "t", "pieces": [], "name": "x", "number": -1}),
         ("channels", {"queue": "r1a", "channel": "no name", "offset": 0}),
         ("take", {"queue": "r1a", "limit": 0}),
+        ("read", {"queue": "r1a", "offset": 0}),
+        ("read", {"queue": "r1a", "offset": 0, "end": 1, "limit": 1_000_000}),
     ],
 )
 def test_a_bad_request_is_answered_with_a_problem(writer: Connection, path: str, body: Any) -> None:
@@ -285,6 +400,7 @@ def test_rights_end_where_the_pattern_does(writer: Connection, reader: ServerPla
         lambda: reader.create_channel("other", "c", 0),
         lambda: reader.ack_up_to("c", {"other": 0}),
         lambda: reader.take("other", "main", 1, include_headers=False),
+        lambda: list(reader.batches(Range("other", 0, 1, 0), include_headers=False)),
     ):
         with pytest.raises(ServerFailed, match="no read right on queue 'other'"):
             call()

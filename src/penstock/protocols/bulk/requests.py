@@ -10,6 +10,7 @@ from penstock.core.commands import Offsets
 
 QUEUES_MAX = 10_000
 PIECES_MAX = 100_000
+READ_MAX = 100_000
 
 QueueNames = Annotated[list[str], msgspec.Meta(max_length=QUEUES_MAX)]
 
@@ -47,6 +48,17 @@ class OffsetsReply(msgspec.Struct):
 
     offsets: list[Offsets]
     missing: list[str]
+
+
+class ReadRequest(_Request):
+    """Messages of a queue from an offset up to, not including, an end."""
+
+    queue: str
+    offset: int
+    end: int
+    limit: Annotated[int, msgspec.Meta(ge=1, le=READ_MAX)] = READ_MAX
+    bytes_max: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    headers: bool = False
 
 
 class ChannelRequest(_Request):

@@ -3,6 +3,7 @@
     POST   queues                    names of the queues that the caller may read
     POST   offsets                   where their messages stand
     POST   channels                  create a channel at an offset
+    POST   read                      messages by offset, as an Arrow stream
     POST   ack                       everything before an offset is done for a channel
     POST   send                      send a piece at once
     PUT    staging/{token}/{piece}   keep a piece for later
@@ -10,8 +11,10 @@
     DELETE staging/{token}           forget what was staged
     POST   take, settle              lease messages as an Arrow stream; acknowledge them or give them back
 
-Messages themselves are read at `/v1/queues/{queue}/records`. Rights: read for all that reads (its own channel
-included), write for all that sends.
+`read` gives what `GET /v1/queues/{queue}/records` gives as Arrow, and is made for volume: its length is known, and the
+messages go from the store's memory to the socket without another copy.
+
+Rights: read for all that reads (its own channel included), write for all that sends.
 """
 
 from __future__ import annotations
@@ -27,7 +30,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive as Receiving
+from starlette.types import Scope
+from starlette.types import Send as Sending
 
+from penstock.core.chunk import Chunk
 from penstock.core.commands import (
     Ack,
     AckUpTo,
@@ -38,7 +45,9 @@ from penstock.core.commands import (
     FindOffsets,
     LastMark,
     ListQueues,
+    ReadRecords,
     Receive,
+    Records,
     Release,
     Send,
     Settled,
@@ -55,6 +64,7 @@ from penstock.protocols.bulk.requests import (
     PublishRequest,
     QueuesReply,
     QueuesRequest,
+    ReadRequest,
     SettleReply,
     SettleRequest,
     TakeRequest,
@@ -72,6 +82,7 @@ CLEAN_EVERY_S = 600.0
 JSON_BYTES_MAX = 8 * 1024 * 1024
 _QUEUES_PER_CALL = 1_000
 ARROW = "application/vnd.apache.arrow.stream"
+NEXT_OFFSET = "penstock-next-offset"
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Action = Callable[[Request, Principal], Awaitable[msgspec.Struct | Response | None]]
@@ -98,6 +109,7 @@ class Bulk:
             ("POST", "queues", self.queues),
             ("POST", "offsets", self.offsets),
             ("POST", "channels", self.channels),
+            ("POST", "read", self.read),
             ("POST", "ack", self.ack),
             ("POST", "send", self.send),
             ("PUT", "staging/{token}/{piece}", self.stage),
@@ -168,6 +180,18 @@ class Bulk:
                 reply.missing.append(name)
         return reply
 
+    async def read(self, request: Request, principal: Principal) -> Response:
+        """Messages by offset, as an Arrow stream. Nothing is leased, and nothing changes."""
+        asked = await _body(request, ReadRequest)
+        _need(principal, "read", asked.queue)
+        command = ReadRecords(queue=asked.queue, offset=asked.offset, limit=asked.limit, end=asked.end)
+        bytes_max = self._services.settings.rest.response_bytes_max
+        command.bytes_max = min(bytes_max, asked.bytes_max or bytes_max)
+        records: Records = await self._shard.call(command)
+        runs = [(run.chunk, run.start, run.stop) for run in records.runs]
+        parts = await asyncio.to_thread(_arrow_parts, runs, include_headers=asked.headers)
+        return _Parts(parts, {NEXT_OFFSET: str(records.next_offset)})
+
     async def channels(self, request: Request, principal: Principal) -> None:
         """Create a channel at an offset."""
         asked = await _body(request, ChannelRequest)
@@ -191,7 +215,10 @@ class Bulk:
             queue=asked.queue, channel=asked.channel, limit=asked.limit, wait_ms=0, lease_ms=asked.lease_ms
         )
         delivery: Delivery = await self._shard.call(command)
-        return Response(_arrow(delivery, asked.headers), media_type=ARROW)
+        spans = [span for run in delivery.runs for span in run.spans()]
+        runs = [(run.chunk, run.start, run.stop) for run in delivery.runs]
+        metadata = {"penstock-spans": msgspec.json.encode(spans)}
+        return _Parts(_arrow_parts(runs, include_headers=asked.headers, metadata=metadata))
 
     async def settle(self, request: Request, principal: Principal) -> SettleReply:
         """Acknowledge what was taken, or give it back."""
@@ -294,22 +321,34 @@ async def _body(request: Request, shape: type[Body]) -> Body:
         raise invalid(f"the body cannot be read: {error}") from None
 
 
-def _arrow(delivery: Delivery, include_headers: bool) -> bytes:
+def _arrow_parts(
+    runs: Iterable[tuple[Chunk, int, int]], *, include_headers: bool, metadata: dict[str, bytes] | None = None
+) -> list[bytes | memoryview]:
     try:
-        import pyarrow as pa
-
-        from penstock.wire.arrow import record_batch, record_schema
+        from penstock.wire.arrow import record_batch, record_schema, stream_parts
     except ImportError:
         raise RestError(406, "not_acceptable", "the server has no pyarrow: install penstock[arrow] there") from None
-    spans = [span for run in delivery.runs for span in run.spans()]
-    schema = record_schema(include_headers=include_headers)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema.with_metadata({"penstock-spans": msgspec.json.encode(spans)})) as writer:
-        for run in delivery.runs:
-            batch = record_batch(run.chunk, run.start, run.stop, include_headers=include_headers)
-            writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    schema = record_schema(include_headers=include_headers).with_metadata(metadata)
+    batches = (record_batch(*run, include_headers=include_headers) for run in runs)
+    return stream_parts(schema, batches)
+
+
+class _Parts(Response):
+    """A body in parts, which go out as they are."""
+
+    media_type = ARROW
+
+    def __init__(self, parts: list[bytes | memoryview], headers: dict[str, str] | None = None) -> None:
+        length = {"content-length": str(sum(map(len, parts)))}
+        super().__init__(headers=length | (headers or {}))
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receiving, send: Sending) -> None:
+        """Send them; a client that does not read them all is waited for after each."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _answer(result: msgspec.Struct | Response | None) -> Response:
