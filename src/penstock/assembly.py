@@ -12,12 +12,25 @@ from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.server import RestFrontEnd
 from penstock.protocols.sqs.server import SqsFrontEnd
 from penstock.server.node import FrontEnd, Node, Services
-from penstock.server.settings import Settings
+from penstock.server.settings import InvalidSettings, Settings
 
 
 def run(chosen: Settings, ready_file: Path | None) -> None:
     """Serve until a signal comes. Returns when everything is committed and closed."""
-    process.run(Node(chosen, front_ends(chosen), __version__), ready_file)
+    process.run(node(chosen), ready_file)
+
+
+def node(chosen: Settings) -> Node:
+    """A node that stands alone, or one of many."""
+    if chosen.server.engine == "embedded":
+        return Node(chosen, front_ends(chosen), __version__)
+    try:
+        from penstock.cluster.node import ClusterNode
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        raise InvalidSettings('the engine "kafka" needs another library: pip install "penstock[kafka]"') from None
+    return ClusterNode(chosen, front_ends(chosen), __version__)
 
 
 def front_ends(chosen: Settings) -> list[FrontEnd]:

@@ -17,6 +17,8 @@ EXIT_REFUSED = 2
 """The settings cannot be followed, or the store cannot be opened: the message says why."""
 
 Limits = Literal["strict", "relaxed"]
+Engine = Literal["embedded", "kafka"]
+CLUSTER = "Many nodes, on Kafka (docs/cluster.md)"
 
 
 def serve(
@@ -38,6 +40,19 @@ def serve(
     sqs_limits: Annotated[Limits | None, typer.Option(help="AWS's limits, or wider ones for tests.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without credentials.")] = False,
     ready_file: Annotated[Path | None, typer.Option(help="Written, as JSON, when everything listens.")] = None,
+    engine: Annotated[Engine | None, typer.Option(help="Where messages are kept.", rich_help_panel=CLUSTER)] = None,
+    bootstrap: Annotated[
+        str | None, typer.Option(help="HOST:PORT of some Kafka brokers.", rich_help_panel=CLUSTER)
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="The cluster's name: all its nodes say the same.", rich_help_panel=CLUSTER)
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option(help="This node's name; by default the machine's.", rich_help_panel=CLUSTER)
+    ] = None,
+    link_port: Annotated[
+        int | None, typer.Option(help="For the other nodes (9326); 0 picks a free one.", rich_help_panel=CLUSTER)
+    ] = None,
 ) -> None:
     """Serve queues until SIGTERM or SIGINT."""
     from penstock.server import settings
@@ -54,9 +69,12 @@ def serve(
                 nsq_tcp_port=nsq_tcp_port,
                 nsq_http_port=nsq_http_port,
                 insecure=insecure or None,
+                engine=engine,
             )
             .with_sqs(limits=sqs_limits)
             .with_nsq(lookup=lookup or None)
+            .with_cluster(name=cluster, node=node, link_port=link_port)
+            .with_kafka(bootstrap=bootstrap)
         )
         chosen.check()
         _run(chosen, ready_file)

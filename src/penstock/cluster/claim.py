@@ -24,7 +24,7 @@ from penstock.core.changes import Buffer, Changes
 from penstock.core.errors import StoreError
 from penstock.server.proof import steady_s
 from penstock.store.base import Store
-from penstock.store.errors import StoreVersion
+from penstock.store.errors import CommitAborted, DiskFull, StoreVersion
 
 CLAIM_KEY = b"\xf0claim"
 """Beyond the kinds of records that the core knows (`core/keys.py`)."""
@@ -79,9 +79,11 @@ class ClaimedStore:
         if not changes:
             changes.put_record(CLAIM_KEY, msgspec.msgpack.encode(self._claim))
         began_s = self._now_s()
-        self._is_good = False
-        self._store.commit(changes)
-        self._is_good = True
+        try:
+            self._store.commit(changes)
+        except StoreError as error:
+            self._is_good = isinstance(error, DiskFull | CommitAborted)
+            raise
         self.commits += 1
         self.commit_s += self._now_s() - began_s
 

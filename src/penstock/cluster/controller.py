@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Mapping
 
+import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
@@ -56,6 +57,8 @@ class Controller:
         self._nonce = ""
         self._next_look_s = 0.0
         self._moved_s: dict[int, float] = {}
+        self._absence_s = session_timeout_s
+        self._absent_s: dict[str, float] = {}
         self._written: dict[int, int] = {}
         """Epochs that were written, and not read yet."""
         self._written_s = 0.0
@@ -133,10 +136,11 @@ class Controller:
         shards = [self._shard_load(number) for number in range(self._ledger.cluster.shards)]
         wishes = {number: wish.node for number, wish in self._ledger.wishes.items()}
         moves = plan(members, shards, wishes, now_s, self._cool_down_s)
-        records = self._unserved(alive) | self._decisions(moves, alive)
+        records = self._unserved(alive) | self._gone(alive, now_s) | self._decisions(moves, alive)
         if records:
             self._write(records)
             self._moved_s.update(dict.fromkeys(moves, now_s))
+        if moves:
             log.info("shards get new owners: %s", ", ".join(f"{number}: {name}" for number, name in moves.items()))
 
     def _found(self) -> None:
@@ -173,6 +177,17 @@ class Controller:
             f"serving/{number}": ServingRecord(node="", epoch=serving.epoch)
             for number, serving in self._ledger.serving.items()
             if serving.node and serving.node not in alive and self._ledger.server_of(number)
+        }
+
+    def _gone(self, alive: list[str], now_s: float) -> dict[str, Record]:
+        """Nodes that have not been alive for a while are written off. One that is says so itself, again."""
+        nodes = self._ledger.nodes
+        absent = [name for name, node in nodes.items() if name not in alive and node.state != "gone"]
+        self._absent_s = {name: self._absent_s.get(name, now_s) for name in absent}
+        return {
+            f"node/{name}": msgspec.structs.replace(nodes[name], state="gone")
+            for name, since_s in self._absent_s.items()
+            if now_s - since_s >= self._absence_s
         }
 
     def _decisions(self, moves: Mapping[int, str], alive: list[str]) -> dict[str, Record]:

@@ -29,25 +29,22 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from penstock.cluster.base import ClusterMap
 from penstock.cluster.controller import Controller
 from penstock.cluster.ledger import Ledger, Record, encode
-from penstock.core.errors import StoreError
+from penstock.store.errors import LogUnavailable, LogUnsafe
 from penstock.store.journal.kafka_options import KafkaOptions
+from penstock.store.journal.kafka_topics import check_topic, made_client, said, topic_config
 
 READ_RECORDS_MAX = 1_000
 POLL_S = 0.05
 PAUSE_S = 1.0
 """After something failed."""
 ADMIN_S = 30.0
-JOIN_S_MAX = 60.0
+SEGMENT_BYTES = 16 << 20
 POLL_INTERVAL_S_MIN = 30.0
 _BEGINNING = -2
 
 log = logging.getLogger("penstock.cluster")
 
 Batch = list[tuple[int, str, bytes | None]]
-
-
-class ClusterUnreachable(StoreError):
-    """Kafka does not answer, or not as it should."""
 
 
 class Membership:
@@ -258,46 +255,35 @@ class KafkaMaps:
 
 def make_partitions_topic(options: KafkaOptions) -> None:
     """Create the partitions topic if it is not there; refuse one that would forget, or has more than one partition."""
-    admin = AdminClient(options.client_properties())
-    topic = options.partitions_topic
-    wanted = NewTopic(
-        topic,
-        num_partitions=1,
-        replication_factor=options.replication_factor,
-        config={
-            "cleanup.policy": "compact",
-            "min.insync.replicas": str(options.min_insync_replicas),
-            "min.cleanable.dirty.ratio": "0.1",
-            "segment.ms": "600000",
-            "segment.bytes": str(16 << 20),
-            "unclean.leader.election.enable": "false",
-        },
-    )
+    admin, topic = made_client(AdminClient, options), options.partitions_topic
+    config = topic_config(options) | {"segment.bytes": str(SEGMENT_BYTES), "min.cleanable.dirty.ratio": "0.1"}
     try:
+        wanted = NewTopic(topic, num_partitions=1, replication_factor=options.replication_factor, config=config)
         admin.create_topics([wanted], request_timeout=ADMIN_S)[topic].result(ADMIN_S)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-            raise ClusterUnreachable(f"the topic {topic!r} cannot be created: {error.args[0].str()}") from None
-    except TimeoutError:
-        raise ClusterUnreachable(f"Kafka at {options.bootstrap} does not answer") from None
-    _check_topic(admin, topic)
+            raise said(error, options, f"the topic {topic} cannot be made") from error
+    try:
+        _check_topic(admin, topic, options)
+    except KafkaException as error:
+        raise said(error, options, f"the topic {topic} cannot be looked at") from error
 
 
-def _check_topic(admin: AdminClient, topic: str) -> None:
-    deadline = time.monotonic() + ADMIN_S
-    while True:
+def _check_topic(admin: AdminClient, topic: str, options: KafkaOptions) -> None:
+    partitions = _partitions(admin, topic)
+    if len(partitions) != 1:
+        raise LogUnsafe(f"the topic {topic} has {len(partitions)} partitions: it must have one")
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    found = admin.describe_configs([resource], request_timeout=ADMIN_S)[resource].result(ADMIN_S)
+    check_topic(topic, len(partitions[0].replicas), {name: str(entry.value) for name, entry in found.items()}, options)
+
+
+def _partitions(admin: AdminClient, topic: str) -> dict[int, Any]:
+    """The topic's partitions. One that was just made may take a moment to be known."""
+    deadline_s = time.monotonic() + ADMIN_S
+    while time.monotonic() < deadline_s:
         found = admin.list_topics(topic, timeout=ADMIN_S).topics.get(topic)
         if found is not None and found.error is None and found.partitions:
-            break
-        if time.monotonic() > deadline:
-            raise ClusterUnreachable(f"the topic {topic!r} was created, and is not there")
+            return found.partitions
         time.sleep(POLL_S)
-    if len(found.partitions) != 1:
-        raise ClusterUnreachable(f"the topic {topic!r} has {len(found.partitions)} partitions: it must have one")
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    settings = admin.describe_configs([resource], request_timeout=ADMIN_S)[resource].result(ADMIN_S)
-    policy = settings["cleanup.policy"].value
-    if policy != "compact":
-        raise ClusterUnreachable(
-            f"the topic {topic!r} has cleanup.policy={policy}: it would forget who owns what; it must be compact"
-        )
+    raise LogUnavailable(f"the topic {topic} was made, and is not there")

@@ -266,6 +266,8 @@ class ClusterSettings(_Section, frozen=True):
     """The file that holds the secret."""
     session_timeout_s: float = 10.0
     """A node that is silent for so long is taken for dead, and others take its shards."""
+    move_pause_s: float = 5.0
+    """The least time between two shards that move for the sake of balance."""
 
     def __repr__(self) -> str:
         return f"ClusterSettings({self.name!r}, shards={self.shards})"
@@ -300,6 +302,8 @@ class ClusterSettings(_Section, frozen=True):
             parse_address(self.link_address, "[cluster] link_address")
         if not 1 <= self.session_timeout_s <= 300:
             raise InvalidSettings(f"[cluster] session_timeout_s is {self.session_timeout_s}: it must be from 1 to 300")
+        if not 0 <= self.move_pause_s <= 86_400:
+            raise InvalidSettings(f"[cluster] move_pause_s is {self.move_pause_s}: it must be from 0 to 86400")
         if self.open_secret() is None and not is_loopback(self.link_host):
             raise InvalidSettings(
                 f"[cluster] link_host {self.link_host!r} can be reached from other machines, and there is no secret: "

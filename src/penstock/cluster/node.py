@@ -1,0 +1,316 @@
+"""A node of a cluster: as `server/node.py`, with its shards in Kafka, and the others' behind links.
+
+It starts in this order: the topics are looked at, the link server listens, the node joins the group and reads the
+partitions topic. When every shard is served by somebody, its front ends listen. They talk to the router.
+
+It stops in this order, so that clients notice nothing: it says that it drains, and goes on serving while the controller
+moves its shards away one by one; when none is left, or after `stop_grace_s`, it stops as any node does, releases what
+is left in writing, says that it is gone, and leaves the group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from prometheus_client.core import Metric
+
+from penstock.cluster.base import ClusterMap
+from penstock.cluster.host import ShardHost
+from penstock.cluster.ledger import LoadRecord, NodeRecord, NodeState
+from penstock.cluster.link import Link, LinkIdentity
+from penstock.cluster.link_server import LinkServer
+from penstock.cluster.loads import LoadMeter, shard_families
+from penstock.cluster.membership import Batch, KafkaMaps, Membership
+from penstock.cluster.ownership import Ownership
+from penstock.cluster.router import Router
+from penstock.core.commands import CreateQueue, DescribeQueue
+from penstock.core.errors import PenstockError, QueueNotFound
+from penstock.server.clock import Clock
+from penstock.server.events import Recorder
+from penstock.server.node import Address, FrontEnd, Node
+from penstock.server.partition_map import PartitionMap
+from penstock.server.settings import InvalidSettings, Settings, events_config
+from penstock.server.shard import Shard
+from penstock.server.shards import Shards
+from penstock.store.errors import LogUnavailable
+from penstock.store.kafka import open_kafka, prepare_topics
+
+BEAT_S = 1.0
+"""How often a node says what its shards have to do."""
+START_S_MAX = 60.0
+"""How long a node waits, besides the session timeout, until every shard is served."""
+
+log = logging.getLogger("penstock.cluster")
+
+
+class NameTaken(PenstockError):
+    """Another process has taken this node's name."""
+
+
+def end_process(error: Exception) -> None:
+    """What a node cannot go on without is gone: stop in order. Whoever supervises the process starts it again."""
+    log.critical("the node stops: %s", error)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class ClusterNode(Node):
+    """A node whose shards are some of many."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        front_ends: Sequence[FrontEnd],
+        version: str,
+        *,
+        clock: Clock | None = None,
+        on_fatal: Callable[[Exception], None] = end_process,
+    ) -> None:
+        super().__init__(settings, front_ends, version, clock=clock)
+        self._on_fatal = on_fatal
+        self._name = settings.cluster.node_name
+        self._options = settings.kafka_options()
+        self._opened = contextlib.AsyncExitStack()
+        self._record_of_node = NodeRecord(incarnation=uuid.uuid4().hex, link="", version=version)
+        self._seen_own_record = False
+        self._loads = LoadMeter()
+        self._recorder: Callable[[], Recorder] | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        self._failure: Exception | None = None
+        self.maps: KafkaMaps
+        self.ownership: Ownership
+        self._membership: Membership
+
+    # -- starting --
+
+    async def _open_shards(self) -> Shards:
+        """Join the cluster. Returns when every shard is served by somebody."""
+        try:
+            return await self._join()
+        except BaseException:
+            await self._opened.aclose()
+            raise
+
+    async def _join(self) -> Router:
+        cluster = self._settings.cluster
+        topics = await asyncio.to_thread(prepare_topics, self._options)
+        host = ShardHost()
+        await self._listen_for_links(host)
+        self.maps = KafkaMaps(self._name)
+        self._membership = Membership(
+            self._options,
+            self._name,
+            session_timeout_s=cluster.session_timeout_s,
+            cool_down_s=cluster.move_pause_s,
+            on_records=self._take,
+            on_failed=self._failed,
+        )
+        self.ownership = Ownership(
+            self._name,
+            self.maps.ledger,
+            host,
+            self._membership.publish,
+            lambda shard: open_kafka(self._options, shard, Path(self._settings.server.data), topics=topics),
+            self._clock,
+            handover_s=cluster.session_timeout_s,
+            on_served=self._on_served,
+        )
+        self._opened.push_async_callback(self._leave)
+        self._membership.start()
+        self._publish()
+        self._beating = asyncio.get_running_loop().create_task(self._beat())
+        await self._until(lambda: self.maps.ledger.cluster is not None, "the cluster's controller")
+        router = self._make_router(host)
+        self.ownership.look()
+        await self._until(lambda: all(self.maps.current().owners), "an owner of every shard")
+        return router
+
+    async def _listen_for_links(self, host: ShardHost) -> None:
+        cluster, secret = self._settings.cluster, self._settings.cluster.open_secret()
+        self._identity = LinkIdentity(cluster.name, self._name, b"" if secret is None else secret.reveal().encode())
+        self._links: dict[str, Link] = {}
+        server = LinkServer(host, self._identity)
+        try:
+            address = await server.start(f"{_bracketed(cluster.link_host)}:{cluster.link_port}")
+        except OSError as error:
+            raise InvalidSettings(f"links cannot listen on port {cluster.link_port}: {error}") from error
+        self._opened.push_async_callback(server.close)
+        self._opened.push_async_callback(self._close_links)
+        self._record_of_node = msgspec.structs.replace(self._record_of_node, link=cluster.link_address or address)
+
+    def _make_router(self, host: ShardHost) -> Router:
+        found = self.maps.ledger.cluster
+        assert found is not None
+        if found.shards != self._options.shards:
+            raise InvalidSettings(
+                f"the cluster {self._options.cluster!r} has {found.shards} shards, and [cluster] shards says "
+                f"{self._options.shards}: the number is fixed when a cluster is made"
+            )
+        router = Router(host, self._place, self.maps, found.shards, found.entropy, self._clock)
+        self.ownership.submit = router.submit_to
+        return router
+
+    async def _until(self, is_so: Callable[[], bool], what: str) -> None:
+        """Wait for news of the cluster."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + START_S_MAX + self._settings.cluster.session_timeout_s
+        while not is_so():
+            if self._failure is not None:
+                raise self._failure
+            if loop.time() > deadline_s:
+                raise LogUnavailable(f"the node waited in vain for {what}: look at the other nodes' logs, and Kafka's")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), 1.0)
+
+    async def _listen(self) -> dict[str, Address]:
+        self.services.partition_maps = _RestMaps(self.maps)
+        self.services.metric_sources.append(self._shard_metrics)
+        listening = await super()._listen()
+        urls = {name: self._reachable(address) for name, address in listening.items()}
+        self._record_of_node = msgspec.structs.replace(self._record_of_node, urls=urls)
+        self._publish()
+        await self._until(lambda: self.maps.ledger.nodes.get(self._name) == self._record_of_node, "its own record")
+        return listening
+
+    def _reachable(self, address: Address) -> str:
+        """A front end's URL for other machines: one that listens everywhere is where the links are."""
+        if address.host not in ("0.0.0.0", "::", ""):
+            return address.url
+        link_host = self._record_of_node.link.rpartition(":")[0]
+        return address.url.replace(_bracketed(address.host), link_host)
+
+    # -- stopping --
+
+    async def stop(self) -> None:
+        """Give the shards away, then stop as any node does. Once more does nothing."""
+        if self._services is None or self._services.is_stopping:
+            return
+        await self._drain()
+        try:
+            await super().stop()
+        finally:
+            await self._opened.aclose()
+
+    async def _drain(self) -> None:
+        others = (name for name in self.maps.ledger.nodes if name != self._name)
+        if self._failure is not None or all(self.maps.ledger.is_draining(name) for name in others):
+            return
+        self._publish("draining")
+        if not await self.ownership.drained(self._settings.server.stop_grace_s):
+            log.warning("some shards were not taken over in time: they are released now")
+
+    async def _leave(self) -> None:
+        await self.ownership.close()
+        if self._beating is not None:
+            self._beating.cancel()
+        self._publish("gone")
+        await self._membership.flush(BEAT_S * 5)
+        await self._membership.stop()
+
+    async def _close_links(self) -> None:
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+    # -- what the cluster says --
+
+    def _take(self, records: Batch) -> None:
+        """The membership's thread has read some records."""
+        self.maps.take(records)
+        self._mind_own_record()
+        self.ownership.look()
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _mind_own_record(self) -> None:
+        found = self.maps.ledger.nodes.get(self._name)
+        if found is None or found == self._record_of_node:
+            self._seen_own_record = found is not None or self._seen_own_record
+        elif found.incarnation != self._record_of_node.incarnation:
+            if self._seen_own_record and self._failure is None:
+                self._failed(NameTaken(f"another process has joined as node {self._name!r}: give each its own name"))
+        elif found.state == "gone" and self._record_of_node.state != "gone":
+            self._publish()
+
+    def _failed(self, error: Exception) -> None:
+        self._failure = error
+        self._news.set()
+        if self._services is not None and not self._services.is_stopping:
+            self._on_fatal(error)
+
+    def _place(self, name: str) -> Link:
+        """The link to a node; another one when the node has moved."""
+        address = self.maps.current().nodes[name].link
+        link = self._links.get(name)
+        if link is None or link.address != address:
+            if link is not None:
+                self._closing = asyncio.get_running_loop().create_task(link.close())
+            link = self._links[name] = Link(address, self._identity)
+        return link
+
+    # -- what this node says --
+
+    def _publish(self, state: NodeState | None = None) -> None:
+        if state is not None:
+            self._record_of_node = msgspec.structs.replace(self._record_of_node, state=state)
+        self._membership.publish(f"node/{self._name}", self._record_of_node)
+
+    async def _beat(self) -> None:
+        """Show, again and again, that the loop is alive, and what there is to do."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._membership.beat()
+            loads = self._loads.measure(self.ownership.tenures, loop.time())
+            with contextlib.suppress(BufferError):
+                self._membership.publish(f"load/{self._name}", LoadRecord(at_ms=self._clock.now_ms(), shards=loads))
+            await asyncio.sleep(BEAT_S)
+
+    def _shard_metrics(self) -> Iterable[Metric]:
+        loads = self._loads.measure(self.ownership.tenures, asyncio.get_running_loop().time())
+        return shard_families(self.ownership.tenures, loads, self._name)
+
+    def _store_metrics(self) -> Iterable[Metric]:
+        return ()
+
+    # -- events --
+
+    async def _record(self) -> None:
+        """Every shard writes the events of its own queues, to its own partition of the events queue."""
+        events = self._settings.events
+        config = events_config(events).changed({"partitions": self._options.shards})
+        flush_ms = max(1, round(events.flush_s * 1_000))
+        try:
+            await self.services.shard.call(DescribeQueue(name=events.queue))
+        except QueueNotFound:
+            await self.services.shard.call(CreateQueue(name=events.queue, config=config, channels=()))
+        self._recorder = lambda: Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms)
+        for tenure in self.ownership.tenures.values():
+            if tenure.served is not None:
+                tenure.served.shard.record(self._recorder())
+
+    def _on_served(self, shard: Shard) -> None:
+        if self._recorder is not None:
+            shard.record(self._recorder())
+
+
+class _RestMaps:
+    """The map for clients that route themselves."""
+
+    def __init__(self, maps: KafkaMaps) -> None:
+        self._maps = maps
+
+    def current(self) -> PartitionMap:
+        """The newest version. A shard that nobody serves is said to be here: the router waits for its owner."""
+        found: ClusterMap = self._maps.current()
+        urls = {name: node.urls.get("http", "") for name, node in found.nodes.items()}
+        return PartitionMap(found.version, found.own, tuple(owner or found.own for owner in found.owners), urls)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
