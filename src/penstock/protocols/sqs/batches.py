@@ -156,7 +156,8 @@ class BatchActions(MessageActions):
 
     async def DeleteMessageBatch(self, caller: Caller, request: DeleteMessageBatchRequest) -> SettledResult | bytes:
         """Delete messages that were received."""
-        queue = self.queue(self.queue_name(caller, request.queue_url, "read"))
+        name = self.queue_name(caller, request.queue_url, "read")
+        queue = self.broker.queues.get(name) or await self.queue(name)
         entries = request.entries or []
         self._check("DeleteMessageBatchRequestEntry", entries)
         if caller.is_plain and not queue.config.is_fifo:
@@ -188,7 +189,8 @@ class BatchActions(MessageActions):
         self, caller: Caller, request: ChangeMessageVisibilityBatchRequest
     ) -> SettledResult:
         """Keep messages longer, or give them back."""
-        queue = self.queue(self.queue_name(caller, request.queue_url, "read"))
+        name = self.queue_name(caller, request.queue_url, "read")
+        queue = self.broker.queues.get(name) or await self.queue(name)
         entries = request.entries or []
         self._check("ChangeMessageVisibilityBatchRequestEntry", entries)
         result = SettledResult([], [])

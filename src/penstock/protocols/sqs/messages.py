@@ -114,7 +114,8 @@ class MessageActions(Unpacking):
 
     async def DeleteMessage(self, caller: Caller, request: DeleteMessageRequest) -> None:
         """Delete a message that was received. One that is gone already, or that somebody else has, is fine."""
-        queue = self.queue(self.queue_name(caller, request.queue_url, "read"))
+        name = self.queue_name(caller, request.queue_url, "read")
+        queue = self.broker.queues.get(name) or await self.queue(name)
         channel, span = self.held(queue, request.receipt_handle)
         settled: Settled = await ask(Ack(queue=queue.name, channel=channel, spans=[span]))
         if settled.refused and queue.config.is_fifo:
@@ -122,7 +123,8 @@ class MessageActions(Unpacking):
 
     async def ChangeMessageVisibility(self, caller: Caller, request: ChangeMessageVisibilityRequest) -> None:
         """Keep a message longer, or give it back."""
-        queue = self.queue(self.queue_name(caller, request.queue_url, "read"))
+        name = self.queue_name(caller, request.queue_url, "read")
+        queue = self.broker.queues.get(name) or await self.queue(name)
         channel, span = self.held(queue, request.receipt_handle)
         visibility_s = check_visibility(request.visibility_timeout)
         settled: Settled = await ask(
@@ -235,8 +237,9 @@ class MessageActions(Unpacking):
 
     # -- settling --
 
-    def queue(self, name: str) -> QueueFace:
+    async def queue(self, name: str) -> QueueFace:
         """A queue to settle messages of. None is created: nobody could hold its messages."""
+        await self.learn(name)
         queue = self.broker.queues.get(name)
         if queue is None:
             raise no_such_queue()

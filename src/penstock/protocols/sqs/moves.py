@@ -7,7 +7,7 @@ import binascii
 
 import msgspec
 
-from penstock.core.commands import CancelRedrive, ListRedrives, RedriveTask, StartRedrive
+from penstock.core.commands import CancelRedrive, ListQueues, ListRedrives, RedriveTask, StartRedrive
 from penstock.core.errors import TaskNotFound
 from penstock.protocols.sqs.errors import (
     INVALID_PARAMETER_VALUE,
@@ -41,16 +41,16 @@ class MoveActions(QueueActions):
         self, caller: Caller, request: StartMessageMoveTaskRequest
     ) -> StartMessageMoveTaskResult:
         """Start to move the messages of a dead-letter queue."""
-        source = self._queue_of(caller, request.source_arn, "SourceArn")
+        source = await self._queue_of(caller, request.source_arn, "SourceArn")
         target = None
         if request.destination_arn is not None:
-            target = self._queue_of(caller, request.destination_arn, "DestinationArn")
+            target = await self._queue_of(caller, request.destination_arn, "DestinationArn")
         rate = request.max_number_of_messages_per_second
         if rate is not None and not 1 <= rate <= MOVES_PER_SECOND_MAX:
             raise invalid_value(
                 rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {MOVES_PER_SECOND_MAX}, if provided."
             )
-        self._check_route(source, target)
+        await self._check_route(source, target)
         tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
         if any(task.status == "running" for task in tasks):
             raise SqsError(
@@ -61,8 +61,8 @@ class MoveActions(QueueActions):
         task: RedriveTask = await ask(StartRedrive(queue=source, target=target, per_second=rate))
         return StartMessageMoveTaskResult(self._handle(task))
 
-    def _check_route(self, source: str, target: str | None) -> None:
-        if not self.sources_of(source):
+    async def _check_route(self, source: str, target: str | None) -> None:
+        if not await ask(ListQueues(dead_letters_to=source, limit=1)):
             raise SqsError(INVALID_PARAMETER_VALUE, "Source queue must be configured as a Dead Letter Queue.")
         if target is None:
             return
@@ -79,7 +79,7 @@ class MoveActions(QueueActions):
         if not request.task_handle:
             raise missing("TaskHandle")
         handle, number = _open_handle(request.task_handle)
-        source = self._queue_of(caller, handle.sourceArn, "SourceArn")
+        source = await self._queue_of(caller, handle.sourceArn, "SourceArn")
         tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
         task = next((task for task in tasks if task.task == number), None)
         if task is None:
@@ -96,20 +96,21 @@ class MoveActions(QueueActions):
         self, caller: Caller, request: ListMessageMoveTasksRequest
     ) -> ListMessageMoveTasksResult:
         """The latest tasks of a queue, newest first."""
-        source = self._queue_of(caller, request.source_arn, "SourceArn")
+        source = await self._queue_of(caller, request.source_arn, "SourceArn")
         limit = MOVES_LISTED if request.max_results is None else request.max_results
         if not 1 <= limit <= MOVES_LISTED_MAX:
             raise invalid_value(limit, "MaxResults", f"Must be between 1 and {MOVES_LISTED_MAX}, if provided.")
         tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
         return ListMessageMoveTasksResult([self._described(task) for task in tasks[:limit]])
 
-    def _queue_of(self, caller: Caller, arn: str | None, parameter: str) -> str:
+    async def _queue_of(self, caller: Caller, arn: str | None, parameter: str) -> str:
         if not arn:
             raise missing(parameter)
         name = self.arns.name(arn)
         if name is None:
             raise invalid_value(arn, parameter, "It is not the ARN of a queue.")
         self.check_rights(caller, name, "admin")
+        await self.learn(name, now=True)
         if self.config(name) is None:
             raise SqsError(
                 RESOURCE_NOT_FOUND, f"The resource that you specified for the {parameter} parameter doesn't exist."

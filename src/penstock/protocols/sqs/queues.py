@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 
+import msgspec
+
 from penstock.core.commands import CreateQueue, DeleteQueue, DescribeQueue, PurgeQueue, QueueStats
 from penstock.core.config import QueueConfig
 from penstock.core.errors import QueueExists
 from penstock.protocols.sqs.attributes import (
     AttributeReader,
     check_names,
-    dead_letter_target,
     facts_of,
     settings_of,
 )
@@ -74,6 +75,7 @@ class QueueActions(BatchActions):
         self.check_rights(caller, name, "admin")
         tags = request.creation_tags or {}
         check_tags(tags)
+        await self.learn(name, *self._targets(attributes), now=True)
         existing = self.config(name)
         if existing is None:
             self._check_deleted(name)
@@ -82,6 +84,7 @@ class QueueActions(BatchActions):
             try:
                 await ask(CreateQueue(name=name, config=config))
             except QueueExists:  # somebody was faster
+                await self.learn(name, now=True)
                 existing = self.config(name)
         if existing is not None:
             self._check_same(name, existing, is_fifo, attributes)
@@ -96,6 +99,16 @@ class QueueActions(BatchActions):
             raise SqsError(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
         del attributes["FifoQueue"]
         return False
+
+    def _targets(self, attributes: dict[str, str]) -> list[str]:
+        """The queue that attributes name as the one for dead letters, if they do."""
+        try:
+            policy = msgspec.json.decode(attributes.get("RedrivePolicy") or "null")
+        except (msgspec.DecodeError, RecursionError):
+            return []
+        arn = policy.get("deadLetterTargetArn") if isinstance(policy, dict) else None
+        target = self.arns.name(arn) if isinstance(arn, str) else None
+        return [] if target is None else [target]
 
     def _reader(self, name: str, is_fifo: bool) -> AttributeReader:
         return AttributeReader(name, is_fifo, self.limits, self.arns, self.config)
@@ -165,7 +178,8 @@ class QueueActions(BatchActions):
     async def ListQueues(self, caller: Caller, request: ListQueuesRequest) -> ListQueuesResult:
         """Queues by name, in pages if asked for."""
         prefix = request.queue_name_prefix or ""
-        names = [name for name in list(self.broker.queues) if name.startswith(prefix) and self.may_see(caller, name)]
+        limit, after = page_asked(request.max_results, request.next_token)
+        names = await self.names(caller, limit + 1, prefix=prefix, after=after)
         page, token = page_of(names, request.max_results, request.next_token)
         return ListQueuesResult([caller.url(name) for name in page], token)
 
@@ -175,14 +189,10 @@ class QueueActions(BatchActions):
         """The queues whose dead letters come to this one."""
         target = self.queue_name(caller, request.queue_url, "read", "admin")
         await self.existing(target)
-        sources = [name for name in self.sources_of(target) if self.may_see(caller, name)]
+        limit, after = page_asked(request.max_results, request.next_token)
+        sources = await self.names(caller, limit + 1, after=after, dead_letters_to=target)
         page, token = page_of(sources, request.max_results, request.next_token)
         return ListDeadLetterSourceQueuesResult([caller.url(name) for name in page], token)
-
-    def sources_of(self, target: str) -> list[str]:
-        """The names of the queues whose dead letters go there."""
-        queues = list(self.broker.queues.items())
-        return [name for name, queue in queues if dead_letter_target(name, queue.config) == target]
 
     # -- attributes --
 
@@ -206,6 +216,7 @@ class QueueActions(BatchActions):
         if not attributes:
             await self.existing(name)
             raise missing("Attribute.Name")
+        await self.learn(*self._targets(attributes), now=True)
         await self.change(name, lambda config: self._reader(name, config.is_fifo).read(attributes, config))
 
     # -- tags --
@@ -233,6 +244,7 @@ class QueueActions(BatchActions):
     async def ListQueueTags(self, caller: Caller, request: QueueRequest) -> ListQueueTagsResult:
         """A queue's tags."""
         name = self.queue_name(caller, request.queue_url, "read", "admin")
+        await self.learn(name, now=True)
         config = self.config(name)
         if config is None:
             raise no_such_queue()
@@ -258,6 +270,15 @@ def check_tags(tags: dict[str, str]) -> dict[str, str]:
     return tags
 
 
+def page_asked(page_max: int | None, token: str | None) -> tuple[int, str]:
+    """How many names one answer holds, and after which name they come; or what is wrong with what was asked."""
+    if page_max is not None and not 1 <= page_max <= PAGE_MAX:
+        raise invalid_value(page_max, "MaxResults", f"MaxResults must be an integer between 1 and {PAGE_MAX}.")
+    if token and page_max is None:
+        raise missing("MaxResults")
+    return page_max or PAGE_MAX, _open_token(token) if token else ""
+
+
 def page_of(names: list[str], page_max: int | None, token: str | None) -> tuple[list[str], str | None]:
     """Names in order, as many as one answer holds, and the token for the next ones if pages were asked for.
 
@@ -265,13 +286,8 @@ def page_of(names: list[str], page_max: int | None, token: str | None) -> tuple[
     >>> page, page_of(["c", "a", "b"], 2, token)
     (['a', 'b'], (['c'], None))
     """
-    if page_max is not None and not 1 <= page_max <= PAGE_MAX:
-        raise invalid_value(page_max, "MaxResults", f"MaxResults must be an integer between 1 and {PAGE_MAX}.")
-    if token and page_max is None:
-        raise missing("MaxResults")
-    after = _open_token(token) if token else ""
+    limit, after = page_asked(page_max, token)
     later = sorted(name for name in names if name > after)
-    limit = page_max or PAGE_MAX
     page = later[:limit]
     return page, _token(page[-1]) if page_max is not None and len(later) > limit else None
 

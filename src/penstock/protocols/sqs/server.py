@@ -4,6 +4,9 @@ How it works. `SqsFrontEnd.handle` gets an exchange from the HTTP server and beg
 driven right here. When the coroutine asks for a command, the visit submits it to the shard; when the call is settled,
 in the same turn of the loop as the commit, the visit goes on where it was. No task and no future is made for a request.
 
+Clients that wait for each response before they ask again, as SDKs do, are named to the shard: those who come together
+share their commits (`server/siblings.py`). Receives need no commit, and are not waited for.
+
 A visit whose client hangs up while it waits for messages is abandoned: its receive is withdrawn from the shard, and
 messages that were on their way to it go back.
 
@@ -181,7 +184,7 @@ class Visit(ABC):
             if asked.wait_ms:
                 self._exchange.on_abandoned = self._abandon
         else:
-            self._shard.submit(asked, self._go_on)
+            self._shard.submit(asked, self._go_on, self._exchange.client)
 
     def _abandon(self) -> None:
         """The client has hung up while it waited."""

@@ -9,13 +9,14 @@ command out to whoever drives the coroutine (`server.py`), and gets the settled 
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue
+from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue, ListQueues
 from penstock.core.config import QueueConfig
-from penstock.core.errors import PenstockError, QueueExists
+from penstock.core.errors import PenstockError, QueueExists, QueueNotFound
 from penstock.core.receipt import Seal
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES
@@ -31,6 +32,7 @@ _SEQUENCE_BYTES = 6
 _SEQUENCE_DIGITS = 2 * _SEQUENCE_BYTES
 _SEQUENCES_MAX = 16**_SEQUENCE_DIGITS
 _SEALS_MAX = 10_000
+_NAMES_ASKED = 1_000
 
 Asked = Command | tuple[Command, ...]
 """What a coroutine hands out: a command, or several that go through the same step."""
@@ -163,9 +165,34 @@ class ServiceBase:
         """Whether the caller has any right on the queue."""
         return any(caller.principal.allows(right, name) for right in RIGHTS)
 
+    async def learn(self, *names: str, now: bool = False) -> None:
+        """Ask for queues of other nodes that have to be asked for, so that `config` can tell of them."""
+        for name in names:
+            if self.shard.unknown(name, now=now):
+                with contextlib.suppress(QueueNotFound):
+                    await ask(DescribeQueue(name=name))
+
+    async def names(
+        self, caller: Caller, enough: int, *, prefix: str = "", after: str = "", dead_letters_to: str | None = None
+    ) -> list[str]:
+        """Queues that the caller may know of, in order; at least so many, if there are."""
+        found: list[str] = []
+        while len(found) < enough:
+            page: list[str] = await ask(
+                ListQueues(prefix=prefix, after=after, limit=_NAMES_ASKED, dead_letters_to=dead_letters_to)
+            )
+            found += [name for name in page if self.may_see(caller, name)]
+            if len(page) < _NAMES_ASKED:
+                break
+            after = page[-1]
+        return found
+
     async def existing(self, name: str) -> QueueConfig:
         """The queue's configuration. One that is not there is created, if the server is told so."""
         config = self.config(name)
+        if config is None:
+            await self.learn(name)
+            config = self.config(name)
         if config is not None:
             return config
         if not self.auto_create:
@@ -174,6 +201,7 @@ class ServiceBase:
         try:
             await ask(CreateQueue(name=name, config=config))
         except QueueExists:
+            await self.learn(name)
             config = self.config(name)
             if config is None:
                 raise no_such_queue() from None
@@ -184,9 +212,10 @@ class ServiceBase:
         await self.existing(name)
         while name in self._changing:
             await ask(DescribeQueue(name=name))  # a step later
-        changes = changes_of(await self.existing(name))
         self._changing.add(name)
         try:
+            await self.learn(name, now=True)
+            changes = changes_of(await self.existing(name))
             await ask(ChangeQueue(name=name, changes=changes))
         finally:
             self._changing.discard(name)
