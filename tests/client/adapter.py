@@ -168,10 +168,11 @@ class World:
 
     def restart(self) -> None:
         """Close in good order, and open again."""
-        self._close()
+        self.shut()
         self.open()
 
-    def _close(self) -> None:
+    def shut(self) -> None:
+        """Close in good order: the client, and the server behind it, so that everything is in the store."""
         self.ps.close()
         if self._server is not None:
             assert self._loop is not None
@@ -181,7 +182,7 @@ class World:
         """The process dies: nothing is written any more. Then it starts again."""
         store = self.shard._store
         self.shard._store_is_good = False
-        self._close()
+        self.shut()
         if isinstance(store, EmbeddedStore):
             store.close(apply=False)
         self.open()
@@ -207,7 +208,7 @@ class World:
             threading.Event().wait(0.001)
 
     def close(self) -> None:
-        self._close()
+        self.shut()
         if self._loop is not None:
             self._loop.close()
 

@@ -55,7 +55,7 @@ def test_a_lease_that_had_its_time_to_be_written_survives_a_crash(world: World, 
 def test_a_lease_runs_out_while_nobody_is_there(world: World, ps: Any) -> None:
     ps.queue("orders").send(b"a")
     ps.queue("orders").receive(lease=60)
-    world.ps.close()
+    world.shut()
     world.clock.advance_ms(60_000)
     world.open()
     assert world.ps.queue("orders").receive().attempts == 2
