@@ -36,6 +36,8 @@ COMPILED = (
     "protocols/http/connection.py",
     "protocols/http/exchange.py",
     "protocols/http/request.py",
+    "protocols/front_end.py",
+    "protocols/nsq/http_front_end.py",
     "protocols/sqs/actions.py",
     "protocols/sqs/batches.py",
     "protocols/sqs/json_wire.py",
@@ -110,11 +112,15 @@ def copy(output: Path) -> None:
 
 
 def compile_in(output: Path, names: list[str]) -> None:
-    """Compile modules where they are. The compiler works in a process of its own: it changes directory and sys.path."""
+    """Compile modules where they are. The compiler works in a process of its own: it changes directory and sys.path.
+
+    A C file for each module: with one file for all of them, the C compiler takes much longer.
+    """
     program = (
         "from mypyc.build import mypycify; from setuptools import setup; import sys; "
+        "options = ['--ignore-missing-imports', '--python-executable', sys.executable]; "
         "setup(name='penstock-compiled', packages=[], "
-        "ext_modules=mypycify([*sys.argv[1:], '--ignore-missing-imports', '--python-executable', sys.executable]), "
+        "ext_modules=mypycify([*sys.argv[1:], *options], multi_file=True), "
         "script_args=['--quiet', 'build_ext', '--inplace'])"
     )
     warnings_off = {"CFLAGS": f"-w {os.environ.get('CFLAGS', '')}"}

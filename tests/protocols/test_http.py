@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.protocols.http import Exchange, Handler, HttpServer, Request
 from penstock.server.settings import HttpLimits
@@ -145,6 +147,62 @@ def test_a_request_arrives_whole_and_its_response_is_framed() -> None:
             writer.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("value", [b"", b"x", b"host:80"])
+def test_a_second_host_is_refused_even_if_it_is_the_same(value: bytes) -> None:
+    async def main() -> None:
+        async with serving() as server:
+            received = await server.talk(b"GET / HTTP/1.1\r\nHost: %s\r\nhost: %s\r\n\r\n" % (value, value))
+            ((status, reason),) = responses_in(received)
+            assert (status, b"more than one Host" in reason) == (400, True)
+
+    run(main())
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.sampled_from(["x-a", "X-A", "x-b"]), st.sampled_from(["", "1", "22"])), max_size=6))
+def test_values_of_repeated_headers_are_joined_in_their_order(pairs: list[tuple[str, str]]) -> None:
+    expected: dict[str, str] = {}
+    for name, value in pairs:
+        key = name.lower()
+        expected[key] = f"{expected[key]}, {value}" if key in expected else value
+    seen: list[dict[str, str]] = []
+
+    def handler(exchange: Exchange) -> None:
+        seen.append({name: value for name, value in exchange.request.headers.items() if name.startswith("x-")})
+        echo(exchange)
+
+    async def main() -> None:
+        async with serving(handler) as server:
+            lines = "".join(f"{name}: {value}\r\n" for name, value in pairs)
+            await server.talk(f"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{lines}\r\n".encode())
+
+    run(main())
+    assert seen == [expected]
+
+
+def test_requests_of_one_connection_have_one_client_and_others_have_another() -> None:
+    clients: list[int] = []
+
+    def handler(exchange: Exchange) -> None:
+        clients.append(exchange.client)
+        echo(exchange)
+
+    async def main() -> None:
+        async with serving(handler) as server:
+            connections = [await server.connect() for _ in range(2)]
+            for _ in range(2):
+                for reader, writer in connections:
+                    writer.write(GET)
+                    await read_response(reader)
+            for _, writer in connections:
+                writer.close()
+
+    run(main())
+    first, second, *again = clients
+    assert first != second
+    assert again == [first, second]
 
 
 def test_a_request_may_come_in_pieces_of_one_byte() -> None:

@@ -196,11 +196,12 @@ class HttpConnection(asyncio.Protocol):
         key = _NAMES.get(name) or _name(name)
         text = "" if value is None else value.decode("latin-1")
         headers = self._headers
-        if key in headers:
+        known = len(headers)
+        first = headers.setdefault(key, text)
+        if len(headers) == known:
             if key == "host":
                 self._reject(400, "there is more than one Host header")
-            text = f"{headers[key]}, {text}"
-        headers[key] = text
+            headers[key] = f"{first}, {text}"
 
     def on_headers_complete(self) -> None:
         """Check what can be checked before the body comes."""

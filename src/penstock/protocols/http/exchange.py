@@ -59,6 +59,11 @@ class Exchange:
         """Whether nobody waits for the response any more: answered, or the client is gone."""
         return self._connection is None
 
+    @property
+    def client(self) -> int:
+        """Who asks: the same number for all requests of one connection; nobody else has it at the same time."""
+        return id(self._connection)
+
     def respond(self, status: int, headers: Headers, body: bytes) -> bool:
         """Answer, once. False if the client is gone, and the response with it."""
         connection = self._connection
