@@ -561,7 +561,8 @@ class _Connection(asyncio.Protocol):
             if len(numbered) == 1:
                 return self._fail(numbered[0][0], InvalidRequest(f"the command cannot be sent on: {error}"))
         else:
-            if len(payload) <= _SPLIT_BYTES or (len(numbered) < 2 and len(payload) <= self.frame_bytes_max):
+            most = self.frame_bytes_max if len(numbered) < 2 else min(_SPLIT_BYTES, self.frame_bytes_max)
+            if len(payload) <= most:
                 return self._write(payload)
             if len(numbered) == 1:
                 text = f"the command has {len(payload)} bytes: {self.frame_bytes_max} are the most between nodes"

@@ -59,7 +59,8 @@ from penstock.server.tasks import CallbackCall
 log = logging.getLogger("penstock.link")
 
 _BACKLOG = 128
-_SPLIT_BYTES = 16 * 1024 * 1024
+_SPLIT_BYTES = 2 * 1024 * 1024
+"""Several replies are not put into a frame larger than this: what waits for a slow reader stays here."""
 _GONE = "the node that it was a connection of is gone"
 
 Answer = tuple[int, int, Any, int]
@@ -464,31 +465,39 @@ class _Guest(asyncio.Protocol):
         self._send(answers)
 
     def _send(self, answers: list[Answer]) -> None:
-        """One frame; if it would be too large, or something in it does not travel, several."""
+        """One frame; if it would be too large, several, in order, as long as the other node reads."""
+        batches = [answers]
+        while batches and not self._is_slow:
+            batch = batches.pop()
+            if not self._send_whole(batch):
+                half = len(batch) // 2
+                batches += [batch[half:], batch[:half]]
+        if batches:
+            self._answers = [answer for batch in reversed(batches) for answer in batch] + self._answers
+
+    def _send_whole(self, answers: list[Answer]) -> bool:
+        """False if they have to be sent in parts: they are too large together, or one of them does not travel."""
+        most = self._limits.frame_bytes_max
         try:
             payload = encode_replies([(number, kind, _pack(kind, value)) for number, kind, value, _ in answers])
         except (TypeError, ValueError, NotImplementedError, OverflowError) as error:
             if len(answers) == 1:
                 self._send_instead(answers[0], StoreError(f"the reply cannot be sent on: {error}"))
-                return
+            return len(answers) == 1
+        if len(answers) == 1 and len(payload) > most:
+            text = f"the reply has {len(payload)} bytes: {most} are the most between nodes; ask for less"
+            self._send_instead(answers[0], BatchTooLarge(text))
+        elif len(answers) == 1 or len(payload) <= min(_SPLIT_BYTES, most):
+            self._write(payload)
         else:
-            if len(payload) <= _SPLIT_BYTES or (len(answers) == 1 and len(payload) <= self._limits.frame_bytes_max):
-                self._write(payload)
-                return
-            if len(answers) == 1:
-                most = self._limits.frame_bytes_max
-                text = f"the reply has {len(payload)} bytes: {most} are the most between nodes; ask for less"
-                self._send_instead(answers[0], BatchTooLarge(text))
-                return
-        half = len(answers) // 2
-        self._send(answers[:half])
-        self._send(answers[half:])
+            return False
+        return True
 
     def _send_instead(self, answer: Answer, error: PenstockError) -> None:
         number, kind, value, shard = answer
         self._take_back(value, shard)
         if kind != Kind.PUSH:
-            self._send([(number, Kind.ERROR, error, shard)])
+            self._send_whole([(number, Kind.ERROR, error, shard)])
         else:
             log.error("a push to node %s: %s", "" if self._hello is None else self._hello.node, error)
 

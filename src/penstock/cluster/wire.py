@@ -204,7 +204,7 @@ def _untwinned(twin: Any) -> Command:
 
 # -- replies -----------------------------------------------------------------------------------------------------------
 
-_REPLIES: dict[type[Command], Any] = {
+REPLIES: dict[type[Command], Any] = {kind: reply for kind, reply in answers.REPLIES.items() if kind in COMMANDS} | {
     commands.AckSequences: commands.Settled,
     commands.ReleaseSequences: commands.Settled,
     commands.ExtendSequences: commands.Settled,
@@ -212,8 +212,28 @@ _REPLIES: dict[type[Command], Any] = {
     commands.AckUpTo: int,
     commands.FindOffsets: commands.Offsets,
     commands.PurgeBacklog: int,
+    commands.HoldForWork: commands.Settled,
+    commands.ReadOutbox: list[commands.OutboxEntry],
+    commands.ForgetOutbox: int,
+    commands.TakeOutbox: commands.Taken,
 }
-"""Beside those that clients know."""
+"""Command -> what its reply is: what clients know, and what nodes know beside that."""
+
+WITHOUT_REPLY: frozenset[type[Command]] = frozenset(
+    {
+        commands.DeleteQueue,
+        commands.SetCredit,
+        commands.AddCredit,
+        commands.CancelWait,
+        commands.DeleteChannel,
+        commands.PauseChannel,
+        commands.PauseQueue,
+        commands.Heartbeat,
+        commands.DeleteConsumer,
+        Tick,
+    }
+)
+"""Commands whose reply is None. Every command is here, or its reply is known; a test sees to it."""
 
 
 class _WireError(msgspec.Struct, array_like=True):
@@ -227,8 +247,7 @@ _decode_replies = msgspec.msgpack.Decoder(list[tuple[int, int, msgspec.Raw]]).de
 _decode_error = msgspec.msgpack.Decoder(_WireError).decode
 _decode_delivery = msgspec.msgpack.Decoder(answers.WireDelivery).decode
 _decoders: dict[type[Command], Callable[[Any], Any]] = {
-    kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom).decode
-    for kind, reply in (answers.REPLIES | _REPLIES).items()
+    kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom).decode for kind, reply in REPLIES.items()
 }
 
 
