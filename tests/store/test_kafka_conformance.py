@@ -43,7 +43,7 @@ class TestKafkaStore(StoreConformance):
         return kafka_engine(kafka, tmp_path, StoreOptions(), wiped=False)
 
 
-class TestKafkaStoreFromItsLog(StoreConformance):
+class TestKafkaStoreFromItsLog:
     """At another machine each time: the cache is made anew from Kafka, in small pieces."""
 
     seeds = range(2, 4)
@@ -53,3 +53,8 @@ class TestKafkaStoreFromItsLog(StoreConformance):
     def engine(self, kafka: KafkaCluster, tmp_path: Path) -> Engine:  # noqa: F811
         options = StoreOptions(apply_live_bytes=2000, apply_written_bytes=4000, unapplied_bytes_max=8000)
         return kafka_engine(kafka, tmp_path, options, wiped=True)
+
+    test_reopened_store_holds_the_same = StoreConformance.test_reopened_store_holds_the_same
+    test_commit_far_larger_than_usual_is_kept = StoreConformance.test_commit_far_larger_than_usual_is_kept
+    test_commit_of_thousands_of_parts_is_kept = StoreConformance.test_commit_of_thousands_of_parts_is_kept
+    test_any_history_matches_the_model = StoreConformance.test_any_history_matches_the_model_and_survives_reopening

@@ -41,7 +41,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from penstock.core.changes import Changes, Encodable
 from penstock.core.errors import StoreError
@@ -55,7 +55,9 @@ INIT_TIMEOUT_S = 60.0
 """How long the former owner's last transaction may take to end."""
 QUIET_S_MAX = 60.0
 """A reading that gets nothing for so long is given up."""
-READ_TURN_S = 0.02
+READ_TURN_S = 0.01
+FETCH_WAIT_MS = 10
+"""How long a broker may wait for more before it says that there is nothing more."""
 READ_MESSAGES_MAX = 500
 READ_BYTES = 8 << 20
 LISTED_KEYS = 10_000
@@ -183,6 +185,9 @@ class KafkaJournal:
             queue_buffering_max_kbytes=BUFFERED_KBYTES,
         )
         try:
+            producer.list_topics(
+                options.data_topic, INIT_TIMEOUT_S
+            )  # connects: without, librdkafka waits half a second
             producer.init_transactions(INIT_TIMEOUT_S)
         except KafkaException as error:
             _discard(producer)
@@ -435,8 +440,6 @@ class _Reading:
         self.number = 0
         """The highest commit that a marker told of."""
         self._nonces: list[bytes] = [b"", b""]
-        first = (start.data, start.offset) if start is not None else (OFFSET_BEGINNING, OFFSET_BEGINNING)
-        self._next = [max(0, offset) for offset in first]
         self._batch_messages = 100
         self._consumer = made_client(
             Consumer,
@@ -447,10 +450,35 @@ class _Reading:
             enable_auto_commit=False,
             auto_offset_reset="error",
             enable_partition_eof=True,
+            fetch_wait_max_ms=FETCH_WAIT_MS,
         )
-        self._consumer.assign(
-            [TopicPartition(name, shard, offset) for name, offset in zip(self._names, first, strict=True)]
-        )
+        try:
+            self._next = [self._first(index, start) for index in (_DATA, _OFFSET)]
+            self._consumer.assign(
+                [TopicPartition(name, shard, offset) for name, offset in zip(self._names, self._next, strict=True)]
+            )
+        except BaseException:
+            self._consumer.close()
+            raise
+
+    def _first(self, index: int, start: LogPosition | None) -> int:
+        """Where to begin. A plain number: for "the beginning" librdkafka would ask later, and wait before that."""
+        partition = TopicPartition(self._names[index], self._shard)
+        try:
+            found = self._consumer.get_watermark_offsets(partition, QUIET_S_MAX)
+        except KafkaException as error:
+            raise said(error, self._options, f"shard {self._shard} cannot be read") from error
+        if found is None:
+            raise LogUnavailable(f"shard {self._shard} cannot be read: Kafka is silent at {self._options.bootstrap}")
+        low, high = found
+        if start is None:
+            return low
+        if not low <= start[index] <= high:
+            raise PositionLost(
+                f"shard {self._shard}: the table ends at offset {start[index]} of {self._names[index]}, which has "
+                f"messages from {low} to {high}"
+            )
+        return start.data if index == _DATA else start.offset
 
     @property
     def counts(self) -> tuple[dict[bytes, int], ...]:
