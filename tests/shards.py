@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cluster.base import ClusterMap, NodeAddress
+from penstock.cluster.forwarder import Forwarder
 from penstock.cluster.host import ShardHost
 from penstock.cluster.router import PATIENCE_S, Router
 from penstock.core.broker import Broker
@@ -58,6 +59,7 @@ class WatchedRouter(Router):
     """A router, with what tests look at past it."""
 
     far: FarHost
+    forwarders: list[Forwarder]
 
     def everywhere(self) -> list[AsyncShard]:
         """Every shard in its order, here or there."""
@@ -65,9 +67,13 @@ class WatchedRouter(Router):
         return [both[number] for number in sorted(both)]
 
     async def tick(self) -> None:
+        """A step in every shard; what they have for each other arrives as well."""
         await asyncio.gather(*(served.call(Tick()) for served in self.everywhere()))
+        while any(served.identity.outbox_targets() for served in self.everywhere()):
+            await asyncio.sleep(0)
 
     async def close(self) -> None:
+        await asyncio.gather(*(forwarder.stop() for forwarder in self.forwarders))
         await super().close()
         await self.far.close()
 
@@ -100,6 +106,9 @@ def open_router(
     owners = tuple("here" if number in host.served else "there" for number in range(shards))
     router = WatchedRouter(host, lambda _: far, FixedMaps(owners), shards, ENTROPY, clock, patience_s=patience_s)
     router.far = far
+    router.forwarders = [Forwarder(served, router.submit_to) for served in router.everywhere()]
+    for forwarder in router.forwarders:
+        forwarder.start()
     return router
 
 

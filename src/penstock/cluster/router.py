@@ -517,7 +517,7 @@ class Router:
         if isinstance(reply, QueueInfo):
             self._catalog.note(reply)
         elif isinstance(reply, RedriveTask):
-            call.reply = self.spread.numbered(reply, call.shard)
+            self._catalog.note_task(reply)
         elif isinstance(command, DeleteQueue):
             self._catalog.forget(command.name)
         elif isinstance(command, CreateChannel | DeleteChannel):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import numpy as np
 
-from penstock.cluster.base import SHARD_SHIFT, shard_of_id
+from penstock.cluster.base import shard_of_id
 from penstock.cluster.placement import (
     PLACEMENTS,
     Split,
@@ -92,7 +92,6 @@ from penstock.core.runs import merged_spans
 if TYPE_CHECKING:
     from penstock.cluster.router import Router
 
-_TASK_MASK = (1 << SHARD_SHIFT) - 1
 _SLICE_MS = 200
 """How long a receive from a queue with an at-most policy waits in one partition before it tries the next."""
 
@@ -495,20 +494,16 @@ class Spread:
         if command.queue is not None:
             shards = [home_of(command.queue, self._router.shards)]
         lists = await asyncio.gather(*(self._router.ask(shard, ListRedrives(queue=command.queue)) for shard in shards))
-        tasks = [self.numbered(task, shard) for shard, some in zip(shards, lists, strict=True) for task in some]
+        tasks: list[RedriveTask] = [task for some in lists for task in some]
+        for task in tasks:
+            self._router.catalog.note_task(task)
         return sorted(tasks, key=lambda task: (-task.started_ms, -task.task))
 
     async def _cancel_redrive(self, command: CancelRedrive) -> RedriveTask:
         shard = shard_of_id(command.task)
         if not 0 <= shard < self._router.shards:
             shard = 0  # there is no such task: let it say so
-        part = msgspec.structs.replace(command, task=command.task & _TASK_MASK)
-        return self.numbered(await self._router.ask(shard, part), shard)
-
-    def numbered(self, task: RedriveTask, shard: int) -> RedriveTask:
-        """A redrive with a number that says its shard."""
-        task = msgspec.structs.replace(task, task=(shard << SHARD_SHIFT) + (task.task & _TASK_MASK))
-        self._router.catalog.note_task(task)
+        task: RedriveTask = await self._router.ask(shard, command)
         return task
 
     # -- sessions --
