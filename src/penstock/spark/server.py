@@ -56,6 +56,11 @@ class Connection:
         while True:
             try:
                 return self._once(verb, path, body, headers)
+            except ssl.SSLCertVerificationError as error:  # which no waiting will change
+                raise ServerFailed(
+                    f"the certificate of {self._where.url} is not trusted: {error.verify_message}. Name its authority "
+                    "in the option caFile"
+                ) from error
             except _UNREACHABLE as error:
                 failed = ServerFailed(f"{self._where.url} cannot be reached: {error!r}")
             except ServerFailed as error:
@@ -82,14 +87,20 @@ class Connection:
         host, port = self._url.hostname or "", self._url.port
         if self._url.scheme == "http":
             return http.client.HTTPConnection(host, port, timeout=_ANSWER_S_MAX)
-        context = ssl.create_default_context(cafile=self._where.ca_file)
-        return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S_MAX, context=context)
+        return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S_MAX, context=_trusting(self._where.ca_file))
 
     def close(self) -> None:
         """Hang up; the next request connects again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _trusting(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # an SSLError is one
+        raise ServerFailed(f"caFile {ca_file!r} cannot be read as certificates here: {error}") from error
 
 
 def _refusal(response: http.client.HTTPResponse, what: str) -> ServerFailed:

@@ -15,21 +15,16 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.core.changes import Buffer
-from penstock.spark.errors import InvalidOption, InvalidRow, ServerFailed, SparkError
+from penstock.spark.errors import InvalidOption, ServerFailed, SparkError
 from penstock.spark.options import SinkOptions
+from penstock.spark.pieces import Pieces, forget, publish
 from penstock.spark.rows import Rows, check_columns
 from penstock.spark.server import Connection
-from penstock.wire.pieces import CONTENT_TYPE, encode_section
-
-PIECE_BYTES = 8 * 1024 * 1024
-_FAULTS_OF_ROWS = ("message_too_large", "invalid_request", "invalid_name")
 
 
 @dataclass
@@ -40,47 +35,6 @@ class Written(WriterCommitMessage):
     token: str = ""
     mark: str = ""
     pieces: list[str] = field(default_factory=list)
-
-
-class _Pieces:
-    """Gathers the messages of one task, and hands them to the server a piece at a time."""
-
-    def __init__(self, connection: Connection, partition: int, path: str) -> None:
-        self._connection = connection
-        self._partition = partition
-        self._path = path
-        """Where pieces go; `{piece}` in it is replaced by each one's name."""
-        self._name = f"{partition}-{uuid.uuid4().hex}"
-        self._parts: list[Buffer] = []
-        self._nbytes = 0
-        self._rows: tuple[int, int] | None = None
-        self.names: list[str] = []
-
-    def add(self, section: list[Buffer], first_row: int, last_row: int) -> None:
-        """Add a section; what is enough for a piece goes."""
-        nbytes = sum(map(len, section))
-        if self._parts and self._nbytes + nbytes > PIECE_BYTES:
-            self.flush()
-        self._parts += section
-        self._nbytes += nbytes
-        low, high = self._rows or (first_row, last_row)
-        self._rows = (min(low, first_row), max(high, last_row))
-
-    def flush(self) -> None:
-        """Hand over what was gathered."""
-        if not self._parts or self._rows is None:
-            return
-        name = f"{self._name}-{len(self.names)}"
-        verb, path = ("PUT", self._path.format(piece=name)) if "{piece}" in self._path else ("POST", self._path)
-        try:
-            self._connection.request(verb, path, b"".join(self._parts), {"content-type": CONTENT_TYPE}).read()
-        except ServerFailed as error:
-            if error.code not in _FAULTS_OF_ROWS:
-                raise
-            low, high = self._rows
-            raise InvalidRow(f"partition {self._partition}, rows {low} to {high}: {error}") from error
-        self.names.append(name)
-        self._parts, self._nbytes, self._rows = [], 0, None
 
 
 class _Writing:
@@ -98,14 +52,9 @@ class _Writing:
         partition = 0 if context is None else context.partitionId()
         rows = Rows(self.options.topic, partition)
         connection = Connection(self.options.where)
-        path = f"/v1/bulk/staging/{quote(token)}/{{piece}}" if self.options.exactly_once else "/v1/bulk/send"
-        pieces, messages = _Pieces(connection, partition, path), 0
+        pieces = Pieces(connection, partition, token if self.options.exactly_once else None)
         with contextlib.closing(connection):
-            for batch in iterator:
-                for target, chunk, first, last in rows.sections(batch):
-                    pieces.add(encode_section(target, chunk), first, last)
-                    messages += chunk.count
-            pieces.flush()
+            messages = pieces.add_all(rows, iterator)
         return Written(messages, token, mark, pieces.names)
 
     def publish(self, messages: list[Any], number: int) -> None:
@@ -116,16 +65,15 @@ class _Writing:
         if not self.options.exactly_once or not written:
             return
         pieces = [piece for each in written for piece in each.pieces]
-        body = {"token": written[0].token, "pieces": pieces, "name": written[0].mark, "number": number}
         with contextlib.closing(Connection(self.options.where)) as connection:
-            connection.ask("POST", "/v1/bulk/publish", body)
+            publish(connection, written[0].token, pieces, written[0].mark, number)
 
     def forget(self, tokens: set[str]) -> None:
         """Drop what was staged. A batch that was published stays so: its pieces are gone, and its mark is set."""
         if self.options.exactly_once and tokens:
             with contextlib.closing(Connection(self.options.where)) as connection, contextlib.suppress(ServerFailed):
                 for token in tokens:
-                    connection.ask("DELETE", f"/v1/bulk/staging/{quote(token)}")
+                    forget(connection, token)
 
 
 class BatchSink(DataSourceArrowWriter):
