@@ -148,6 +148,75 @@ def test_many_acknowledgements_are_one_command(room: Room, ps: Any) -> None:
     assert room.caller.count(Ack) < 500
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acknowledgements that may wait for company wait for ever."""
+    for kind in ("aio", "sync"):
+        monkeypatch.setattr(f"penstock.client.{kind}.settler._GATHER_SECONDS", 10_000.0)
+        monkeypatch.setattr(f"penstock.client.{kind}.settler._GATHER_SHARE", 10_000.0)
+
+
+@pytest.mark.usefixtures("patience")
+def test_acknowledgements_of_messages_that_come_one_by_one_go_together_and_a_stop_waits_for_none(
+    room: Room, ps: Any
+) -> None:
+    seen: list[bytes] = []
+    with ps.listen("in", lambda message: seen.append(message.body), workers=8):
+        for number in range(5):
+            ps.queue("in").send(str(number))
+            until(lambda number=number: len(seen) > number)
+        assert room.caller.count(Ack) == 0
+    assert room.caller.count(Ack) == 1
+    assert is_empty(ps, "in")
+
+
+@pytest.mark.usefixtures("patience")
+def test_a_failure_and_a_unit_of_work_take_acknowledgements_along_at_once(room: Room, ps: Any) -> None:
+    def handle(message: Any) -> None:
+        if message.body == b"bad":
+            raise ValueError("no")
+
+    ps.create_queue("in", max_receives=1)
+    with ps.listen("in", handle, workers=4) as listener:
+        ps.queue("in").send(b"good")
+        until(lambda: listener.metrics.worked()[0] == 1)
+        ps.queue("in").send(b"bad")
+        until(lambda: (listener.metrics.handled, listener.metrics.failed) == (1, 1))
+    with ps.listen("units", room.handler(lambda message, tx: tx.put("out", message.body))) as listener:
+        ps.queue("units").send(b"x")
+        until(lambda: listener.metrics.handled == 1)
+
+
+@pytest.mark.usefixtures("patience")
+def test_acknowledgements_wait_for_nothing_where_somebody_waits_for_them(room: Room, ps: Any) -> None:
+    ps.create_queue("ordered", kind="fifo")
+    with ps.listen("ordered", lambda message: None) as listener:
+        for number in range(3):
+            ps.queue("ordered").send(str(number), group="a", dedup_id=str(number))
+        until(lambda: listener.metrics.handled == 3)
+    ps.queue("full").send_many([b"x"] * 40)
+    with ps.listen("full", lambda message: None, workers=2, max_in_hand=4) as listener:
+        until(lambda: listener.metrics.handled >= 36)
+
+
+@pytest.mark.parametrize("flavour", ["threads websocket", "tasks websocket"])
+def test_messages_that_come_one_by_one_are_pushed_and_cost_no_command_of_their_own(flavour: str) -> None:
+    room = Room(flavour)
+    assert room._server is not None
+    counts = room._server.services.meter._counts
+    seen: list[bytes] = []
+    try:
+        with room.ps.listen("in", lambda message: seen.append(message.body), workers=8, prefetch=192):
+            for number in range(50):
+                room.ps.queue("in").send(str(number))
+                until(lambda number=number: len(seen) > number)
+        commands = {action: count for (_, action, _), count in counts.items()}
+        assert commands.get("Receive", 0) == 0
+        assert commands.get("AddCredit", 0) == 0, "50 of 200 are less than half"
+    finally:
+        room.close()
+
+
 def test_what_a_handler_put_is_committed_together_with_its_message(room: Room, ps: Any) -> None:
     ps.queue("in").send_many([str(number).encode() for number in range(300)])
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
 from penstock.client.times import Seconds
+from penstock.core.commands import Delivery
 from penstock.core.config import Backoff, PolicyName
 
 if TYPE_CHECKING:
@@ -52,6 +53,18 @@ def pause_seconds(failures: int) -> float:
     """
     longest = min(_FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 20), _PAUSE_SECONDS_MAX)
     return random.uniform(0, longest)
+
+
+class Hearer(Protocol):
+    """Who is handed messages that it did not ask for one by one."""
+
+    def take(self, delivery: Delivery) -> bool:
+        """Messages came; False if they are not wanted any more. May be called in any thread, and must not wait."""
+        ...
+
+    def ask(self) -> None:
+        """Look at the stream again: it may be allowed more, or it is over. May be called in any thread."""
+        ...
 
 
 class HandlerTimes:

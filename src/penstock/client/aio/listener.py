@@ -1,9 +1,9 @@
 """A listener: workers that call a handler with each message of a queue, and settle what it did.
 
-How it works. One fetcher receives messages in batches and puts them into a line; workers take them from there one by
-one and call the handler; what handlers have done is settled, many at a time, by a settler (see `settler.py`), which
-also keeps the leases of everything in hand. So a message costs its handler's call and little more, and a slow commit
-holds up nobody.
+How it works. One fetcher has messages pushed to it, or receives them in batches where there is nobody to push, and puts
+them into a line; workers take them from there one by one and call the handler; what handlers have done is settled, many
+at a time, by a settler (see `settler.py`), which also keeps the leases of everything in hand. So a message costs its
+handler's call and little more, and a slow commit holds up nobody.
 
 How much is in hand. Messages that wait here cannot go to anybody else, and too few of them leave workers idle. Unless
 `prefetch` says otherwise, the fetcher aims at what the workers will do in the next half second, by what the last
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.client.aio.caller import AsyncCaller
+from penstock.client.aio.caller import AsyncCaller, AsyncStream, AsyncStreaming
 from penstock.client.aio.message import AsyncMessage, messages_of
 from penstock.client.aio.settler import AsyncOutcome, AsyncSettler, LeaseLost
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
@@ -102,6 +102,8 @@ class AsyncListener:
         self._stopping = False
         self._abandoned = False
         self._error: BaseException | None = None
+        self._failures = 0
+        """Receives that failed, one after the other."""
         self._mean_seconds: float | None = None
         """What a handler took lately."""
         self._seen = (0, 0.0)
@@ -116,6 +118,8 @@ class AsyncListener:
         self._settling = Crew(f"penstock-{self.name}-settle")
         self.metrics = ListenerMetrics(self, queue, channel, self.name)
         self._settler = AsyncSettler(caller, queue, channel, self.metrics, self._room.set)
+        self._settler.spare_room = self._spare_room
+        self._streaming = caller if isinstance(caller, AsyncStreaming) else None
 
     def __call__(self, *arguments: Any) -> Any:
         """The handler itself: a decorated function can still be called, by a test for one."""
@@ -147,8 +151,9 @@ class AsyncListener:
         info = await self._prepare()
         self._settler.order = GroupOrder() if info.config.is_fifo else None
         self._settler.begin = self._line.put
-        if info.config.leases_are_durable and self._prefetch is None:
-            self._prefetch = 0
+        if info.config.leases_are_durable:
+            self._streaming = None
+            self._prefetch = self._prefetch or 0
         self._state = "running"
         self._settling.start(self._settler.run)
         for _ in range(self.workers):
@@ -235,22 +240,55 @@ class AsyncListener:
     # -- fetching --
 
     async def _fetch(self) -> None:
-        failures = 0
         while not self._stopping:
-            room = self._room_now()
-            if not room:
-                await self._room.wait()
-                continue
+            stream = self._new_stream()
             try:
-                delivery = await self._receive(room)
+                await (self._ask_once() if stream is None else self._follow(stream))
             except Exception as error:  # whatever it is: a listener goes on
-                failures += 1
-                await self._pause(error, failures)
-                continue
-            failures, self._error = 0, None
-            if delivery is not None and delivery.runs:
-                self._settler.leases_last(delivery.deadline_ms - delivery.received_ms)
-                await self._take(messages_of(self._caller, delivery))
+                self._failures += 1
+                await self._pause(error, self._failures)
+
+    def _new_stream(self) -> AsyncStream | None:
+        if self._streaming is None:
+            return None
+        return self._streaming.open_stream(self._queue, self._channel, self._lease_ms, self)
+
+    async def _follow(self, stream: AsyncStream) -> None:
+        """Let messages come, as many as there is room for, until the stream is over."""
+        try:
+            while not (self._stopping or stream.is_over):
+                stream.allow(max(0, self._wanted() - self._settler.in_hand))
+                await self._room.wait()
+        finally:
+            await stream.close()
+        if stream.error is not None:
+            raise stream.error
+
+    def ask(self) -> None:
+        """The stream has something to tell: see `Hearer`."""
+        self._room.set()
+
+    def take(self, delivery: Delivery) -> bool:
+        """Messages have come by the stream: see `Hearer`."""
+        self._went_well(delivery)
+        return self._begin(messages_of(self._caller, delivery))
+
+    async def _ask_once(self) -> None:
+        room = self._room_now()
+        if not room:
+            await self._room.wait()
+            return
+        delivery = await self._receive(room)
+        self._failures, self._error = 0, None
+        if delivery is not None and delivery.runs:
+            self._went_well(delivery)
+            messages = messages_of(self._caller, delivery)
+            if not self._begin(messages):
+                await self._settler.give_back(messages)
+
+    def _went_well(self, delivery: Delivery) -> None:
+        self._failures, self._error = 0, None
+        self._settler.leases_last(delivery.deadline_ms - delivery.received_ms)
 
     async def _receive(self, room: int) -> Delivery | None:
         command = Receive(
@@ -263,14 +301,13 @@ class AsyncListener:
         delivery: Delivery | None = await self._caller.call(command)
         return delivery
 
-    async def _take(self, messages: list[AsyncMessage]) -> None:
-        """Messages have come: into the line with them, or back if this is the end."""
+    def _begin(self, messages: list[AsyncMessage]) -> bool:
+        """Messages have come: into the line with them. False if this is the end, and they have to go back."""
         with self._lock:
-            wanted = not self._stopping
-            if wanted:
-                self._line.put(self._settler.hold(messages))
-        if not wanted:
-            await self._settler.give_back(messages)
+            if self._stopping:
+                return False
+            self._line.put(self._settler.hold(messages))
+        return True
 
     async def _pause(self, error: Exception, failures: int) -> None:
         self._error = error
@@ -284,17 +321,26 @@ class AsyncListener:
 
     def _room_now(self) -> int:
         """How many messages to ask for; 0 while it is not worth asking."""
-        wanted = min(self.workers + self._ahead(), self._max_in_hand)
+        wanted = self._wanted()
         room = wanted - self._settler.in_hand
         return room if room >= max(1, (wanted - self.workers) // 2) else 0
+
+    def _spare_room(self) -> int:
+        """How many more messages could be in hand before it is half of what may be."""
+        return max(0, self._wanted() // 2 - self._settler.in_hand)
+
+    def _wanted(self) -> int:
+        """How many messages to have in hand."""
+        return min(self.workers + self._ahead(), self._max_in_hand)
 
     def _ahead(self) -> int:
         """How many messages to have waiting for the workers."""
         if self._prefetch is not None:
             return self._prefetch
         count, seconds = self.metrics.worked()
-        if count - self._seen[0] >= self.workers:
-            self._mean_seconds = (seconds - self._seen[1]) / (count - self._seen[0])
+        seen_count, seen_seconds = self._seen  # workers come here too
+        if count - seen_count >= self.workers:
+            self._mean_seconds = (seconds - seen_seconds) / (count - seen_count)
             self._seen = count, seconds
         if self._mean_seconds is None:
             return self.workers

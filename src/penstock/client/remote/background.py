@@ -15,9 +15,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from penstock.client.identity import Identity
+from penstock.client.listening import Hearer
 from penstock.client.remote.address import Address, Options, TransportName
 from penstock.client.remote.caller import RemoteCaller
 from penstock.client.remote.request import Outstanding
+from penstock.client.remote.stream import Stream
 from penstock.core.commands import Command, Damage
 from penstock.core.errors import NotSent
 
@@ -86,6 +88,32 @@ class _Waiting:
         self._lock.acquire()
 
 
+class ThreadedStream:
+    """A `Stream` for threads. What it brings is handed on in the loop's thread."""
+
+    def __init__(self, stream: Stream, host: _Background) -> None:
+        self._stream = stream
+        self._background = host
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes any more."""
+        return self._stream.is_over
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it is over, if something went wrong."""
+        return self._stream.error
+
+    def allow(self, wanted: int) -> None:
+        """So many messages may be on their way."""
+        self._background.loop.call_soon_threadsafe(self._stream.allow, wanted)
+
+    def close(self) -> None:
+        """End it. What comes meanwhile goes back."""
+        self._background.run(self._stream.close())
+
+
 class ThreadedCaller:
     """A `RemoteCaller` for threads: `call` blocks."""
 
@@ -120,6 +148,15 @@ class ThreadedCaller:
         if waiting.error is not None:
             raise waiting.error
         return waiting.reply
+
+    def open_stream(self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> ThreadedStream | None:
+        """Messages as they become ready; None where they have to be asked for."""
+        self._check_process()
+        stream = self._background.run(self._open_stream(queue, channel, lease_ms, hearer))
+        return None if stream is None else ThreadedStream(stream, self._background)
+
+    async def _open_stream(self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> Stream | None:
+        return self._remote.open_stream(queue, channel, lease_ms, hearer)
 
     def _take(self) -> None:
         """In the loop: take everything that threads have brought."""

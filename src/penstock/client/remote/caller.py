@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.client.listening import Hearer
 from penstock.client.remote import polling, websocket
 from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
 from penstock.client.remote.backoff import pause_s
@@ -33,6 +34,7 @@ from penstock.client.remote.merging import merged
 from penstock.client.remote.paging import Pages
 from penstock.client.remote.prefetch import Prefetcher, settling_parts
 from penstock.client.remote.request import REPEATABLE, Outstanding, Settle
+from penstock.client.remote.stream import Stream
 from penstock.core.commands import Ack, Browse, Command, Damage, Delivery, Extend, GiveBack, Once, Receive, Release
 from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import AccessDenied, ConnectionLost, NotSent, OutcomeUnknown, PenstockError
@@ -82,6 +84,7 @@ class RemoteCaller:
         """Names (`Once.number`) without an answer, in order."""
         self._in_flight: dict[int, Outstanding] = {}
         self._prefetchers: dict[tuple[str, str], Prefetcher] = {}
+        self._streams: list[Stream] = []
         self._outgoing: list[Outstanding] = []
         self._is_flush_planned = False
         self._connecting: asyncio.Task[None] | None = None
@@ -89,6 +92,8 @@ class RemoteCaller:
         self._server_ms = 0
         self._server_heard_s = 0.0
         self._in_flight_max = 1_000
+        self.credit_max = 1_000
+        """What a push may be given at a time."""
         self.old_session = 0
         self.identity = RemoteIdentity()
         self.reports: list[Damage] = []
@@ -137,6 +142,35 @@ class RemoteCaller:
             self._prefetchers[key] = Prefetcher(self, *key, credit)
         prefetcher = self._prefetchers[key]
         return None if prefetcher.is_off else prefetcher
+
+    # -- streams --
+
+    def open_stream(self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> Stream | None:
+        """Messages as they become ready; None where they have to be asked for, or a prefetcher has them already."""
+        if self._closed or not self.can_push or self._options.credit(queue):
+            return None
+        stream = Stream(self, queue, channel, lease_ms, hearer)
+        self._streams.append(stream)
+        return stream
+
+    def forget(self, stream: Stream) -> None:
+        """A stream is over."""
+        if stream in self._streams:
+            self._streams.remove(stream)
+
+    @property
+    def can_push(self) -> bool:
+        """Whether the server can push now, or may be able to when there is a link again."""
+        if self._link is None:
+            return self._options.transport in (None, "websocket")
+        return self._link.transport == "websocket"
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether there is a link."""
+        return self._link is not None
+
+    # -- carrying --
 
     def carry(self, command: Command, settle: Settle) -> Outstanding:
         """Take a command to the server."""
@@ -189,6 +223,8 @@ class RemoteCaller:
         link, self._link = self._link, None
         for prefetcher in self._prefetchers.values():
             prefetcher.close()
+        for stream in list(self._streams):
+            stream.ended(NotSent("the connection was closed"))
         self._fail_all(NotSent("the connection was closed"), OutcomeUnknown("the connection was closed"))
         if link is not None:
             await link.close()
@@ -261,7 +297,7 @@ class RemoteCaller:
         if self._prefetchers and error is None:
             self._note_settled(outstanding.command)
         if outstanding.abandoned and isinstance(reply, Delivery) and reply.runs:
-            self._give_back(reply)
+            self.give_back(reply)
         outstanding.settle(reply, error)
 
     def _note_settled(self, command: Command) -> None:
@@ -272,7 +308,8 @@ class RemoteCaller:
                 if prefetcher is not None:
                     prefetcher.settled(part)
 
-    def _give_back(self, delivery: Delivery) -> None:
+    def give_back(self, delivery: Delivery) -> None:
+        """Nobody wants these messages: as if they had never been handed out."""
         spans = [span for run in delivery.runs for span in run.spans()]
         self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans), _ignore)
 
@@ -297,16 +334,17 @@ class RemoteCaller:
             self.flush()
 
     def _pushed(self, number: int, kind: int, value: msgspec.Raw) -> None:
-        prefetcher = next((each for each in self._prefetchers.values() if each.push == number), None)
+        pushes: list[Prefetcher | Stream] = [*self._streams, *self._prefetchers.values()]
+        receiver = next((each for each in pushes if each.push == number), None)
         if kind == Kind.PUSH:
             delivery = unpack_delivery(value)
             self.identity.learn(delivery)
-            if prefetcher is None:
-                self._give_back(delivery)
+            if receiver is None:
+                self.give_back(delivery)
             else:
-                prefetcher.pushed(delivery)
-        elif prefetcher is not None:
-            prefetcher.ended(unpack_failure(value))
+                receiver.pushed(delivery)
+        elif receiver is not None:
+            receiver.ended(unpack_failure(value))
 
     def _unpacked(self, command: Command, value: msgspec.Raw) -> tuple[Any, BaseException | None]:
         try:
@@ -345,6 +383,8 @@ class RemoteCaller:
         ]
         for prefetcher in self._prefetchers.values():
             prefetcher.lost()
+        for stream in self._streams:
+            stream.lost()
 
     # -- connecting --
 
@@ -391,11 +431,14 @@ class RemoteCaller:
         self.old_session = welcome.session
         self.identity.realm = welcome.realm
         self.reports = welcome.damage
+        self.credit_max = welcome.limits.credit_max
         self._in_flight_max = max(1, round(welcome.limits.requests_max * _IN_FLIGHT_SHARE))
         log.info("connected to %s by %s", self._address, link.transport)
         self._resend(link)
         for prefetcher in self._prefetchers.values():
             prefetcher.resume()
+        for stream in list(self._streams):
+            stream.resume()
         self.flush()
 
     def _resend(self, link: Link) -> None:
@@ -445,6 +488,8 @@ class RemoteCaller:
         outgoing, self._outgoing = self._outgoing, []
         for outstanding in outgoing:
             outstanding.settle(None, _copied(unsent))
+        for stream in list(self._streams):
+            stream.ended(_copied(unsent))
         for outstanding in list(self._in_flight.values()):
             is_receive = self._closed and isinstance(outstanding.command, Receive)
             self._settle(outstanding, None, None if is_receive else _copied(sent))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.client.identity import Identity
+from penstock.client.listening import Hearer
 from penstock.core.commands import Command, Damage
 
 
@@ -40,4 +41,35 @@ class Caller(Protocol):
     @property
     def reports(self) -> list[Damage]:
         """The last reports of damaged messages."""
+        ...
+
+
+class Stream(Protocol):
+    """Messages of a channel, handed on as they become ready."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes any more."""
+        ...
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it is over, if something went wrong."""
+        ...
+
+    def allow(self, wanted: int) -> None:
+        """So many messages may be on their way."""
+        ...
+
+    def close(self) -> None:
+        """End it. What comes meanwhile goes back."""
+        ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A caller that may be able to hand on messages without being asked for them."""
+
+    def open_stream(self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> Stream | None:
+        """A stream which has to be allowed something; None if messages have to be asked for at the moment."""
         ...

@@ -1,9 +1,9 @@
 """A listener: workers that call a handler with each message of a queue, and settle what it did.
 
-How it works. One fetcher receives messages in batches and puts them into a line; workers take them from there one by
-one and call the handler; what handlers have done is settled, many at a time, by a settler (see `settler.py`), which
-also keeps the leases of everything in hand. So a message costs its handler's call and little more, and a slow commit
-holds up nobody.
+How it works. One fetcher has messages pushed to it, or receives them in batches where there is nobody to push, and puts
+them into a line; workers take them from there one by one and call the handler; what handlers have done is settled, many
+at a time, by a settler (see `settler.py`), which also keeps the leases of everything in hand. So a message costs its
+handler's call and little more, and a slow commit holds up nobody.
 
 How much is in hand. Messages that wait here cannot go to anybody else, and too few of them leave workers idle. Unless
 `prefetch` says otherwise, the fetcher aims at what the workers will do in the next half second, by what the last
@@ -30,7 +30,7 @@ from penstock.client.listening import (
     pause_seconds,
 )
 from penstock.client.settings import QueueSettings, changes_of, config_of
-from penstock.client.sync.caller import Caller
+from penstock.client.sync.caller import Caller, Stream, Streaming
 from penstock.client.sync.message import Message, messages_of
 from penstock.client.sync.settler import LeaseLost, Outcome, Settler
 from penstock.client.sync.unit_of_work import UnitOfWork
@@ -107,6 +107,8 @@ class Listener:
         self._stopping = False
         self._abandoned = False
         self._error: BaseException | None = None
+        self._failures = 0
+        """Receives that failed, one after the other."""
         self._mean_seconds: float | None = None
         """What a handler took lately."""
         self._seen = (0, 0.0)
@@ -121,6 +123,8 @@ class Listener:
         self._settling = Crew(f"penstock-{self.name}-settle")
         self.metrics = ListenerMetrics(self, queue, channel, self.name)
         self._settler = Settler(caller, queue, channel, self.metrics, self._room.set)
+        self._settler.spare_room = self._spare_room
+        self._streaming = caller if isinstance(caller, Streaming) else None
 
     def __call__(self, *arguments: Any) -> Any:
         """The handler itself: a decorated function can still be called, by a test for one."""
@@ -152,8 +156,9 @@ class Listener:
         info = self._prepare()
         self._settler.order = GroupOrder() if info.config.is_fifo else None
         self._settler.begin = self._line.put
-        if info.config.leases_are_durable and self._prefetch is None:
-            self._prefetch = 0
+        if info.config.leases_are_durable:
+            self._streaming = None
+            self._prefetch = self._prefetch or 0
         self._state = "running"
         self._settling.start(self._settler.run)
         for _ in range(self.workers):
@@ -240,22 +245,55 @@ class Listener:
     # -- fetching --
 
     def _fetch(self) -> None:
-        failures = 0
         while not self._stopping:
-            room = self._room_now()
-            if not room:
-                self._room.wait()
-                continue
+            stream = self._new_stream()
             try:
-                delivery = self._receive(room)
+                (self._ask_once() if stream is None else self._follow(stream))
             except Exception as error:  # whatever it is: a listener goes on
-                failures += 1
-                self._pause(error, failures)
-                continue
-            failures, self._error = 0, None
-            if delivery is not None and delivery.runs:
-                self._settler.leases_last(delivery.deadline_ms - delivery.received_ms)
-                self._take(messages_of(self._caller, delivery))
+                self._failures += 1
+                self._pause(error, self._failures)
+
+    def _new_stream(self) -> Stream | None:
+        if self._streaming is None:
+            return None
+        return self._streaming.open_stream(self._queue, self._channel, self._lease_ms, self)
+
+    def _follow(self, stream: Stream) -> None:
+        """Let messages come, as many as there is room for, until the stream is over."""
+        try:
+            while not (self._stopping or stream.is_over):
+                stream.allow(max(0, self._wanted() - self._settler.in_hand))
+                self._room.wait()
+        finally:
+            stream.close()
+        if stream.error is not None:
+            raise stream.error
+
+    def ask(self) -> None:
+        """The stream has something to tell: see `Hearer`."""
+        self._room.set()
+
+    def take(self, delivery: Delivery) -> bool:
+        """Messages have come by the stream: see `Hearer`."""
+        self._went_well(delivery)
+        return self._begin(messages_of(self._caller, delivery))
+
+    def _ask_once(self) -> None:
+        room = self._room_now()
+        if not room:
+            self._room.wait()
+            return
+        delivery = self._receive(room)
+        self._failures, self._error = 0, None
+        if delivery is not None and delivery.runs:
+            self._went_well(delivery)
+            messages = messages_of(self._caller, delivery)
+            if not self._begin(messages):
+                self._settler.give_back(messages)
+
+    def _went_well(self, delivery: Delivery) -> None:
+        self._failures, self._error = 0, None
+        self._settler.leases_last(delivery.deadline_ms - delivery.received_ms)
 
     def _receive(self, room: int) -> Delivery | None:
         command = Receive(
@@ -268,14 +306,13 @@ class Listener:
         delivery: Delivery | None = self._caller.call(command)
         return delivery
 
-    def _take(self, messages: list[Message]) -> None:
-        """Messages have come: into the line with them, or back if this is the end."""
+    def _begin(self, messages: list[Message]) -> bool:
+        """Messages have come: into the line with them. False if this is the end, and they have to go back."""
         with self._lock:
-            wanted = not self._stopping
-            if wanted:
-                self._line.put(self._settler.hold(messages))
-        if not wanted:
-            self._settler.give_back(messages)
+            if self._stopping:
+                return False
+            self._line.put(self._settler.hold(messages))
+        return True
 
     def _pause(self, error: Exception, failures: int) -> None:
         self._error = error
@@ -289,17 +326,26 @@ class Listener:
 
     def _room_now(self) -> int:
         """How many messages to ask for; 0 while it is not worth asking."""
-        wanted = min(self.workers + self._ahead(), self._max_in_hand)
+        wanted = self._wanted()
         room = wanted - self._settler.in_hand
         return room if room >= max(1, (wanted - self.workers) // 2) else 0
+
+    def _spare_room(self) -> int:
+        """How many more messages could be in hand before it is half of what may be."""
+        return max(0, self._wanted() // 2 - self._settler.in_hand)
+
+    def _wanted(self) -> int:
+        """How many messages to have in hand."""
+        return min(self.workers + self._ahead(), self._max_in_hand)
 
     def _ahead(self) -> int:
         """How many messages to have waiting for the workers."""
         if self._prefetch is not None:
             return self._prefetch
         count, seconds = self.metrics.worked()
-        if count - self._seen[0] >= self.workers:
-            self._mean_seconds = (seconds - self._seen[1]) / (count - self._seen[0])
+        seen_count, seen_seconds = self._seen  # workers come here too
+        if count - seen_count >= self.workers:
+            self._mean_seconds = (seconds - seen_seconds) / (count - seen_count)
             self._seen = count, seconds
         if self._mean_seconds is None:
             return self.workers

@@ -5,6 +5,10 @@ notes at once, and makes of them one acknowledgement for the messages whose hand
 units of work: each unit is done as a whole because all of them are. When such a commit is refused, the units go one by
 one, so that the one which cannot be committed fails alone. What failed is released with its error.
 
+When messages come one by one, so do their acknowledgements, and each would cost the server a commit which the next send
+has to wait for. Nobody waits for an acknowledgement while the listener has plenty of room, so the settler gives them
+`_GATHER_SECONDS` to become several. Units of work, failures, and queues that keep an order are settled at once.
+
 An acknowledgement that did not get through is repeated, since that does no harm. A unit of work that did not get
 through is not: its messages are released, which does nothing if it was done after all.
 
@@ -43,6 +47,11 @@ from penstock.core.errors import ConnectionLost, LeaseTooLong, PenstockError, St
 
 _LOG = logging.getLogger("penstock.listener")
 _REPEAT_SECONDS_MAX = 1.0
+_GATHER_SECONDS = 0.005
+_GATHER_SHARE = 0.01
+"""Of a lease, if that is less."""
+_GATHERED_MAX = 100
+"""So many acknowledgements are enough for one command: no more are waited for."""
 _ROUNDS_A_LEASE = 6
 """How often a lease is looked at while it runs: it is extended at a third, and another time if that fails."""
 
@@ -77,6 +86,10 @@ class Settler:
         self._ended: deque[Outcome] = deque()
         self._wake = Signal()
         self._finishing = False
+        self._enough = 0
+        """While acknowledgements wait for company: how many are enough. Otherwise 0."""
+        self.spare_room: Callable[[], int] = lambda: 0
+        """How many more messages could be in hand before anybody waits for room."""
         self._failures = 0
         self.order: GroupOrder[Message] | None = None
         """For a FIFO queue: who may be worked on."""
@@ -108,7 +121,8 @@ class Settler:
     def ended(self, outcome: Outcome) -> None:
         """A handler has ended: settle it soon."""
         self._ended.append(outcome)
-        self._wake.set()
+        if len(self._ended) >= self._enough or not _is_plain(outcome):
+            self._wake.set()
 
     def finish(self) -> None:
         """No handler runs any more: settle what is left, and end."""
@@ -119,10 +133,23 @@ class Settler:
         """Settle and keep, until `finish`."""
         while not (self._finishing and not self._ended):
             self._wake.wait(None if not self._lease_ms else self._lease_ms / 1_000 / _ROUNDS_A_LEASE)
+            self._gather()
             self._settle_ended()
             self._keep_leases()
 
     # -- settling --
+
+    def _gather(self) -> None:
+        """Give acknowledgements a moment to become several, if they are few and nobody waits for them."""
+        ended = len(self._ended)
+        if not 0 < ended < _GATHERED_MAX or self._finishing or self.order is not None:
+            return
+        enough = min(_GATHERED_MAX, ended + self.spare_room())
+        if ended >= enough or not all(map(_is_plain, list(self._ended))):
+            return
+        self._enough = enough
+        self._wake.wait(min(_GATHER_SECONDS, self._lease_ms / 1_000 * _GATHER_SHARE))
+        self._enough = 0
 
     def _settle_ended(self) -> None:
         outcomes = [self._ended.popleft() for _ in range(len(self._ended))]
@@ -304,6 +331,11 @@ class Settler:
                 message.extended_to(now_ms + self._lease_ms)
         with self._lock:
             self._gone.update(lost & self._held)
+
+
+def _is_plain(outcome: Outcome) -> bool:
+    """Whether there is nothing to do but to acknowledge a message."""
+    return outcome.work is None and outcome.error is None
 
 
 def _spans(messages: Iterable[Message]) -> list[Span]:

@@ -1,0 +1,166 @@
+"""A listener's messages, as they come: a push whose credit follows the room that the listener has.
+
+A receive brings one answer, and whatever becomes ready until the next one is there has to wait for it: a way to the
+server and back. A push stands. The listener says how many messages may be on their way (`allow`); what the server may
+still push counts, and the difference is only made up when it is half of it, so that messages which come one by one cost
+no command of their own.
+
+A push belongs to its link. When that is lost, the server has released what it pushed, and with the next link the
+listener is asked for its room again. If that link cannot push, the stream is over, and the listener has to ask.
+
+Everything here happens in the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from penstock.client.listening import Hearer
+from penstock.client.remote.request import Outstanding, Settle
+from penstock.core.commands import Command, Delivery
+from penstock.core.errors import PenstockError
+from penstock.wire.answers import KeyedDelivery
+from penstock.wire.requests import AddPushCredit, StartPush, StopPush
+
+
+class Carrier(Protocol):
+    """What a stream needs of the caller."""
+
+    @property
+    def can_push(self) -> bool:
+        """Whether the server can push now, or may be able to when there is a link again."""
+        ...
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether there is a link."""
+        ...
+
+    @property
+    def credit_max(self) -> int:
+        """What a push may be given at a time."""
+        ...
+
+    def carry(self, command: Command, settle: Settle) -> Outstanding:
+        """Take a command to the server."""
+        ...
+
+    def give_back(self, delivery: Delivery) -> None:
+        """Nobody wants these messages: as if they had never been handed out."""
+        ...
+
+    def forget(self, stream: Stream) -> None:
+        """A stream is over."""
+        ...
+
+
+class Stream:
+    """One push, for one listener."""
+
+    def __init__(self, carrier: Carrier, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> None:
+        self._carrier = carrier
+        self._queue = queue
+        self._channel = channel
+        self._lease_ms = lease_ms
+        self._hearer = hearer
+        self._push: Outstanding | None = None
+        self._is_started = False
+        self._wanted = 0
+        self._credit = 0
+        """What the server may still push."""
+        self._stopped: asyncio.Future[None] | None = None
+        """Resolved when the server has stopped the push, or cannot push any more."""
+        self.is_over = False
+        self.error: BaseException | None = None
+        """Why it is over, if the listener did not end it itself."""
+
+    @property
+    def push(self) -> int:
+        """The number of the push; 0 if there is none."""
+        return 0 if self._push is None else self._push.number
+
+    # -- for the listener --
+
+    def allow(self, wanted: int) -> None:
+        """So many messages may be on their way."""
+        if self.is_over or self._stopped is not None:
+            return
+        self._wanted = wanted = min(wanted, self._carrier.credit_max)
+        more = wanted - self._credit
+        if self._push is None:
+            if wanted > 0:
+                self._start(wanted)
+        elif self._is_started and more > 0 and 2 * more >= wanted:
+            self._credit += more
+            self._carrier.carry(AddPushCredit(push=self._push.number, credit=more), self._answered)
+
+    async def close(self) -> None:
+        """Have nothing pushed any more. What comes meanwhile goes back."""
+        if not self.is_over and self._push is not None and self._carrier.is_linked:
+            self._stopped = asyncio.get_running_loop().create_future()
+            if self._is_started:
+                self._stop()
+            await self._stopped
+        self._end(None)
+
+    # -- for the caller --
+
+    def pushed(self, delivery: KeyedDelivery) -> None:
+        """Messages came."""
+        self._credit = max(0, self._credit - delivery.count)
+        if not self._hearer.take(delivery):
+            self._carrier.give_back(delivery)
+
+    def ended(self, error: BaseException) -> None:
+        """The server ended the push, or cannot be reached."""
+        self._end(error)
+
+    def lost(self) -> None:
+        """The link is gone, and all leases with it."""
+        self._push, self._credit, self._is_started = None, 0, False
+        self._resolve()
+
+    def resume(self) -> None:
+        """There is a link again."""
+        if self._carrier.can_push:
+            self._hearer.ask()
+        else:
+            self._end(None)
+
+    # -- the push --
+
+    def _start(self, credit: int) -> None:
+        self._credit = credit
+        start = StartPush(queue=self._queue, channel=self._channel, credit=credit, lease_ms=self._lease_ms)
+        self._push = self._carrier.carry(start, self._started)
+
+    def _started(self, _reply: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._end(error)
+        elif self._stopped is not None:
+            self._stop()
+        else:
+            self._is_started = True
+            self.allow(self._wanted)
+
+    def _answered(self, _reply: Any, error: BaseException | None) -> None:
+        """Credit was given; or the push has ended, which is told separately, or the link is lost."""
+
+    def _stop(self) -> None:
+        assert self._push is not None
+        self._carrier.carry(StopPush(push=self._push.number), lambda _reply, _error: self._resolve())
+
+    def _resolve(self) -> None:
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_result(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        self.error = error if isinstance(error, PenstockError) else None
+        self._push = None
+        self._resolve()
+        self._carrier.forget(self)
+        self._hearer.ask()
