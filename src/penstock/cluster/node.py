@@ -25,7 +25,7 @@ from prometheus_client.core import Metric
 from penstock.cluster.base import ClusterMap
 from penstock.cluster.host import ShardHost
 from penstock.cluster.ledger import LoadRecord, NodeRecord, NodeState
-from penstock.cluster.link import Link, LinkIdentity
+from penstock.cluster.link import Link, LinkIdentity, LinkLimits
 from penstock.cluster.link_server import LinkServer
 from penstock.cluster.loads import LoadMeter, shard_families
 from penstock.cluster.membership import Batch, KafkaMaps, Membership
@@ -45,6 +45,8 @@ from penstock.store.kafka import open_kafka, prepare_topics
 
 BEAT_S = 1.0
 """How often a node says what its shards have to do."""
+LINK_PATIENCE_S = 1.0
+"""How long a command waits for a node that cannot be reached, before the router looks at the map again."""
 START_S_MAX = 60.0
 """How long a node waits, besides the session timeout, until every shard is served."""
 
@@ -251,7 +253,7 @@ class ClusterNode(Node):
         if link is None or link.address != address:
             if link is not None:
                 self._closing = asyncio.get_running_loop().create_task(link.close())
-            link = self._links[name] = Link(address, self._identity)
+            link = self._links[name] = Link(address, self._identity, LinkLimits(patience_s=LINK_PATIENCE_S))
         return link
 
     # -- what this node says --

@@ -1,0 +1,107 @@
+"""`penstock cluster`: who serves what, and wishes for it. Asks Kafka, so it works while nodes come and go."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import AsJson, print_done, print_json, print_rows
+
+if TYPE_CHECKING:
+    from penstock.cluster.inspection import Inspection
+
+clusters = typer.Typer(no_args_is_help=True, help="Nodes and shards of a cluster: see them, move them, drain nodes.")
+
+POLL_S = 0.5
+ANY = "any"
+
+Config = Annotated[Path | None, typer.Option("--config", help="penstock.toml, for [cluster] and [kafka].")]
+Bootstrap = Annotated[str | None, typer.Option("--bootstrap", help="HOST:PORT of some Kafka brokers.")]
+Cluster = Annotated[str | None, typer.Option("--cluster", help="The cluster's name.")]
+Wait = Annotated[float, typer.Option("--wait", help="Wait so many seconds until it is done.")]
+
+
+def _look(config: Path | None, bootstrap: str | None, cluster: str | None) -> Inspection:
+    from penstock.server import settings
+
+    try:
+        from penstock.cluster.inspection import Inspection
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        raise settings.InvalidSettings('clusters need another library: pip install "penstock[kafka]"') from None
+    loaded = settings.Settings() if config is None else settings.load(config)
+    return Inspection(loaded.with_cluster(name=cluster).with_kafka(bootstrap=bootstrap).kafka_options())
+
+
+@clusters.command()
+def show(config: Config = None, bootstrap: Bootstrap = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Show the nodes, and the shards: who owns and serves each, and what there is to do."""
+    found = _look(config, bootstrap, cluster)
+    if as_json:
+        print_json([*found.nodes(), *found.rows()])
+    else:
+        print_rows(found.nodes(), False, "nodes")
+        print_rows(found.rows(), False, "shards")
+
+
+@clusters.command()
+def move(
+    shard: Annotated[int, typer.Argument(help="The shard's number.")],
+    node: Annotated[str, typer.Argument(help=f"The node that shall have it; {ANY!r}: let the controller decide.")],
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    cluster: Cluster = None,
+    wait: Wait = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Move a shard to a node. It stays there while the node lives, and does not drain."""
+    found = _look(config, bootstrap, cluster)
+    found.move(shard, None if node == ANY else node)
+    if node != ANY:
+        _wait(wait, lambda look: look.rows()[shard]["served_by"] == node, config, bootstrap, cluster)
+    print_done(f"shard {shard} is wished at {node}", {"shard": shard, "wish": node}, as_json)
+
+
+@clusters.command()
+def drain(
+    node: Annotated[str, typer.Argument(help="The node.")],
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    cluster: Cluster = None,
+    wait: Wait = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Have a node's shards moved away, one by one. It goes on serving clients."""
+    _look(config, bootstrap, cluster).drain(node)
+    _wait(wait, lambda look: all(row["served_by"] != node for row in look.rows()), config, bootstrap, cluster)
+    print_done(f"node {node} drains", {"node": node, "state": "draining"}, as_json)
+
+
+@clusters.command()
+def undrain(
+    node: Annotated[str, typer.Argument(help="The node.")],
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a drained node have shards again."""
+    _look(config, bootstrap, cluster).undrain(node)
+    print_done(f"node {node} takes shards again", {"node": node, "state": "serving"}, as_json)
+
+
+def _wait(seconds: float, is_done: Any, config: Path | None, bootstrap: str | None, cluster: str | None) -> None:
+    """Look again and again, if the caller wants to wait."""
+    if not seconds:
+        return
+    deadline_s = time.monotonic() + seconds
+    while not is_done(_look(config, bootstrap, cluster)):
+        if time.monotonic() > deadline_s:
+            from penstock.store.errors import LogUnavailable
+
+            raise LogUnavailable(f"the wish is written, but it was not followed within {seconds:g} s")
+        time.sleep(POLL_S)
