@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from penstock.cluster.base import Place
 from penstock.cluster.host import ShardHost
 from penstock.cluster.link import Link, LinkIdentity, LinkLimits
@@ -28,11 +30,12 @@ SECRET = b"the cluster's secret"
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test that is a coroutine."""
+    """A test that is a coroutine, in the kind of loop that servers have."""
 
     @functools.wraps(test)
     def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*arguments, **named), 2 * PATIENCE_S))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(asyncio.wait_for(test(*arguments, **named), 2 * PATIENCE_S))
 
     return run
 

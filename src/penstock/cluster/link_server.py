@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -209,15 +209,14 @@ class _Guest(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by inheritance
         set_no_delay(transport)
         self._server.guests.add(self)
         if len(self._server.guests) > self._limits.connections_max:
             self._refuse(OverLimit("too many links are open here"))
             return
-        self._deadline = self._loop.call_later(self._limits.handshake_s, transport.abort)
-        transport.write(introduction(FrameKind.GREETING, self._greeting))
+        self._deadline = self._loop.call_later(self._limits.handshake_s, self._transport.abort)
+        self._transport.write(introduction(FrameKind.GREETING, self._greeting))
 
     def data_received(self, data: bytes) -> None:
         """Read what is complete."""
