@@ -302,9 +302,10 @@ class Link:
         """Try, as long as somebody waits."""
         backoff_s = self.limits.backoff_s
         try:
-            while self._outbox:
+            while self._outbox and not self._closed:
                 try:
-                    self._connection = await asyncio.wait_for(self._dial(), self.limits.handshake_s)
+                    async with asyncio.timeout(self.limits.handshake_s):
+                        self._connection = await self._dial()
                     break
                 except LinkRefused as refusal:
                     self._give_up(refusal)
@@ -331,6 +332,8 @@ class Link:
         except BaseException:
             connection.abort()
             raise
+        if connection.gone.is_set():  # in the same turn
+            raise ConnectionResetError("the other node closed the connection")
         return connection
 
     def _give_up(self, refusal: LinkRefused) -> None:
