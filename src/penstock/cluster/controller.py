@@ -32,6 +32,9 @@ ASK_S = 10.0
 SEEN_S_MAX = 10.0
 """How long a decision may take to be read again, before it is made once more."""
 LOOKS_PER_SESSION = 6
+"""How often in a session timeout it is asked who is alive."""
+DECIDE_S = 0.25
+"""How often the ledger is looked at."""
 _FENCED = frozenset(
     {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError._STATE}
 )
@@ -55,6 +58,8 @@ class Controller:
         self._producer: Producer | None = None
         self._admin: AdminClient | None = None
         self._nonce = ""
+        self._members: set[str] = set()
+        self._asked_s = float("-inf")
         self._next_look_s = 0.0
         self._moved_s: dict[int, float] = {}
         self._absence_s = session_timeout_s
@@ -81,7 +86,7 @@ class Controller:
         now_s = time.monotonic()
         if not self._is_up or now_s < self._next_look_s:
             return
-        self._next_look_s = now_s + self._look_s
+        self._next_look_s = now_s + min(self._look_s, DECIDE_S)
         try:
             if self._producer is None:
                 self._take_over(now_s)
@@ -106,6 +111,7 @@ class Controller:
         )
         producer.init_transactions(ASK_S)
         self._producer = producer
+        self._asked_s = float("-inf")
         self._nonce = uuid.uuid4().hex
         self._written.clear()
         self._moved_s = dict.fromkeys(self._ledger.shards, now_s)
@@ -131,7 +137,7 @@ class Controller:
         if self._ledger.cluster is None:
             self._found()
             return
-        alive = self._alive()
+        alive = self._alive(now_s)
         members = [Member(name, self._ledger.is_draining(name)) for name in alive]
         shards = [self._shard_load(number) for number in range(self._ledger.cluster.shards)]
         wishes = {number: wish.node for number, wish in self._ledger.wishes.items()}
@@ -151,14 +157,16 @@ class Controller:
         self._write({"cluster": record})
         self._next_look_s = time.monotonic() + self._look_s
 
-    def _alive(self) -> list[str]:
+    def _alive(self, now_s: float) -> list[str]:
         """The nodes in the group that have said where they are, and do not leave."""
-        self._admin = self._admin or AdminClient(self._options.client_properties())
-        group = f"{self._options.prefix}.nodes"
-        described = self._admin.describe_consumer_groups([group], request_timeout=ASK_S)[group].result(ASK_S)
-        names = {member.client_id for member in described.members}
+        if now_s - self._asked_s >= self._look_s:
+            self._admin = self._admin or AdminClient(self._options.client_properties())
+            group = f"{self._options.prefix}.nodes"
+            described = self._admin.describe_consumer_groups([group], request_timeout=ASK_S)[group].result(ASK_S)
+            self._members = {member.client_id for member in described.members}
+            self._asked_s = now_s
         nodes = self._ledger.nodes
-        return sorted(name for name in names if name in nodes and nodes[name].state != "gone")
+        return sorted(name for name in self._members if name in nodes and nodes[name].state != "gone")
 
     def _shard_load(self, number: int) -> ShardLoad:
         load = self._ledger.load_of(number)

@@ -1,0 +1,184 @@
+"""Nodes of a cluster for tests: in threads of this process, or as processes of their own, on a real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock import __version__
+from penstock.cluster.node import ClusterNode
+from penstock.core.commands import Command
+from penstock.protocols.rest.server import RestFrontEnd
+from penstock.server.settings import Settings, parse
+from tools.kafka import KafkaCluster
+
+PATIENCE_S = 60.0
+SHARDS = 4
+
+
+def settings_text(kafka: KafkaCluster, cluster: str, node: str, data: Path, *, session_s: float, more: str = "") -> str:
+    """A penstock.toml."""
+    return f"""
+[server]
+data = "{data}"
+engine = "kafka"
+sqs_port = 0
+http_port = 0
+nsq_tcp_port = 0
+nsq_http_port = 0
+stop_grace_s = 30
+{more}
+[cluster]
+name = "{cluster}"
+shards = {SHARDS}
+node = "{node}"
+link_port = 0
+session_timeout_s = {session_s}
+move_pause_s = 0.2
+[kafka]
+bootstrap = "{kafka.bootstrap}"
+replication_factor = 1
+min_insync_replicas = 1
+"""
+
+
+def until(is_so: Callable[[], Any], what: str = "it") -> Any:
+    """Poll, with a generous deadline."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        found = is_so()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not come about in {PATIENCE_S:g} s"
+        time.sleep(0.05)
+
+
+class ThreadNode:
+    """A node in a thread, with its REST front end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.name = settings.cluster.node_name
+        self.fatal: list[Exception] = []
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._started: Future[None] = Future()
+        self.node: ClusterNode
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        try:
+            self._started.result(PATIENCE_S * 2)
+        except BaseException:
+            self._thread.join(PATIENCE_S)
+            raise
+
+    def call(self, command: Command) -> Any:
+        """Take a command through this node's router."""
+        asked = asyncio.run_coroutine_threadsafe(self.node.services.shard.call(command), self._loop)
+        return asked.result(PATIENCE_S)
+
+    @property
+    def own_shards(self) -> list[int]:
+        """The shards that this node serves, as it sees the map."""
+        return self.node.maps.current().own_shards
+
+    def stop(self) -> None:
+        """As on SIGTERM."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(PATIENCE_S)
+            assert not self._thread.is_alive(), "the node does not stop"
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        front_ends = [RestFrontEnd(0, __version__)]
+        self.node = ClusterNode(self._settings, front_ends, __version__, on_fatal=self.fatal.append)
+        async with self.node:
+            self._started.set_result(None)
+            await self._stopping.wait()
+
+
+@contextlib.contextmanager
+def thread_node(
+    kafka: KafkaCluster, cluster: str, name: str, directory: Path, *, session_s: float = 3.0, more: str = ""
+) -> Iterator[ThreadNode]:
+    """A node that is stopped when the block ends."""
+    node = ThreadNode(parse(settings_text(kafka, cluster, name, directory / name, session_s=session_s, more=more)))
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+class ProcessNode:
+    """`penstock serve --engine kafka`, as a process."""
+
+    def __init__(self, kafka: KafkaCluster, cluster: str, name: str, directory: Path, *, session_s: float) -> None:
+        self.name = name
+        self._directory = directory
+        self._config = directory / f"{name}.toml"
+        self._config.write_text(settings_text(kafka, cluster, name, directory / name, session_s=session_s))
+        self._ready = directory / f"{name}.ready"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.listening: dict[str, Any] = {}
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        return (self._directory / f"{self.name}.log").read_text()
+
+    def start(self) -> None:
+        """Start, and wait until it serves."""
+        self._ready.unlink(missing_ok=True)
+        with open(self._directory / f"{self.name}.log", "ab") as log:
+            command = [sys.executable, "-m", "penstock", "serve", "--config", str(self._config)]
+            command += ["--ready-file", str(self._ready)]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        until(lambda: self._ready.exists() or self._process is None or self._process.poll() is not None, "a start")
+        assert self._ready.exists(), self.log
+        self.listening = msgspec.json.decode(self._ready.read_bytes())["listening"]
+
+    @property
+    def sqs_url(self) -> str:
+        """Where its SQS is."""
+        return str(self.listening["sqs"]["url"])
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """SIGTERM, and wait."""
+        assert self._process is not None
+        self._process.terminate()
+        assert self._process.wait(PATIENCE_S) == 0, self.log
+
+    def kill(self) -> None:
+        """SIGKILL, whatever state it is in. Once more does nothing."""
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait(PATIENCE_S)

@@ -1,0 +1,106 @@
+"""Nodes in this process, on a real Kafka: who owns what as nodes come, go and are drained."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import app
+from penstock.cluster.inspection import Inspection, NoCluster
+from penstock.cluster.node import NameTaken
+from penstock.core.commands import Ack, Receive, Send
+from penstock.core.errors import InvalidRequest
+from penstock.server.metrics import render
+from penstock.server.settings import parse
+from tests.cluster.nodes import SHARDS, ThreadNode, settings_text, thread_node, until
+from tests.kafka import kafka, unique_prefix  # noqa: F401
+from tests.server.bare import bodies, spans
+from tools.kafka import KafkaCluster
+
+QUEUES = [f"q{number}" for number in range(8)]
+
+
+def cli(cluster: KafkaCluster, name: str, *arguments: str) -> Any:
+    where = ["--bootstrap", cluster.bootstrap, "--cluster", name, "--json"]
+    result = CliRunner().invoke(app, ["cluster", *arguments, *where])
+    assert result.exit_code == 0, result.output
+    return [msgspec.json.decode(line) for line in result.stdout.splitlines()]
+
+
+def send(node: ThreadNode, body: bytes) -> None:
+    for queue in QUEUES:
+        node.call(Send(queue=queue, bodies=[body]))
+
+
+def receive_and_ack(node: ThreadNode) -> list[bytes]:
+    found = []
+    for queue in QUEUES:
+        delivery = node.call(Receive(queue=queue, limit=10, wait_ms=10_000))
+        found += bodies(delivery)
+        assert not node.call(Ack(queue=queue, spans=spans(delivery))).refused
+    return found
+
+
+def test_nodes_share_the_shards_and_give_them_away_when_they_leave(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
+    name = unique_prefix("nodes")
+    with thread_node(kafka, name, "a", tmp_path) as a:
+        assert a.own_shards == list(range(SHARDS))
+        send(a, b"one")
+        with thread_node(kafka, name, "b", tmp_path) as b:
+            until(lambda: len(b.own_shards) == len(a.own_shards) == SHARDS // 2, "an even share")
+            assert receive_and_ack(b) == [b"one"] * len(QUEUES)
+            _wishes_are_followed(kafka, name, a, b)
+            send(b, b"two")
+        until(lambda: a.own_shards == list(range(SHARDS)), "everything")
+        assert receive_and_ack(a) == [b"two"] * len(QUEUES)
+        _metrics_tell_of_each_shard(a)
+    with thread_node(kafka, name, "c", tmp_path) as c:
+        assert c.own_shards == list(range(SHARDS))
+        send(c, b"three")
+        assert receive_and_ack(c) == [b"three"] * len(QUEUES)
+
+
+def _wishes_are_followed(cluster: KafkaCluster, name: str, a: ThreadNode, b: ThreadNode) -> None:
+    moving = a.own_shards[0]
+    cli(cluster, name, "move", str(moving), "b", "--wait", "60")
+    assert moving in b.own_shards or until(lambda: moving in b.own_shards, "the news")
+    cli(cluster, name, "drain", "b", "--wait", "60")
+    until(lambda: not b.own_shards, "a drain")
+    rows = cli(cluster, name, "show")
+    assert {row["node"]: row["state"] for row in rows if "node" in row} == {"a": "serving", "b": "draining"}
+    assert [row["served_by"] for row in rows if "shard" in row] == ["a"] * SHARDS
+    assert [row["wish"] for row in rows if row.get("shard") == moving] == ["b"]
+    cli(cluster, name, "move", str(moving), "any")
+    cli(cluster, name, "undrain", "b")
+    until(lambda: len(b.own_shards) == SHARDS // 2, "a share after the drain")
+    with pytest.raises(InvalidRequest, match="no node 'x' is alive"):
+        Inspection(a.node._options).drain("x")
+
+
+def _metrics_tell_of_each_shard(node: ThreadNode) -> None:
+    async def shown() -> str:
+        return render(node.node.services.metric_sources).decode()
+
+    text = asyncio.run_coroutine_threadsafe(shown(), node._loop).result(30)
+    for shard in range(SHARDS):
+        assert f'penstock_shard_commits_total{{node="{node.name}",shard="{shard}"}}' in text
+        assert f'penstock_shard_backlog{{node="{node.name}",shard="{shard}"}} 0.0' in text
+
+
+def test_two_processes_with_one_name_do_not_go_on_together(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
+    name = unique_prefix("twins")
+    with thread_node(kafka, name, "a", tmp_path) as first, thread_node(kafka, name, "a", tmp_path / "other"):
+        until(lambda: first.fatal, "a word to the first")
+        assert isinstance(first.fatal[0], NameTaken)
+
+
+def test_a_cluster_that_was_never_started_is_not_there(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
+    name = unique_prefix("nowhere")
+    options = parse(settings_text(kafka, name, "a", tmp_path, session_s=6)).kafka_options()
+    with pytest.raises(NoCluster, match=name):
+        Inspection(options)
