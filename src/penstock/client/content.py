@@ -171,7 +171,11 @@ def record_list(identity: Identity, records: Records) -> RecordList:
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """What became of a message that was sent."""
+    """What became of a message that was sent.
+
+    In a cluster, a unit of work's message for a queue of another shard is on its way when the work is committed: it has
+    no id yet ("") and no sequence number (-1).
+    """
 
     id: str
     sequence: int
@@ -208,7 +212,7 @@ class SentMessages(Sequence[SentMessage]):
         if self._duplicates is None:
             self._duplicates = frozenset(self._sent.duplicates)
         sequence = self._sent.sequence(position)
-        message_id = self._identity.message_id(self._sent.queue_id, sequence)
+        message_id = self._identity.message_id(self._sent.queue_id, sequence) if sequence >= 0 else ""
         return SentMessage(message_id, sequence, position in self._duplicates)
 
     @property
@@ -220,6 +224,8 @@ class SentMessages(Sequence[SentMessage]):
     def sequences(self) -> Sequence[int]:
         """Every message's sequence number."""
         sent = self._sent
+        if sent.is_on_its_way and sent.sequences is None:
+            return [-1] * sent.count
         return range(sent.first, sent.first + sent.count) if sent.sequences is None else sent.sequences
 
     @property

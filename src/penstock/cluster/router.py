@@ -442,7 +442,10 @@ class Router:
                 self.fail_soon(call, error)
             return
         call.served = None
-        self._dispatch_far(call, shard)
+        if self._closing:
+            self.fail_soon(call, ShardClosed("the node is stopping: ask another one"))
+        else:
+            self._dispatch_far(call, shard)
 
     def _dispatch_far(self, call: Routed, shard: int) -> None:
         known = self._maps.current()

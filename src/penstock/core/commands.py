@@ -158,8 +158,10 @@ class Sent(msgspec.Struct):
         return self.first < 0
 
     def sequence(self, index: int) -> int:
-        """The sequence number of the message at this index of the command."""
-        return self.first + index if self.sequences is None else self.sequences[index]
+        """The sequence number of the message at this index of the command; -1 if it is on its way."""
+        if self.sequences is not None:
+            return self.sequences[index]
+        return self.first + index if self.first >= 0 else -1
 
 
 # -- receiving ---------------------------------------------------------------------------------------------------------

@@ -459,6 +459,7 @@ class Connection(asyncio.Protocol):
             self._fail("E_SUB_FAILED", f"SUB failed {error}")
             return
         self._topic, self._channel = topic, channel
+        await self._shard.know(topic)
         queue = self._shard.identity.queues.get(topic)
         self._tag = wire.tag_of(queue.id if queue is not None else 0)
         self.client.state = State.SUBSCRIBED

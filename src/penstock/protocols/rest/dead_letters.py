@@ -51,6 +51,7 @@ class DeadLetterQueues(Resource):
         caller.need("read", queue)
         target = self.queue(queue).config.dead_letter or dead_letter_name(queue)
         caller.need("read", target)
+        await self.shard.know(target)
         dead = self.broker.queues.get(target)
         if dead is None:
             return DeadLetters(queue=target, messages=[], next=None)
@@ -91,6 +92,7 @@ class Redrives(Resource):
             caller.need("admin", body.target)
         if body.ids is not None and body.sequences is not None:
             raise invalid("give either ids or sequences")
+        await self.shard.know(body.queue)
         self.queue(body.queue)
         sequences = body.sequences
         if body.ids is not None:
@@ -114,6 +116,7 @@ class Redrives(Resource):
             seen: list[Seen] = await self.shard.call(Browse(queue=queue, after=after, limit=_LOOKED_AT_A_TIME))
             if not seen:
                 raise NotFound(f"queue {queue!r} has no message {min(wanted)!r}")
+            await self.shard.know(queue)
             queue_id = self.queue(queue).id
             for one in seen:
                 message_id = seen_message(self.broker, queue_id, one).id

@@ -133,6 +133,9 @@ class Visit:
             body = await self._read_body()
             caller.request_name = self._name_of(principal, body)
             arguments = self._arguments(operation, coding, body)
+            queue, shard = arguments.get("queue"), self._desk.services.shard
+            if queue is not None and shard.unknown(queue, now=operation.method != "POST"):
+                await shard.know(queue, now=True)
             result = await operation.run(caller, **arguments)
             await self._succeed(operation, caller, result)
         except CallerGone:

@@ -101,14 +101,17 @@ class Messages(Resource):
     def sent_messages(self, replies: list[Sent], places: list[tuple[int, int]]) -> list[SentMessage]:
         """What became of each message, by the command it went with and its index there."""
         duplicates = [frozenset(reply.duplicates) for reply in replies]
-        return [
-            SentMessage(
-                id=self.broker.message_id(replies[number].queue_id, replies[number].sequence(index)),
-                sequence=replies[number].sequence(index),
-                duplicate=index in duplicates[number],
+        found: list[SentMessage] = []
+        for number, index in places:
+            reply, sequence = replies[number], replies[number].sequence(index)
+            found.append(
+                SentMessage(
+                    id=self.broker.message_id(reply.queue_id, sequence) if sequence >= 0 else None,
+                    sequence=sequence if sequence >= 0 else None,
+                    duplicate=index in duplicates[number],
+                )
             )
-            for number, index in places
-        ]
+        return found
 
     async def _send_batch(self, caller: Caller, queue: str, create: bool, batch: SendBatch) -> SentBatch:
         for column in ("attributes", "groups", "dedup_ids"):
@@ -255,6 +258,7 @@ class Messages(Resource):
     async def _settle_receipts(
         self, caller: Caller, queue: str, channel: str | None, receipts: list[str], command_for: Settle
     ) -> tuple[int, list[tuple[str, PenstockError]]]:
+        await self.shard.know(receipts=receipts)
         holdings, refused = sort_receipts(self.broker, receipts, queue, channel)
         count = 0
         for number, holding in enumerate(holdings):
@@ -293,6 +297,7 @@ class Messages(Resource):
         )
         seen: list[Seen] = await self.shard.call(command)
         page = self.page(seen)
+        await self.shard.know(queue)
         queue_id = self.queue(queue).id
         return SeenMessages(
             messages=[seen_message(self.broker, queue_id, one) for one in page],

@@ -46,7 +46,7 @@ class RestFrontEnd:
         """Listen."""
         settings, limits = services.settings.server, services.settings.http
         tls = tls_context(settings)
-        listener = _listener(settings.host, self._port)
+        listener = services.listeners.get(self.name) or _listener(settings.host, self._port)
         port = int(listener.getsockname()[1])
         url = url_of(settings.host, port, tls is not None)
         if services.partition_maps is None:

@@ -195,8 +195,9 @@ class SendQuery(Shape):
 class SentMessage(Result):
     """What became of a message."""
 
-    id: str
-    sequence: int
+    id: str | None
+    """null for a message of a unit of work that is on its way to a queue of another shard of the cluster."""
+    sequence: int | None
     duplicate: bool = False
     """It was known already, by its dedup id: nothing was added."""
 

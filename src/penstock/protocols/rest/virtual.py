@@ -62,7 +62,7 @@ class VirtualQueues(Resource):
         """Send messages. The queue is created when it is not there."""
         queue = self._own(caller, "write", body.queue)
         sent = await self._messages.send_all(caller, [(queue, message) for message in body.messages], create=True)
-        return Published(offsets=[message.sequence for message in sent])
+        return Published(offsets=[-1 if message.sequence is None else message.sequence for message in sent])
 
     @operation("POST", "/get_records")
     async def get_records(self, caller: Caller, body: GetRecords) -> Records:

@@ -29,6 +29,7 @@ class UnitsOfWork(Resource):
 
         409 `work_refused` if a message can no longer be acknowledged: nothing is done then.
         """
+        await self.shard.know(receipts=body.receipts)
         holdings, refused = sort_receipts(self.broker, body.receipts, None, None)
         if refused:
             raise refused[0][1]
