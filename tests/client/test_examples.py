@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.spark.running import need_java
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED = {
@@ -14,7 +19,10 @@ EXPECTED = {
     "unit_of_work.py": "committed: ['ledger', 'mail', 'payments'] attempts: 2",
     "channels_and_consumers.py": "report [b'cake']",
     "dead_letters.py": "b'a unicorn' attempt 1",
+    "join.py": "[('ann', 'tea', '3.20'), ('cleo', 'cocoa', '4.10')]",
 }
+ON_SPARK = {"join.py"}
+PATIENCE_S, SPARK_PATIENCE_S = 60, 280
 
 
 def test_every_example_is_run_here() -> None:
@@ -23,7 +31,17 @@ def test_every_example_is_run_here() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_does_what_it_says(name: str, tmp_path: Path) -> None:
+    if name in ON_SPARK:
+        need_java()
+    patience_s = SPARK_PATIENCE_S if name in ON_SPARK else PATIENCE_S
     command = [sys.executable, str(EXAMPLES / name), str(tmp_path / "data")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[-1] == EXPECTED[name]
+    example = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        told, errors = example.communicate(timeout=patience_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # all of them, also those that it has started
+            os.killpg(example.pid, signal.SIGKILL)
+    assert example.returncode == 0, errors
+    assert told.splitlines()[-1] == EXPECTED[name]
