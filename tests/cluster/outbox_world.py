@@ -154,7 +154,7 @@ class World:
             self.nodes.append(Node(self, shard))
         for shard, node in enumerate(self.nodes):
             grave = GRAVES[(shard + 1) % SHARDS]
-            dying = {"lease_ms": LEASE_MS, "max_receives": 1}
+            dying: dict[str, Any] = {"lease_ms": LEASE_MS, "max_receives": 1}
             node.do(c.CreateQueue(name=SOURCES[shard], config=QueueConfig(**dying)))
             node.do(c.CreateQueue(name=ORDERED[shard], config=QueueConfig(dead_letter=grave, **dying)))
             node.step(c.CreateQueue(name=RESULTS[shard], config=QueueConfig(lease_ms=LEASE_MS)))

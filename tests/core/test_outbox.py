@@ -378,6 +378,7 @@ def test_a_unit_of_work_sends_to_other_shards_when_it_commits(cluster: Cluster) 
         )
     )
     assert (replies[0].queue_id, replies[0].first, replies[0].count, replies[0].is_on_its_way) == (0, -1, 2, True)
+    assert [replies[0].sequence(index) for index in range(2)] == [-1, -1]
     assert (replies[1].first, replies[1].is_on_its_way) == (1, False)
     cluster.settle()
     delivery = cluster[1].receive(9, queue=away)
