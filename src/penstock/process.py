@@ -8,8 +8,10 @@ import gc
 import os
 import resource
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import uvloop
@@ -23,13 +25,25 @@ class Announcement(Protocol):
         ...
 
 
+_Announced = TypeVar("_Announced", bound=Announcement)
+
+
 def run(service: contextlib.AbstractAsyncContextManager[Announcement], ready_file: Path | None) -> None:
     """Serve until SIGTERM or SIGINT. Returns when everything is closed. A second signal ends the process at once."""
+    run_telling(service, partial(announce, ready_file=ready_file))
+
+
+def run_telling(
+    service: contextlib.AbstractAsyncContextManager[_Announced], tell: Callable[[_Announced], None]
+) -> None:
+    """As `run`, for who says in another way that everything listens."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(service, ready_file))
+        runner.run(_serve(service, tell))
 
 
-async def _serve(service: contextlib.AbstractAsyncContextManager[Announcement], ready_file: Path | None) -> None:
+async def _serve(
+    service: contextlib.AbstractAsyncContextManager[_Announced], tell: Callable[[_Announced], None]
+) -> None:
     _allow_many_files()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -38,7 +52,7 @@ async def _serve(service: contextlib.AbstractAsyncContextManager[Announcement], 
     async with service as ready:
         gc.collect()
         gc.freeze()
-        announce(ready, ready_file)
+        tell(ready)
         await stopping.wait()
 
 

@@ -39,7 +39,7 @@ class HttpFrontEnd:
         observer = RequestObserver(self.name, services.meter, services.request_log)
         self._server = HttpServer(handler, self.limits(services), observer.note)
         tls = tls_context(settings)
-        port = await self._server.start(settings.host, self._port, tls)
+        port = await self._server.start(settings.host, self._port, tls, services.listeners.get(self.name))
         services.metric_sources.append(self._families)
         return Address(settings.host, port, url_of(settings.host, port, tls is not None))
 

@@ -16,7 +16,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +72,8 @@ class Services:
     """What front ends share with each other: NSQ's `Topics` as "nsq", for its TCP and its HTTP side."""
     partition_maps: PartitionMaps | None = None
     """Which node owns what, if there are several; None: this one owns everything."""
+    listeners: Mapping[str, socket.socket] = field(default_factory=dict)
+    """Sockets that listen already, by the front end's name: of a process among several that share its ports."""
     is_stopping: bool = False
 
 
@@ -123,6 +126,7 @@ class Node:
         self._started: list[FrontEnd] = []
         self._store: Store | None = None
         self._services: Services | None = None
+        self._listeners: Mapping[str, socket.socket] = {}
         self._recording: list[Shard] = []
         """Whose happenings go to the events queue, if there is one."""
 
@@ -143,6 +147,7 @@ class Node:
             meter=RequestMeter(),
             request_log=RequestLog(self._settings.log),
             metric_sources=[self._store_metrics],
+            listeners=self._listeners,
         )
         self._services.metric_sources.append(self._services.meter.families)
         try:

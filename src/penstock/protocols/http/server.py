@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Callable
 from email.utils import formatdate
+from typing import cast
 
 from penstock.protocols.http.connection import LINGER_S, HttpConnection
 from penstock.protocols.http.exchange import Exchange, Handler, Observer
@@ -53,14 +54,27 @@ class HttpServer:
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
-    async def start(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> int:
-        """Listen. Port 0 picks a free one; returns the port."""
+    async def start(
+        self, host: str, port: int, ssl: ssl.SSLContext | None = None, listener: socket.socket | None = None
+    ) -> int:
+        """Listen, on a socket that is there already or on one of its own. Port 0 picks a free one; returns the port."""
         loop = asyncio.get_running_loop()
         self._sweep()
-        self._listener = await loop.create_server(
-            lambda: HttpConnection(self), host, port, ssl=ssl, backlog=_BACKLOG, family=socket.AF_UNSPEC
-        )
+        if listener is not None:
+            self._listener = await loop.create_server(self._make_connection, sock=listener, ssl=ssl, backlog=_BACKLOG)
+        else:
+            self._listener = await loop.create_server(
+                self._make_connection,
+                host,
+                port,
+                ssl=ssl,
+                backlog=_BACKLOG,
+                family=socket.AF_UNSPEC,
+            )
         return int(self._listener.sockets[0].getsockname()[1])
+
+    def _make_connection(self) -> asyncio.Protocol:
+        return cast(asyncio.Protocol, HttpConnection(self))
 
     @property
     def connections_open(self) -> int:

@@ -83,7 +83,11 @@ class NsqFrontEnd:
         await endpoint.topics.clean()
         host = services.settings.server.host
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(endpoint), host, self._port, backlog=BACKLOG)
+        listener = services.listeners.get(self.name)
+        if listener is not None:
+            self._server = await loop.create_server(lambda: Connection(endpoint), sock=listener, backlog=BACKLOG)
+        else:
+            self._server = await loop.create_server(lambda: Connection(endpoint), host, self._port, backlog=BACKLOG)
         port = self._server.sockets[0].getsockname()[1]
         services.metric_sources.append(self._families)
         address = Address(host, port, f"nsq://{f'[{host}]' if ':' in host else host}:{port}")
