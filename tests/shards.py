@@ -27,6 +27,8 @@ from penstock.store.embedded import open_store
 from penstock.store.memory import MemoryStore
 
 SHARDS = int(os.environ.get("PENSTOCK_TEST_SHARDS", "1"))
+NEAR = os.environ.get("PENSTOCK_TEST_NEAR", "0")
+"""The shards that are the node's own ("all": all of them); the others are another node's."""
 ENTROPY = bytes(range(64))
 
 
@@ -85,7 +87,8 @@ def open_shards(
     if shards == 1:
         shard = Shard(lambda: open_store(0), clock, lambda: ENTROPY)
         return AsyncShard(shard, commit_in_thread=commit_in_thread)
-    return open_router(open_store, clock, shards, near=[0], commit_in_thread=commit_in_thread)
+    near = None if NEAR == "all" else [int(number) for number in NEAR.split(",")]
+    return open_router(open_store, clock, shards, near=near, commit_in_thread=commit_in_thread)
 
 
 def open_router(

@@ -22,6 +22,7 @@ from penstock.store.base import Store
 from penstock.store.embedded import EmbeddedStore, open_store
 from penstock.store.memory import MemoryStore
 from tests.client.serving import Server, serve
+from tests.shards import WatchedRouter, open_shards
 
 ENTROPY = bytes(range(64))
 
@@ -115,6 +116,7 @@ class World:
         self.commit_in_thread = commit_in_thread
         self.transport = transport
         self._open_store = open_store
+        self._more_stores: dict[int, Store] = {}
         self._loop = LoopThread() if tasks or transport else None
         self._tasks = tasks
         self._server: Server | None = None
@@ -123,25 +125,38 @@ class World:
         self.open()
 
     def open(self) -> None:
-        self.shard = Shard(self._open_store, self.clock, lambda: ENTROPY)
         if self.transport is not None:
             self._open_server(self.transport)
             return
+        self.shards = [Shard(self._open_store, self.clock, lambda: ENTROPY)]
         if self._loop is None:
-            self._driver = ThreadedShard(self.shard)
+            self._driver = ThreadedShard(self.shards[0])
             self.ps = Penstock(self._driver)
             return
 
         async def start() -> AsyncShard:
-            return AsyncShard(self.shard, commit_in_thread=self.commit_in_thread)
+            return AsyncShard(self.shards[0], commit_in_thread=self.commit_in_thread)
 
         inner = self._loop.run(start())
         self._driver = Driven(inner, self._loop)
         self.ps = Driven(AsyncPenstock(inner), self._loop)
 
+    async def _serve(self) -> Server:
+        shards = open_shards(self._store, self.clock)
+        if isinstance(shards, WatchedRouter):
+            self.shards = [served.shard for served in shards.everywhere()]
+        else:
+            assert isinstance(shards, AsyncShard)
+            self.shards = [shards.shard]
+        return await serve(shards, settings=PATIENT)
+
+    def _store(self, number: int) -> Store:
+        """The store of a shard; there is more than one if the tests are told so."""
+        return self._open_store() if number == 0 else self._more_stores.setdefault(number, MemoryStore())
+
     def _open_server(self, transport: TransportName) -> None:
         assert self._loop is not None
-        self._server = self._loop.run(serve(self.shard, settings=PATIENT))
+        self._server = self._loop.run(self._serve())
         self._driver = Driven(self._server.shard, self._loop)
         if self._tasks:
 
@@ -180,11 +195,13 @@ class World:
 
     def crash(self) -> None:
         """The process dies: nothing is written any more. Then it starts again."""
-        store = self.shard._store
-        self.shard._store_is_good = False
+        stores = [shard._store for shard in self.shards]
+        for shard in self.shards:
+            shard._store_is_good = False
         self.shut()
-        if isinstance(store, EmbeddedStore):
-            store.close(apply=False)
+        for store in stores:
+            if isinstance(store, EmbeddedStore):
+                store.close(apply=False)
         self.open()
 
     def wait_for_receivers(self, queue: str, count: int = 1) -> None:

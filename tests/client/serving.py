@@ -18,6 +18,7 @@ from penstock.server.metrics import RequestMeter
 from penstock.server.node import Services
 from penstock.server.settings import LogSettings, Settings
 from penstock.server.shard import Shard
+from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard
 
 
@@ -26,7 +27,7 @@ class Server:
 
     def __init__(
         self,
-        shard: AsyncShard,
+        shard: Shards,
         *,
         settings: Settings | None = None,
         credentials: Credentials | None = None,
@@ -91,8 +92,8 @@ class Server:
             await asyncio.sleep(0.001)
 
 
-async def serve(shard: Shard, **options: Any) -> Server:
+async def serve(shard: Shard | Shards, **options: Any) -> Server:
     """A server that listens."""
-    server = Server(AsyncShard(shard), **options)
+    server = Server(AsyncShard(shard) if isinstance(shard, Shard) else shard, **options)
     await server.start()
     return server

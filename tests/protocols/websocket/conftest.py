@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from penstock.server.clock import SystemClock
-from penstock.server.shard import Shard
+from penstock.store.base import Store
 from penstock.store.memory import MemoryStore
 from tests.client.adapter import LoopThread
 from tests.client.serving import Server, serve
+from tests.shards import open_shards
 
 
 @pytest.fixture
@@ -20,10 +20,11 @@ def make_server() -> Iterator[Callable[..., Server]]:
     made: list[Server] = []
 
     def make(**options: Any) -> Server:
-        store = MemoryStore()
+        stores: dict[int, Store] = {}
 
         async def start() -> Server:
-            return await serve(Shard(lambda: store, SystemClock(), lambda: os.urandom(64)), **options)
+            shards = open_shards(lambda number: stores.setdefault(number, MemoryStore()), SystemClock())
+            return await serve(shards, **options)
 
         made.append(loop.run(start()))
         return made[-1]
