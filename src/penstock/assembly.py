@@ -17,7 +17,23 @@ from penstock.server.settings import InvalidSettings, Settings
 
 def run(chosen: Settings, ready_file: Path | None) -> None:
     """Serve until a signal comes. Returns when everything is committed and closed."""
-    process.run(node(chosen), ready_file)
+    if chosen.server.workers > 1:
+        from penstock.cluster.workers import Workers
+
+        process.run(Workers(chosen, ports(chosen), __version__), ready_file)
+    else:
+        process.run(node(chosen), ready_file)
+
+
+def ports(chosen: Settings) -> dict[str, int]:
+    """Where each front end listens, by its name."""
+    server = chosen.server
+    return {
+        "sqs": server.sqs_port,
+        "http": server.http_port,
+        "nsq": server.nsq_tcp_port,
+        "nsq-http": server.nsq_http_port,
+    }
 
 
 def node(chosen: Settings) -> Node:

@@ -38,6 +38,9 @@ def serve(
         ),
     ] = None,
     sqs_limits: Annotated[Limits | None, typer.Option(help="AWS's limits, or wider ones for tests.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many processes serve the queues; fixed at the first start.")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without credentials.")] = False,
     ready_file: Annotated[Path | None, typer.Option(help="Written, as JSON, when everything listens.")] = None,
     engine: Annotated[Engine | None, typer.Option(help="Where messages are kept.", rich_help_panel=CLUSTER)] = None,
@@ -70,6 +73,7 @@ def serve(
                 nsq_http_port=nsq_http_port,
                 insecure=insecure or None,
                 engine=engine,
+                workers=workers,
             )
             .with_sqs(limits=sqs_limits)
             .with_nsq(lookup=lookup or None)

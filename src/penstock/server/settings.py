@@ -24,6 +24,7 @@ from penstock.server.auth import Credential, Credentials, Grant, Principal, Righ
 from penstock.store.journal.kafka_options import RESERVED_PROPERTIES, KafkaOptions
 
 SECOND_MS = 1_000
+WORKERS_MAX = 256
 _UNKNOWN_SECRET_BYTES = 32
 _EMPTY = {
     "secret_key": "neither the access key nor the secret",
@@ -48,6 +49,8 @@ class ServerSettings(_Section, frozen=True):
     data: str = "./data"
     engine: Literal["embedded", "kafka"] = "embedded"
     """Where messages are kept: in `data`, or in Kafka, with a cache in `data`. See docs/cluster.md."""
+    workers: int = 1
+    """How many processes serve the queues. It is fixed when the directory is first served by more than one."""
     host: str = "127.0.0.1"
     sqs_port: int = 9324
     http_port: int = 9325
@@ -550,7 +553,11 @@ class Settings(_Section, frozen=True):
         self._check_events()
         self._check_queues()
         self._check_exposure()
+        if not 1 <= self.server.workers <= WORKERS_MAX:
+            raise InvalidSettings(f"[server] workers is {self.server.workers}: it must be from 1 to {WORKERS_MAX}")
         if self.server.engine == "kafka":
+            if self.server.workers > 1:
+                raise InvalidSettings("[server] workers share a directory: with Kafka, start several nodes instead")
             self.cluster.check()
             self.kafka.check()
 

@@ -44,7 +44,7 @@ from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
 from penstock.store.journal.base import Journal
 from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
 from penstock.store.layer import Layer, Missing, joined, list_chunks, scan
-from penstock.store.layout import BALLAST_NAME, JOURNAL_NAME, TABLE_NAME
+from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
 from penstock.store.table import SqliteTable
 from penstock.store.view import StoreView
@@ -479,6 +479,11 @@ def open_store(
     ...     dict(open_store(directory, read_only=True).scan(b""))
     {b'color/sky': b'blue'}
     """
+    if (Path(directory) / CLUSTER_NAME).exists():
+        raise StoreError(
+            f"{directory} is shared by the processes of `penstock serve --workers`, and is no store by itself: "
+            "serve it with --workers, and talk to the server"
+        )
     if read_only:
         return StoreView(Path(directory), disk=disk)
     return open_embedded(directory, options=options, disk=disk, background=background)

@@ -1,0 +1,259 @@
+"""One of the processes of `penstock serve --workers N`: a node with one shard, and its siblings behind Unix sockets.
+
+The map never changes: worker i has shard i, in `data/shard-<i>`. A worker serves when all of them do.
+
+A stop is in step with the siblings', since each may be asked by the others until the last of their requests is
+answered: when a worker has answered its own, it says so to its parent, and closes its shard when the parent says that
+all have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from prometheus_client.core import Metric
+
+from penstock.cluster.base import ClusterMap, LinkBroken, NodeAddress, ShardMoved
+from penstock.cluster.forwarder import Forwarder
+from penstock.cluster.host import ShardHost
+from penstock.cluster.link import Link, LinkIdentity, LinkLimits
+from penstock.cluster.link_server import LinkServer
+from penstock.cluster.router import Router
+from penstock.core.commands import CreateQueue, DescribeQueue
+from penstock.core.errors import QueueNotFound
+from penstock.server.clock import Clock
+from penstock.server.events import Recorder
+from penstock.server.node import FrontEnd, Node
+from penstock.server.settings import Settings, events_config
+from penstock.server.shard import Call, Shard, Tick
+from penstock.server.shards import Shards
+from penstock.server.tasks import AsyncShard
+from penstock.store.base import Store
+from penstock.store.embedded import open_store
+from penstock.store.errors import StoreLocked
+
+log = logging.getLogger("penstock.worker")
+
+LOCK_PATIENCE_S = 15.0
+"""How long a worker waits for the one before it to let go of the shard."""
+SIBLING_PAUSE_S = 0.05
+LINK_PATIENCE_S = 60.0
+"""How long commands wait for a sibling that is being started again."""
+SOCKET_PATH_MAX = 100
+"""The system takes 107 bytes."""
+CLUSTER = "workers"
+
+
+def worker_name(index: int) -> str:
+    """A worker's name.
+
+    >>> worker_name(1)
+    'worker-1'
+    """
+    return f"worker-{index}"
+
+
+def shard_directory(data: Path, index: int) -> Path:
+    """Where a worker keeps its shard."""
+    return data / f"shard-{index}"
+
+
+class LinkDirectory:
+    """Where the workers' sockets are. Paths of sockets must be short: a long one is taken by way of /proc."""
+
+    def __init__(self, data: Path) -> None:
+        self._path = data / "links"
+        self._path.mkdir(mode=0o700, exist_ok=True)
+        self._descriptor: int | None = None
+        if len(os.fsencode(self._path)) > SOCKET_PATH_MAX - len("/worker-999"):
+            self._descriptor = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def address(self, index: int) -> str:
+        """The path of a worker's socket, for this process."""
+        where = self._path if self._descriptor is None else Path(f"/proc/self/fd/{self._descriptor}")
+        return str(where / worker_name(index))
+
+    def close(self) -> None:
+        """Nothing is done with the sockets any more."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class StaticMaps:
+    """A map that never changes."""
+
+    def __init__(self, found: ClusterMap) -> None:
+        self._map = found
+
+    def current(self) -> ClusterMap:
+        """The only version."""
+        return self._map
+
+    def on_change(self, listener: Callable[[ClusterMap], None]) -> None:
+        """Nothing ever changes."""
+
+
+class WorkerNode(Node):
+    """A node with shard `index` of `workers`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        front_ends: Sequence[FrontEnd],
+        version: str,
+        *,
+        index: int,
+        workers: int,
+        entropy: bytes,
+        secret: bytes,
+        listeners: Mapping[str, socket.socket],
+        all_settled: Callable[[], Awaitable[None]],
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(settings, front_ends, version, clock=clock)
+        self._listeners = listeners
+        self._index = index
+        self._workers = workers
+        self._entropy = entropy
+        self._identity = LinkIdentity(CLUSTER, worker_name(index), secret)
+        self._all_settled = all_settled
+        self._links: dict[str, Link] = {}
+        self._opened = contextlib.AsyncExitStack()
+        self._opened_once = False
+
+    async def _open_shards(self) -> Shards:
+        """Open this worker's shard, and wait for the siblings to have opened theirs."""
+        try:
+            return await self._open_all()
+        except BaseException:
+            await self._opened.aclose()
+            raise
+
+    async def _open_all(self) -> Router:
+        directory = LinkDirectory(Path(self._settings.server.data))
+        self._opened.callback(directory.close)
+        shard = await asyncio.to_thread(
+            Shard, self._open_store, self._clock, lambda: self._entropy, self._index, self._workers
+        )
+        self._recording = [shard]
+        served = AsyncShard(shard, commit_in_thread=self._settings.server.commit_in_thread)
+        self._opened.push_async_callback(served.close)
+        host = ShardHost()
+        host.add(self._index, served)
+        server = LinkServer(host, self._identity)
+        own = directory.address(self._index)
+        Path(own).unlink(missing_ok=True)
+        await server.start(own)
+        self._opened.push_async_callback(server.close)
+        self._opened.push_async_callback(self._close_links)
+        names = [worker_name(each) for each in range(self._workers)]
+        nodes = {name: NodeAddress(directory.address(each)) for each, name in enumerate(names)}
+        maps = StaticMaps(ClusterMap(1, names[self._index], tuple(names), nodes))
+        limits = LinkLimits(patience_s=LINK_PATIENCE_S)
+        for name in names:
+            if name != names[self._index]:
+                self._links[name] = Link(nodes[name].link, self._identity, limits)
+        router = _Router(self._all_settled, host, self._links, maps, self._workers, self._entropy, self._clock)
+        await self._until_all_serve()
+        forwarder = Forwarder(served, router.submit_to)
+        forwarder.start()
+        self._opened.push_async_callback(forwarder.stop)
+        return router
+
+    async def _until_all_serve(self) -> None:
+        for number in range(self._workers):
+            link = self._links.get(worker_name(number))
+            while link is not None and not await _serves(link, number):
+                await asyncio.sleep(SIBLING_PAUSE_S)
+
+    async def _close_links(self) -> None:
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+    async def stop(self) -> None:
+        """Stop as any node does, then leave the siblings."""
+        try:
+            await super().stop()
+        finally:
+            await self._opened.aclose()
+
+    def _open_store(self) -> Store:
+        """Also called by the shard when it has to open the store again.
+
+        At first the worker before this one may still be at it.
+        """
+        directory = shard_directory(Path(self._settings.server.data), self._index)
+        deadline_s = time.monotonic() + (0 if self._opened_once else LOCK_PATIENCE_S)
+        while True:
+            try:
+                self._store = open_store(directory)
+            except StoreLocked:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(SIBLING_PAUSE_S)
+            else:
+                self._opened_once = True
+                return self._store
+
+    async def _record(self) -> None:
+        """Every worker writes the events of its own queues to its own partition of the events queue."""
+        events = self._settings.events
+        config = events_config(events).changed({"partitions": self._workers})
+        try:
+            await self.services.shard.call(DescribeQueue(name=events.queue))
+        except QueueNotFound:
+            await self.services.shard.call(CreateQueue(name=events.queue, config=config, channels=()))
+        for shard in self._recording:
+            flush_ms = max(1, round(events.flush_s * 1_000))
+            shard.record(Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms))
+
+
+class _Router(Router):
+    """Closes when the siblings are ready for it."""
+
+    def __init__(
+        self,
+        all_settled: Callable[[], Awaitable[None]],
+        host: ShardHost,
+        links: Mapping[str, Link],
+        maps: StaticMaps,
+        shards: int,
+        entropy: bytes,
+        clock: Clock,
+    ) -> None:
+        super().__init__(host, links.__getitem__, maps, shards, entropy, clock)
+        self._all_settled = all_settled
+
+    async def close(self) -> None:
+        """Wait until no sibling has anything to ask, then close."""
+        await self._all_settled()
+        await super().close()
+
+
+async def _serves(link: Link, shard: int) -> bool:
+    """Whether a sibling has opened its shard."""
+    settled: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+    link.submit(shard, Tick(), lambda call: None if settled.done() else settled.set_result(call))
+    call = await settled
+    if isinstance(call.error, ShardMoved | LinkBroken):
+        return False
+    call.result()
+    return True
+
+
+def labelled(families: list[Metric], index: int) -> list[Metric]:
+    """Which worker tells: a label of every sample, save of those that are the same at every worker.
+
+    >>> labelled([GaugeMetricFamily("up", "", value=1)], 2)[0].samples[0].labels
+    {'worker': '2'}
+    """
+    for family in families:
+        family.samples = [sample._replace(labels={**sample.labels, "worker": str(index)}) for sample in family.samples]
+    return families
