@@ -14,14 +14,16 @@ from penstock.cluster import forwarder as forwarder_module
 from penstock.cluster.base import LinkBroken, ShardMoved
 from penstock.cluster.forwarder import PAUSE_S_MAX, Forwarder, Submit
 from penstock.cluster.host import ShardHost
-from penstock.core.commands import Browse, Command, CommitWork, Send, TakeOutbox
+from penstock.core.commands import Ack, Browse, Command, CommitWork, Receive, Send, TakeOutbox
 from penstock.core.errors import StoreError
 from penstock.core.partition import partition_of
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Call, Shard, ShardClosed
 from penstock.server.tasks import AsyncShard, CallbackCall
+from penstock.store.errors import CommitFailed
 from penstock.store.memory import MemoryStore
 from tests.cluster.linking import ENTROPY, SHARDS, ask, in_loop, linked, make_shard, until
+from tests.server.stores import TroubledStore
 
 
 def name_at(shard: int, stem: str = "q") -> str:
@@ -272,6 +274,62 @@ async def test_an_outbox_is_forwarded_over_a_link() -> None:
         found = await ask(there.link, Browse(queue=name_at(1), limit=2_000), 1)
         assert [each.chunk.body(each.index) for each in found] == [b"%d" % number for number in range(1_000)]
         await shard.close()
+
+
+def shard_over(store: TroubledStore, number: int) -> AsyncShard:
+    return AsyncShard(Shard(store.open, SystemClock(), lambda: ENTROPY, number, SHARDS))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@in_loop
+async def test_a_commit_of_the_target_that_fails_is_tried_again_and_done_once(kept: bool) -> None:
+    host, store = ShardHost(), TroubledStore()
+    host.add(0, make_shard(0))
+    host.add(1, shard_over(store, 1))
+    async with running(host.served[0], host.submit) as forwarder:
+        store.fail_next(kept=kept)
+        await send_away(host.served[0], name_at(1), b"x")
+        await until(is_empty(host.served[0]))
+        assert forwarder.stats().failures == 1
+        assert await bodies_in(host.served[1], name_at(1)) == [b"x"]
+    await host.close()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@in_loop
+async def test_what_a_failed_commit_has_written_after_all_is_forwarded(kept: bool) -> None:
+    host, store = ShardHost(), TroubledStore()
+    host.add(0, shard_over(store, 0))
+    host.add(1, make_shard(1))
+    async with running(host.served[0], host.submit):
+        store.fail_next(kept=kept)
+        with pytest.raises(CommitFailed):
+            await send_away(host.served[0], name_at(1), b"perhaps")
+        await send_away(host.served[0], name_at(1), b"surely")
+        await until(is_empty(host.served[0]))
+        expected = [b"perhaps", b"surely"] if kept else [b"surely"]
+        assert await bodies_in(host.served[1], name_at(1)) == expected
+    await host.close()
+
+
+@in_loop
+async def test_a_target_whose_disk_is_full_takes_the_outbox_when_there_is_space() -> None:
+    host, store = ShardHost(), TroubledStore()
+    host.add(0, make_shard(0))
+    host.add(1, shard_over(store, 1))
+    own = name_at(1, "own")
+    await ask(host, Send(queue=own, bodies=[b"own"]), 1)
+    async with running(host.served[0], host.submit) as forwarder:
+        store.full = True
+        await send_away(host.served[0], name_at(1), b"x")
+        await until(lambda: forwarder.stats().failures > 0)
+        delivery = await ask(host, Receive(queue=own), 1)
+        spans = [span for run in delivery.runs for span in run.spans()]
+        assert (await ask(host, Ack(queue=own, spans=spans), 1)).count == 1, "acknowledgements flow"
+        store.full = False
+        await until(is_empty(host.served[0]))
+        assert await bodies_in(host.served[1], name_at(1)) == [b"x"]
+    await host.close()
 
 
 @in_loop

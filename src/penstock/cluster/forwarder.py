@@ -22,10 +22,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.core.commands import Command, ForgetOutbox, OutboxEntry, ReadOutbox, Taken, TakeOutbox
 from penstock.core.errors import PenstockError, StoreError
@@ -75,7 +76,6 @@ class Forwarder:
         self._shard = shard
         self._submit = submit
         self._pause_s = pause_s
-        self._name = shard.identity.outbox_name
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(PARALLEL_MAX)
         self._stopped = False
@@ -144,7 +144,9 @@ class Forwarder:
 
     async def _take(self, target: int, mark: int, entries: list[OutboxEntry]) -> int:
         """Have the target do a batch. Returns where its mark is."""
-        command = TakeOutbox(source=self._name, after=mark, up_to=entries[-1].number, entries=entries)
+        # A new store may get another name until its first commit, and there are no entries before that.
+        name = self._shard.identity.outbox_name
+        command = TakeOutbox(source=name, after=mark, up_to=entries[-1].number, entries=entries)
         taken: Taken = await self._ask(target, command)
         if taken.done:
             self._note(target, taken, len(entries))
@@ -179,6 +181,31 @@ class Forwarder:
     def _pause(self, failures: int) -> float:
         longest_s = min(PAUSE_S_MAX, self._pause_s * (1 << min(failures - 1, 16)))
         return longest_s * random.uniform(0.5, 1.0)
+
+
+def forwarder_families(stats: Mapping[int, ForwarderStats]) -> Iterator[Metric]:
+    """What Prometheus is told of the forwarders of some shards.
+
+    >>> stats = ForwarderStats({1: 3}, 0.5, forwarded=7, failures=0, refused=0, stale=0)
+    >>> [family.name for family in forwarder_families({0: stats})][:2]
+    ['penstock_outbox_entries', 'penstock_outbox_oldest_seconds']
+    """
+    for name, text, is_counter, value_of in _SERIES:
+        family_of = CounterMetricFamily if is_counter else GaugeMetricFamily
+        family = family_of(f"penstock_outbox_{name}", text, labels=("shard",))
+        for shard, each in stats.items():
+            family.add_metric((str(shard),), value_of(each))
+        yield family
+
+
+_SERIES: tuple[tuple[str, str, bool, Callable[[ForwarderStats], float]], ...] = (
+    ("entries", "Effects in other shards that wait.", False, lambda stats: sum(stats.waiting.values())),
+    ("oldest_seconds", "How long the oldest of them has waited.", False, lambda stats: stats.oldest_s),
+    ("forwarded", "Effects that were done in other shards.", True, lambda stats: stats.forwarded),
+    ("failures", "Batches that got an error, or no answer.", True, lambda stats: stats.failures),
+    ("refused_messages", "Messages that their queue did not take.", True, lambda stats: stats.refused),
+    ("stale_acks", "Acks of units of work that came too late.", True, lambda stats: stats.stale),
+)
 
 
 def _level(failures: int) -> int:

@@ -55,6 +55,7 @@ from penstock.core.commands import (
     Records,
     Send,
     Subscribe,
+    TakeOutbox,
 )
 from penstock.core.errors import PenstockError, StoreError
 from penstock.server.clock import Clock
@@ -725,6 +726,8 @@ def _hands_out(step: Step, displaced: list[Call]) -> bool:
 
 def _adds(command: Command) -> bool:
     """Whether a command makes the store larger."""
+    if isinstance(command, TakeOutbox):
+        return any(entry.chunk for entry in command.entries)
     return isinstance(command, Send) or (isinstance(command, CommitWork) and bool(command.sends))
 
 
