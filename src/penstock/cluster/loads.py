@@ -7,6 +7,7 @@ from time import perf_counter
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from penstock.cluster.forwarder import forwarder_families
 from penstock.cluster.ledger import LoadOfShard
 from penstock.cluster.ownership import Tenure
 from penstock.core.broker import Broker
@@ -83,6 +84,8 @@ def shard_families(tenures: Mapping[int, Tenure], loads: Mapping[int, LoadOfShar
         for shard, load in sorted(loads.items()):
             gauge.add_metric((str(shard), node), getattr(load, name))
         yield gauge
+    forwarders = {shard: tenure.forwarder for shard, tenure in sorted(tenures.items())}
+    yield from forwarder_families({shard: each.stats() for shard, each in forwarders.items() if each is not None})
 
 
 _GAUGES = {
