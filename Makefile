@@ -11,6 +11,7 @@ EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,dev
 SEEDS ?= 10000
 KILLS ?= 500
 FAULT_SEEDS ?= 100
+PIPELINE_KILLS ?= 20
 BROKERS ?= 1
 
 help: ## List the targets
@@ -51,10 +52,11 @@ format: $(INSTALLED) ## Format the code, and repair what the linter can
 bench: compile ## Run every benchmark on the compiled package and rewrite docs/benchmarks.md
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m bench.run
 
-soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks
+soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks, kill each pipeline PIPELINE_KILLS times
 	$(BIN)/python -m tests.simulation.soak --seeds $(SEEDS)
 	$(BIN)/python -m tests.kill.soak --kills $(KILLS)
 	$(BIN)/python -m tests.faults.soak --seeds $(FAULT_SEEDS)
+	$(BIN)/python -m tests.pipelines_ready.soak --kills $(PIPELINE_KILLS)
 
 interop: $(INSTALLED) ## Run NSQ's own programs around Penstock (builds them: needs Go)
 	$(BIN)/python -m bench.nsq_tools
