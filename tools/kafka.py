@@ -339,6 +339,8 @@ def server_settings(brokers: Sequence[_Broker], broker: _Broker) -> dict[str, ob
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
         "log.dirs": broker.directory / "data",
+        "broker.heartbeat.interval.ms": 500,
+        "broker.session.timeout.ms": 5000,
         "auto.create.topics.enable": "false",
         "default.replication.factor": copies,
         "min.insync.replicas": in_sync,

@@ -77,6 +77,8 @@ _FENCED = frozenset(
         KafkaError.INVALID_PRODUCER_EPOCH,
     }
 )
+_OUT_OF_STEP = frozenset({KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, KafkaError.UNKNOWN_PRODUCER_ID})
+"""After a message was refused, librdkafka and the broker may count differently until one more transaction failed."""
 _OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _PASSING = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
 
@@ -91,6 +93,10 @@ class LogPosition(NamedTuple):
 
 class PositionLost(StoreError):
     """The log does not go on where the table ends: the table is of no use any more."""
+
+
+class _OutOfStep(CommitAborted):
+    """Nothing was written, and the same once more may well succeed."""
 
 
 class Keys(Protocol):
@@ -163,14 +169,14 @@ class KafkaJournal:
         """Take the shard over; then what the log holds, from where the table ends, in pieces."""
         assert self._producer is None, "a journal is replayed once"
         self._number = self._trimmed = after
-        self._producer = self._fence()
+        self._fence()
         self._failure = None
         yield from self._read()
 
-    def _fence(self) -> Producer:
+    def _fence(self) -> None:
         options = self._options
         timeout_ms = int(options.commit_timeout_s * 1000)
-        producer = made_client(
+        self._producer = made_client(
             Producer,
             options,
             client_id=f"{options.transactional_id(self._shard)}",
@@ -185,25 +191,19 @@ class KafkaJournal:
             queue_buffering_max_kbytes=BUFFERED_KBYTES,
         )
         try:
-            producer.list_topics(
-                options.data_topic, INIT_TIMEOUT_S
-            )  # connects: without, librdkafka waits half a second
-            producer.init_transactions(INIT_TIMEOUT_S)
+            self._live.list_topics(options.data_topic, INIT_TIMEOUT_S)  # connects; librdkafka waits for that too long
+            self._live.init_transactions(INIT_TIMEOUT_S)
         except KafkaException as error:
-            _discard(producer)
             raise said(error, options, f"shard {self._shard} cannot be taken over") from error
-        return producer
 
     def _read(self) -> Iterator[tuple[int, Changes]]:
         began_s = time.time()
         reading = _Reading(self._options, self._shard, self._start)
         try:
-            for changes in reading.to_the_ends():
-                yield self._next_step(reading), changes
+            yield from self._steps_of(reading, reading.to_the_ends())
             self._number = max(self._number, reading.number)
             self._append(Changes(), both=True)
-            for changes in reading.until(self._nonce):
-                yield self._next_step(reading), changes
+            yield from self._steps_of(reading, reading.until(self._nonce))
             reading.check_end()
         finally:
             reading.close()
@@ -211,13 +211,15 @@ class KafkaJournal:
             splits.note(counts)
         self._check_duration(began_s)
 
-    def _next_step(self, reading: _Reading) -> int:
-        """The number of a piece that was read, noted with how far that is."""
-        self._number += 1
-        position = reading.position()
-        if position is not None:
-            self._note(self._number, position, is_change=True)
-        return self._number
+    def _steps_of(self, reading: _Reading, pieces: Iterator[Changes]) -> Iterator[tuple[int, Changes]]:
+        """What was read, numbered; how far that is, is noted."""
+        for changes in pieces:
+            self._number += 1
+            position = reading.position()
+            if position is not None:
+                self._note(self._number, position, is_change=bool(changes))
+            if changes:
+                yield self._number, changes
 
     def _check_duration(self, began_s: float) -> None:
         """Kafka may have forgotten deletions while we read."""
@@ -254,22 +256,32 @@ class KafkaJournal:
         return number
 
     def _transact(self, changes: Changes, number: int, both: bool) -> None:
-        producer = self._producer
-        assert producer is not None
+        try:
+            self._attempt(changes, number, both)
+        except _OutOfStep:
+            self._attempt(changes, number, both)
+
+    def _attempt(self, changes: Changes, number: int, both: bool) -> None:
         is_committing = False
         try:
-            producer.poll(0)
-            producer.begin_transaction()
-            self._send(producer, changes, number, both)
+            self._live.poll(0)
+            self._live.begin_transaction()
+            self._send(changes, number, both)
             is_committing = True
-            producer.commit_transaction(self._options.commit_timeout_s)
+            self._live.commit_transaction(self._options.commit_timeout_s)
         except KafkaException as error:
-            raise self._failed(producer, error.args[0], is_committing) from error
+            raise self._failed(error.args[0], is_committing) from error
         except BaseException as error:
             self._give_up(CommitFailed(f"{self._what} was interrupted ({type(error).__name__}): outcome not known"))
             raise
 
-    def _send(self, producer: Producer, changes: Changes, number: int, both: bool) -> None:
+    @property
+    def _live(self) -> Producer:
+        """The producer. No frame keeps it: an error that is kept keeps frames, and a producer has threads."""
+        assert self._producer is not None
+        return self._producer
+
+    def _send(self, changes: Changes, number: int, both: bool) -> None:
         chunks: dict[bytes, bytes | None] = {}
         records: dict[bytes, bytes | None] = {}
         for prefix in changes.dropped:
@@ -280,41 +292,35 @@ class KafkaJournal:
         if changes.records:
             records.update(changes.records)
         marker = Marker(number, self._nonce).encode()
-        self._send_topic(producer, _DATA, chunks, number, marker if both else None)
-        self._send_topic(producer, _OFFSET, records, number, marker)
+        self._send_topic(_DATA, chunks, number, marker if both else None)
+        self._send_topic(_OFFSET, records, number, marker)
 
-    def _send_topic(
-        self, producer: Producer, topic: int, values: dict[bytes, bytes | None], number: int, marker: bytes | None
-    ) -> None:
+    def _send_topic(self, topic: int, values: dict[bytes, bytes | None], number: int, marker: bytes | None) -> None:
         """Hand a topic's messages to the producer; the last one's offset tells how far the log is."""
-        produce, name, shard = self._produce, self._names[topic], self._shard
-        last: tuple[bytes, bytes | None] | None = None if marker is None else (MARKER_KEY, marker)
-        for key, value in self._splits[topic].messages(values, number, self._message_bytes_max):
-            if marker is None and last is not None:
-                produce(producer, name, last[1], last[0], shard, None)
-            if marker is None:
-                last = (key, value)
-            else:
-                produce(producer, name, value, key, shard, None)
+        last: tuple[bytes, bytes | None] | None = None
+        for message in self._splits[topic].messages(values, number, self._message_bytes_max):
+            if last is not None:
+                self._produce(topic, *last)
+            last = message
+        if marker is not None:
+            if last is not None:
+                self._produce(topic, *last)
+            last = (MARKER_KEY, marker)
         if last is not None:
-            produce(producer, name, last[1], last[0], shard, topic)
+            self._produce(topic, *last, on_delivery=self._noters[topic])
 
     def _produce(
-        self, producer: Producer, name: str, value: bytes | None, key: bytes, shard: int, noted: int | None
+        self, topic: int, key: bytes, value: bytes | None, on_delivery: Callable[..., None] | None = None
     ) -> None:
         deadline_s = 0.0
         while True:
             try:
-                if noted is None:
-                    producer.produce(name, value, key, shard)
-                else:
-                    producer.produce(name, value, key, shard, on_delivery=self._noters[noted])
-                return
+                return self._live.produce(self._names[topic], value, key, self._shard, on_delivery=on_delivery)
             except BufferError:
                 deadline_s = deadline_s or time.monotonic() + self._options.commit_timeout_s
                 if time.monotonic() > deadline_s:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the brokers take too little")) from None
-                producer.poll(0.05)
+                self._live.poll(0.05)
 
     @property
     def _noters(self) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -345,21 +351,20 @@ class KafkaJournal:
     def _what(self) -> str:
         return f"a transaction of shard {self._shard} ({self._options.offset_topic})"
 
-    def _failed(self, producer: Producer, error: KafkaError, is_committing: bool) -> StoreError:
+    def _failed(self, error: KafkaError, is_committing: bool) -> StoreError:
         if error.code() in _FENCED:
             return self._give_up(
                 ShardFenced(f"shard {self._shard} is somebody else's by now: {error.str()} ({error.name()})")
             )
         if not error.fatal() and (error.txn_requires_abort() or not is_committing):
             try:
-                producer.abort_transaction(self._options.commit_timeout_s)
-                return CommitAborted(
-                    f"Kafka refused {self._what}: {error.str()} ({error.name()}). Nothing was written."
-                )
+                self._live.abort_transaction(self._options.commit_timeout_s)
+                refused = _OutOfStep if error.code() in _OUT_OF_STEP else CommitAborted
+                return refused(f"Kafka refused {self._what}: {error.str()} ({error.name()}). Nothing was written.")
             except KafkaException as abort_error:
                 reason: KafkaError = abort_error.args[0]
                 if reason.code() in _FENCED:
-                    return self._failed(producer, reason, is_committing)
+                    return self._failed(reason, is_committing)
         return self._give_up(
             CommitFailed(
                 f"{self._what} failed: {error.str()} ({error.name()}): whether it was kept is not known. The shard has "
@@ -403,17 +408,11 @@ class KafkaJournal:
     def close(self) -> None:
         """Let go of the producer. The log stays as it is, and ours until somebody else takes it."""
         self._tell()
-        producer, self._producer = self._producer, None
         self._failure = self._failure or CommitFailed(f"shard {self._shard} is closed here")
-        if producer is not None:
-            _discard(producer)
-
-
-def _discard(producer: Producer) -> None:
-    """Close a producer without waiting for what it has not sent."""
-    with contextlib.suppress(KafkaException):
-        producer.purge()
-    producer.close()
+        if self._producer is not None:
+            with contextlib.suppress(KafkaException):
+                self._producer.purge()
+            self._producer = None  # whatever it had begun is ended by Kafka, or by the shard's next owner
 
 
 def _joined(chunk: Encodable) -> bytes:
