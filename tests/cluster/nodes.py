@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from penstock import __version__
+from penstock.cluster.inspection import Inspection
 from penstock.cluster.node import ClusterNode
 from penstock.core.commands import Command
 from penstock.protocols.rest.server import RestFrontEnd
@@ -144,6 +145,12 @@ class ProcessNode:
         self._ready = directory / f"{name}.ready"
         self._process: subprocess.Popen[bytes] | None = None
         self.listening: dict[str, Any] = {}
+
+    @property
+    def served(self) -> list[int]:
+        """The shards that it serves, as the partitions topic says."""
+        options = parse(self._config.read_text()).kafka_options()
+        return [row["shard"] for row in Inspection(options).rows() if row["served_by"] == self.name]
 
     @property
     def log(self) -> str:

@@ -32,7 +32,7 @@ from penstock.cluster.membership import Batch, KafkaMaps, Membership
 from penstock.cluster.ownership import Ownership
 from penstock.cluster.router import Router
 from penstock.core.commands import CreateQueue, DescribeQueue
-from penstock.core.errors import PenstockError, QueueNotFound
+from penstock.core.errors import PenstockError, QueueNotFound, StoreError
 from penstock.server.clock import Clock
 from penstock.server.events import Recorder
 from penstock.server.node import Address, FrontEnd, Node
@@ -198,6 +198,8 @@ class ClusterNode(Node):
         await self._drain()
         try:
             await super().stop()
+        except StoreError as error:  # fenced meanwhile: leases that were not committed are lost, and nothing else
+            log.warning("a shard could not be closed in order; its next owner waits: %s", error)
         finally:
             await self._opened.aclose()
 
