@@ -70,7 +70,8 @@ class WatchedRouter(Router):
 
     async def tick(self) -> None:
         """A step in every shard; what they have for each other arrives as well."""
-        await asyncio.gather(*(served.call(Tick()) for served in self.everywhere()))
+        await super().tick()
+        await asyncio.gather(*(served.call(Tick()) for served in self.far.served.values()))
         while any(served.identity.outbox_targets() for served in self.everywhere()):
             await asyncio.sleep(0)
 

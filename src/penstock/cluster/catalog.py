@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from penstock.cluster.base import shard_of_id
 from penstock.cluster.placement import home_of
-from penstock.core.commands import QueueInfo, RedriveTask
+from penstock.core.commands import Delivery, QueueInfo, RedriveTask
 from penstock.core.config import QueueConfig
 from penstock.core.identity import message_id, receipt_key
 from penstock.core.receipt import Receipt
@@ -76,11 +76,10 @@ class Catalog:
         self.meta = meta
         self.sessions = sessions
         self.queues: Mapping[str, QueueFace] = Queues(self)
-        self.tasks: Mapping[int, RedriveTask] = {}
         self._far: dict[str, FarQueue] = {}
         self._far_by_id: dict[int, FarQueue] = {}
         self._far_tasks: dict[int, RedriveTask] = {}
-        self.tasks = self._far_tasks
+        self.tasks: Mapping[int, RedriveTask] = Tasks(self)
         self._receipt_keys: dict[int, bytes] = {}
         self.holdings: Any = None
         """Who knows how many messages a subscription holds: set by the router."""
@@ -143,6 +142,21 @@ class Catalog:
         queue = self._far.pop(name, None)
         if queue is not None:
             self._far_by_id.pop(queue.id, None)
+
+    def note_channel(self, delivery: Delivery) -> None:
+        """A receive has shown a channel of a queue of another node; perhaps it has made it."""
+        queue = self._far_by_id.get(delivery.queue_id)
+        if queue is not None and delivery.channel not in queue.channels:
+            queue.channels[delivery.channel] = FarChannel(delivery.channel_id)
+
+    def find_task(self, number: int) -> RedriveTask | None:
+        """A redrive, if it is known."""
+        served = self._served.get(shard_of_id(number))
+        return self._far_tasks.get(number) if served is None else served.identity.tasks.get(number)
+
+    def task_numbers(self) -> list[int]:
+        """The redrives of this node's shards."""
+        return [number for served in self._served.values() for number in served.identity.tasks]
 
     def note_task(self, task: RedriveTask) -> None:
         """A redrive was told of, with its number in the cluster."""
@@ -218,6 +232,25 @@ class Queues(Mapping[str, QueueFace]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self._catalog.local_names())
+
+
+class Tasks(Mapping[int, RedriveTask]):
+    """Redrives by number, likewise."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def __getitem__(self, number: int) -> RedriveTask:
+        found = self._catalog.find_task(number)
+        if found is None:
+            raise KeyError(number)
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._catalog.task_numbers())
+
+    def __len__(self) -> int:
+        return len(self._catalog.task_numbers())
 
 
 def _remember(memory: dict[_Key, _Value], key: _Key, value: _Value, limit: int) -> None:

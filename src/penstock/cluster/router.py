@@ -290,6 +290,8 @@ class Router:
 
     async def tick(self) -> None:
         """Make a step in each of this node's shards."""
+        if self._closing:
+            raise ShardClosed("the node is stopping: ask another one")
         await asyncio.gather(*(served.call(Tick()) for served in list(self._served.values())))
 
     async def close(self) -> None:
@@ -456,6 +458,7 @@ class Router:
         call.place = self._remote(owner)
         if call.command.__class__ is Receive:
             self._far.add(call)
+            call.is_noted = True
         call.inner = call.place.submit(shard, call.command, call.inner_settled, call.caller)
 
     def fail_soon(self, call: Routed, error: BaseException) -> None:
@@ -517,7 +520,9 @@ class Router:
 
     def _note(self, call: Routed) -> None:
         command, reply = call.command, call.reply
-        if isinstance(reply, QueueInfo):
+        if isinstance(reply, Delivery):
+            self._catalog.note_channel(reply)
+        elif isinstance(reply, QueueInfo):
             self._catalog.note(reply)
         elif isinstance(reply, RedriveTask):
             self._catalog.note_task(reply)

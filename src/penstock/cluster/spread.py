@@ -591,6 +591,8 @@ class Spread:
             send_shards=[place for place, _ in sends],
         )
         await self._hold([(place, ack) for place, ack in acks if place != shard])
+        if command.mark is None:
+            await self._check([(place, send) for place, send in sends if place != shard])
         reply: list[Sent] | AlreadyDone = await self._router.ask(shard, whole)
         if isinstance(reply, AlreadyDone) or command.check_only:
             return reply
@@ -607,6 +609,19 @@ class Spread:
             by_shard.setdefault(shard, []).append(ack)
         held = [self._router.ask(shard, HoldForWork(acks=some)) for shard, some in by_shard.items()]
         for reply in await asyncio.gather(*held, return_exceptions=True):
+            if isinstance(reply, BaseException):
+                raise reply
+
+    async def _check(self, sends: list[tuple[int, Send]]) -> None:
+        """What a queue of another shard would not take is refused now. (Marked work was checked piece by piece.)"""
+        by_shard: dict[int, list[Send]] = {}
+        for shard, send in sends:
+            by_shard.setdefault(shard, []).append(send)
+        checks = [
+            self._router.ask(shard, CommitWork(acks=[], sends=some, check_only=True))
+            for shard, some in by_shard.items()
+        ]
+        for reply in await asyncio.gather(*checks, return_exceptions=True):
             if isinstance(reply, BaseException):
                 raise reply
 

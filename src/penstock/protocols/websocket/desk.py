@@ -18,6 +18,7 @@ from typing import Any
 from penstock.core.commands import (
     AddCredit,
     Browse,
+    CancelRedrive,
     CancelWait,
     Command,
     CreateQueue,
@@ -32,7 +33,7 @@ from penstock.core.commands import (
     Receive,
     Subscribe,
 )
-from penstock.core.errors import InvalidRequest, OverLimit, PenstockError, SessionNotFound
+from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound
 from penstock.core.packed_error import pack_error
 from penstock.protocols.websocket.handles import session_handle, session_number
 from penstock.protocols.websocket.rights import check_rights
@@ -122,6 +123,7 @@ class Desk:
             AddPushCredit: self._add_credit,
             StopPush: self._stop_push,
             ListQueues: self._list_queues,
+            CancelRedrive: self._cancel_redrive,
             Hello: self._hello_again,
         }
 
@@ -322,6 +324,29 @@ class Desk:
             self._answer(number, Kind.REPLY, None)
         else:
             self._submit(number, CancelWait(ticket=push))
+
+    def _cancel_redrive(self, number: int, command: CancelRedrive) -> None:
+        """A redrive is its queue's matter. Which queue that is may have to be asked for, if it is another node's."""
+        if self._principal is ANYBODY or self._broker.tasks.get(command.task) is not None:
+            self._submit(number, command)
+            return
+        request = Open(self, number, command)
+
+        def listed(call: Call) -> None:
+            del self._open[number]
+            tasks = call.reply if call.error is None else []
+            task = next((each for each in tasks if each.task == command.task), None)
+            if self._closed:
+                return
+            if task is not None and not self._principal.allows("admin", task.queue):
+                call.error = AccessDenied(f"{self._principal.name} needs the right to admin queue {task.queue!r}")
+            if call.error is not None:
+                self.settled(request, call)
+            else:
+                self._submit(number, command)
+
+        request.call = self._shard.submit(ListRedrives(), listed)
+        self._open[number] = request
 
     def _list_queues(self, number: int, command: ListQueues) -> None:
         if command.limit < 1:
