@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.cluster.base import ClusterMap, NodeAddress
 from penstock.cluster.forwarder import Forwarder
 from penstock.cluster.host import ShardHost
@@ -30,6 +32,11 @@ SHARDS = int(os.environ.get("PENSTOCK_TEST_SHARDS", "1"))
 NEAR = os.environ.get("PENSTOCK_TEST_NEAR", "0")
 """The shards that are the node's own ("all": all of them); the others are another node's."""
 ENTROPY = bytes(range(64))
+
+
+one_shard_only = pytest.mark.skipif(
+    SHARDS > 1, reason="by design not so with several shards: what goes to another one is on its way, or is shown there"
+)
 
 
 class FixedMaps:

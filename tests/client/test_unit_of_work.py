@@ -7,8 +7,10 @@ import pytest
 
 import penstock
 from tests.client.adapter import World
+from tests.shards import one_shard_only
 
 
+@one_shard_only
 def test_a_commit_acknowledges_the_takes_and_sends_the_puts(ps: Any) -> None:
     ps.queue("in").send_many([b"1", b"2"])
     with ps.unit_of_work() as work:
@@ -143,6 +145,7 @@ def test_the_end_of_a_session_ends_its_units_takes(ps: Any) -> None:
         work.commit()
 
 
+@one_shard_only
 def test_puts_keep_their_order_in_each_queue_whatever_their_options(ps: Any) -> None:
     ps.create_queue("line.fifo", kind="fifo", content_dedup=True)
     work = ps.unit_of_work()
@@ -201,6 +204,7 @@ def test_the_end_of_a_session_rolls_back_all_its_units_in_one_step(ps: Any) -> N
     assert [len(ps.queue(queue).receive(9)) for queue in ("in", "also")] == [2, 2]
 
 
+@one_shard_only
 def test_a_commit_that_was_refused_can_be_repeated_when_the_reason_is_gone(ps: Any) -> None:
     ps.create_queue("out", message_bytes_max=1)
     ps.queue("in").send(b"1")

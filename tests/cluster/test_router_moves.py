@@ -33,7 +33,7 @@ from penstock.core.commands import (
     Subscribe,
 )
 from penstock.core.config import QueueConfig
-from penstock.core.errors import QueueNotFound, SessionNotFound, WorkRefused
+from penstock.core.errors import MessageTooLarge, QueueNotFound, SessionNotFound, WorkRefused
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Call, Shard, ShardClosed
 from penstock.server.tasks import AsyncShard, CallbackCall
@@ -291,14 +291,14 @@ async def test_a_subscription_to_partitions_never_has_more_in_flight_than_its_cr
         router, ticket = made.router, Ticket()
         await router.call(CreateQueue(name="q", config=QueueConfig(partitions=3)))
         session = await router.call(OpenSession(name="me", bound=True))
-        for number in range(30):
+        for number in range(12):
             await router.call(Send(queue="q", bodies=[b"%d" % number], once=Once("me", number)))
         assert all(served.identity.queues["q"].messages for served in router.everywhere())
         command = Subscribe(queue="q", credit=0, session=session, ticket=ticket, in_flight=True, lease_ms=60_000)
         subscribed = await router.call(command)
         await router.call(SetCredit(subscription=subscribed.subscription, credit=2))
         settled = 0
-        while settled < 30:
+        while settled < 12:
             await until(lambda settled=settled: len(ticket.bodies) > settled)  # type: ignore[misc]
             assert len(ticket.bodies) - settled <= 2
             for delivery in ticket.taken:
@@ -307,7 +307,7 @@ async def test_a_subscription_to_partitions_never_has_more_in_flight_than_its_cr
                 settled += (await router.call(ack)).count
             held = [served.identity.queues["q"].channels["main"].leased for served in router.everywhere()]
             assert sum(held) <= 2
-        assert sorted(ticket.bodies, key=int) == [b"%d" % number for number in range(30)]
+        assert sorted(ticket.bodies, key=int) == [b"%d" % number for number in range(12)]
 
 
 # -- units of work -----------------------------------------------------------------------------------------------------
@@ -341,6 +341,9 @@ async def test_a_unit_of_work_whose_message_is_gone_in_another_shard_does_nothin
         acks = [Ack(queue=name, spans=spans(delivery)) for name, delivery in zip(names(), taken, strict=True)]
         with pytest.raises(WorkRefused):
             await router.call(CommitWork(acks=acks, sends=[Send(queue="out", bodies=[b"out"])]))
+        large = Send(queue=names()[1], bodies=[bytes(2_000_000)])
+        with pytest.raises(MessageTooLarge):
+            await router.call(CommitWork(acks=acks[:1], sends=[large]))
         await router.tick()
         with pytest.raises(QueueNotFound):
             await router.call(DescribeQueue(name="out"))

@@ -14,6 +14,7 @@ from penstock.core import errors
 from penstock.protocols.rest.problems import STATUSES, code_of, status_of
 from penstock.store import errors as store_errors
 from tests.protocols.rest.serving import Server, needed
+from tests.shards import one_shard_only
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "rest.md").read_text()
 ANYTHING = "…"
@@ -42,6 +43,7 @@ def examples() -> list[Example]:
     ]
 
 
+@one_shard_only
 def test_every_example_runs_and_prints_what_it_says(serve: Callable[..., Server], tmp_path: Path) -> None:
     needed("bash")
     needed("curl")

@@ -7,10 +7,12 @@ import pytest
 
 from tests.protocols.rest.asking import bodies, done, receive, refused, send
 from tests.protocols.rest.serving import Server, eventually
+from tests.shards import one_shard_only
 
 # -- units of work -----------------------------------------------------------------------------------------------------
 
 
+@one_shard_only
 def test_a_unit_of_work_takes_and_puts_in_one_step(http: httpx.Client, name: str) -> None:
     send(http, f"{name}-a", "1", "2")
     send(http, f"{name}-b", "3")
