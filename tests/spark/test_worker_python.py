@@ -16,9 +16,9 @@ ARCHIVES = sorted(Path(pyspark.__file__).parent.glob("python/lib/*.zip"))
 WHERE = "import pyspark, py4j; print(pyspark.__file__); print(py4j.__file__)"
 
 
-def asked(program: list[str], path: list[str], code: str) -> list[str]:
+def asked(program: list[str], path: list[str], code: str, **variables: str) -> list[str]:
     """What a program prints that Spark would start with this path."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)} | variables
     command = [*program, "-c", code, "one", "two words"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     return ran.stdout.splitlines()
@@ -52,3 +52,7 @@ def test_other_entries_of_the_path_and_all_arguments_stay(program: list[str], tm
     path = [str(other), str(ARCHIVES[0]), str(tmp_path)]
     code = "import os, sys; print(os.environ['PYTHONPATH']); print(sys.argv[1:])"
     assert asked(program, path, code) == [os.pathsep.join([str(other), str(tmp_path)]), "['one', 'two words']"]
+
+
+def test_the_number_of_threads_stays_what_spark_says(program: list[str]) -> None:
+    assert asked(program, [], "import os; print(os.environ['OMP_NUM_THREADS'])", OMP_NUM_THREADS="3") == ["3"]
