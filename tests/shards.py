@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 from penstock.cluster.base import ClusterMap, NodeAddress
 from penstock.cluster.forwarder import Forwarder
 from penstock.cluster.host import ShardHost
+from penstock.cluster.link import Link, LinkIdentity
+from penstock.cluster.link_server import LinkServer
 from penstock.cluster.router import PATIENCE_S, Router
 from penstock.core.broker import Broker
 from penstock.server.clock import Clock
@@ -61,7 +64,24 @@ class FixedMaps:
 
 
 class FarHost(ShardHost):
-    """The shards of another node, without a network between."""
+    """The shards of another node."""
+
+
+class LinkedHost(Link):
+    """Another node's shards, behind a real link over a Unix socket."""
+
+    def __init__(self, far: FarHost) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="penstock-")
+        address = f"{self._directory.name}/link"
+        super().__init__(address, LinkIdentity("test", "here"))
+        self._server = LinkServer(far, LinkIdentity("test", "there"))
+        self._starting = asyncio.get_running_loop().create_task(self._server.start(address))
+
+    async def close(self) -> None:
+        await self._starting
+        await super().close()
+        await self._server.close()
+        self._directory.cleanup()
 
 
 class WatchedRouter(Router):
@@ -69,6 +89,7 @@ class WatchedRouter(Router):
 
     far: FarHost
     forwarders: list[Forwarder]
+    linked: LinkedHost | None
 
     def everywhere(self) -> list[AsyncShard]:
         """Every shard in its order, here or there."""
@@ -85,6 +106,8 @@ class WatchedRouter(Router):
     async def close(self) -> None:
         await asyncio.gather(*(forwarder.stop() for forwarder in self.forwarders))
         await super().close()
+        if self.linked is not None:
+            await self.linked.close()
         await self.far.close()
 
 
@@ -96,7 +119,7 @@ def open_shards(
         shard = Shard(lambda: open_store(0), clock, lambda: ENTROPY)
         return AsyncShard(shard, commit_in_thread=commit_in_thread)
     near = None if NEAR == "all" else [int(number) for number in NEAR.split(",")]
-    return open_router(open_store, clock, shards, near=near, commit_in_thread=commit_in_thread)
+    return open_router(open_store, clock, shards, near=near, commit_in_thread=commit_in_thread, links=True)
 
 
 def open_router(
@@ -107,16 +130,19 @@ def open_router(
     near: Collection[int] | None = None,
     commit_in_thread: bool = False,
     patience_s: float = PATIENCE_S,
+    links: bool = False,
 ) -> WatchedRouter:
-    """Several shards behind a router: those in `near` (all) here, the others there."""
+    """Several shards behind a router: those in `near` (all) here, the others there, perhaps behind a real link."""
     host, far = ShardHost(), FarHost()
     for number in range(shards):
         shard = Shard(partial(open_store, number), clock, lambda: ENTROPY, number, shards)
         here = near is None or number in near
         (host if here else far).add(number, AsyncShard(shard, commit_in_thread=commit_in_thread))
     owners = tuple("here" if number in host.served else "there" for number in range(shards))
-    router = WatchedRouter(host, lambda _: far, FixedMaps(owners), shards, ENTROPY, clock, patience_s=patience_s)
+    place = LinkedHost(far) if links else far
+    router = WatchedRouter(host, lambda _: place, FixedMaps(owners), shards, ENTROPY, clock, patience_s=patience_s)
     router.far = far
+    router.linked = place if isinstance(place, LinkedHost) else None
     router.forwarders = [Forwarder(served, router.submit_to) for served in router.everywhere()]
     for forwarder in router.forwarders:
         forwarder.start()
