@@ -73,8 +73,11 @@ class BatchActions(MessageActions):
             if bodies is not None:
                 reply: Sent = await ask(Send(queue=name, bodies=bodies, create=False))
                 checksums = [md5(body) for body in bodies]
-                self.remembered.add(reply.queue_id, reply.first, checksums)
-                message_ids = self.message_ids(reply.queue_id, reply.first, len(bodies))
+                if reply.sequences is None:
+                    self.remembered.add(reply.queue_id, reply.first, checksums)
+                    message_ids = self.message_ids(reply.queue_id, reply.first, len(bodies))
+                else:
+                    message_ids = [self.message_id(reply.queue_id, sequence) for sequence in reply.sequences]
                 return plain.sent_batch([entry.id or "" for entry in entries], message_ids, checksums)
         if config.is_fifo:
             _check_all_grouped(entries, config)
