@@ -31,6 +31,7 @@ from penstock.cluster.frames import (
 )
 from penstock.cluster.link import Link, LinkIdentity, LinkLimits, NotReached
 from penstock.cluster.link_server import LinkServer
+from penstock.cluster.wire import AskNode
 from penstock.core.chunk import PackedBodies
 from penstock.core.commands import (
     Ack,
@@ -48,7 +49,7 @@ from penstock.core.commands import (
     SetCredit,
     Subscribe,
 )
-from penstock.core.errors import BatchTooLarge, OverLimit, QueueNotFound
+from penstock.core.errors import BatchTooLarge, InvalidRequest, OverLimit, QueueNotFound
 from penstock.server.settings import InvalidSettings
 from tests.cluster.linking import (
     SECRET,
@@ -210,6 +211,16 @@ async def test_a_shard_that_is_released_moves_who_waits_at_other_nodes() -> None
         assert isinstance(subscriber.error, ShardMoved)
         with pytest.raises(ShardMoved):
             await node.ask(ListQueues(), shard=1)
+
+
+@in_loop
+async def test_a_node_can_be_asked_for_what_no_shard_knows() -> None:
+    async with linked() as node:
+        with pytest.raises(InvalidRequest, match="nobody here answers that"):
+            await node.ask(AskNode(what="metrics"))
+        node.server.answer = lambda asked: asked.what.encode() * 2
+        assert await node.ask(AskNode(what="metrics")) == b"metricsmetrics"
+        assert await node.ask(ListQueues()) == []
 
 
 # -- cancelled receives ------------------------------------------------------------------------------------------------

@@ -152,8 +152,8 @@ EXAMPLES: list[tuple[Command, Any]] = [
     (Tick(), None),
 ]
 """A command with every field set to something else than its default, and a reply to it."""
-ELSEWHERE = {commands.Subscribe, commands.CancelWait}
-"""Those with tickets: see `test_links.py`, and below."""
+ELSEWHERE = {commands.Subscribe, commands.CancelWait, wire.AskNode}
+"""Those with tickets, and those that are for no shard: see `test_links.py`, and below."""
 
 ERRORS: list[PenstockError] = [
     QueueNotFound("there is no queue 'q'"),
@@ -234,7 +234,7 @@ async def over_a_socket(command: Command, reply: Any, error: BaseException | Non
 
 
 def all_commands() -> set[type[Command]]:
-    """Every command of the core, by the family tree: whatever module it is in."""
+    """Every command of the core, by the family tree, whatever module it is in; and those of shards and nodes."""
     found: set[type[Command]] = set()
     to_look_at: list[type[Command]] = [Command]
     while to_look_at:
@@ -242,7 +242,7 @@ def all_commands() -> set[type[Command]]:
             to_look_at.append(kind)
             if kind.__module__.startswith("penstock.core."):
                 found.add(kind)
-    return found | {Tick}
+    return found | {Tick, wire.AskNode}
 
 
 def test_every_command_of_the_core_travels_and_has_an_example_here() -> None:

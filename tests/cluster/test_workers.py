@@ -208,6 +208,18 @@ def test_the_python_client_works_against_workers(server: WorkersServer) -> None:
             assert queue.stats().messages == 0
 
 
+def test_metrics_of_any_worker_tell_of_all(server: WorkersServer) -> None:
+    for _ in range(6):  # whichever is asked
+        _, text = server._http("/metrics")
+        lines = text.decode().splitlines()
+        for index in range(WORKERS):
+            assert f'penstock_worker_up{{worker="{index}"}} 1.0' in lines
+            commits = f'penstock_store_commits_total{{worker="{index}"}} '
+            assert sum(line.startswith(commits) for line in lines) == 1
+            assert any(line.startswith(f'process_cpu_seconds_total{{worker="{index}"}} ') for line in lines)
+        assert sum(line.startswith("# TYPE penstock_requests_total ") for line in lines) == 1
+
+
 # -- workers that die --------------------------------------------------------------------------------------------------
 
 

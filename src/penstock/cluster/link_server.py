@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -42,6 +43,7 @@ from penstock.cluster.frames import (
 )
 from penstock.cluster.link import LinkIdentity, LinkLimits, Pulse, require_secret, set_no_delay, split_address
 from penstock.cluster.wire import (
+    AskNode,
     BadPayload,
     Kind,
     Numbered,
@@ -77,6 +79,8 @@ class LinkServer:
         self.identity = identity
         self.limits = limits or LinkLimits()
         self.guests: set[_Guest] = set()
+        self.answer: Callable[[AskNode], bytes] | None = None
+        """What is told to nodes that ask this one for something about itself."""
         self.refused = 0
         """Connections that were not let in, or sent what is no frame."""
         self._listener: asyncio.Server | None = None
@@ -382,12 +386,18 @@ class _Guest(asyncio.Protocol):
             assert self._hello is not None
             self._server.forget_session(self._hello, shard, command.session)
         else:
-            assert isinstance(command, Unreadable)
             self._busy -= 1
-            error = InvalidRequest(f"the command cannot be read: {command.reason}")
-            self._answer(number, Kind.ERROR, error, shard)
+            self._answer_myself(number, command)
             return
         self._place.submit(shard, command, on_settled)
+
+    def _answer_myself(self, number: int, command: Command) -> None:
+        """What is for no shard."""
+        if isinstance(command, AskNode) and self._server.answer is not None:
+            self._answer(number, Kind.REPLY, self._server.answer(command), 0)
+        else:
+            reason = command.reason if isinstance(command, Unreadable) else "nobody here answers that"
+            self._answer(number, Kind.ERROR, InvalidRequest(f"the command cannot be read: {reason}"), 0)
 
     def _withdraw(self, number: int) -> None:
         """If it was answered already, the other node gives back what it got."""
@@ -507,7 +517,7 @@ class _Guest(asyncio.Protocol):
             self._transport.writelines(frame_parts(FrameKind.REPLIES, payload))
 
 
-_SPECIAL = frozenset({Subscribe, CancelWait, OpenSession, EndSession, Unreadable})
+_SPECIAL = frozenset({Subscribe, CancelWait, OpenSession, EndSession, Unreadable, AskNode})
 
 
 def _pack(kind: int, value: Any) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import reduce
 from operator import or_
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -85,14 +85,20 @@ _SendOnWire = _twin(commands.Send, _EXCHANGED)
 _EXCHANGED[list[commands.Send]] = list.__class_getitem__(_SendOnWire)
 
 
+class AskNode(Command):
+    """Ask the node itself, and no shard. Replies with bytes."""
+
+    what: Literal["metrics"]
+
+
 def _family(kind: type[Command]) -> list[type[Command]]:
     """The commands of the core, in the order in which they are defined there."""
     found = [each for each in vars(commands).values() if isinstance(each, type) and issubclass(each, kind)]
     return [each for each in found if each is not kind]
 
 
-COMMANDS: tuple[type[Command], ...] = (*_family(Command), Tick)
-"""Every command that travels: all of the core's, and the shard's own."""
+COMMANDS: tuple[type[Command], ...] = (*_family(Command), Tick, AskNode)
+"""Every command that travels: all of the core's, the shard's own, and what nodes ask each other."""
 
 _TWINS: dict[type[Command], Any] = {commands.Send: _SendOnWire} | {
     kind: _twin(kind, _EXCHANGED)
@@ -216,6 +222,7 @@ REPLIES: dict[type[Command], Any] = {kind: reply for kind, reply in answers.REPL
     commands.ReadOutbox: list[commands.OutboxEntry],
     commands.ForgetOutbox: int,
     commands.TakeOutbox: commands.Taken,
+    AskNode: bytes,
 }
 """Command -> what its reply is: what clients know, and what nodes know beside that."""
 

@@ -15,10 +15,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from penstock.cluster.base import ClusterMap, LinkBroken, NodeAddress, ShardMoved
 from penstock.cluster.forwarder import Forwarder
@@ -26,11 +26,14 @@ from penstock.cluster.host import ShardHost
 from penstock.cluster.link import Link, LinkIdentity, LinkLimits
 from penstock.cluster.link_server import LinkServer
 from penstock.cluster.router import Router
-from penstock.core.commands import CreateQueue, DescribeQueue
+from penstock.cluster.wire import AskNode
+from penstock.cluster.worker_metrics import labelled, pack_families, unpack_families
+from penstock.core.commands import Command, CreateQueue, DescribeQueue
 from penstock.core.errors import QueueNotFound
 from penstock.server.clock import Clock
 from penstock.server.events import Recorder
-from penstock.server.node import FrontEnd, Node
+from penstock.server.metrics import ProcessMetrics, Source
+from penstock.server.node import Address, FrontEnd, Node
 from penstock.server.settings import Settings, events_config
 from penstock.server.shard import Call, Shard, Tick
 from penstock.server.shards import Shards
@@ -46,6 +49,8 @@ LOCK_PATIENCE_S = 15.0
 SIBLING_PAUSE_S = 0.05
 LINK_PATIENCE_S = 60.0
 """How long commands wait for a sibling that is being started again."""
+METRICS_S_MAX = 2.0
+"""How long a worker waits for another one's metrics."""
 SOCKET_PATH_MAX = 100
 """The system takes 107 bytes."""
 CLUSTER = "workers"
@@ -128,6 +133,7 @@ class WorkerNode(Node):
         self._links: dict[str, Link] = {}
         self._opened = contextlib.AsyncExitStack()
         self._opened_once = False
+        self._process = ProcessMetrics()
 
     async def _open_shards(self) -> Shards:
         """Open this worker's shard, and wait for the siblings to have opened theirs."""
@@ -149,6 +155,7 @@ class WorkerNode(Node):
         host = ShardHost()
         host.add(self._index, served)
         server = LinkServer(host, self._identity)
+        server.answer = lambda asked: pack_families(self._own_families())
         own = directory.address(self._index)
         Path(own).unlink(missing_ok=True)
         await server.start(own)
@@ -167,6 +174,37 @@ class WorkerNode(Node):
         forwarder.start()
         self._opened.push_async_callback(forwarder.stop)
         return router
+
+    async def _listen(self) -> dict[str, Address]:
+        self.services.gather_metrics = self._gather_metrics
+        return await super()._listen()
+
+    # -- metrics --
+
+    def _own_families(self) -> Iterable[Metric]:
+        sources = [] if self._services is None else self._services.metric_sources
+        return [family for source in (*sources, self._process.families) for family in source()]
+
+    async def _gather_metrics(self) -> list[Source]:
+        """What every worker counts, whichever was asked. One that does not answer is down."""
+        asked = [asyncio.wait_for(self._ask_for_metrics(index), METRICS_S_MAX) for index in range(self._workers)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        up = GaugeMetricFamily("penstock_worker_up", "Whether a worker answers.", labels=("worker",))
+        told: list[Metric] = [up]
+        for index, answer in enumerate(answers):
+            is_up = not isinstance(answer, BaseException)
+            up.add_metric((str(index),), is_up)
+            if not isinstance(answer, BaseException):
+                told += labelled(answer, index)
+        return [lambda: told]
+
+    async def _ask_for_metrics(self, index: int) -> list[Metric]:
+        if index == self._index:
+            return list(self._own_families())
+        call = await _ask(self._links[worker_name(index)], index, AskNode(what="metrics"))
+        return unpack_families(call.result())
+
+    # -- starting and stopping --
 
     async def _until_all_serve(self) -> None:
         for number in range(self._workers):
@@ -237,23 +275,16 @@ class _Router(Router):
         await super().close()
 
 
+async def _ask(link: Link, shard: int, command: Command) -> Call:
+    settled: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+    link.submit(shard, command, lambda call: None if settled.done() else settled.set_result(call))
+    return await settled
+
+
 async def _serves(link: Link, shard: int) -> bool:
     """Whether a sibling has opened its shard."""
-    settled: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-    link.submit(shard, Tick(), lambda call: None if settled.done() else settled.set_result(call))
-    call = await settled
+    call = await _ask(link, shard, Tick())
     if isinstance(call.error, ShardMoved | LinkBroken):
         return False
     call.result()
     return True
-
-
-def labelled(families: list[Metric], index: int) -> list[Metric]:
-    """Which worker tells: a label of every sample, save of those that are the same at every worker.
-
-    >>> labelled([GaugeMetricFamily("up", "", value=1)], 2)[0].samples[0].labels
-    {'worker': '2'}
-    """
-    for family in families:
-        family.samples = [sample._replace(labels={**sample.labels, "worker": str(index)}) for sample in family.samples]
-    return families

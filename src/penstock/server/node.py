@@ -17,7 +17,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ from penstock.server.auth import Credentials
 from penstock.server.clock import Clock, SystemClock
 from penstock.server.events import Recorder
 from penstock.server.log import RequestLog
-from penstock.server.metrics import RequestMeter, store_families
+from penstock.server.metrics import RequestMeter, Source, store_families
 from penstock.server.partition_map import PartitionMaps
 from penstock.server.settings import DeclaredQueue, InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
@@ -72,6 +72,8 @@ class Services:
     """What front ends share with each other: NSQ's `Topics` as "nsq", for its TCP and its HTTP side."""
     partition_maps: PartitionMaps | None = None
     """Which node owns what, if there are several; None: this one owns everything."""
+    gather_metrics: Callable[[], Awaitable[list[Source]]] | None = None
+    """Of a process among several: what it counts, and what the others do, told apart by a label."""
     listeners: Mapping[str, socket.socket] = field(default_factory=dict)
     """Sockets that listen already, by the front end's name: of a process among several that share its ports."""
     is_stopping: bool = False

@@ -100,7 +100,7 @@ class RestApp:
                 CORSMiddleware,
                 allow_origins=origins,
                 allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-                allow_headers=["authorization", "content-type", "accept", "idempotency-key"],
+                allow_headers=["authorization", "content-type", "accept", "idempotency-key", "penstock-route"],
                 expose_headers=_EXPOSED,
             )
 
@@ -142,8 +142,11 @@ class RestApp:
             return PlainTextResponse("metrics need an access key and its secret\n", 401, headers=challenge)
         except PenstockError as error:
             return PlainTextResponse(f"{error}\n", 503)
-        sources = [*self._services.metric_sources, self._process.families, lambda: queue_families(stats)]
-        return Response(render(sources), media_type=CONTENT_TYPE)
+        if self._services.gather_metrics is not None:
+            sources = await self._services.gather_metrics()
+        else:
+            sources = [*self._services.metric_sources, self._process.families]
+        return Response(render([*sources, lambda: queue_families(stats)]), media_type=CONTENT_TYPE)
 
 
 class _Nothing(Response):
