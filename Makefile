@@ -1,6 +1,6 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test compile compiled check format bench soak interop kafka-up kafka-down clean
+.PHONY: help venv run demo test compile compiled check format bench soak interop kafka-up kafka-down cluster-soak clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,6 +11,7 @@ EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,dev
 SEEDS ?= 10000
 KILLS ?= 500
 FAULT_SEEDS ?= 100
+ROUNDS ?= 20
 PIPELINE_KILLS ?= 20
 BROKERS ?= 1
 
@@ -67,6 +68,9 @@ kafka-up: $(INSTALLED) ## Run BROKERS brokers of Apache Kafka on this machine (n
 
 kafka-down: $(INSTALLED) ## Stop them
 	@$(BIN)/python -m tools.kafka down
+
+cluster-soak: $(INSTALLED) ## Kill, stop and restart nodes of a cluster under load, ROUNDS times, and count every message
+	$(BIN)/python -m tests.cluster.soak --rounds $(ROUNDS)
 
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
