@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from penstock.core.chunk import Chunk
+from penstock.protocols.websocket.connection import Connection
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.server.settings import Settings, WebsocketSettings
 from tests.client.serving import Server
@@ -263,6 +264,58 @@ def _frame(data: bytes) -> bytes:
 
 
 # -- who may talk ------------------------------------------------------------------------------------------------------
+
+
+def connection_of(server: Server) -> Connection:
+    """The server's side of the only connection."""
+    assert server._uvicorn is not None
+    (connection,) = server._uvicorn.server_state.connections
+    assert isinstance(connection, Connection)
+    return connection
+
+
+def test_frames_are_heard_without_a_task_once_hello_was_answered(server: Server) -> None:
+    client = Client(server)
+    client.ask(["Send", "orders", [b"one"]], 1)
+    connection = connection_of(server)
+    assert connection.hear is not None
+    assert connection.queue.empty()
+
+
+def test_answers_keep_their_order_although_some_wait_for_a_client_that_reads_late(server: Server) -> None:
+    client = Client(server)
+    client.ask(["Send", "orders", [b"x" * 100_000]], 1)
+    numbers = range(2, 302)
+    for number in numbers:
+        client.socket.send(pack([[number, ["Browse", "orders"]]]))
+    came: list[int] = []
+    while len(came) < len(numbers):
+        came += [answer[0] for answer in unpack(client.socket.recv(timeout=60))[1]]
+    assert came == list(numbers)
+    assert client.ask(["Send", "orders", [b"two"]], 400)["count"] == 1
+
+
+def test_who_has_too_many_answers_unread_is_not_read_from_and_then_goes_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.protocols.websocket.socket._UNREAD_MAX", 3)
+    client = Client(server)
+    client.ask(["Send", "orders", [b"one"]], 1)
+    client.socket.send(pack([[number, ["Fly"]] for number in range(2, 12)]))  # answered before anything can be written
+    for number in range(12, 40):
+        client.socket.send(pack([[number, ["QueueStats", "orders"]]]))
+    came: list[int] = []
+    while len(came) < 38:
+        came += [answer[0] for answer in unpack(client.socket.recv(timeout=60))[1]]
+    assert came == list(range(2, 40))
+    until_heard(connection_of(server))
+
+
+def until_heard(connection: Connection) -> None:
+    deadline = time.monotonic() + 60
+    while connection.hear is None:
+        assert time.monotonic() < deadline, "frames still go the long way"
+        time.sleep(0.005)
 
 
 def test_pages_in_browsers_are_kept_out_where_there_are_no_credentials(server: Server) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from penstock import __version__
+from penstock.protocols.websocket.connection import Connection
 from penstock.protocols.websocket.polling import CommandsEndpoint
 from penstock.protocols.websocket.socket import WebsocketEndpoint
 from penstock.server.node import Services
@@ -25,7 +26,7 @@ def routes(services: Services) -> list[BaseRoute]:
 def uvicorn_options(settings: WebsocketSettings) -> dict[str, Any]:
     """What uvicorn has to be told. Bodies are the users' own, and mostly do not shrink: nothing is compressed."""
     return {
-        "ws": "websockets-sansio",
+        "ws": Connection,
         "ws_max_size": settings.frame_bytes_max,
         "ws_ping_interval": settings.heartbeat_s,
         "ws_ping_timeout": settings.heartbeat_s,

@@ -1,8 +1,11 @@
 """One websocket: a session, its requests and its pushes.
 
 The reader takes frames as they come and hands their requests to the desk. The writer sleeps until the desk has answers,
-and sends all of them as one frame. A client that does not read keeps the writer waiting: its answers gather here, no
-more of its requests are read, its pushes run out of credit; after `read_timeout_s` the connection is closed.
+and sends all of them as one frame. Where the connection has a short way (see `connection.py`), frames come and go
+without either of them, as long as the client reads; what does not fit is left to the two.
+
+A client that does not read keeps the writer waiting: its answers gather here, no more of its requests are read, its
+pushes run out of credit; after `read_timeout_s` the connection is closed.
 
 Close codes: 1000 the client said goodbye; 1003 a frame of text; 1007 a frame that cannot be read; 1008 not admitted, or
 too slow; 1009 a frame too large; 1012 the server stops; 1013 too many connections.
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -19,6 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.core.errors import AccessDenied, PenstockError
 from penstock.core.packed_error import pack_error
 from penstock.protocols.websocket.admission import refuse_pages
+from penstock.protocols.websocket.connection import CONNECTION, Connection
 from penstock.protocols.websocket.conversation import Admitted, admit, limits_of
 from penstock.protocols.websocket.desk import Desk
 from penstock.server.node import Services
@@ -80,7 +85,15 @@ class Conversation:
         self._scope = scope
         self._receive = receive
         self._send = send
+        self._connection: Connection | None = scope.get(CONNECTION)
+        self._loop = asyncio.get_running_loop()
         self._answered = asyncio.Event()
+        self._is_writing = False
+        """The writer has a frame in hand: nothing may overtake it."""
+        self._is_flush_planned = False
+        self._is_large = False
+        """A large frame was written, and an empty one has to follow."""
+        self._desk: Desk | None = None
         self._closing: Closing | None = None
         """What the writer wants the connection to end with."""
         self._settings = services.settings.websocket
@@ -126,28 +139,43 @@ class Conversation:
             admitted.principal,
             admitted.session,
             limits_of(self._services),
-            self._answered.set,
+            self._on_answer,
             protocol="websocket",
             peer=self._peer,
         )
+        self._desk = desk
         reading = asyncio.current_task()
         assert reading is not None
         writing = asyncio.create_task(self._keep_writing(desk, reading))
         try:
             desk.answers.append((admitted.request, Kind.REPLY, admitted.welcome))
             self._answered.set()
-            await self._keep_reading(desk)
+            await self._keep_reading(desk, reading)
         except asyncio.CancelledError:
             if self._closing is None:
                 raise
             reading.uncancel()
             raise self._closing from None
         finally:
+            self._hear(None)
             writing.cancel()
             desk.close("the connection ended")
 
-    async def _keep_reading(self, desk: Desk) -> None:
+    def _hear(self, hear: Callable[[bytes], None] | None) -> None:
+        if self._connection is not None:
+            self._connection.hear = hear
+
+    async def _keep_reading(self, desk: Desk, reading: asyncio.Task[Any]) -> None:
+        def hear(frame: bytes) -> None:
+            try:
+                desk.take(decode_requests(frame))
+            except BadFrame as error:
+                self._end_with(Closing(UNREADABLE, str(error)), reading)
+            if len(desk.answers) > _UNREAD_MAX:
+                self._hear(None)
+
         while True:
+            self._hear(hear)
             frame = _frame_in(await self._receive())
             if frame is None:
                 return
@@ -156,6 +184,7 @@ class Conversation:
             except BadFrame as error:
                 raise Closing(UNREADABLE, str(error)) from None
             if len(desk.answers) > _UNREAD_MAX:
+                self._hear(None)
                 await self._unread_answers_left(desk)
 
     async def _unread_answers_left(self, desk: Desk) -> None:
@@ -163,22 +192,51 @@ class Conversation:
         while desk.answers:
             await asyncio.sleep(_PAUSE_S)
 
+    def _end_with(self, closing: Closing, reading: asyncio.Task[Any]) -> None:
+        if self._closing is None:
+            self._hear(None)
+            self._closing = closing
+            reading.cancel()
+
+    def _on_answer(self) -> None:
+        """The desk has an answer: write it, with all that come in this turn of the loop."""
+        if self._connection is None or self._is_writing:
+            self._answered.set()
+        elif not self._is_flush_planned:
+            self._is_flush_planned = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_planned = False
+        connection, desk = self._connection, self._desk
+        assert connection is not None and desk is not None
+        if self._is_writing or self._answered.is_set() or not connection.can_write:
+            self._answered.set()
+        elif desk.answers:
+            frame = desk.take_frame()
+            connection.write(frame)
+            if len(frame) >= _LARGE_BYTES:
+                self._is_large = True
+                self._answered.set()
+
     async def _keep_writing(self, desk: Desk, reading: asyncio.Task[Any]) -> None:
         try:
             while True:
                 await self._answered.wait()
                 self._answered.clear()
+                self._is_writing = True
                 if desk.answers:
                     frame = desk.take_frame()
                     await self._write(frame)
-                    if len(frame) >= _LARGE_BYTES:
-                        await self._write(encode_answers(self._services.shard.now_ms(), []))
+                    self._is_large = self._is_large or len(frame) >= _LARGE_BYTES
+                if self._is_large:
+                    self._is_large = False
+                    await self._write(encode_answers(self._services.shard.now_ms(), []))
+                self._is_writing = False
         except Closing as closing:
-            self._closing = closing
-            reading.cancel()
+            self._end_with(closing, reading)
         except OSError:
-            self._closing = Closing(NORMAL, "the client is gone")
-            reading.cancel()
+            self._end_with(Closing(NORMAL, "the client is gone"), reading)
 
     async def _write(self, frame: bytes) -> None:
         try:
