@@ -33,6 +33,9 @@ Handler = Callable[[bytes], None]
 WORKERS = 8
 PREFETCH = 100
 """How many messages a listener asks for at a time."""
+CONNECTIONS_MAX = 10_000
+"""Of redis-py, which has one for each send in flight and refuses more than 100 by itself: when the machine stands still
+for a moment, sends at an even pace are more than that, and the run would fail."""
 WAIT_S = 10
 BLOCK_MS = 250
 """Redis wakes who waits at once. But redis-py does not stop waiting when its task is cancelled."""
@@ -190,7 +193,7 @@ class RedisPeer:
 
     def __init__(self, port: int) -> None:
         self._redis = redis.Redis(HOST, port)
-        self._tasks = redis.asyncio.Redis(host=HOST, port=port)
+        self._tasks = redis.asyncio.Redis(host=HOST, port=port, max_connections=CONNECTIONS_MAX)
 
     async def create(self, queue: str) -> None:
         """See `Peer`."""
