@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,18 +13,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.commands import CreateQueue, QueueInfo, Sent
 from penstock.protocols.sqs import json_wire, plain
+from penstock.protocols.sqs.actions import Service
 from penstock.protocols.sqs.message_attributes import not_allowed_in
+from penstock.protocols.sqs.service import Caller
 from penstock.protocols.sqs.shapes import (
     Message,
     ReceiveMessageResult,
+    SendMessageBatchRequest,
+    SendMessageBatchRequestEntry,
     SendMessageBatchResult,
     SendMessageBatchResultEntry,
     SendMessageResult,
     SettledEntry,
     SettledResult,
 )
+from penstock.server.auth import ANYBODY
+from penstock.server.clock import SystemClock
+from penstock.server.settings import SqsSettings
+from penstock.server.shard import Call
 from tests.protocols.sqs.serving import Server
+from tests.shards import open_shards, stores_in
 
 _decode = msgspec.json.Decoder(dict[str, str]).decode
 names = st.text("abcXYZ019_-", min_size=1, max_size=12)
@@ -187,3 +199,27 @@ def test_messages_of_one_batch_may_be_deleted_twice_and_in_any_order(server: Ser
     server.advance(31)
     left = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10)["Messages"]
     assert [message["Body"] for message in left] == ["message 2"]
+
+
+def test_a_batch_that_was_spread_over_partitions_is_answered_with_the_numbers_it_got(tmp_path: Path) -> None:
+    asyncio.run(_spread(tmp_path / "data"))
+
+
+async def _spread(directory: Path) -> None:
+    shards = open_shards(stores_in(directory), SystemClock())
+    queue: QueueInfo = await shards.call(CreateQueue(name="q"))
+    service = Service(shards, SqsSettings())
+    entries = [SendMessageBatchRequestEntry(id=str(index), message_body="text") for index in range(2)]
+    request = SendMessageBatchRequest("http://x/1/q", entries)
+    coroutine = service.SendMessageBatch(Caller("http://x/1/", ANYBODY, None, is_plain=True), request)
+    call = Call(coroutine.send(None))
+    sequences = [5, (1 << 50) + 9]
+    call.reply = Sent(queue.queue_id, sequences[0], 2, sequences)
+    with pytest.raises(StopIteration) as done:
+        coroutine.send(call)
+    answer = json.loads(done.value.value)
+    assert [entry["MessageId"] for entry in answer["Successful"]] == [
+        shards.identity.message_id(queue.queue_id, sequence) for sequence in sequences
+    ]
+    assert service.remembered.take(queue.queue_id, 5, 1) is None
+    await shards.close()
