@@ -180,3 +180,21 @@ def test_a_queue_of_another_node_is_refused_with_the_maps_version(serve: Callabl
             assert (response.json()["map_version"], response.json()["owner"]) == (7, "http://b:9325")
         nodes.map = PartitionMap(8, "a", ("a",) * 4, nodes.map.urls)
         done(http.post("/publish", json={"queue": theirs[0], "messages": [{"body": "a"}]}))
+
+
+def test_a_client_that_routes_itself_may_ask_not_to_be_forwarded(serve: Callable[..., Server]) -> None:
+    server = serve(maps=TwoNodes())
+    names = [f"q{number}" for number in range(20)]
+    mine = next(each for each in names if partition_of(each, 4) in (0, 2))
+    theirs = next(each for each in names if partition_of(each, 4) in (1, 3))
+    with server.client() as http:
+        for queue, route, status in (
+            (mine, "strict", 201),
+            (theirs, "strict", 409),
+            (theirs, "forward", 201),
+            (theirs, "elsewhere", 400),
+        ):
+            response = http.post(f"/v1/queues/{queue}/messages", json={"body": "a"}, headers={"Penstock-Route": route})
+            assert response.status_code == status, response.text
+        assert done(http.get(f"/v1/queues/{theirs}"))["stats"]["messages"] == 1  # what was refused was not done
+        refused(http.get(f"/v1/queues/{theirs}", headers={"Penstock-Route": "strict"}), 409, "partition_moved")

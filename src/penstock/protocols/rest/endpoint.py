@@ -42,6 +42,8 @@ from penstock.server.node import Services
 log = logging.getLogger("penstock.rest")
 
 PROTOCOL = "rest"
+ROUTE = "penstock-route"
+"""The header by which a client that routes itself asks for 409 instead of being forwarded."""
 _QUERY_FIELDS_MAX = 100
 _KEY_LENGTH_MAX = 256
 Header = tuple[bytes, bytes]
@@ -133,9 +135,8 @@ class Visit:
             body = await self._read_body()
             caller.request_name = self._name_of(principal, body)
             arguments = self._arguments(operation, coding, body)
-            queue, shard = arguments.get("queue"), self._desk.services.shard
-            if queue is not None and shard.unknown(queue, now=operation.method != "POST"):
-                await shard.know(queue, now=True)
+            if (queue := arguments.get("queue")) is not None:
+                await self._find(queue, operation)
             result = await operation.run(caller, **arguments)
             await self._succeed(operation, caller, result)
         except CallerGone:
@@ -145,6 +146,19 @@ class Visit:
         except Exception:
             log.exception("%s failed (request %s)", operation.name, self._id)
             await self._fail(RestError(500, "internal_error", f"the server's log says more: request {self._id}"))
+
+    async def _find(self, queue: str, operation: Operation) -> None:
+        """Ask for a queue of another node, so that it can be read of; or say where it is, if that is what is wanted."""
+        route = self._headers.get(ROUTE)
+        if route is not None:
+            if route not in ("strict", "forward"):
+                raise invalid(f"{ROUTE} is {route[:50]!r}: it must be strict or forward")
+            maps = self._desk.services.partition_maps
+            if route == "strict" and maps is not None:
+                maps.current().check(queue)
+        shard = self._desk.services.shard
+        if shard.unknown(queue, now=operation.method != "POST"):
+            await shard.know(queue, now=True)
 
     async def fail(self, error: PenstockError) -> None:
         """Answer with an error."""
