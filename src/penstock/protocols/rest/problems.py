@@ -61,6 +61,7 @@ STATUSES: tuple[tuple[type[core.PenstockError], int], ...] = (
     (core.Throttled, 429),
     (core.RewindRefused, 409),
     (core.WorkRefused, 409),
+    (core.MarkMoved, 409),
     (PartitionMoved, 409),
     (core.ChunkDamaged, 500),
     (core.StoreError, 503),
