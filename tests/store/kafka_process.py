@@ -13,7 +13,7 @@ from tests.store.conformance import changes_of
 def main() -> None:
     """Arguments: bootstrap servers, prefix, directory."""
     bootstrap, prefix, directory = sys.argv[1:]
-    options = KafkaOptions(bootstrap, prefix, prefix, shards=1, replication_factor=1, min_insync_replicas=1)
+    options = KafkaOptions(bootstrap, prefix, prefix, 1, 1, 1, commit_timeout_s=60.0)
     store = open_kafka(options, 0, directory)
     store.commit(changes_of({b"c/kept": b"kept"}, {b"r/kept": b"kept"}))
     journal = store._journal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ _T = TypeVar("_T")
 _REFUSALS = frozenset(
     {
         KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
         KafkaError.SASL_AUTHENTICATION_FAILED,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -55,7 +56,7 @@ class LogTopics:
 def made_client(make: Callable[[dict[str, Any]], _T], options: KafkaOptions, **properties: Any) -> _T:
     """A client of librdkafka's; what it does not like about the properties is said in our words."""
     config = {**options.client_properties(), "logger": log}
-    config.update({name.replace("_", "."): value for name, value in properties.items()})
+    config.update({name if name == "error_cb" else name.replace("_", "."): it for name, it in properties.items()})
     try:
         return make(config)
     except KafkaException as error:
@@ -64,16 +65,18 @@ def made_client(make: Callable[[dict[str, Any]], _T], options: KafkaOptions, **p
         raise LogUnsafe(f"[kafka] properties cannot be followed: {error}") from None
 
 
-def said(error: KafkaException, options: KafkaOptions, what: str) -> StoreError:
-    """The store's word for an error of Kafka's."""
-    reason: KafkaError = error.args[0]
+def said(error: KafkaException, options: KafkaOptions, what: str, heard: Sequence[KafkaError] = ()) -> StoreError:
+    """The store's word for an error of Kafka's. What was heard before may say more than a timeout does."""
+    reasons: list[KafkaError] = [error.args[0], *heard]
+    reason = next((it for it in reasons if it.code() in _REFUSALS), reasons[0])
     hint = "look at [kafka] properties and at the rights there" if reason.code() in _REFUSALS else "is it there?"
     return LogUnavailable(f"{what} at {options.bootstrap}: {reason.str()} ({reason.name()}): {hint}")
 
 
 def prepare_topics(options: KafkaOptions) -> LogTopics:
     """Make the data topic and the offset topic if they are not there; look whether they are safe."""
-    admin = made_client(AdminClient, options)
+    heard: list[KafkaError] = []
+    admin = made_client(AdminClient, options, error_cb=heard.append)
     try:
         names = (options.data_topic, options.offset_topic)
         kafka_id = str(admin.describe_cluster(request_timeout=ADMIN_TIMEOUT_S).result().cluster_id)
@@ -81,7 +84,8 @@ def prepare_topics(options: KafkaOptions) -> LogTopics:
         topics = _described(admin, names)
         configs = {name: _config(admin, name) for name in names}
     except KafkaException as error:
-        raise said(error, options, "Kafka's topics cannot be prepared") from error
+        admin.poll(0)
+        raise said(error, options, "Kafka's topics cannot be prepared", heard) from error
     _check_counts(topics, options)
     for name in names:
         check_topic(name, _copies(topics[name]), configs[name], options)
