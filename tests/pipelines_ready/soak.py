@@ -302,6 +302,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--pipeline", choices=TRIALS, action="append")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # what was started is ended on the way out
     for name in options.pipeline or TRIALS:
         began_s = time.monotonic()
         print(f"{name}: seed {options.seed}", flush=True)
