@@ -29,7 +29,7 @@ from penstock.core.commands import (
     Span,
 )
 from penstock.core.config import QueueConfig
-from penstock.core.errors import QueueNotFound, SessionNotFound
+from penstock.core.errors import InvalidName, QueueNotFound, SessionNotFound
 from penstock.server.clock import ManualClock
 from penstock.store.memory import MemoryStore
 from tests.shards import open_router
@@ -234,3 +234,14 @@ async def test_partitions_of_a_queue_that_is_gone_are_not_those_of_the_next_one(
         assert await router.call(ListQueues()) == []
         await router.call(CreateQueue(name="q", config=SPLIT))
         assert (await router.call(QueueStats(name="q"))).messages == 0
+
+
+@run
+async def test_names_that_nothing_can_have_are_refused_as_ever() -> None:
+    async with routing() as router:
+        for command in (Send(queue="\ud800", bodies=[b"a"]), CreateQueue(name="\ud800")):
+            with pytest.raises(InvalidName):
+                await router.call(command)
+        await router.call(CreateQueue(name="q", config=SPLIT))
+        with pytest.raises(InvalidName):
+            await router.call(Send(queue="q", bodies=[b"a"], groups=["\ud800"]))

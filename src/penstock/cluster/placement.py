@@ -120,6 +120,7 @@ PLACEMENTS: dict[type[Command], Placement] = {
     c.CancelRedrive: Placement(Home.TASK, is_repeatable=True),
     c.ListRedrives: Placement(Home.ALL, is_repeatable=True),
     c.HoldForWork: Placement(Home.SHARD, is_repeatable=True),
+    c.RecallWork: Placement(Home.SHARD, is_repeatable=True),
     c.ReadOutbox: Placement(Home.SHARD, is_repeatable=True),
     c.ForgetOutbox: Placement(Home.SHARD, is_repeatable=True),
     c.TakeOutbox: Placement(Home.SHARD, is_repeatable=True),
@@ -135,7 +136,19 @@ def home_of(name: str, shards: int) -> int:
     >>> home_of("orders", 64)
     28
     """
-    return partition_of(name, shards)
+    return hashed(name, shards)
+
+
+def hashed(name: str, places: int) -> int:
+    """As `partition_of`; a name that no queue and no group can have is anywhere, and refused there.
+
+    >>> hashed("orders", 64), hashed(chr(0xD800), 64)
+    (28, 0)
+    """
+    try:
+        return partition_of(name, places)
+    except UnicodeEncodeError:
+        return 0
 
 
 def shards_of(name: str, partitions: int, shards: int) -> list[int]:
@@ -172,7 +185,7 @@ def split_by_group(groups: list[str | None], partitions: int, spare: int) -> dic
         place = places.get(group)
         if place is None:
             assert group is not None
-            place = places[group] = partition_of(group, partitions)
+            place = places[group] = hashed(group, partitions)
         indexes.setdefault(place, []).append(index)
     return indexes
 

@@ -43,6 +43,7 @@ class Routed(CallbackCall):
         "session",
         "since_ms",
         "task",
+        "tried_s",
         "tries",
     )
 
@@ -67,6 +68,8 @@ class Routed(CallbackCall):
         """When a receive began to wait."""
         self.deadline_s = 0.0
         """Until when it is tried again; 0: nothing went wrong yet."""
+        self.tried_s = 0.0
+        """When it was tried last."""
         self.tries = 0
 
     def settle(self) -> None:

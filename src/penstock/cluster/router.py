@@ -110,6 +110,10 @@ _UNASKED: frozenset[Split] = frozenset({Split.FIRST, Split.CREATE})
 _MAKERS: frozenset[type[Command]] = frozenset({Send, CreateQueue})
 
 
+def _waits(command: Command) -> bool:
+    return isinstance(command, Receive) and bool(command.wait_ms)
+
+
 class Router:
     """All shards of a cluster, for the front ends of one node."""
 
@@ -536,12 +540,13 @@ class Router:
     def _displace(self, call: Routed) -> None:
         """Try again a little later, or when the map changes."""
         now_s = self._loop.time()
-        if not call.deadline_s:
-            call.deadline_s = now_s + self._patience_s
+        if not call.deadline_s or (_waits(call.command) and now_s > call.tried_s + 2 * PAUSE_S_MAX):
+            call.deadline_s, call.tries = now_s + self._patience_s, 0  # it has waited with somebody meanwhile
         if now_s >= call.deadline_s:
             call.error = ShardUnserved(f"nobody serves shard {call.shard} just now: it was not done; try again later")
             self._finish(call)
             return
+        call.tried_s = now_s
         pause_s = min(PAUSE_S * 2 ** min(call.tries, 10), PAUSE_S_MAX, call.deadline_s - now_s)
         call.tries += 1
         self._displaced[call] = self._loop.call_later(pause_s, self._again, call)
@@ -551,6 +556,7 @@ class Router:
         if timer is None or call.is_over:
             return
         timer.cancel()
+        call.tried_s = self._loop.time()
         call.reply = call.error = None
         call.since_ms = call.since_ms or call.parked_ms
         call.parked_ms = 0

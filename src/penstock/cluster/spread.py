@@ -21,6 +21,7 @@ from penstock.cluster.base import shard_of_id
 from penstock.cluster.placement import (
     PLACEMENTS,
     Split,
+    hashed,
     home_of,
     merge_names,
     merge_sent,
@@ -66,6 +67,7 @@ from penstock.core.commands import (
     QueueInfo,
     QueueStats,
     ReadRecords,
+    RecallWork,
     Receive,
     Records,
     RedriveTask,
@@ -86,7 +88,7 @@ from penstock.core.errors import (
     QueueNotFound,
     SessionNotFound,
 )
-from penstock.core.partition import PARTITION_SHIFT, partition_of
+from penstock.core.partition import PARTITION_SHIFT
 from penstock.core.runs import merged_spans
 
 if TYPE_CHECKING:
@@ -282,7 +284,7 @@ class Spread:
         """Where messages without a group go."""
         count = len(split.shards)
         if command.once is not None:
-            return zlib.crc32(f"{command.once.client} {command.once.number}".encode()) % count
+            return zlib.crc32(f"{command.once.client} {command.once.number}".encode(errors="replace")) % count
         near = [index for index, shard in enumerate(split.shards) if shard in self._router.served]
         turn = next(self._turns)
         return near[turn % len(near)] if near else turn % count
@@ -323,7 +325,7 @@ class Spread:
         """Which partitions are asked first: those that are known to have messages; else each in its turn."""
         count = len(split.shards)
         if command.attempt_id is not None:
-            start = partition_of(command.attempt_id, count)
+            start = hashed(command.attempt_id, count)
             return [(start + index) % count for index in range(count)]
         turn = next(self._turns)
         order = [(turn + index) % count for index in range(count)]
@@ -590,10 +592,19 @@ class Spread:
             ack_shards=[place for place, _ in acks],
             send_shards=[place for place, _ in sends],
         )
-        await self._hold([(place, ack) for place, ack in acks if place != shard])
-        if command.mark is None:
-            await self._check([(place, send) for place, send in sends if place != shard])
-        reply: list[Sent] | AlreadyDone = await self._router.ask(shard, whole)
+        try:
+            await self._hold([(place, ack) for place, ack in acks if place != shard])
+            if command.mark is None:
+                await self._check([(place, send) for place, send in sends if place != shard])
+        except PenstockError:
+            reply: list[Sent] | AlreadyDone | None = None
+            if command.once is not None or command.mark is not None:  # perhaps it was done, and comes again
+                reply = await self._router.ask(shard, RecallWork(named=command.once, mark=command.mark))
+            if reply is None:
+                raise
+        else:
+            reply = await self._router.ask(shard, whole)
+        assert reply is not None
         if isinstance(reply, AlreadyDone) or command.check_only:
             return reply
         return [_put_together(send, parts, reply) for send, parts in zip(command.sends, places, strict=True)]

@@ -71,6 +71,7 @@ from penstock.core.commands import (
     QueueStats,
     ReadOutbox,
     ReadRecords,
+    RecallWork,
     Receive,
     Records,
     RedriveTask,
@@ -1308,6 +1309,16 @@ class Broker:
         self.must_commit = True
         return replies
 
+    def _recall_work(self, command: RecallWork) -> list[Sent] | AlreadyDone | None:
+        self.must_commit = True  # what it tells of may still be on its way to the disk
+        if command.named is not None:
+            known = self._memory.recall(command.named, CommitWork(acks=[], sends=[]))
+            if known is not None:
+                return known[0]  # type: ignore[no-any-return]
+        if command.mark is not None and command.mark[1] <= self.marks.last(command.mark[0]):
+            return AlreadyDone(command.mark[0], self.marks.last(command.mark[0]))
+        return None
+
     def _do_work(self, command: CommitWork) -> list[Sent]:
         if self.meta.shards == 1:
             self._check_acks(command.acks)
@@ -1465,6 +1476,8 @@ class Broker:
     def _delete_channel(self, command: DeleteChannel) -> None:
         queue = self._queue(command.queue)
         channel = self._channel(queue, command.channel)
+        if command.unless_subscribed and any(other is channel for other, _ in self._waiters.values()):
+            return
         self._dismiss(channel, ChannelNotFound(f"channel {channel.name!r} of queue {queue.name!r} was deleted"))
         queue.seal()
         queue.delete_channel(channel)
@@ -1722,6 +1735,7 @@ _HANDLERS: dict[type[Command], Callable[[Broker, Any], Any]] = {
     Extend: Broker._extend,
     CommitWork: Broker._commit_work,
     HoldForWork: Broker._hold_for_work,
+    RecallWork: Broker._recall_work,
     ReadOutbox: Broker._read_outbox,
     ForgetOutbox: Broker._forget_outbox,
     TakeOutbox: Broker._take_outbox,

@@ -441,6 +441,16 @@ class HoldForWork(Command):
     lease_ms: int = 60_000
 
 
+class RecallWork(Command):
+    """What was answered when a unit of work was done, by its name or its mark; the reply is None if it was not done.
+
+    For who has to prepare work over several shards, and finds that it cannot: perhaps because it was done before.
+    """
+
+    named: Once | None = None
+    mark: tuple[str, int] | None = None
+
+
 class LastMark(Command):
     """Replies with the highest number of marked work of a name; -1 if there is none."""
 
@@ -559,6 +569,8 @@ class DeleteChannel(Command):
     queue: str
     channel: str
     purge_last: bool = False
+    unless_subscribed: bool = False
+    """Only if nobody waits for its messages (any more)."""
 
 
 class PauseChannel(Command):

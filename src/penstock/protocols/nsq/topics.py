@@ -210,13 +210,23 @@ class Topics:
             requeued = self.in_flight(client)
             if requeued:
                 self.requeued(topic, channel, requeued)
-            self._submit(EndSession(session=client.session, error="the client disconnected"))
+            end = EndSession(session=client.session, error="the client disconnected")
             client.session = client.subscription = 0
+            self._submit(end, lambda call: self._left(call, topic, channel))
+        else:
+            self._clean_channel(topic, channel)
         if not clients:
             self._clients.pop((topic, channel), None)
-            if is_ephemeral(channel):
-                self._submit(DeleteChannel(queue=topic, channel=channel, purge_last=True))
-                self._clean_topic(topic)
+
+    def _left(self, call: Call, topic: str, channel: str) -> None:
+        _check(call)
+        self._clean_channel(topic, channel)
+
+    def _clean_channel(self, topic: str, channel: str) -> None:
+        """An ephemeral channel goes with its last client, here or at another node."""
+        if is_ephemeral(channel) and not self._clients.get((topic, channel)):
+            self._submit(DeleteChannel(queue=topic, channel=channel, purge_last=True, unless_subscribed=True))
+            self._clean_topic(topic)
 
     def gone(self, client: Client) -> None:
         """A client that may have published has disconnected."""
@@ -262,10 +272,12 @@ class Topics:
         if is_ephemeral(topic):
             self._submit(DeleteQueue(name=topic, unless_channels=True))
 
-    def _submit(self, command: EndSession | DeleteChannel | DeleteQueue) -> None:
+    def _submit(
+        self, command: EndSession | DeleteChannel | DeleteQueue, on_settled: Callable[[Call], None] | None = None
+    ) -> None:
         """Have something done that nobody waits for; the store may be closing."""
         with contextlib.suppress(PenstockError):
-            self.shard.submit(command, _check)
+            self.shard.submit(command, on_settled or _check)
 
     def _heard(self, event: CatalogEvent) -> None:
         if event.what == "channel deleted" and event.channel is not None:
