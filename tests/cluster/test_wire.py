@@ -114,6 +114,9 @@ EXAMPLES: list[tuple[Command, Any]] = [
     ),
     (commands.CommitWork(acks=[], sends=[]), commands.AlreadyDone("name", 7)),
     (commands.HoldForWork(acks=[commands.Ack(queue="q", spans=SPANS)], lease_ms=5), SETTLED),
+    (commands.RecallWork(named=ONCE, mark=("name", 7)), [SENT]),
+    (commands.RecallWork(mark=("name", 7)), commands.AlreadyDone("name", 7)),
+    (commands.RecallWork(), None),
     (commands.LastMark(name="name"), -1),
     (commands.ReadOutbox(target=3, after=4, limit_bytes=5), ENTRIES),
     (commands.ForgetOutbox(target=3, up_to=4), 5),
@@ -327,9 +330,10 @@ async def test_a_command_that_does_not_travel_is_refused_and_nothing_else_breaks
 
 
 def test_a_command_of_wrong_types_is_told_apart_from_its_neighbours() -> None:
-    payload = msgspec.msgpack.encode([[[1, 0, ["QueueStats", "q"]], [2, 0, ["QueueStats", 5]], [3, 0, ["Fly"]]], [9]])
+    given = [[1, 0, ["QueueStats", "q"], 0], [2, 0, ["QueueStats", 5], 0], [3, 0, ["Fly"], 0]]
+    payload = msgspec.msgpack.encode([given, [9]])
     numbered, withdrawn = wire.decode_commands(payload)
-    assert [type(command).__name__ for _, _, command in numbered] == ["QueueStats", "Unreadable", "Unreadable"]
+    assert [type(command).__name__ for _, _, command, _ in numbered] == ["QueueStats", "Unreadable", "Unreadable"]
     assert withdrawn == [9]
 
 
@@ -345,21 +349,21 @@ def test_bytes_that_are_no_commands_are_refused(payload: bytes) -> None:
         numbered, withdrawn = wire.decode_commands(payload)
     except wire.BadPayload:
         return
-    assert all(isinstance(command, Command) for _, _, command in numbered)
+    assert all(isinstance(command, Command) for _, _, command, _ in numbered)
     assert all(isinstance(number, int) for number in withdrawn)
 
 
 @given(st.data())
 def test_commands_with_damaged_bytes_are_commands_or_refused(data: st.DataObject) -> None:
     command, _ = data.draw(st.sampled_from(EXAMPLES))
-    payload = bytearray(wire.encode_commands([(1, 2, command)], [5]))
+    payload = bytearray(wire.encode_commands([(1, 2, command, 0)], [5]))
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     try:
         numbered, _ = wire.decode_commands(bytes(payload))
     except wire.BadPayload:
         return
-    assert all(isinstance(each, Command) for _, _, each in numbered)
+    assert all(isinstance(each, Command) for _, _, each, _ in numbered)
 
 
 @given(st.binary(max_size=200), st.sampled_from(sorted(wire.COMMANDS, key=lambda kind: kind.__name__)))

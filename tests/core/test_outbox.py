@@ -10,7 +10,7 @@ from penstock.core import commands as c
 from penstock.core import keys
 from penstock.core.chunk import PackedBodies
 from penstock.core.config import QueueConfig
-from penstock.core.errors import InvalidRequest, MarkMoved, MessageTooLarge, QueueNotFound, WorkRefused
+from penstock.core.errors import InvalidName, InvalidRequest, MarkMoved, MessageTooLarge, QueueNotFound, WorkRefused
 from penstock.core.marks import Marks
 from penstock.core.origin import Origin
 from penstock.core.outbox import Outbox
@@ -491,6 +491,13 @@ def test_an_ack_of_a_queue_that_is_gone_is_counted(cluster: Cluster) -> None:
     away = name_at(1)
     cluster[0].do(c.CommitWork(acks=[c.Ack(queue=away, spans=[c.Span(0, 4, 1)])], sends=[]))
     assert cluster.forward(0, 1) == c.Taken(0, True, stale=5)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "no spaces", ""])
+def test_a_name_that_no_queue_can_have_is_refused_as_such(cluster: Cluster, name: str) -> None:
+    for desk in cluster.desks:
+        with pytest.raises(InvalidName):
+            desk.do(c.CommitWork(acks=[], sends=[c.Send(queue=name, bodies=[b"x"])]))
 
 
 def test_a_router_may_say_where_things_are(cluster: Cluster) -> None:

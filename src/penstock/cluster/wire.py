@@ -1,6 +1,6 @@
 """Commands and replies between nodes: MessagePack, all of a turn of the loop in one frame.
 
-    commands   [[[number, shard, command], ...], [number of a receive that was withdrawn, ...]]
+    commands   [[[number, shard, command, caller], ...], [number of a receive that was withdrawn, ...]]
     replies    [[number, kind, value], ...]       kind: see `Kind`
 
 A command is an array: its name, then its fields in the order of `penstock.core.commands`, defaults included. Nodes
@@ -30,8 +30,9 @@ from penstock.core.packed_error import PackedError, is_made_of_more, pack_error,
 from penstock.server.shard import Tick
 from penstock.wire import answers
 
-Numbered: TypeAlias = tuple[int, int, Command]
-"""A command with its number on the link and its shard."""
+Numbered: TypeAlias = tuple[int, int, Command, int]
+"""A command with its number on the link, its shard, and a number for who waits for its commit (see `server.siblings`); 0:
+nobody in particular."""
 Reply: TypeAlias = tuple[int, int, Any]
 """The command's number, a `Kind`, and the value, packed."""
 
@@ -139,12 +140,12 @@ def _unpack_custom(kind: Any, value: Any) -> Any:
 _ANY: Any = reduce(or_, (_TWINS.get(kind, kind) for kind in COMMANDS))
 _encoder = msgspec.msgpack.Encoder(enc_hook=_pack_custom)
 _decode_commands = msgspec.msgpack.Decoder(
-    tuple[list[tuple[int, int, _ANY]], list[int]],
+    tuple[list[tuple[int, int, _ANY, int]], list[int]],
     dec_hook=_unpack_custom,
 ).decode
 
 
-_decode_raw_commands = msgspec.msgpack.Decoder(tuple[list[tuple[int, int, msgspec.Raw]], list[int]]).decode
+_decode_raw_commands = msgspec.msgpack.Decoder(tuple[list[tuple[int, int, msgspec.Raw, int]], list[int]]).decode
 _decode_command = msgspec.msgpack.Decoder(_ANY, dec_hook=_unpack_custom).decode
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError)
 
@@ -158,8 +159,8 @@ class Unreadable(Command):
 def encode_commands(numbered: Sequence[Numbered], withdrawn: Sequence[int] = ()) -> bytes:
     """The commands of a turn, and the numbers of receives that are withdrawn.
 
-    >>> decode_commands(encode_commands([(7, 2, commands.QueueStats(name="orders"))], [5]))
-    ([(7, 2, QueueStats(name='orders', once=None))], [5])
+    >>> decode_commands(encode_commands([(7, 2, commands.QueueStats(name="orders"), 0)], [5]))
+    ([(7, 2, QueueStats(name='orders', once=None), 0)], [5])
     """
     return _encoder.encode((numbered, withdrawn))
 
@@ -171,9 +172,9 @@ def decode_commands(payload: bytes) -> tuple[list[Numbered], list[int]]:
     """
     try:
         numbered, withdrawn = _decode_commands(payload)
-        for index, (number, shard, command) in enumerate(numbered):
+        for index, (number, shard, command, caller) in enumerate(numbered):
             if command.__class__ in _KINDS:
-                numbered[index] = (number, shard, _untwinned(command))
+                numbered[index] = (number, shard, _untwinned(command), caller)
         return numbered, withdrawn
     except _BROKEN:
         return _decode_one_by_one(payload)
@@ -184,7 +185,7 @@ def _decode_one_by_one(payload: bytes) -> tuple[list[Numbered], list[int]]:
         numbered, withdrawn = _decode_raw_commands(payload)
     except _BROKEN as error:
         raise BadPayload(f"these are no commands: {error}") from None
-    return [(number, shard, _command(raw)) for number, shard, raw in numbered], withdrawn
+    return [(number, shard, _command(raw), caller) for number, shard, raw, caller in numbered], withdrawn
 
 
 def _command(raw: msgspec.Raw) -> Command:
@@ -219,6 +220,7 @@ REPLIES: dict[type[Command], Any] = {kind: reply for kind, reply in answers.REPL
     commands.FindOffsets: commands.Offsets,
     commands.PurgeBacklog: int,
     commands.HoldForWork: commands.Settled,
+    commands.RecallWork: list[commands.Sent] | commands.AlreadyDone | None,
     commands.ReadOutbox: list[commands.OutboxEntry],
     commands.ForgetOutbox: int,
     commands.TakeOutbox: commands.Taken,

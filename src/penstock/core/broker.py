@@ -371,7 +371,10 @@ class Broker:
         meta = self.meta
         if meta.shards == 1 or name in self.queues:
             return meta.shard
-        return partition_of(name, meta.shards)
+        try:
+            return partition_of(name, meta.shards)
+        except UnicodeEncodeError:  # no queue can have this name, as whoever is asked for it says
+            return meta.shard
 
     def held(self, subscription: int) -> int:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""

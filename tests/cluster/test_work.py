@@ -1,0 +1,56 @@
+"""Units of work over several shards that come again, because their answers were lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.commands import Ack, AlreadyDone, CommitWork, Once, QueueStats, Receive, Send, Sent
+from penstock.core.errors import WorkRefused
+from tests.cluster.test_router import names, run, spans
+from tests.cluster.test_router_moves import World, world
+
+
+async def take(made: World) -> list[Ack]:
+    """A message from a queue of each shard."""
+    for name in names():
+        await made.router.call(Send(queue=name, bodies=[b"in"]))
+    taken = [await made.router.call(Receive(queue=name)) for name in names()]
+    return [Ack(queue=name, spans=spans(delivery)) for name, delivery in zip(names(), taken, strict=True)]
+
+
+@run
+async def test_a_unit_of_work_that_was_done_and_comes_again_gets_the_answer_of_the_first_time() -> None:
+    async with world(0) as made:
+        acks, sends = await take(made), [Send(queue=f"{names()[0]}-out", bodies=[b"out"])]
+        first: list[Sent] = await made.router.call(CommitWork(acks=acks, sends=sends, once=Once("me", 1)))
+        await made.router.tick()
+        assert await made.router.call(CommitWork(acks=acks, sends=sends, once=Once("me", 1))) == first
+        await made.router.tick()
+        assert (await made.router.call(QueueStats(name=sends[0].queue))).messages == 1
+
+
+@run
+async def test_marked_work_that_was_done_and_comes_again_is_already_done() -> None:
+    async with world(0) as made:
+        acks = await take(made)
+        await made.router.call(CommitWork(acks=acks, sends=[], mark=("stream", 3)))
+        await made.router.tick()
+        again = await made.router.call(CommitWork(acks=acks, sends=[], mark=("stream", 3)))
+        assert again == AlreadyDone("stream", 3)
+
+
+@run
+async def test_a_unit_of_work_with_a_name_that_was_not_done_is_refused_and_can_be_tried_again() -> None:
+    async with world(0) as made:
+        acks = await take(made)
+        await made.router.call(acks[1])
+        for once in (Once("me", 1), None):
+            with pytest.raises(WorkRefused):
+                await made.router.call(CommitWork(acks=acks, sends=[], once=once))
+        with pytest.raises(WorkRefused):
+            await made.router.call(CommitWork(acks=acks, sends=[], mark=("stream", 3)))
+        rest = [acks[0], acks[2]]
+        assert await made.router.call(CommitWork(acks=rest, sends=[], once=Once("me", 1))) == []
+        await made.router.tick()
+        for name in names():
+            assert (await made.router.call(QueueStats(name=name))).messages == 0
