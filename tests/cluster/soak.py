@@ -3,13 +3,13 @@
     python -m tests.cluster.soak --rounds 20 --seed 7 --session 6
 
 Three nodes, as processes, on a real Kafka. Clients send and receive through all of them by SQS, without a rest. Each
-round picks a fault by the seed. What is reported, and what must be so:
+round picks a fault by the seed: a node is killed, stands still past its session, or is restarted; or a broker stands still. What is reported, and what must be so:
 
     lost            sent and confirmed, and never received         0
     after ack       received by a request that began after the     0
                     confirmation of the message's ack
     duplicates      received more than once                        any number: leases run out
-    errors          requests that failed                           any number, but none in a round with a restart
+    errors          requests that failed                           any number
     service         a fault to an answer for every queue           for kill -9: at most twice the session timeout
 
 The model of the fencing protocol is searched first, with one more assignment than in `make test`.
@@ -33,11 +33,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.cluster.fencing import Rules, search
 from tests.cluster.nodes import ProcessNode, until
-from tools.kafka import kafka_cluster
+from tools.kafka import KafkaCluster, kafka_cluster
 
 QUEUES = [f"q{number}" for number in range(8)]
 LEASE_S = 10
-FAULTS = ("kill", "pause", "restart")
+FAULTS = ("kill", "pause", "restart", "broker")
 ANSWER_S = 60.0
 
 
@@ -137,9 +137,17 @@ def _answers(client: Any, queue: str) -> bool:
         return False
 
 
-def make_fault(fault: str, victim: ProcessNode, witness: ProcessNode, session_s: float) -> float:
-    """Do something to a node. Returns how long some queue had no answer, at most."""
+def make_fault(fault: str, victim: ProcessNode, witness: ProcessNode, session_s: float, kafka: KafkaCluster) -> float:
+    """Do something to a node, or to a broker. Returns how long some queue had no answer, at most.
+
+    For a broker that stands still, it is the time after it went on.
+    """
     until(lambda: victim.served, f"shards at {victim.name}")
+    if fault == "broker":
+        kafka.pause(0)
+        time.sleep(3 * session_s)
+        kafka.resume(0)
+        return served_again_s(witness, time.monotonic())
     began_s = time.monotonic()
     if fault == "kill":
         victim.kill()
@@ -183,7 +191,7 @@ def faults(rounds: int, seed: int, session_s: float, brokers: int) -> bool:
             for number in range(rounds):
                 fault = chance.choice(FAULTS)
                 victim, witness = chance.sample(nodes, 2)
-                took_s = make_fault(fault, victim, witness, session_s)
+                took_s = make_fault(fault, victim, witness, session_s, kafka)
                 late = fault == "kill" and took_s > 2 * session_s
                 good = good and not late
                 ratio = took_s / session_s

@@ -22,6 +22,7 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from penstock.cluster.group import living
 from penstock.cluster.ledger import ClusterRecord, ControllerRecord, Ledger, Record, ServingRecord, ShardRecord, encode
 from penstock.cluster.plan import Member, ShardLoad, plan
 from penstock.store.journal.kafka_options import KafkaOptions
@@ -138,6 +139,8 @@ class Controller:
             self._found()
             return
         alive = self._alive(now_s)
+        if self._node not in alive:
+            return  # who is not in the group itself cannot tell who is
         members = [Member(name, self._ledger.is_draining(name)) for name in alive]
         shards = [self._shard_load(number) for number in range(self._ledger.cluster.shards)]
         wishes = {number: wish.node for number, wish in self._ledger.wishes.items()}
@@ -161,9 +164,7 @@ class Controller:
         """The nodes in the group that have said where they are, and do not leave."""
         if now_s - self._asked_s >= self._look_s:
             self._admin = self._admin or AdminClient(self._options.client_properties())
-            group = f"{self._options.prefix}.nodes"
-            described = self._admin.describe_consumer_groups([group], request_timeout=ASK_S)[group].result(ASK_S)
-            self._members = {member.client_id for member in described.members}
+            self._members = living(self._admin, self._options, ASK_S)
             self._asked_s = now_s
         nodes = self._ledger.nodes
         return sorted(name for name in self._members if name in nodes and nodes[name].state != "gone")

@@ -9,13 +9,14 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from penstock.cluster.group import living
 from penstock.cluster.ledger import DrainRecord, Ledger, Record, WishRecord, encode
 from penstock.core.errors import InvalidRequest
 from penstock.store.errors import LogUnavailable
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import made_client, said
 
-ANSWER_S = 15.0
+ANSWER_S = 30.0
 _BEGINNING = -2
 _EOF = KafkaError._PARTITION_EOF
 
@@ -32,7 +33,7 @@ class Inspection:
         self._admin = made_client(AdminClient, options)
         try:
             self.ledger = self._read()
-            self.alive = self._alive()
+            self.alive = living(self._admin, options, ANSWER_S)
         except KafkaException as error:
             raise said(error, options, f"the cluster {options.cluster} cannot be looked at") from error
         if self.ledger.cluster is None:
@@ -149,11 +150,6 @@ class Inspection:
         finally:
             consumer.close()
         raise LogUnavailable(f"Kafka at {self._options.bootstrap} does not answer")
-
-    def _alive(self) -> set[str]:
-        group = f"{self._options.prefix}.nodes"
-        described = self._admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group].result(ANSWER_S)
-        return {member.client_id for member in described.members}
 
     def _write(self, key: str, record: Record | None) -> None:
         producer = made_client(Producer, self._options, acks="all")

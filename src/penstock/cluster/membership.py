@@ -28,6 +28,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from penstock.cluster.base import ClusterMap
 from penstock.cluster.controller import Controller
+from penstock.cluster.group import nodes_group
 from penstock.cluster.ledger import Ledger, Record, encode
 from penstock.store.errors import LogUnavailable, LogUnsafe
 from penstock.store.journal.kafka_options import KafkaOptions
@@ -203,11 +204,6 @@ class Membership:
 
     def _properties(self, **more: object) -> dict[str, object]:
         return {**self._options.client_properties(), "client.id": self._node, "logger": log, **more}
-
-
-def nodes_group(options: KafkaOptions) -> str:
-    """The consumer group that says who is alive."""
-    return f"{options.prefix}.nodes"
 
 
 def _delivered(error: KafkaError | None, message: Any) -> None:
