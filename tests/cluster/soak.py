@@ -3,7 +3,8 @@
     python -m tests.cluster.soak --rounds 20 --seed 7 --session 6
 
 Three nodes, as processes, on a real Kafka. Clients send and receive through all of them by SQS, without a rest. Each
-round picks a fault by the seed: a node is killed, stands still past its session, or is restarted; or a broker stands still. What is reported, and what must be so:
+round picks a fault by the seed: a node is killed, stands still past its session, or is restarted; or the broker stands
+still. What is reported, and what must be so:
 
     lost            sent and confirmed, and never received         0
     after ack       received by a request that began after the     0

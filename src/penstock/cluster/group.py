@@ -6,6 +6,8 @@ when the broker that is asked goes away meanwhile (confluentinc/librdkafka issue
 
 from __future__ import annotations
 
+from typing import Any
+
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -20,10 +22,10 @@ def nodes_group(options: KafkaOptions) -> str:
 def living(admin: AdminClient, options: KafkaOptions, timeout_s: float) -> set[str]:
     """The names of the nodes in the group; none if there is no such group. `KafkaException` if nobody can say."""
     wanted = nodes_group(options)
-    for group in admin.list_groups(wanted, timeout_s):
+    groups: list[Any] = admin.list_groups(wanted, timeout_s)
+    for group in groups:
         if group.id == wanted:
-            error: KafkaError | None = getattr(group, "error", None)
-            if error is not None and error.code() != KafkaError.NO_ERROR:
-                raise KafkaException(error)
+            if group.error is not None and group.error.code() != KafkaError.NO_ERROR:
+                raise KafkaException(group.error)
             return {member.client_id for member in group.members}
     return set()
