@@ -445,6 +445,24 @@ def test_acks_in_another_shard_are_held_and_then_done(cluster: Cluster) -> None:
     assert cluster[1].stats(away).messages == 0
 
 
+def test_what_is_held_stays_held_when_its_session_ends(cluster: Cluster) -> None:
+    away = name_at(1)
+    desk = cluster[1]
+    desk.create(away)
+    desk.send(b"a", b"b", queue=away)
+    session = desk.do(c.OpenSession(name="worker"))
+    desk.do(c.Subscribe(queue=away, session=session, credit=1, in_flight=True, ticket="push"))
+    (pushed,) = desk.woken["push"]
+    ack = c.Ack(queue=away, spans=spans_of(pushed))
+    desk.do(c.HoldForWork(acks=[ack]))
+    assert desk.take_woken("push") == [b"a", b"b"], "what is held for work does not count against the session"
+    cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
+    assert desk.do(c.EndSession(session=session)) == 1, "it holds the other one alone"
+    assert bodies_of(desk.receive(9, queue=away)) == [b"b"]
+    assert cluster.forward(0, 1) == c.Taken(0, True, stale=0)
+    assert desk.counts(away) == (0, 1, 0)
+
+
 def test_a_hold_does_not_shorten_a_lease(cluster: Cluster) -> None:
     desk = cluster[0]
     desk.create("q", lease_ms=10 * MINUTE_MS)

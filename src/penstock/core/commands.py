@@ -433,8 +433,8 @@ class CommitWork(Command):
 class HoldForWork(Command):
     """Make sure that messages can be acked here by a unit of work that is committed in another shard.
 
-    Their leases last for at least `lease_ms` from now, durably. `WorkRefused` if one of them cannot be acked: nothing
-    was done then. Replies with `Settled`.
+    Their leases last for at least `lease_ms` from now, durably, and no longer end with the session that received them.
+    `WorkRefused` if one of them cannot be acked: nothing was done then. Replies with `Settled`.
     """
 
     acks: list[Ack]

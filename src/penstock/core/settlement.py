@@ -210,10 +210,12 @@ class Settlement:
         return not self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), _do_nothing)[1]
 
     def hold(self, span: Span, until_ms: int) -> None:
-        """A span that can be held stays leased until then, or for longer."""
+        """A span that can be held stays leased until then, or for longer, whatever becomes of its session."""
 
         def prolong(window: Window, entry: Entry, first: int, stop: int) -> None:
             rows = window.rows(entry, first, stop)
+            self.channel.freed_rows(window, entry, first, stop)
+            window.columns.holder[rows] = 0
             window.columns.extend(rows, np.maximum(window.columns.deadline_ms[rows], until_ms))
             self.channel.touch_entry(window, entry)
             self.channel.watch(window, until_ms)
