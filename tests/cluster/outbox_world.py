@@ -213,8 +213,9 @@ class World:
         queue = self.random.choice((SOURCES, ORDERED))[node.shard]
         self._committing(node, c.Send(queue=queue, bodies=bodies), lambda: self.sent.extend(bodies))
 
-    def _receive(self, node: Node, queue: str) -> tuple[list[bytes], list[c.Span]]:
-        delivery: c.Delivery = node.do(c.Receive(queue=queue, limit=self.random.randint(1, 3), wait_ms=0))
+    def _receive(self, node: Node, queue: str, session: int = 0) -> tuple[list[bytes], list[c.Span]]:
+        limit = self.random.randint(1, 3)
+        delivery: c.Delivery = node.do(c.Receive(queue=queue, limit=limit, wait_ms=0, session=session))
         bodies = [body for run in delivery.runs for body in run.chunk.body_list(run.start, run.stop)]
         return bodies, [span for run in delivery.runs for span in run.spans()]
 
@@ -238,10 +239,11 @@ class World:
             self._committing(node, c.Ack(queue=queue, spans=spans), lambda: self.acked.update(bodies))
 
     def _work(self) -> None:
-        """Take here and elsewhere, send here and elsewhere, and to a queue that is not there."""
+        """Take here and elsewhere, send here and elsewhere, and to a queue that is not there; then leave at once."""
         coordinator, other = self.random.sample(self.nodes, 2)
         taken, spans = self._receive(coordinator, SOURCES[coordinator.shard])
-        away, spans_away = self._receive(other, SOURCES[other.shard])
+        session = other.do(c.OpenSession(name="worker"))
+        away, spans_away = self._receive(other, SOURCES[other.shard], session)
         acks = [c.Ack(queue=SOURCES[coordinator.shard], spans=spans)] if spans else []
         if spans_away:
             ack = c.Ack(queue=SOURCES[other.shard], spans=spans_away)
@@ -257,6 +259,7 @@ class World:
             self.sent.extend(body for send in sends for body in send.bodies)
 
         self._committing(coordinator, c.CommitWork(acks=acks, sends=sends), note)
+        other.step(c.EndSession(session=session))
 
     def _redrive(self) -> None:
         node = self._any()
@@ -388,7 +391,7 @@ class World:
         """What units of work have acknowledged is gone; what died is in order."""
         brokers = self.stored()
         left = {body for broker in brokers for name in broker.queues for body in self._in_queue(broker, name)}
-        assert not self.stale
+        assert not self.stale, "acks of units of work came too late, although nothing took long"
         assert not left & self.acked_away, "an ack of a unit of work was lost"
         for shard, grave in enumerate(GRAVES):
             if grave in brokers[shard].queues:

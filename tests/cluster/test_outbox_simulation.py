@@ -13,6 +13,7 @@ from penstock.core.changes import Changes
 from penstock.core.marks import Marks
 from penstock.core.outbox import Outbox
 from penstock.core.records import Mark
+from penstock.core.settlement import Settlement
 from tests.cluster.outbox_world import World
 
 STEPS = 100
@@ -93,3 +94,12 @@ def test_the_checker_finds_dead_letters_out_of_order(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(inbox, "take", backwards)
     assert any("overtaken" in found for found in faults_found())
+
+
+def test_the_checker_finds_holds_that_end_with_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    def extend(settlement: Settlement, span: c.Span, until_ms: int) -> None:
+        now_ms = settlement.queue.broker.now_ms
+        settlement.extend(span, now_ms, until_ms - now_ms)
+
+    monkeypatch.setattr(Settlement, "hold", extend)
+    assert any(faults_found())
