@@ -22,6 +22,7 @@ CHOSEN = [
     "tests/client/test_receiving.py",
     "tests/client/test_settling.py",
     "tests/protocols/nsq/test_serving.py::test_a_message_that_is_not_confirmed_in_time_comes_again",
+    "tests/protocols/nsq/test_partitions.py",
 ]
 
 

@@ -53,6 +53,8 @@ _MESSAGE_BYTES = _MESSAGE_HEAD.size + ID_LENGTH
 _ATTEMPTS_MAX = 0xFFFF
 _MS_NS = 1_000_000
 _SEQUENCE_BITS = 48
+_SEQUENCES_MAX = 1024 << 48
+"""The upper bits of a sequence number are its partition's, of a queue with several."""
 _FIRST_BLOCK = 64
 """How many lines of a possible run are looked at first; more if all of these belong to it."""
 _BLOCK = 4_096
@@ -580,7 +582,7 @@ def sequences_of(ids: NDArray[np.uint64], tag: int) -> NDArray[np.int64]:
     [1, -1]
     """
     sequences = (ids ^ np.uint64(tag)).view(np.int64)
-    foreign = (sequences >> _SEQUENCE_BITS) != 0
+    foreign = (sequences < 0) | (sequences >= _SEQUENCES_MAX)
     if bool(foreign.any()):
         sequences = np.where(foreign, -1, sequences)
     return sequences
@@ -588,7 +590,7 @@ def sequences_of(ids: NDArray[np.uint64], tag: int) -> NDArray[np.int64]:
 
 def id_text(sequence: int, tag: int) -> str:
     """A message's id."""
-    return f"{sequence | tag:016x}"
+    return f"{sequence ^ tag:016x}"
 
 
 def message_frames(run: Run, tag: int, keep: NDArray[np.bool_] | None = None) -> memoryview | bytes:
@@ -631,7 +633,7 @@ def _fill_heads(frames: NDArray[np.uint8], run: Run, tag: int, size: int) -> Non
         attempts = np.minimum(run.attempt, _ATTEMPTS_MAX).astype(">u2")
         frames[:, stop - 2 : stop] = attempts.view(np.uint8).reshape(count, 2)
     first = run.chunk.base + run.start
-    ids = np.arange(first, first + count, dtype=np.uint64) | np.uint64(tag)
+    ids = np.arange(first, first + count, dtype=np.uint64) ^ np.uint64(tag)
     digits = hexlify(ids.astype(">u8").tobytes())
     frames[:, stop:_MESSAGE_BYTES] = np.frombuffer(digits, np.uint8).reshape(count, ID_LENGTH)
 
