@@ -14,22 +14,30 @@ from penstock.cluster.router import Router
 from penstock.core import commands
 from penstock.core.commands import (
     Ack,
+    AckConsumer,
+    Browse,
+    CancelRedrive,
     Command,
     CreateQueue,
+    DeleteConsumer,
     DeleteQueue,
     Delivery,
     DescribeQueue,
     EndSession,
+    Extend,
     Heartbeat,
     ListQueues,
+    ListRedrives,
     OpenSession,
     QueueStats,
+    ReadRecords,
     Receive,
     Send,
     Span,
+    StartRedrive,
 )
 from penstock.core.config import QueueConfig
-from penstock.core.errors import InvalidName, QueueNotFound, SessionNotFound
+from penstock.core.errors import ConsumerNotFound, ForeignReceipt, InvalidName, QueueNotFound, SessionNotFound
 from penstock.server.clock import ManualClock
 from penstock.store.memory import MemoryStore
 from tests.shards import open_router
@@ -245,3 +253,63 @@ async def test_names_that_nothing_can_have_are_refused_as_ever() -> None:
         await router.call(CreateQueue(name="q", config=SPLIT))
         with pytest.raises(InvalidName):
             await router.call(Send(queue="q", bodies=[b"a"], groups=["\ud800"]))
+
+
+@run
+async def test_dead_letters_in_partitions_are_redriven_as_one_and_stopped_as_one() -> None:
+    async with routing() as router:
+        await router.call(CreateQueue(name="dead", config=SPLIT))
+        for number in range(12):
+            await router.call(Send(queue="dead", bodies=[b"%d" % number]))
+        task = await router.call(StartRedrive(queue="dead", target="back", per_second=1))
+        assert task.to_move == 12
+        assert len(await router.call(ListRedrives(queue="dead"))) == 3
+        await router.call(CancelRedrive(task=task.task))
+        assert {each.status for each in await router.call(ListRedrives(queue="dead"))} == {"cancelled"}
+        await router.call(StartRedrive(queue="dead", target="back"))
+        await router.tick()
+        assert (await router.call(QueueStats(name="back"))).messages == 12
+
+
+@run
+async def test_a_consumer_reads_every_partition_and_an_offset_says_its_partition() -> None:
+    async with routing() as router:
+        await router.call(CreateQueue(name="q", config=SPLIT))
+        for number in range(12):
+            await router.call(Send(queue="q", bodies=[b"%d" % number]))
+        found: list[bytes] = []
+        for _ in range(20):
+            records = await router.call(ReadRecords(queue="q", consumer="c", limit=2))
+            if records.runs:
+                found += [body for run in records.runs for body in run.chunk.body_list(run.start, run.stop)]
+                await router.call(AckConsumer(queue="q", consumer="c", offset=records.next_offset))
+        assert sorted(found, key=int) == [b"%d" % number for number in range(12)]
+        seen = await router.call(Browse(queue="q", limit=5))
+        more = await router.call(Browse(queue="q", limit=100, after=seen[-1].sequence))
+        assert len(seen) == 5 and len(more) == 7
+        assert [each.sequence for each in [*seen, *more]] == sorted(each.sequence for each in [*seen, *more])
+        await router.call(DeleteConsumer(queue="q", consumer="c"))
+        with pytest.raises(ConsumerNotFound):
+            await router.call(DeleteConsumer(queue="q", consumer="c"))
+
+
+@run
+async def test_receipts_of_all_partitions_settle_and_those_of_another_queue_do_not() -> None:
+    async with routing() as router:
+        for name in ("q", "other"):
+            await router.call(CreateQueue(name=name, config=SPLIT, channels=()))
+            for number in range(6):
+                await router.call(Send(queue=name, bodies=[b"%d" % number], channels=()))
+        receipts: dict[str, list[str]] = {"q": [], "other": []}
+        for name, found in receipts.items():
+            while (delivery := await router.call(Receive(queue=name, limit=10))).runs:
+                for span in spans(delivery):
+                    found += [
+                        router.identity.receipt(delivery.queue_id, delivery.channel_id, sequence, span.attempt)
+                        for sequence in range(span.first, span.last + 1)
+                    ]
+        assert (await router.call(Extend(queue="q", spans=[], receipts=receipts["q"], lease_ms=60_000))).count == 6
+        with pytest.raises(ForeignReceipt):
+            await router.call(Ack(queue="q", receipts=receipts["other"]))
+        assert (await router.call(Ack(queue="q", receipts=receipts["q"]))).count == 6
+        assert len((await router.call(Ack(queue="q", receipts=receipts["q"]))).refused) >= 1

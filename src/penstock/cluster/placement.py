@@ -24,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.core import commands as c
-from penstock.core.commands import ChannelStats, Command, Send, Sent, Settled, Span, Stats
+from penstock.core.commands import ChannelStats, Command, RedriveTask, Send, Sent, Settled, Span, Stats
 from penstock.core.config import QueueConfig
 from penstock.core.partition import PARTITION_SHIFT, partition_of
 
@@ -116,7 +116,7 @@ PLACEMENTS: dict[type[Command], Placement] = {
     c.AckConsumer: Placement(Home.QUEUE, "queue", Split.OFFSET, True),
     c.DeleteConsumer: Placement(Home.QUEUE, "queue", Split.EVERY),
     c.Browse: Placement(Home.QUEUE, "queue", Split.BROWSE, True),
-    c.StartRedrive: Placement(Home.QUEUE, "queue", Split.FIRST),
+    c.StartRedrive: Placement(Home.QUEUE, "queue", Split.EVERY),
     c.CancelRedrive: Placement(Home.TASK, is_repeatable=True),
     c.ListRedrives: Placement(Home.ALL, is_repeatable=True),
     c.HoldForWork: Placement(Home.SHARD, is_repeatable=True),
@@ -240,6 +240,16 @@ def merge_settled(parts: list[Settled]) -> Settled:
         merged.refused = merged.refused + part.refused
         merged.sent = merged.sent + part.sent
     return merged
+
+
+def merge_redrives(parts: list[RedriveTask]) -> RedriveTask:
+    """The redrives of all partitions, added up, under the number of the first."""
+    return msgspec.structs.replace(
+        parts[0],
+        moved=sum(part.moved for part in parts),
+        skipped=sum(part.skipped for part in parts),
+        to_move=sum(part.to_move for part in parts),
+    )
 
 
 def merge_stats(parts: list[Stats]) -> Stats:

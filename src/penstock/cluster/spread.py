@@ -24,6 +24,7 @@ from penstock.cluster.placement import (
     hashed,
     home_of,
     merge_names,
+    merge_redrives,
     merge_sent,
     merge_settled,
     merge_stats,
@@ -46,6 +47,7 @@ from penstock.core.commands import (
     CommitWork,
     CreateChannel,
     CreateQueue,
+    DeleteChannel,
     DeleteConsumer,
     DeleteQueue,
     Delivery,
@@ -78,6 +80,7 @@ from penstock.core.commands import (
     Sent,
     Settled,
     Span,
+    StartRedrive,
 )
 from penstock.core.config import QueueConfig
 from penstock.core.errors import (
@@ -234,17 +237,20 @@ class Spread:
         """To every partition: the first one first, because what it refuses is refused."""
         if isinstance(command, DeleteConsumer):
             return await self._delete_consumer(command, split)
-        first = await self.ask(split, 0, command)
+        first = await self.ask(split, 0, _part_of(command, 0))
         if isinstance(first, QueueInfo):
             self._router.catalog.note(first)
-        elif isinstance(command, CreateChannel) or not isinstance(first, int | Settled):
+        elif isinstance(command, CreateChannel | DeleteChannel):
             self._router.catalog.forget(split.name)
-        replies = [first, *await self._ask_all(split, command, list(range(1, len(split.shards))))]
+        rest = [self.ask(split, number, _part_of(command, number)) for number in range(1, len(split.shards))]
+        replies = [first, *await asyncio.gather(*rest, return_exceptions=True)]
         for reply in replies:
             if isinstance(reply, BaseException):
                 raise reply
         if isinstance(command, QueueStats):
             return merge_stats(replies)
+        if isinstance(command, StartRedrive):
+            return merge_redrives(replies)
         if isinstance(command, PurgeQueue | PurgeBacklog | PurgeChannel):
             return sum(replies)
         return first
@@ -494,7 +500,8 @@ class Spread:
     async def _list_redrives(self, command: ListRedrives) -> list[RedriveTask]:
         shards: list[int] = list(range(self._router.shards))
         if command.queue is not None:
-            shards = [home_of(command.queue, self._router.shards)]
+            config = await self._config(command.queue)
+            shards = shards_of(command.queue, 1 if config is None else config.partitions, self._router.shards)
         lists = await asyncio.gather(*(self._router.ask(shard, ListRedrives(queue=command.queue)) for shard in shards))
         tasks: list[RedriveTask] = [task for some in lists for task in some]
         for task in tasks:
@@ -506,7 +513,13 @@ class Spread:
         if not 0 <= shard < self._router.shards:
             shard = 0  # there is no such task: let it say so
         task: RedriveTask = await self._router.ask(shard, command)
-        return task
+        config = await self._config(task.queue)
+        if config is None or min(config.partitions, self._router.shards) == 1:
+            return task
+        others = [each for each in await self._list_redrives(ListRedrives(queue=task.queue)) if each.task != task.task]
+        running = [each.task for each in others if each.status == "running"]
+        rest = [self._router.ask(shard_of_id(number), CancelRedrive(task=number)) for number in running]
+        return merge_redrives([task, *await asyncio.gather(*rest)])
 
     # -- sessions --
 
@@ -673,6 +686,17 @@ class Spread:
             except PenstockError:
                 return None
         return config
+
+
+def _part_of(command: _Command, partition: int) -> _Command:
+    """A command for all partitions, as one of them takes it: numbers of messages are those of one partition."""
+    if isinstance(command, CreateChannel) and command.offset is not None:
+        offset = command.offset if command.offset >> PARTITION_SHIFT == partition else None
+        return msgspec.structs.replace(command, offset=offset)
+    if isinstance(command, StartRedrive) and command.sequences is not None:
+        own = [sequence for sequence in command.sequences if sequence >> PARTITION_SHIFT == partition]
+        return msgspec.structs.replace(command, sequences=own)
+    return msgspec.structs.replace(command)
 
 
 def _with_spans(command: Settle, spans: list[Span]) -> Settle:
