@@ -51,8 +51,12 @@ class _Rejection:
         self.reason = reason
 
 
-class HttpConnection(asyncio.Protocol):
-    """One client. Made by `HttpServer`; handlers see it through their exchanges only."""
+class HttpConnection:
+    """One client. Made by `HttpServer`; handlers see it through their exchanges only.
+
+    An asyncio protocol by its methods, and not by its base: a class with a base from elsewhere cannot be compiled into
+    one whose attributes are quick to reach, and loops ask for the methods alone.
+    """
 
     __slots__ = (
         "_body",

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import Callable
 from email.utils import formatdate
-from typing import cast
+from typing import Any, cast
 
 from penstock.protocols.http.connection import LINGER_S, HttpConnection
 from penstock.protocols.http.exchange import Exchange, Handler, Observer
@@ -50,7 +50,8 @@ class HttpServer:
         self.now = 0.0
         """The loop's time, as of the last sweep: exact enough for timeouts."""
         self._connections: set[HttpConnection] = set()
-        self._listener: asyncio.Server | None = None
+        self._listener: Any = None
+        """An asyncio server: its sockets are a tuple or a list, as the loop has it."""
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
