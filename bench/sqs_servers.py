@@ -28,11 +28,11 @@ EMPTY = "empty handler"
 
 
 @contextmanager
-def penstock_server(directory: Path) -> Iterator[Server]:
+def penstock_server(directory: Path, *flags: str) -> Iterator[Server]:
     """Penstock, as `penstock serve` starts it: every acknowledgement after its `fdatasync`."""
     ready_file = directory / "ready.json"
     ports = [f"--{name}-port=0" for name in ("sqs", "http", "nsq-tcp", "nsq-http")]
-    command = [sys.executable, "-m", "penstock", "serve", "--data", str(directory / "data"), *ports]
+    command = [sys.executable, "-m", "penstock", "serve", "--data", str(directory / "data"), *ports, *flags]
     with process([*command, "--ready-file", str(ready_file)], directory, ready_file.exists) as pid:
         yield Server(Address(HOST, json.loads(ready_file.read_text())["listening"]["sqs"]["port"]), pid)
 

@@ -229,8 +229,8 @@ class Link:
     def submit(
         self, shard: int, command: Command, on_settled: Callable[[Call], None], caller: object = None
     ) -> CallbackCall:
-        """Take a command to a shard of the other node."""
-        call = CallbackCall(command, on_settled, self)
+        """Take a command to a shard of the other node. The caller is known there by a number."""
+        call = CallbackCall(command, on_settled, 0 if caller is None else id(caller))
         call.shard = shard
         if self._closed or len(self._outbox) >= self.limits.outbox_max:
             self._refuse(call)
@@ -549,7 +549,7 @@ class _Connection(asyncio.Protocol):
                     command = self._without_ticket(command, number)
             call.number = number
             in_flight[number] = call
-            numbered.append((number, call.shard, command))
+            numbered.append((number, call.shard, command, call.home))
             number += 1
         self._next = number
         withdrawn, self.withdrawn = self.withdrawn, []

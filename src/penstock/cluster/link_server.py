@@ -343,7 +343,7 @@ class _Guest(asyncio.Protocol):
 
     def _take_commands(self, numbered: list[Numbered]) -> None:
         submit = self._place.submit
-        for number, shard, command in numbered:
+        for number, shard, command, caller in numbered:
             kind = command.__class__
             if kind is Receive:
                 self._take_receive(number, shard, command)
@@ -352,7 +352,7 @@ class _Guest(asyncio.Protocol):
                 self._take_special(number, shard, command)
             else:
                 self._busy += 1
-                submit(shard, command, partial(self._settled, number))
+                submit(shard, command, partial(self._settled, number), caller or None)
         if self._busy >= self._limits.in_flight_max:
             self._mind_reading()
 

@@ -31,8 +31,8 @@ from penstock.server.shard import Tick
 from penstock.wire import answers
 
 Numbered: TypeAlias = tuple[int, int, Command, int]
-"""A command with its number on the link, its shard, and a number for who waits for its commit (see `server.siblings`); 0:
-nobody in particular."""
+"""A command with its number on the link, its shard, and a number for who waits for its commit; 0: nobody who may be
+waited for (see `server.siblings`)."""
 Reply: TypeAlias = tuple[int, int, Any]
 """The command's number, a `Kind`, and the value, packed."""
 
