@@ -62,8 +62,12 @@ class Hearer(Protocol):
         """Messages came; False if they are not wanted any more. May be called in any thread, and must not wait."""
         ...
 
+    def room(self) -> int:
+        """How many messages may be on their way: asked where they are handed on, so that none is counted twice."""
+        ...
+
     def ask(self) -> None:
-        """Look at the stream again: it may be allowed more, or it is over. May be called in any thread."""
+        """Look at the stream again: it may need to be topped up, or it is over. May be called in any thread."""
         ...
 
 

@@ -57,8 +57,8 @@ class AsyncStream(Protocol):
         """Why it is over, if something went wrong."""
         ...
 
-    def allow(self, wanted: int) -> None:
-        """So many messages may be on their way."""
+    def top_up(self) -> None:
+        """Let as many messages come as there is room for."""
         ...
 
     async def close(self) -> None:
@@ -71,5 +71,5 @@ class AsyncStreaming(Protocol):
     """A caller that may be able to hand on messages without being asked for them."""
 
     def open_stream(self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> AsyncStream | None:
-        """A stream which has to be allowed something; None if messages have to be asked for at the moment."""
+        """A stream which has to be topped up; None if messages have to be asked for at the moment."""
         ...

@@ -257,12 +257,16 @@ class AsyncListener:
         """Let messages come, as many as there is room for, until the stream is over."""
         try:
             while not (self._stopping or stream.is_over):
-                stream.allow(max(0, self._wanted() - self._settler.in_hand))
+                stream.top_up()
                 await self._room.wait()
         finally:
             await stream.close()
         if stream.error is not None:
             raise stream.error
+
+    def room(self) -> int:
+        """How many messages may be on their way: see `Hearer`."""
+        return max(0, self._wanted() - self._settler.in_hand)
 
     def ask(self) -> None:
         """The stream has something to tell: see `Hearer`."""

@@ -138,6 +138,7 @@ class AsyncSettler:
         if ended >= enough or not all(map(_is_plain, list(self._ended))):
             return
         self._enough = enough
+        self._on_room()  # who fetches need not wait for the acknowledgements either
         await self._wake.wait(min(_GATHER_SECONDS, self._lease_ms / 1_000 * _GATHER_SHARE))
         self._enough = 0
 

@@ -105,9 +105,9 @@ class ThreadedStream:
         """Why it is over, if something went wrong."""
         return self._stream.error
 
-    def allow(self, wanted: int) -> None:
-        """So many messages may be on their way."""
-        self._background.loop.call_soon_threadsafe(self._stream.allow, wanted)
+    def top_up(self) -> None:
+        """Let as many messages come as there is room for."""
+        self._background.loop.call_soon_threadsafe(self._stream.top_up)
 
     def close(self) -> None:
         """End it. What comes meanwhile goes back."""

@@ -1,9 +1,10 @@
 """A listener's messages, as they come: a push whose credit follows the room that the listener has.
 
 A receive brings one answer, and whatever becomes ready until the next one is there has to wait for it: a way to the
-server and back. A push stands. The listener says how many messages may be on their way (`allow`); what the server may
-still push counts, and the difference is only made up when it is half of it, so that messages which come one by one cost
-no command of their own.
+server and back. A push stands. The listener has room for so many messages; what the server may still push counts, and
+the difference is only made up when it is half of the room, so that messages which come one by one cost no command of
+their own. The room is asked for here, in the thread that hands messages on: elsewhere a delivery could come between the
+question and the credit, and the same room would be given away twice.
 
 A push belongs to its link. When that is lost, the server has released what it pushed, and with the next link the
 listener is asked for its room again. If that link cannot push, the stream is over, and the listener has to ask.
@@ -66,7 +67,6 @@ class Stream:
         self._hearer = hearer
         self._push: Outstanding | None = None
         self._is_started = False
-        self._wanted = 0
         self._credit = 0
         """What the server may still push."""
         self._stopped: asyncio.Future[None] | None = None
@@ -82,11 +82,11 @@ class Stream:
 
     # -- for the listener --
 
-    def allow(self, wanted: int) -> None:
-        """So many messages may be on their way."""
+    def top_up(self) -> None:
+        """Let as many messages come as there is room for."""
         if self.is_over or self._stopped is not None:
             return
-        self._wanted = wanted = min(wanted, self._carrier.credit_max)
+        wanted = min(self._hearer.room(), self._carrier.credit_max)
         more = wanted - self._credit
         if self._push is None:
             if wanted > 0:
@@ -142,7 +142,7 @@ class Stream:
             self._stop()
         else:
             self._is_started = True
-            self.allow(self._wanted)
+            self.top_up()
 
     def _answered(self, _reply: Any, error: BaseException | None) -> None:
         """Credit was given; or the push has ended, which is told separately, or the link is lost."""
