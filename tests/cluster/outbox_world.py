@@ -258,7 +258,11 @@ class World:
             self.acked_away.update(away)
             self.sent.extend(body for send in sends for body in send.bodies)
 
-        self._committing(coordinator, c.CommitWork(acks=acks, sends=sends), note)
+        try:
+            self._committing(coordinator, c.CommitWork(acks=acks, sends=sends), note)
+        except Crashed:  # nobody knows: the client rolls back
+            other.step(c.Release(queue=SOURCES[other.shard], spans=spans_away))
+            raise
         other.step(c.EndSession(session=session))
 
     def _redrive(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.commands import Ack, AlreadyDone, CommitWork, Once, QueueStats, Receive, Send, Sent
+from penstock.core.commands import Ack, AlreadyDone, CommitWork, Once, QueueStats, Receive, Release, Send, Sent
 from penstock.core.errors import WorkRefused
 from tests.cluster.test_router import names, run, spans
 from tests.cluster.test_router_moves import World, world
@@ -51,6 +51,31 @@ async def test_a_unit_of_work_with_a_name_that_was_not_done_is_refused_and_can_b
             await made.router.call(CommitWork(acks=acks, sends=[], mark=("stream", 3)))
         rest = [acks[0], acks[2]]
         assert await made.router.call(CommitWork(acks=rest, sends=[], once=Once("me", 1))) == []
+        await made.router.tick()
+        for name in names():
+            assert (await made.router.call(QueueStats(name=name))).messages == 0
+
+
+@run
+async def test_what_was_held_for_refused_work_can_be_released_at_once() -> None:
+    async with world(0) as made:
+        acks = await take(made)
+        await made.router.call(acks[2])
+        work = CommitWork(acks=acks[:2], sends=[], check_only=True)
+        assert await made.router.call(work) == []
+        with pytest.raises(WorkRefused):
+            await made.router.call(CommitWork(acks=acks, sends=[]))
+        for ack in acks[:2]:
+            assert (await made.router.call(Release(queue=ack.queue, spans=ack.spans))).count == 1
+
+
+@run
+async def test_committed_work_cannot_be_rolled_back_while_its_acks_are_on_their_way() -> None:
+    async with world(0) as made:
+        acks = await take(made)
+        await made.router.call(CommitWork(acks=acks, sends=[]))
+        for ack in acks:
+            assert (await made.router.call(Release(queue=ack.queue, spans=ack.spans))).count == 0
         await made.router.tick()
         for name in names():
             assert (await made.router.call(QueueStats(name=name))).messages == 0

@@ -463,6 +463,37 @@ def test_what_is_held_stays_held_when_its_session_ends(cluster: Cluster) -> None
     assert desk.counts(away) == (0, 1, 0)
 
 
+def test_what_is_held_cannot_be_released_until_it_is_let_go(cluster: Cluster) -> None:
+    """A client that never heard of its commit rolls back; the ack is on its way."""
+    away = name_at(1)
+    desk = cluster[1]
+    desk.create(away, lease_ms=5 * SECOND_MS)
+    desk.send(b"a", b"b", b"c", queue=away)
+    ack = c.Ack(queue=away, spans=[c.Span(0, 1, 1)])
+    taken = desk.receive(3, queue=away)
+    desk.do(c.HoldForWork(acks=[ack]))
+    assert desk.release(taken).count == 1, "one was not held"
+    assert desk.do(c.Extend(queue=away, spans=ack.spans, lease_ms=SECOND_MS)).count == 2
+    assert desk.do(c.Extend(queue=away, spans=ack.spans, lease_ms=0)).count == 0
+    desk.reopen(after_ms=50 * SECOND_MS)
+    assert desk.counts(away) == (1, 2, 0), "neither a heartbeat nor a restart shortens a hold"
+    assert desk.do(c.HoldForWork(acks=[ack], let_go=True)).count == 2
+    assert desk.do(c.HoldForWork(acks=[ack], let_go=True)).count == 0
+    assert desk.release(taken).count == 2
+    assert desk.counts(away) == (3, 0, 0)
+
+
+def test_a_hold_that_runs_out_is_a_failed_delivery(cluster: Cluster) -> None:
+    desk = cluster[0]
+    desk.create("q", lease_ms=5 * SECOND_MS)
+    desk.send(b"a")
+    desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(desk.receive()))], lease_ms=20 * SECOND_MS))
+    desk.advance(19 * SECOND_MS)
+    assert desk.counts() == (0, 1, 0)
+    desk.advance(SECOND_MS)
+    assert desk.counts() == (1, 0, 0)
+
+
 def test_a_hold_does_not_shorten_a_lease(cluster: Cluster) -> None:
     desk = cluster[0]
     desk.create("q", lease_ms=10 * MINUTE_MS)

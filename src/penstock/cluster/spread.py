@@ -84,12 +84,14 @@ from penstock.core.commands import (
 )
 from penstock.core.config import QueueConfig
 from penstock.core.errors import (
+    ConnectionLost,
     ConsumerNotFound,
     ForeignReceipt,
     InvalidRequest,
     PenstockError,
     QueueNotFound,
     SessionNotFound,
+    StoreError,
 )
 from penstock.core.partition import PARTITION_SHIFT
 from penstock.core.runs import merged_spans
@@ -605,22 +607,41 @@ class Spread:
             ack_shards=[place for place, _ in acks],
             send_shards=[place for place, _ in sends],
         )
+        away = [(place, ack) for place, ack in acks if place != shard]
         try:
-            await self._hold([(place, ack) for place, ack in acks if place != shard])
-            if command.mark is None:
+            reply = await self._hold_and_commit(shard, whole, away)
+        except (StoreError, ConnectionLost):  # perhaps it was done: what is held stays held
+            raise
+        except PenstockError:
+            await self._let_go(away)
+            raise
+        if isinstance(reply, AlreadyDone) or command.check_only:
+            await self._let_go(away)
+            return reply
+        return [_put_together(send, parts, reply) for send, parts in zip(command.sends, places, strict=True)]
+
+    async def _hold_and_commit(
+        self, shard: int, whole: CommitWork, away: list[tuple[int, Ack]]
+    ) -> list[Sent] | AlreadyDone:
+        assert whole.send_shards is not None
+        sends = zip(whole.send_shards, whole.sends, strict=True)
+        try:
+            await self._hold(away)
+            if whole.mark is None:
                 await self._check([(place, send) for place, send in sends if place != shard])
         except PenstockError:
             reply: list[Sent] | AlreadyDone | None = None
-            if command.once is not None or command.mark is not None:  # perhaps it was done, and comes again
-                reply = await self._router.ask(shard, RecallWork(named=command.once, mark=command.mark))
+            if whole.once is not None or whole.mark is not None:  # perhaps it was done, and comes again
+                reply = await self._router.ask(shard, RecallWork(named=whole.once, mark=whole.mark))
             if reply is None:
                 raise
-        else:
-            reply = await self._router.ask(shard, whole)
-        assert reply is not None
-        if isinstance(reply, AlreadyDone) or command.check_only:
             return reply
-        return [_put_together(send, parts, reply) for send, parts in zip(command.sends, places, strict=True)]
+        return await self._router.ask(shard, whole)  # type: ignore[no-any-return]
+
+    async def _let_go(self, acks: list[tuple[int, Ack]]) -> None:
+        """The work was not done: what was held for it can be released. If that fails, the hold runs out."""
+        freed = [self._router.ask(shard, HoldForWork(acks=[ack], let_go=True)) for shard, ack in acks]
+        await asyncio.gather(*freed, return_exceptions=True)
 
     def _coordinator(self, command: CommitWork, places: list[int]) -> int:
         if command.mark is not None:

@@ -1412,6 +1412,8 @@ class Broker:
     def _hold_for_work(self, command: HoldForWork) -> Settled:
         self._check_lease(command.lease_ms)
         held = self._spans_by_channel(command.acks)
+        if command.let_go:
+            return Settled(sum(channel.settlement.let_go(span) for channel, spans in held for span in spans))
         for channel, spans in held:
             for span in spans:
                 if not channel.settlement.can_hold(span):

@@ -433,12 +433,14 @@ class CommitWork(Command):
 class HoldForWork(Command):
     """Make sure that messages can be acked here by a unit of work that is committed in another shard.
 
-    Their leases last for at least `lease_ms` from now, durably, and no longer end with the session that received them.
-    `WorkRefused` if one of them cannot be acked: nothing was done then. Replies with `Settled`.
+    Their leases last for at least `lease_ms` from now, durably: neither the end of the session that received them nor
+    a release ends them. `WorkRefused` if one of them cannot be acked: nothing was done then. Replies with `Settled`.
     """
 
     acks: list[Ack]
     lease_ms: int = 60_000
+    let_go: bool = False
+    """Instead: the work was refused, and what was held for it can be released again. What was not is left alone."""
 
 
 class RecallWork(Command):

@@ -25,6 +25,8 @@ from penstock.core.window import Entry, Window
 if TYPE_CHECKING:
     from penstock.core.channel import Channel
 
+HELD_FOR_WORK = 0xFFFF_FFFF
+"""Stands for a session as the holder of what a unit of work in another shard will ack."""
 Part = tuple[int, int]
 """Sequence numbers from the first up to, not including, the second."""
 Judge = Callable[[Window, slice], NDArray[np.bool_]]
@@ -210,21 +212,44 @@ class Settlement:
         return not self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), _do_nothing)[1]
 
     def hold(self, span: Span, until_ms: int) -> None:
-        """A span that can be held stays leased until then, or for longer, whatever becomes of its session."""
+        """A span that can be held stays leased until then, or for longer, and nobody can release it."""
 
         def prolong(window: Window, entry: Entry, first: int, stop: int) -> None:
             rows = window.rows(entry, first, stop)
             self.channel.freed_rows(window, entry, first, stop)
-            window.columns.holder[rows] = 0
+            window.columns.holder[rows] = HELD_FOR_WORK
             window.columns.extend(rows, np.maximum(window.columns.deadline_ms[rows], until_ms))
             self.channel.touch_entry(window, entry)
             self.channel.watch(window, until_ms)
 
         self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), prolong)
 
+    def let_go(self, span: Span) -> int:
+        """What was held of a span is leased as anything is. Returns how many messages that were."""
+
+        def free(window: Window, entry: Entry, first: int, stop: int) -> None:
+            window.columns.holder[window.rows(entry, first, stop)] = 0
+            self.channel.touch_entry(window, entry)
+
+        def held(window: Window, rows: slice) -> NDArray[np.bool_]:
+            mask = window.columns.rows_allowing(Event.EXTEND, rows, span.attempt)
+            mask &= window.columns.holder[rows] == HELD_FOR_WORK
+            return mask
+
+        return self._walk(span.first, span.last + 1, held, free)[0]
+
     def release(self, span: Span, now_ms: int, delay_ms: int | None, error: str) -> tuple[int, list[Refused]]:
-        """A delivery failed, says the receiver."""
-        return self._settle(span, Event.RETRY, self._failing(now_ms, delay_ms, error))
+        """A delivery failed, says the receiver. What is held for work is not its own any more."""
+
+        def releasable(window: Window, rows: slice) -> NDArray[np.bool_]:
+            mask = window.columns.rows_allowing(Event.RETRY, rows, span.attempt)
+            mask &= window.columns.holder[rows] != HELD_FOR_WORK
+            return mask
+
+        if span.attempt <= 0:
+            return 0, [self._stale(span.first, span.last + 1)]
+        done, left = self._walk(span.first, span.last + 1, releasable, self._failing(now_ms, delay_ms, error))
+        return done, [self._stale(low, high) for low, high in left]
 
     def _failing(self, now_ms: int, delay_ms: int | None, error: str) -> Apply:
         def fail(window: Window, entry: Entry, first: int, stop: int) -> None:
@@ -259,12 +284,22 @@ class Settlement:
                 if not good:
                     too_long.append(self._too_long(low, high, lease_ms))
                     continue
-                window.columns.extend(window.rows(entry, low, high), deadline_ms)
+                self._prolong(window, window.rows(entry, low, high), deadline_ms)
                 self.channel.touch_entry(window, entry)
                 self.channel.watch(window, deadline_ms)
 
         done, stale = self._settle(span, Event.EXTEND, prolong)
         return done - sum(each.last - each.first + 1 for each in too_long), too_long + stale
+
+    @staticmethod
+    def _prolong(window: Window, rows: slice, deadline_ms: int) -> None:
+        """Leases end at another time; what is held for work not earlier than before."""
+        columns = window.columns
+        held = columns.holder[rows] == HELD_FOR_WORK
+        if held.any():
+            columns.extend(rows, np.where(held, np.maximum(columns.deadline_ms[rows], deadline_ms), deadline_ms))
+        else:
+            columns.extend(rows, deadline_ms)
 
     def _too_long(self, first: int, stop: int, lease_ms: int) -> Refused:
         error = LeaseTooLong(
