@@ -129,6 +129,7 @@ class Router:
         clock: Clock,
         *,
         patience_s: float = PATIENCE_S,
+        sessions: RoutedSessions | None = None,
     ) -> None:
         self.shards = shards
         self._host = host
@@ -138,7 +139,7 @@ class Router:
         self._clock = clock
         self._patience_s = patience_s
         self._loop = asyncio.get_running_loop()
-        self._sessions = RoutedSessions(random.getrandbits(32))
+        self._sessions = RoutedSessions(random.getrandbits(32)) if sessions is None else sessions
         self._catalog = Catalog(self._served, shards, meta_of(entropy), self._sessions)
         self.spread = Spread(self)
         self.subscriptions = Subscriptions(self)

@@ -55,10 +55,13 @@ class RoutedSessions:
     penstock.core.errors.SessionNotFound: session 8 has ended, or never was: open another one
     """
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, step: int = 1) -> None:
+        self._step = step
+        """With several routers at one address, each has every so manieth number: a number says whose it is."""
+        self._first = start % step or step
         self._sessions: dict[int, RoutedSession] = {}
         self._anchored: dict[tuple[int, int], int] = {}
-        self._next = start % _NUMBERS or 1
+        self._next = start if 0 < start < _NUMBERS else self._first
         self._sweep_ms = 0
 
     def __len__(self) -> int:
@@ -72,11 +75,16 @@ class RoutedSessions:
         if now_ms >= self._sweep_ms:
             self._sweep_ms = now_ms + _SWEEP_MS
             self._forget_expired(now_ms)
-        while self._next in self._sessions or not self._next:
-            self._next = (self._next + 1) % _NUMBERS
+        while self._next in self._sessions:
+            self._go_on()
         session = self._sessions[self._next] = RoutedSession(self._next, command, now_ms)
-        self._next = (self._next + 1) % _NUMBERS
+        self._go_on()
         return session
+
+    def _go_on(self) -> None:
+        self._next += self._step
+        if self._next >= _NUMBERS:
+            self._next = self._first
 
     def anchored(self, shard: int, number: int) -> RoutedSession | None:
         """The session that has its anchor there: a repeated `OpenSession` finds the first one's."""

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -25,10 +26,12 @@ from penstock.cluster.forwarder import Forwarder
 from penstock.cluster.host import ShardHost
 from penstock.cluster.link import Link, LinkIdentity, LinkLimits
 from penstock.cluster.link_server import LinkServer
+from penstock.cluster.routed import Routed
 from penstock.cluster.router import Router
+from penstock.cluster.sessions import RoutedSessions
 from penstock.cluster.wire import AskNode
 from penstock.cluster.worker_metrics import labelled, pack_families, unpack_families
-from penstock.core.commands import Command, CreateQueue, DescribeQueue
+from penstock.core.commands import Command, CreateQueue, DescribeQueue, EndSession, Heartbeat, Receive
 from penstock.core.errors import QueueNotFound
 from penstock.server.clock import Clock
 from penstock.server.events import Recorder
@@ -37,7 +40,7 @@ from penstock.server.node import Address, FrontEnd, Node
 from penstock.server.settings import Settings, events_config
 from penstock.server.shard import Call, Shard, Tick
 from penstock.server.shards import Shards
-from penstock.server.tasks import AsyncShard
+from penstock.server.tasks import AsyncShard, CallbackCall
 from penstock.store.base import Store
 from penstock.store.embedded import open_store
 from penstock.store.errors import StoreLocked
@@ -54,6 +57,10 @@ METRICS_S_MAX = 2.0
 SOCKET_PATH_MAX = 100
 """The system takes 107 bytes."""
 CLUSTER = "workers"
+ROUTER = -1
+"""On a link between workers: not for a shard, but for the other's router."""
+_OF_SESSIONS = (Receive, Heartbeat, EndSession)
+"""What a client does with a session over any connection; the rest stays within the connection of the session."""
 
 
 def worker_name(index: int) -> str:
@@ -154,7 +161,8 @@ class WorkerNode(Node):
         self._opened.push_async_callback(served.close)
         host = ShardHost()
         host.add(self._index, served)
-        server = LinkServer(host, self._identity)
+        place = _Place(host)
+        server = LinkServer(place, self._identity)
         server.answer = lambda asked: pack_families(self._own_families())
         own = directory.address(self._index)
         Path(own).unlink(missing_ok=True)
@@ -168,7 +176,10 @@ class WorkerNode(Node):
         for name in names:
             if name != names[self._index]:
                 self._links[name] = Link(nodes[name].link, self._identity, limits)
-        router = _Router(self._all_settled, host, self._links, maps, self._workers, self._entropy, self._clock)
+        router = _Router(
+            self._index, self._all_settled, host, self._links, maps, self._workers, self._entropy, self._clock
+        )
+        place.router = router
         await self._until_all_serve()
         forwarder = Forwarder(served, router.submit_to)
         forwarder.start()
@@ -253,11 +264,39 @@ class WorkerNode(Node):
             shard.record(Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms))
 
 
+class _Place:
+    """Where siblings' commands go: to the shard here; or, for a session that was opened here, through the router."""
+
+    def __init__(self, host: ShardHost) -> None:
+        self._host = host
+        self.router: Router | None = None
+
+    def submit(
+        self, shard: int, command: Command, on_settled: Callable[[Call], None], caller: object = None
+    ) -> CallbackCall:
+        """Take a command to the shard, or to the router."""
+        if shard == ROUTER and self.router is not None:
+            return self.router.submit(command, on_settled, caller)
+        return self._host.submit(shard, command, on_settled, caller)
+
+    def withdraw(self, call: CallbackCall) -> None:
+        """Whoever submitted this receive has left."""
+        if isinstance(call, Routed) and self.router is not None:
+            self.router.withdraw(call)
+        else:
+            self._host.withdraw(call)
+
+
 class _Router(Router):
-    """Closes when the siblings are ready for it."""
+    """Knows of the siblings, which serve the same address.
+
+    A client's next connection may end at another worker, where its session is not known: so a session's number says
+    whose it is, and its commands go there. It closes when the siblings are ready for it.
+    """
 
     def __init__(
         self,
+        index: int,
         all_settled: Callable[[], Awaitable[None]],
         host: ShardHost,
         links: Mapping[str, Link],
@@ -266,8 +305,27 @@ class _Router(Router):
         entropy: bytes,
         clock: Clock,
     ) -> None:
-        super().__init__(host, links.__getitem__, maps, shards, entropy, clock)
+        start = random.getrandbits(31) // shards * shards + index
+        super().__init__(host, links.__getitem__, maps, shards, entropy, clock, sessions=RoutedSessions(start, shards))
+        self._index = index
+        self._links = links
         self._all_settled = all_settled
+
+    def submit(self, command: Command, on_settled: Callable[[Call], None], caller: object = None) -> CallbackCall:
+        """Take a command to where it belongs."""
+        if isinstance(command, _OF_SESSIONS) and command.session and command.session % self.shards != self._index:
+            return self._owner_of(command.session).submit(ROUTER, command, on_settled, caller)
+        return super().submit(command, on_settled, caller)
+
+    def withdraw(self, call: CallbackCall) -> None:
+        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
+        if call.shard == ROUTER and isinstance(call.command, _OF_SESSIONS):
+            self._owner_of(call.command.session).withdraw(call)
+        else:
+            super().withdraw(call)
+
+    def _owner_of(self, session: int) -> Link:
+        return self._links[worker_name(session % self.shards)]
 
     async def close(self) -> None:
         """Wait until no sibling has anything to ask, then close."""
