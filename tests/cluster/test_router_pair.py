@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster.base import ClusterMap, NodeAddress
+from penstock.cluster.base import ClusterMap, LinkBroken, NodeAddress
 from penstock.cluster.forwarder import Forwarder
 from penstock.cluster.host import ShardHost
 from penstock.cluster.link import Link, LinkIdentity
@@ -24,6 +26,7 @@ from penstock.core.commands import (
     Delivery,
     DescribeQueue,
     ListQueues,
+    Once,
     OpenSession,
     QueueStats,
     Receive,
@@ -147,7 +150,8 @@ async def test_a_subscription_at_one_node_gets_what_is_sent_at_the_other(tmp_pat
             await until(lambda ticket=ticket: ticket.bodies == [b"1", b"2"])  # type: ignore[misc]
 
 
-PER_SENDER = 150
+DISTURBANCES = 12
+"""How often shards move, or links are cut; messages are sent meanwhile."""
 QUEUES = {
     "one": QueueConfig(),
     "two": QueueConfig(),
@@ -165,6 +169,7 @@ class Traffic:
         self.random = random.Random(seed)
         self.sent: dict[str, list[bytes]] = {name: [] for name in QUEUES}
         self.got: dict[str, list[bytes]] = {name: [] for name in QUEUES}
+        self.is_disturbed = True
         self.is_sending = True
         self.is_working = True
         """Whether more may come to `out`."""
@@ -173,7 +178,9 @@ class Traffic:
         return self.made.routers[self.random.choice(NAMES)]
 
     async def send(self, queue: str, sender: int) -> None:
-        for number in range(PER_SENDER):
+        for number in itertools.count():
+            if not self.is_disturbed:
+                return
             body = b"%s %d %d" % (queue.encode(), sender, number)
             groups: list[str | None] | None = [f"g{sender}"] if queue == "ordered" else None
             await self.router().call(Send(queue=queue, bodies=[body], groups=groups, create=False))
@@ -206,13 +213,11 @@ class Traffic:
         settled = await self.router().call(ack)
         assert (settled.count, settled.refused) == (delivery.count, [])
 
-    async def disturb(self) -> int:
-        moves = 0
-        while self.is_sending:
+    async def disturb(self) -> None:
+        for _ in range(DISTURBANCES):
             await self.made.move(self.random.randrange(SHARDS))
-            moves += 1
             await asyncio.sleep(self.random.random() * 0.02)
-        return moves
+        self.is_disturbed = False
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -223,11 +228,10 @@ async def test_shards_that_move_lose_repeat_and_disorder_nothing(tmp_path: Path,
             await made.routers["a"].call(CreateQueue(name=name, config=config))
         traffic = Traffic(made, seed)
         receivers = [asyncio.create_task(traffic.receive(queue)) for queue in QUEUES]
-        disturbing = asyncio.create_task(traffic.disturb())
         sources = [queue for queue in QUEUES if queue != "out"]
-        await asyncio.gather(*(traffic.send(queue, sender) for queue in sources for sender in range(2)))
+        sending = [traffic.send(queue, sender) for queue in sources for sender in range(2)]
+        await asyncio.gather(traffic.disturb(), *sending)
         traffic.is_sending = False
-        assert await disturbing > 3
         await asyncio.gather(*receivers[:-1])
         traffic.is_working = False
         await receivers[-1]
@@ -236,7 +240,57 @@ async def test_shards_that_move_lose_repeat_and_disorder_nothing(tmp_path: Path,
             assert (await made.routers["b"].call(QueueStats(name=queue))).messages == 0
         for sender in range(2):
             mine = [body for body in traffic.got["ordered"] if body.split()[1] == b"%d" % sender]
-            assert mine == [b"ordered %d %d" % (sender, number) for number in range(PER_SENDER)]
+            assert mine == [b"ordered %d %d" % (sender, number) for number in range(len(mine))]
+
+
+class BrokenTraffic(Traffic):
+    """The same while links break: sends are named, and what is lost on its way comes again when its lease is over."""
+
+    async def send(self, queue: str, sender: int) -> None:
+        for number in itertools.count():
+            if not self.is_disturbed:
+                return
+            body = b"%s %d %d" % (queue.encode(), sender, number)
+            once = Once(f"{queue} {sender}", number, number)
+            await self.router().call(Send(queue=queue, bodies=[body], create=False, once=once))
+            self.sent[queue].append(body)
+            await asyncio.sleep(0)
+
+    async def receive(self, queue: str) -> None:
+        while self.is_sending or (await self.made.routers["a"].call(QueueStats(name=queue))).messages:
+            delivery: Delivery = await self.router().call(Receive(queue=queue, limit=7, wait_ms=50))
+            self.got[queue] += bodies(delivery)
+            with contextlib.suppress(LinkBroken):  # then it was acked, or it comes again
+                await self.router().call(Ack(queue=queue, spans=spans(delivery)))
+
+    async def disturb(self) -> None:
+        cuts = 0
+        while cuts < DISTURBANCES:
+            for guest in list(self.made.servers[self.random.choice(NAMES)].guests):
+                guest.abort()
+                cuts += 1
+            if self.random.random() < 0.2:
+                await self.made.move(self.random.randrange(SHARDS))
+            await asyncio.sleep(self.random.random() * 0.03)
+        self.is_disturbed = False
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@in_loop
+async def test_links_that_break_lose_nothing_and_do_named_sends_once(tmp_path: Path, seed: int) -> None:
+    queues = {"one": QueueConfig(lease_ms=400), "split": QueueConfig(lease_ms=400, partitions=4, max_receives=0)}
+    async with pair(tmp_path) as made:
+        for name, config in queues.items():
+            await made.routers["a"].call(CreateQueue(name=name, config=config.changed({"max_receives": 0})))
+        traffic = BrokenTraffic(made, seed)
+        receivers = [asyncio.create_task(traffic.receive(queue)) for queue in queues]
+        sending = [traffic.send(queue, sender) for queue in queues for sender in range(2)]
+        await asyncio.gather(traffic.disturb(), *sending)
+        traffic.is_sending = False
+        await asyncio.gather(*receivers)
+        for queue in queues:
+            assert set(traffic.got[queue]) == set(traffic.sent[queue])
+            assert (await made.routers["b"].call(QueueStats(name=queue))).sent == len(traffic.sent[queue])
 
 
 def test_the_map_of_a_pair_names_both() -> None:
