@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tools.kafka import KafkaCluster, KafkaError, kafka_cluster
+from tools.kafka import QUICK_TO_START, KafkaCluster, KafkaError
 
 _shared: list[KafkaCluster] = []
 
@@ -29,7 +29,7 @@ def kafka() -> KafkaCluster:
     """The session's broker. It ends with the process, so that modules which import this fixture share one."""
     if not _shared:
         with _loudly():
-            _shared.append(KafkaCluster(1))
+            _shared.append(KafkaCluster(1, java_options=(QUICK_TO_START,)))
         atexit.register(_shared[0].close)
     return _shared[0]
 
@@ -38,8 +38,7 @@ def kafka() -> KafkaCluster:
 def needed_cluster(brokers: int = 1, properties: Mapping[str, object] | None = None) -> Iterator[KafkaCluster]:
     """A cluster of the test's own, for the time of a block."""
     with _loudly():
-        context = kafka_cluster(brokers, properties=properties)
-        cluster = context.__enter__()
+        cluster = KafkaCluster(brokers, properties=properties, java_options=(QUICK_TO_START,))
     try:
         yield cluster
     finally:
