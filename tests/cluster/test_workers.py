@@ -197,6 +197,32 @@ def test_dead_letters_cross_over_to_another_worker(server: WorkersServer) -> Non
     assert [each["Body"] for each in arrived] == ["bad"]
 
 
+def test_a_session_is_known_through_every_connection(server: WorkersServer) -> None:
+    def ask(method: str, path: str, content: Any = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_S)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request(method, f"/v1{path}", None if content is None else json.dumps(content), headers)
+            response = connection.getresponse()
+            body = response.read()
+            return response.status, json.loads(body) if body else None
+        finally:
+            connection.close()
+
+    name = name_in(1, "session")
+    session = ask("POST", "/sessions", {"name": "me", "ttl": 300})[1]["session"]
+    for number in range(CONNECTIONS):
+        assert ask("POST", f"/sessions/{session}/heartbeat")[0] == 204
+        assert ask("POST", f"/queues/{name}/messages", {"body": f"{number}"})[0] < 300
+        status, received = ask("POST", f"/queues/{name}/receive", {"session": session, "wait": 20})
+        assert status == 200
+        assert len(received["messages"]) == 1
+    assert ask("DELETE", f"/sessions/{session}")[0] < 300
+    assert ask("POST", f"/sessions/{session}/heartbeat")[0] == 404
+    _, received = ask("POST", f"/queues/{name}/receive", {"max": 100, "wait": 20})
+    assert len(received["messages"]) == CONNECTIONS, "what a session held is free when it ends"
+
+
 def test_the_python_client_works_against_workers(server: WorkersServer) -> None:
     with penstock.connect(f"penstock://127.0.0.1:{server.http_port}") as ps:
         for shard in range(WORKERS):
