@@ -36,6 +36,7 @@ COMPILED = (
     "protocols/http/connection.py",
     "protocols/http/exchange.py",
     "protocols/http/request.py",
+    "protocols/http/server.py",
     "protocols/front_end.py",
     "protocols/nsq/http_front_end.py",
     "protocols/sqs/actions.py",
