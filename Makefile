@@ -1,6 +1,6 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test compile compiled check format bench soak interop kafka-up kafka-down cluster-soak clean
+.PHONY: help venv run demo test compile compiled check format bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -68,6 +68,10 @@ kafka-up: $(INSTALLED) ## Run BROKERS brokers of Apache Kafka on this machine (n
 
 kafka-down: $(INSTALLED) ## Stop them
 	@$(BIN)/python -m tools.kafka down
+
+cluster-test: $(INSTALLED) ## Run the suites of the front ends and of the client on three shards of two nodes, with a real link between
+	PENSTOCK_TEST_SHARDS=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/protocols/bulk tests/client
+	PENSTOCK_TEST_SHARDS=3 PENSTOCK_TEST_NEAR=all $(BIN)/python -m pytest tests/protocols/nsq tests/protocols/nsq_http
 
 cluster-soak: $(INSTALLED) ## Kill, stop and restart nodes of a cluster under load, ROUNDS times, and count every message
 	$(BIN)/python -m tests.cluster.soak --rounds $(ROUNDS)

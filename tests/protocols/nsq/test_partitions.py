@@ -1,4 +1,4 @@
-"""A topic with several partitions is one topic: on one shard trivially, and on several (`tests/cluster/test_suites`)."""
+"""A topic with several partitions is one topic: on one shard trivially, and on several (`cluster/test_suites.py`)."""
 
 from __future__ import annotations
 

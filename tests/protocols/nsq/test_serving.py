@@ -14,6 +14,7 @@ from penstock.server.node import Node
 from tests.nsq.wire import Message, fin, mpub, pub, req, touch
 from tests.protocols.nsq_http.serving import RunningNode, node
 from tests.server.stores import TroubledStore
+from tests.shards import one_shard_only
 
 PATIENCE_S = 10.0
 HANDSHAKE = """
@@ -184,6 +185,7 @@ def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
         yield running, store
 
 
+@one_shard_only
 def test_a_publisher_is_told_that_a_commit_failed_and_can_come_again(
     troubled: tuple[RunningNode, TroubledStore],
 ) -> None:
@@ -200,6 +202,7 @@ def test_a_publisher_is_told_that_a_commit_failed_and_can_come_again(
         assert [message.body for message in client.messages(2)] == [b"kept", b"later"]
 
 
+@one_shard_only
 def test_a_full_disk_refuses_messages_and_takes_fins(troubled: tuple[RunningNode, TroubledStore]) -> None:
     server, store = troubled
     with server.connect() as consumer, server.connect() as publisher:
@@ -216,6 +219,7 @@ def test_a_full_disk_refuses_messages_and_takes_fins(troubled: tuple[RunningNode
         until(lambda: consumer.message().body == b"three")  # the first may come twice: its lease was not committed
 
 
+@one_shard_only
 def test_consumers_are_closed_when_the_store_has_to_be_opened_again_and_hold_nothing_then(
     troubled: tuple[RunningNode, TroubledStore],
 ) -> None:
