@@ -69,7 +69,12 @@ class Membership:
         self._loop = asyncio.get_running_loop()
         self._ledger = Ledger()
         self._is_current = False
-        """Whether the reader has reached the end of the topic once."""
+        """Whether the reader has reached what was the end of the topic when it started.
+
+        Kafka says so when there is nothing more to read, which with many nodes is never the case: somebody always has
+        something to say. So a record that was beyond the end will do as well.
+        """
+        self._end = 0
         self._beat_s = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
@@ -136,7 +141,9 @@ class Membership:
         for message in reader.consume(READ_RECORDS_MAX, POLL_S):
             error = message.error()
             if error is None:
-                batch.append((message.offset() or 0, (message.key() or b"").decode(), message.value()))
+                offset = message.offset() or 0
+                batch.append((offset, (message.key() or b"").decode(), message.value()))
+                self._is_current = self._is_current or offset + 1 >= self._end
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._is_current = True
             else:
@@ -170,6 +177,7 @@ class Membership:
                 }
             )
         )
+        _, self._end = reader.get_watermark_offsets(TopicPartition(self._options.partitions_topic, 0), ADMIN_S)
         reader.assign([TopicPartition(self._options.partitions_topic, 0, _BEGINNING)])
         return reader
 
