@@ -139,6 +139,10 @@ EXAMPLES: list[tuple[Command, Any]] = [
         commands.FindOffsets(queue="q", times_ms=(5, 6), after=7, bytes_max=8),
         commands.Offsets("q", 1, 2, 3, [4, 5], 6),
     ),
+    (
+        commands.ListChunks(queue="q", offset=5, end=7, limit=6),
+        commands.ChunkList("q", 1, [b"one key", b"another"], 6),
+    ),
     (commands.AckConsumer(queue="q", consumer="c", offset=5, allow_rewind=True), 5),
     (commands.DeleteConsumer(queue="q", consumer="c"), None),
     (

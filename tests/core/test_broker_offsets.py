@@ -8,6 +8,7 @@ import pytest
 
 from penstock.core import commands as c
 from penstock.core.errors import InvalidRequest, QueueNotFound
+from penstock.core.keys import ChunkKey
 from tests.core.driver import DAY_MS, MINUTE_MS, SECOND_MS, Desk
 
 
@@ -249,6 +250,34 @@ def test_a_limit_of_bytes_is_kept_to_whole_chunks_and_lets_one_pass_at_least() -
 
     assert [cut(0, 1), cut(0, 1_000), cut(0, 2_500), cut(0, 10_000)] == [10, 10, 20, 40]
     assert [cut(15, 1), cut(15, 2_000), cut(40, 1)] == [20, 30, 40]
+
+
+def bases(desk: Desk, offset: int, end: int | None = None, limit: int = 100) -> list[int]:
+    found: c.ChunkList = desk.do(c.ListChunks(queue="q", offset=offset, end=end, limit=limit))
+    return [ChunkKey.unpack(packed).base for packed in found.keys]
+
+
+def test_the_chunks_of_a_range_are_those_that_hold_any_of_it() -> None:
+    desk = Desk()
+    desk.create(channels=("stream",))
+    send_chunks(desk, 10, 10, 10, 10)
+    ack_up_to(desk, 10)
+    assert bases(desk, 0) == [10, 20, 30]
+    assert bases(desk, 25) == [20, 30]
+    assert bases(desk, 20, 30) == [20]
+    assert bases(desk, 20, 31) == [20, 30]
+    assert bases(desk, 40) == []
+
+
+def test_the_chunks_of_a_range_are_listed_page_by_page() -> None:
+    desk = Desk()
+    desk.create()
+    send_chunks(desk, 10, 10, 10)
+    first: c.ChunkList = desk.do(c.ListChunks(queue="q", limit=2))
+    assert (len(first.keys), first.next_offset) == (2, 20)
+    assert bases(desk, first.next_offset, limit=2) == [20]
+    with pytest.raises(InvalidRequest, match="limit is 0"):
+        desk.do(c.ListChunks(queue="q", limit=0))
 
 
 # -- marks --

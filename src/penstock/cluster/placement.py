@@ -113,6 +113,7 @@ PLACEMENTS: dict[type[Command], Placement] = {
     c.ReadRecords: Placement(Home.QUEUE, "queue", Split.RECORDS, True),
     c.AckUpTo: Placement(Home.QUEUE, "queue", Split.OFFSET, True),
     c.FindOffsets: Placement(Home.QUEUE, "queue", Split.OFFSET, True),
+    c.ListChunks: Placement(Home.QUEUE, "queue", Split.OFFSET, True),
     c.AckConsumer: Placement(Home.QUEUE, "queue", Split.OFFSET, True),
     c.DeleteConsumer: Placement(Home.QUEUE, "queue", Split.EVERY),
     c.Browse: Placement(Home.QUEUE, "queue", Split.BROWSE, True),

@@ -60,6 +60,7 @@ from penstock.core.commands import (
     Heartbeat,
     HoldForWork,
     LastMark,
+    ListChunks,
     ListQueues,
     ListRedrives,
     OpenSession,
@@ -455,7 +456,7 @@ class Spread:
 
     # -- reading by offset --
 
-    async def _by_offset(self, command: AckUpTo | AckConsumer | FindOffsets, split: SplitQueue) -> Any:
+    async def _by_offset(self, command: AckUpTo | AckConsumer | FindOffsets | ListChunks, split: SplitQueue) -> Any:
         offset = command.after if isinstance(command, FindOffsets) else command.offset
         return await self.ask(split, self._partition(offset, split), command)
 

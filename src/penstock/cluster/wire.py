@@ -218,6 +218,7 @@ REPLIES: dict[type[Command], Any] = {kind: reply for kind, reply in answers.REPL
     commands.Subscribe: commands.Subscribed,
     commands.AckUpTo: int,
     commands.FindOffsets: commands.Offsets,
+    commands.ListChunks: commands.ChunkList,
     commands.PurgeBacklog: int,
     commands.HoldForWork: commands.Settled,
     commands.RecallWork: list[commands.Sent] | commands.AlreadyDone | None,

@@ -36,6 +36,7 @@ from penstock.core.commands import (
     CancelWait,
     CatalogEvent,
     ChangeQueue,
+    ChunkList,
     Command,
     CommitWork,
     CreateChannel,
@@ -56,6 +57,7 @@ from penstock.core.commands import (
     Heartbeat,
     HoldForWork,
     LastMark,
+    ListChunks,
     ListQueues,
     ListRedrives,
     Offsets,
@@ -1593,6 +1595,15 @@ class Broker:
         at_times = [queue.first_from(time_ms) for time_ms in command.times_ms]
         return Offsets(queue.name, queue.id, position.first_offset(queue), end, at_times, cut)
 
+    def _list_chunks(self, command: ListChunks) -> ChunkList:
+        queue = self._queue(command.queue)
+        if not 1 <= command.limit <= RECEIVE_LIMIT_MAX:
+            raise InvalidRequest(f"limit is {command.limit}: it must be from 1 to {RECEIVE_LIMIT_MAX}")
+        self.must_commit = True  # what it tells of may still be on its way to the disk
+        found = position.chunks_between(queue, command.offset, command.end, command.limit)
+        next_offset = found[-1].base + found[-1].messages if found else command.offset
+        return ChunkList(queue.name, queue.id, [key.packed for key in found], next_offset)
+
     def _ack_consumer(self, command: AckConsumer) -> int:
         queue = self._queue(command.queue)
         check_name(command.consumer, "consumer")
@@ -1757,6 +1768,7 @@ _HANDLERS: dict[type[Command], Callable[[Broker, Any], Any]] = {
     AckUpTo: Broker._ack_up_to,
     LastMark: Broker._last_mark,
     FindOffsets: Broker._find_offsets,
+    ListChunks: Broker._list_chunks,
     AckConsumer: Broker._ack_consumer,
     DeleteConsumer: Broker._delete_consumer,
     Browse: Broker._browse,

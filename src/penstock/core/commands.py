@@ -691,6 +691,29 @@ class Offsets(msgspec.Struct):
     """Up to where one may read; `end` when no `bytes_max` was given."""
 
 
+class ListChunks(Command):
+    """Which chunks hold a queue's messages, by key. Replies with `ChunkList`, when all of them are committed.
+
+    For readers that have their own way to the store's log. What is damaged is left out, as `ReadRecords` does.
+    """
+
+    queue: str
+    offset: int = 0
+    end: int | None = None
+    """Only chunks with messages before this offset."""
+    limit: int = 10_000
+
+
+class ChunkList(msgspec.Struct):
+    """Keys of chunks, by base."""
+
+    queue: str
+    queue_id: int
+    keys: list[bytes]
+    next_offset: int
+    """From where to go on; the offset that was asked for when there are no more."""
+
+
 class AckConsumer(Command):
     """Remember that a consumer has read everything before `offset`. Creates the consumer. Replies with the offset."""
 

@@ -23,6 +23,7 @@ from penstock.core.window import Entry, Window
 
 if TYPE_CHECKING:
     from penstock.core.channel import Channel
+    from penstock.core.keys import ChunkKey
     from penstock.core.queue import Queue
 
 
@@ -132,6 +133,17 @@ def chunk_start(queue: Queue, offset: int) -> int:
 def first_offset(queue: Queue) -> int:
     """The offset of the first message that is there; the end when there is none."""
     return next((key.base for key in queue.log(0) if key not in queue.quarantined), queue.next_sequence)
+
+
+def chunks_between(queue: Queue, offset: int, end: int | None, limit: int) -> list[ChunkKey]:
+    """The chunks with messages from an offset up to, not including, an end, by base; so many at most."""
+    found: list[ChunkKey] = []
+    for key in queue.log(offset):
+        if len(found) >= limit or (end is not None and key.base >= end):
+            break
+        if key.base + key.messages > offset and key not in queue.quarantined:
+            found.append(key)
+    return found
 
 
 def offset_after(queue: Queue, offset: int, bytes_max: int) -> int:
