@@ -253,6 +253,7 @@ def _session(directory: Path) -> Any:
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.sql.streaming.pollingDelay": "10ms",
+        "spark.python.unix.domain.socket.enabled": "true",
     }
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -72,7 +72,7 @@ def _settings(directory: Path, master: str) -> dict[str, str]:
     }
     if master.startswith("local"):
         loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        own |= loopback | {"spark.sql.shuffle.partitions": "4"}
+        own |= loopback | {"spark.sql.shuffle.partitions": "4", "spark.python.unix.domain.socket.enabled": "true"}
     return own
 
 
