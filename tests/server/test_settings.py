@@ -127,7 +127,7 @@ def test_queues_are_declared_in_seconds_and_become_the_cores_settings() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[server]\nprot = 1", r"\[server\] has no key 'prot'.*its keys are: data, engine, host, sqs_port"),
+        ("[server]\nprot = 1", r"\[server\] has no key 'prot'.*its keys are: data, engine, workers, host, sqs_port"),
         ("[server]\nsqs_prot = 1", "perhaps 'sqs_port' is meant"),
         ("[sever]\nhost = 'x'", "the file has no key 'sever', perhaps 'server' is meant"),
         ("[[queues]]\nname = 'a'\nleese = 1", r"\[\[queues\]\] has no key 'leese', perhaps 'lease'"),
