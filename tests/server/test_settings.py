@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,12 @@ def test_a_cluster_that_cannot_be_is_refused(text: str, complaint: str) -> None:
 
 def test_one_broker_is_enough_for_who_says_so() -> None:
     assert kafka_settings("[kafka]\nreplication_factor = 1\nmin_insync_replicas = 1").kafka_options()
+
+
+def test_without_kafkas_client_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(InvalidSettings, match=r"pip install 'penstock\[kafka\]'"):
+        kafka_settings("")
 
 
 def test_without_the_kafka_engine_its_settings_are_not_looked_at() -> None:

@@ -258,11 +258,11 @@ def test_reading_again_what_the_table_has_does_no_harm(options: KafkaOptions, tm
     positions: list[bytes] = []
     model = Model()
     store = open_kafka(options, 0, tmp_path)
-    for number in range(12):
+    for number in range(8):
         changes = changes_of(
             {b"c/%d" % (number % 5): b"%d" % number, b"c/%d" % ((number + 2) % 5): None},
             {b"r/%d" % (number % 3): b"%d" % number},
-            [b"c/1"] if number == 7 else [],
+            [b"c/1"] if number == 5 else [],
         )
         store.commit(changes)
         model = model.after(changes)

@@ -36,7 +36,7 @@ class TestKafkaStore(StoreConformance):
     """As nodes have it: opened again with its cache."""
 
     seeds = range(2)
-    steps = 40
+    steps = 25
 
     @pytest.fixture
     def engine(self, kafka: KafkaCluster, tmp_path: Path) -> Engine:  # noqa: F811
@@ -47,7 +47,7 @@ class TestKafkaStoreFromItsLog:
     """At another machine each time: the cache is made anew from Kafka, in small pieces."""
 
     seeds = range(2, 4)
-    steps = 40
+    steps = 25
 
     @pytest.fixture
     def engine(self, kafka: KafkaCluster, tmp_path: Path) -> Engine:  # noqa: F811

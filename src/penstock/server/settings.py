@@ -556,6 +556,7 @@ class Settings(_Section, frozen=True):
         if not 1 <= self.server.workers <= WORKERS_MAX:
             raise InvalidSettings(f"[server] workers is {self.server.workers}: it must be from 1 to {WORKERS_MAX}")
         if self.server.engine == "kafka":
+            _need_kafka_client()
             if self.server.workers > 1:
                 raise InvalidSettings("[server] workers share a directory: with Kafka, start several nodes instead")
             self.cluster.check()
@@ -645,6 +646,15 @@ class Settings(_Section, frozen=True):
                     raise InvalidSettings(f"the token of {each.access_key!r} is another credential's token, too")
                 tokens.add(credential.token.reveal())
         return Credentials(found.values())
+
+
+def _need_kafka_client() -> None:
+    try:
+        import confluent_kafka  # noqa: F401
+    except ImportError:
+        raise InvalidSettings(
+            "[server] engine is 'kafka', which needs Kafka's client: pip install 'penstock[kafka]'"
+        ) from None
 
 
 def events_config(events: EventSettings) -> QueueConfig:
