@@ -32,6 +32,7 @@ class Parent:
         self._received = b""
         self._may_close: asyncio.Event | None = None
         self._is_gone = False
+        self._is_serving = False
         self._is_stopping = False
 
     def read_task(self) -> Task:
@@ -45,7 +46,8 @@ class Parent:
         return msgspec.json.decode(line, type=Task)
 
     def tell_ready(self, ready: Ready) -> None:
-        """Everything listens. From now on the parent is watched."""
+        """Everything listens."""
+        self._is_serving = True
         self._send(msgspec.json.encode(ready))
 
     def watch(self) -> None:
@@ -55,8 +57,10 @@ class Parent:
         asyncio.get_running_loop().add_reader(self._control, self._hear)
 
     async def all_settled(self) -> None:
-        """This worker has answered its requests: wait until the siblings have."""
+        """This worker has answered its requests: wait until the siblings have. One that never served had none."""
         self._is_stopping = True
+        if not self._is_serving:
+            return
         self._send(b'"settled"')
         if self._may_close is not None and not self._is_gone:
             with contextlib.suppress(asyncio.TimeoutError):
