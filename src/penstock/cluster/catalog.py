@@ -52,7 +52,7 @@ class FarChannel:
 
 
 class FarQueue:
-    """A queue of another node, as it was described. How much is in it is not known here: the counts are 0."""
+    """A queue of another node, as it was described, with as much in it as there was then."""
 
     __slots__ = ("asked_s", "backlog", "channels", "config", "id", "messages", "name", "size")
 
@@ -63,7 +63,7 @@ class FarQueue:
         self.channels: dict[str, FarChannel] = {
             name: FarChannel(number) for name, number in zip(info.channels, info.channel_ids, strict=True)
         }
-        self.messages = self.backlog = self.size = 0
+        self.messages, self.size, self.backlog = info.messages, info.size, 0
         self.asked_s = asked_s
 
 

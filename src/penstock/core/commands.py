@@ -866,6 +866,9 @@ class QueueInfo(msgspec.Struct):
     channels: list[str]
     channel_ids: list[int] = []
     """The numbers of the channels, beside their names."""
+    messages: int = 0
+    """How many messages it holds, and how many bytes they take, at the moment."""
+    size: int = 0
 
 
 class CatalogEvent(NamedTuple):

@@ -868,7 +868,17 @@ class Queue:
     def info(self) -> QueueInfo:
         """The queue, described."""
         ids = [channel.id for channel in self.channels.values()]
-        return QueueInfo(self.name, self.id, self.config, self.created_ms, self.changed_ms, list(self.channels), ids)
+        return QueueInfo(
+            self.name,
+            self.id,
+            self.config,
+            self.created_ms,
+            self.changed_ms,
+            list(self.channels),
+            ids,
+            self.messages,
+            self.size,
+        )
 
     # -- stored form --
 

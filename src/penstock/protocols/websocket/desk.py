@@ -157,8 +157,27 @@ class Desk:
         if own is not None:
             own(number, command)
             return
+        if isinstance(command, Receive | Browse) and self._shard.unknown(command.queue):
+            self._learn_first(number, command)
+            return
         self._localise(command)
         self._submit(number, command)
+
+    def _learn_first(self, number: int, command: Receive | Browse) -> None:
+        """Ask for a queue of another node: how large its messages are says how many an answer may hold."""
+        request = Open(self, number, command)
+
+        def described(_call: Call) -> None:
+            if self._closed or self._open.pop(number, None) is not request:
+                return
+            try:
+                self._localise(command)
+                self._submit(number, command)
+            except PenstockError as error:
+                self._answer(number, Kind.ERROR, pack_error(error))
+
+        request.call = self._shard.submit(DescribeQueue(name=command.queue), described)
+        self._open[number] = request
 
     def repeat(self, number: int, delivery: Delivery) -> None:
         """Answer a receive with what it was given before: its rights were checked then."""
@@ -192,9 +211,12 @@ class Desk:
     def _messages_max(self, queue_name: str) -> int:
         """How many messages of a queue, of average size, one answer may hold."""
         queue = self._broker.queues.get(queue_name)
-        if queue is None or not queue.messages:
-            return self._limits.receive_max
-        return max(1, self._services.settings.websocket.answer_bytes_max * queue.messages // max(1, queue.size))
+        bytes_max = self._services.settings.websocket.answer_bytes_max
+        if queue is not None and queue.messages:
+            return max(1, bytes_max * queue.messages // max(1, queue.size))
+        if queue is not None and self._shard.unknown(queue_name, now=True):  # another node's, and empty a moment ago
+            return max(1, bytes_max // queue.config.message_bytes_max)
+        return self._limits.receive_max
 
     def _number(self, handle: int) -> int:
         return session_number(self._broker.meta.secret, self._principal, handle)
