@@ -77,5 +77,6 @@ cluster-soak: $(INSTALLED) ## Kill, stop and restart nodes of a cluster under lo
 	$(BIN)/python -m tests.cluster.soak --rounds $(ROUNDS)
 
 clean: ## Remove .venv, caches and build output
+	@test ! -f build/kafka/up.json || $(PYTHON) -m tools.kafka down
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
 	find src tests bench -type d -name __pycache__ -prune -exec rm -rf {} +
