@@ -11,7 +11,7 @@ EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,dev
 SEEDS ?= 10000
 KILLS ?= 500
 FAULT_SEEDS ?= 100
-ROUNDS ?= 20
+SOAK_SECONDS ?= 180
 PIPELINE_KILLS ?= 20
 BROKERS ?= 1
 
@@ -73,8 +73,8 @@ cluster-test: $(INSTALLED) ## Run the suites of the front ends and of the client
 	PENSTOCK_TEST_SHARDS=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/protocols/bulk tests/client
 	PENSTOCK_TEST_SHARDS=3 PENSTOCK_TEST_NEAR=all $(BIN)/python -m pytest tests/protocols/nsq tests/protocols/nsq_http
 
-cluster-soak: $(INSTALLED) ## Kill, stop and restart nodes of a cluster under load, ROUNDS times, and count every message
-	$(BIN)/python -m tests.cluster.soak --rounds $(ROUNDS)
+cluster-soak: $(INSTALLED) ## Break nodes, brokers and networks of a cluster under load, in 14 ways for SOAK_SECONDS each; count every message
+	$(BIN)/python -m tests.cluster.soak --seconds $(SOAK_SECONDS)
 
 clean: ## Remove .venv, caches and build output
 	@test ! -f build/kafka/up.json || $(PYTHON) -m tools.kafka down

@@ -30,7 +30,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 VERSION = "4.3.1"
@@ -157,6 +157,8 @@ class _Broker:
     directory: Path
     port: int
     controller_port: int
+    fronts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Further listeners: the port where the broker listens, and the one that it tells clients."""
     process: subprocess.Popen[bytes] | None = None
     guard: subprocess.Popen[bytes] | None = None
     log_start: int = 0
@@ -182,7 +184,11 @@ class _Broker:
 
 
 class KafkaCluster:
-    """Brokers 0, 1, ... that run. Use `kafka_cluster`, or call `close` in a `finally`."""
+    """Brokers 0, 1, ... that run. Use `kafka_cluster`, or call `close` in a `finally`.
+
+    `fronts` are further listeners for who shall reach the brokers by other ports, those of proxies: to each name (of
+    letters, digits and underscores) the port for every broker, which it tells its clients.
+    """
 
     def __init__(
         self,
@@ -194,12 +200,14 @@ class KafkaCluster:
         guarded: bool = True,
         java_options: Sequence[str] = (),
         is_archived: bool = True,
+        fronts: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._jars = jars()
         archive = _class_archive(self._jars) if is_archived else None
         self._java_options = [*java_options, *([f"-XX:SharedArchiveFile={archive}"] if archive else [])]
         self._heap_mb = heap_mb
         self._guarded = guarded
+        self._fronts = dict(fronts or {})
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-kafka-", dir=directory))
         self._brokers: list[_Broker] = []
         try:
@@ -218,6 +226,15 @@ class KafkaCluster:
     def address(self, number: int) -> str:
         """One broker's address."""
         return self._brokers[number].address
+
+    def front_port(self, name: str, number: int) -> int:
+        """Where a broker listens for those who come by way of `fronts[name]`."""
+        return self._brokers[number].fronts[name][0]
+
+    def is_running(self, number: int) -> bool:
+        """Whether a broker's process is there; one whose disk is full ends by itself."""
+        process = self._brokers[number].process
+        return process is not None and process.poll() is None
 
     def pid(self, number: int) -> int:
         """The process of a broker that runs."""
@@ -287,9 +304,15 @@ class KafkaCluster:
                     self._end(broker, signal.SIGKILL)
 
     def _lay_out(self, count: int, properties: dict[str, object]) -> None:
-        ports = free_ports(2 * count)
+        ports = iter(free_ports((2 + len(self._fronts)) * count))
         self._brokers = [
-            _Broker(number, self.directory / f"broker-{number}", ports[2 * number], ports[2 * number + 1])
+            _Broker(
+                number,
+                self.directory / f"broker-{number}",
+                next(ports),
+                next(ports),
+                {name: (next(ports), told[number]) for name, told in self._fronts.items()},
+            )
             for number in range(count)
         ]
         (self.directory / "log4j2.properties").write_text(_LOGGING)
@@ -361,14 +384,18 @@ def server_settings(brokers: Sequence[_Broker], broker: _Broker) -> dict[str, ob
     """A broker's `server.properties`: Kafka's defaults, but for places, sizes, and what makes tests short."""
     copies = min(3, len(brokers))
     in_sync = 2 if copies == 3 else 1
+    own = broker.fronts.items()
     return {
         "process.roles": "broker,controller",
         "node.id": broker.number,
         "controller.quorum.voters": ",".join(f"{it.number}@127.0.0.1:{it.controller_port}" for it in brokers),
-        "listeners": f"PLAINTEXT://{broker.address},CONTROLLER://127.0.0.1:{broker.controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{broker.address}",
+        "listeners": f"PLAINTEXT://{broker.address},CONTROLLER://127.0.0.1:{broker.controller_port}"
+        + "".join(f",{name}://127.0.0.1:{port}" for name, (port, _) in own),
+        "advertised.listeners": f"PLAINTEXT://{broker.address}"
+        + "".join(f",{name}://127.0.0.1:{told}" for name, (_, told) in own),
         "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"
+        + "".join(f",{name}:PLAINTEXT" for name, _ in own),
         "log.dirs": broker.directory / "data",
         "broker.heartbeat.interval.ms": 500,
         "broker.session.timeout.ms": 5000,

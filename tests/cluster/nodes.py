@@ -138,10 +138,20 @@ class ProcessNode:
     """`penstock serve --engine kafka`, as a process."""
 
     def __init__(self, kafka: KafkaCluster, cluster: str, name: str, directory: Path, *, session_s: float) -> None:
+        self._set_up(name, directory, settings_text(kafka, cluster, name, directory / name, session_s=session_s))
+
+    @classmethod
+    def with_settings(cls, name: str, directory: Path, text: str) -> ProcessNode:
+        """A node with a penstock.toml of the caller's own."""
+        node = cls.__new__(cls)
+        node._set_up(name, directory, text)
+        return node
+
+    def _set_up(self, name: str, directory: Path, text: str) -> None:
         self.name = name
         self._directory = directory
         self._config = directory / f"{name}.toml"
-        self._config.write_text(settings_text(kafka, cluster, name, directory / name, session_s=session_s))
+        self._config.write_text(text)
         self._ready = directory / f"{name}.ready"
         self._process: subprocess.Popen[bytes] | None = None
         self.listening: dict[str, Any] = {}
@@ -157,13 +167,26 @@ class ProcessNode:
         """What it has said so far."""
         return (self._directory / f"{self.name}.log").read_text()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start, and wait until it serves."""
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
+        """Start, and do not wait."""
         self._ready.unlink(missing_ok=True)
         with open(self._directory / f"{self.name}.log", "ab") as log:
             command = [sys.executable, "-m", "penstock", "serve", "--config", str(self._config)]
             command += ["--ready-file", str(self._ready)]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait(self) -> None:
+        """Wait until it serves."""
         until(lambda: self._ready.exists() or self._process is None or self._process.poll() is not None, "a start")
         assert self._ready.exists(), self.log
         self.listening = msgspec.json.decode(self._ready.read_bytes())["listening"]

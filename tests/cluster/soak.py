@@ -1,17 +1,14 @@
-"""`make cluster-soak`: nodes are killed, stopped in mid-air and restarted under load, and every message is counted.
+"""`make cluster-soak`: everything that can happen to a cluster happens to it under load, and every message is counted.
 
-    python -m tests.cluster.soak --rounds 20 --seed 7 --session 6
+    python -m tests.cluster.soak                                   # 14 configurations of 180 s each
+    python -m tests.cluster.soak --list
+    python -m tests.cluster.soak --config "nodes killed" --seconds 30 --seeds 5
 
-Three nodes, as processes, on a real Kafka. Clients send and receive through all of them by SQS, without a rest. Each
-round picks a fault by the seed: a node is killed, stands still past its session, or is restarted; or the broker stands
-still. What is reported, and what must be so:
-
-    lost            sent and confirmed, and never received         0
-    after ack       received by a request that began after the     0
-                    confirmation of the message's ack
-    duplicates      received more than once                        any number: leases run out
-    errors          requests that failed                           any number
-    service         a fault to an answer for every queue           for kill -9: at most twice the session timeout
+Three nodes, as processes, on one real broker of Kafka or on three. Clients of every kind send, receive and move
+messages through all of them without a rest (`load.py`). Each configuration has its own kinds of faults, picked by a seed, with
+quiet moments between (`world.py`). When they are over, what is in the queues is taken out, and the books are closed
+(`books.py` says what is counted, and what must be so). The seed decides which faults come in which order, not how
+threads and processes are interleaved: the same seed makes similar trouble, not the same.
 
 The model of the fencing protocol is searched first, with one more assignment than in `make test`.
 """
@@ -20,152 +17,105 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
+import shutil
 import sys
 import tempfile
-import threading
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-
+import penstock
+from tests.cluster.books import Books, Report
 from tests.cluster.fencing import Rules, search
-from tests.cluster.nodes import ProcessNode, until
-from tools.kafka import KafkaCluster, kafka_cluster
+from tests.cluster.load import LEASE_S, Load, create_queues, left_in_queues
+from tests.cluster.world import NAMES, Fault, World, world
 
-QUEUES = [f"q{number}" for number in range(8)]
-LEASE_S = 10
-FAULTS = ("kill", "pause", "restart", "broker")
-ANSWER_S = 60.0
-
-
-class Books:
-    """What happened to each message."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.sent: set[str] = set()
-        self.received: dict[str, int] = {}
-        self.acked_s: dict[str, float] = {}
-        self.after_ack: list[str] = []
-        self.errors = 0
-
-    def note_sent(self, body: str) -> None:
-        with self._lock:
-            self.sent.add(body)
-
-    def note_received(self, body: str, asked_s: float) -> None:
-        with self._lock:
-            self.received[body] = self.received.get(body, 0) + 1
-            if self.acked_s.get(body, asked_s) < asked_s:
-                self.after_ack.append(body)
-
-    def note_acked(self, body: str) -> None:
-        with self._lock:
-            self.acked_s.setdefault(body, time.monotonic())
-
-    def note_error(self) -> None:
-        with self._lock:
-            self.errors += 1
-
-    @property
-    def missing(self) -> set[str]:
-        """Sent, and not received."""
-        with self._lock:
-            return self.sent - set(self.received)
+SESSION_S = 6.0
+DRAIN_S_MAX = 120.0
+PACE_S = 0.15
+"""How long each of the senders waits between two messages, on average."""
 
 
-def client_of(node: ProcessNode) -> Any:
-    options = Config(retries={"total_max_attempts": 1}, read_timeout=ANSWER_S, connect_timeout=5)
-    keys = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": "us-east-1"}
-    return boto3.client("sqs", endpoint_url=node.sqs_url, config=options, **keys)
+@dataclass(frozen=True)
+class Configuration:
+    """How many brokers there are, and what happens."""
+
+    name: str
+    brokers: int
+    faults: tuple[Fault, ...]
 
 
-class Load(threading.Thread):
-    """Sends and receives through one node, whatever happens to it."""
+_NODES = (World.kill_node, World.stop_node, World.restart_node)
+_BROKERS = (World.kill_broker, World.restart_broker, World.stop_broker)
+_NETWORKS = (World.cut_node, World.cut_path, World.slow_node, World.reset_node, World.cut_link)
 
-    def __init__(self, node: ProcessNode, books: Books) -> None:
-        super().__init__(daemon=True)
-        self._node = node
-        self._books = books
-        self.ending = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        number = 0
-        while not self.ending.is_set():
-            try:
-                client = client_of(self._node)
-                while not self.ending.is_set():
-                    for queue in QUEUES:
-                        number += 1
-                        turn(client, queue, f"{self._node.name}-{number}", self._books)
-            except (BotoCoreError, ClientError):
-                self._books.note_error()
-                self.ending.wait(0.2)
+CONFIGURATIONS = (
+    Configuration("nodes killed", 1, (World.kill_node,)),
+    Configuration("nodes stopped", 1, (World.stop_node,)),
+    Configuration("nodes restarted", 1, (World.restart_node,)),
+    Configuration("one broker killed", 1, (World.kill_broker, World.restart_broker)),
+    Configuration("one broker stopped", 1, (World.stop_broker,)),
+    Configuration("networks cut", 1, (World.cut_node, World.cut_all)),
+    Configuration("networks cut for long", 1, (World.cut_node_long,)),
+    Configuration("networks slow", 1, (World.slow_node, World.reset_node)),
+    Configuration("links cut", 1, (World.cut_link,)),
+    Configuration("brokers killed", 3, (World.kill_broker, World.stop_broker)),
+    Configuration("brokers restarted", 3, (World.restart_broker,)),
+    Configuration("paths cut", 3, (World.cut_path, World.cut_node, World.slow_node)),
+    Configuration("disks full", 3, (World.fill_disk,)),
+    Configuration("everything", 3, (*_NODES, *_BROKERS, *_NETWORKS)),
+)
 
 
-def turn(client: Any, queue: str, body: str | None, books: Books) -> None:
-    """Send one message, if there is one, and take what is there."""
-    url = client.get_queue_url(QueueName=queue)["QueueUrl"]
-    if body is not None:
-        client.send_message(QueueUrl=url, MessageBody=body)
-        books.note_sent(body)
-    asked_s = time.monotonic()
-    for message in client.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", []):
-        books.note_received(message["Body"], asked_s)
-        client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-        books.note_acked(message["Body"])
-
-
-def served_again_s(node: ProcessNode, since_s: float) -> float:
-    """How long it took until every queue answers through this node."""
-    client = client_of(node)
-    for queue in QUEUES:
-        until(lambda queue=queue: _answers(client, queue), f"an answer for {queue}")
-    return time.monotonic() - since_s
-
-
-def _answers(client: Any, queue: str) -> bool:
-    try:
-        url = client.get_queue_url(QueueName=queue)["QueueUrl"]
-        client.send_message(QueueUrl=url, MessageBody="probe")
-        return True
-    except (BotoCoreError, ClientError):
-        return False
-
-
-def make_fault(fault: str, victim: ProcessNode, witness: ProcessNode, session_s: float, kafka: KafkaCluster) -> float:
-    """Do something to a node, or to a broker. Returns how long some queue had no answer, at most.
-
-    For a broker that stands still, it is the time after it went on.
-    """
-    until(lambda: victim.served, f"shards at {victim.name}")
-    if fault == "broker":
-        kafka.pause(0)
-        time.sleep(3 * session_s)
-        kafka.resume(0)
-        return served_again_s(witness, time.monotonic())
-    began_s = time.monotonic()
-    if fault == "kill":
-        victim.kill()
-        took_s = served_again_s(witness, began_s)
-        victim.start()
-    elif fault == "pause":
-        victim.signal(signal.SIGSTOP)
+def run(chosen: Configuration, seed: int, seconds: float, *, session_s: float, directory: Path) -> Report:
+    """One configuration, from nothing to the report."""
+    chance, books = random.Random(f"{chosen.name} {seed}"), Books()
+    with world(chosen.brokers, directory, session_s) as found:
+        found.start()
+        create_queues(found.ports["a"].http)
+        loads = [Load(name, found.ports[name], books, seed, PACE_S) for name in NAMES]
         try:
-            took_s = served_again_s(witness, began_s)
-            time.sleep(max(0.0, 2 * session_s - took_s))
+            books.begin()
+            _make_faults(found, chosen, chance, seconds)
+            for load in loads:
+                load.stop_sending()
+            books.end()
+            left = _drain(found, books)
         finally:
-            victim.signal(signal.SIGCONT)
-    else:
-        victim.stop()
-        took_s = served_again_s(witness, began_s)
-        victim.start()
-    return took_s
+            for load in loads:
+                load.stop()
+            for load in loads:
+                found.remarks += load.join()
+        return books.report(chosen.name, seed, left, found.remarks)
+
+
+def _make_faults(found: World, chosen: Configuration, chance: random.Random, seconds: float) -> None:
+    """At least one of each kind, if there is time; then as they come."""
+    end_s, kinds = time.monotonic() + seconds, list(chosen.faults)
+    chance.shuffle(kinds)
+    time.sleep(2.0)
+    while time.monotonic() < end_s:
+        fault = kinds.pop() if kinds else chance.choice(chosen.faults)
+        began_s = time.monotonic()
+        fault(found, chance)
+        found.tend()
+        print(f"    {fault.__name__}: {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
+        time.sleep(chance.choice([0.5, 2.0, 5.0]))
+
+
+def _drain(found: World, books: Books) -> list[str]:
+    """Wait until everything was received and nothing is left: whatever is leased comes when its lease runs out."""
+    deadline_s, left = time.monotonic() + DRAIN_S_MAX, ["unknown"]
+    while time.monotonic() < deadline_s:
+        found.tend()
+        with suppress(penstock.PenstockError):
+            left = left_in_queues(found.ports[NAMES[0]].http)
+            if not left and not books.missing():
+                time.sleep(LEASE_S / 4)
+                return []
+        time.sleep(0.5)
+    return left
 
 
 def model() -> bool:
@@ -175,64 +125,48 @@ def model() -> bool:
     return not found.violation
 
 
-def faults(rounds: int, seed: int, session_s: float, brokers: int) -> bool:
-    """Run the rounds. Whether all is as it must be."""
-    chance, books = random.Random(seed), Books()
-    good = True
-    with kafka_cluster(brokers) as kafka, tempfile.TemporaryDirectory() as directory:
-        nodes = [ProcessNode(kafka, f"soak-{seed}", name, Path(directory), session_s=session_s) for name in "abc"]
-        loads: list[Load] = []
-        try:
-            for node in nodes:
-                node.start()
-            client = client_of(nodes[0])
-            for queue in QUEUES:
-                client.create_queue(QueueName=queue, Attributes={"VisibilityTimeout": str(LEASE_S)})
-            loads = [Load(node, books) for node in nodes]
-            for number in range(rounds):
-                fault = chance.choice(FAULTS)
-                victim, witness = chance.sample(nodes, 2)
-                took_s = make_fault(fault, victim, witness, session_s, kafka)
-                late = fault == "kill" and took_s > 2 * session_s
-                good = good and not late
-                ratio = took_s / session_s
-                print(f"round {number}: {fault} {victim.name}: served again after {ratio:.2f} sessions", flush=True)
-            for load in loads:
-                load.ending.set()
-            for load in loads:
-                load.join(2 * ANSWER_S)
-            client = client_of(nodes[0])
-            deadline_s = time.monotonic() + 3 * LEASE_S + ANSWER_S
-            while books.missing and time.monotonic() < deadline_s:
-                for queue in QUEUES:
-                    turn(client, queue, None, books)
-        finally:
-            for load in loads:
-                load.ending.set()
-            for node in nodes:
-                node.kill()
-    again = sum(count - 1 for body, count in books.received.items() if body != "probe")
-    print(
-        f"seed {seed}: sent {len(books.sent)}, received {len(books.received)}, acknowledged {len(books.acked_s)}, "
-        f"lost {len(books.missing)}, after ack {len([b for b in books.after_ack if b != 'probe'])}, "
-        f"duplicates {again}, errors {books.errors}",
-        flush=True,
-    )
-    return good and not books.missing and not [body for body in books.after_ack if body != "probe"]
-
-
 def main() -> None:
     """Run it all; the exit status says whether everything is as it must be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
-    parser.add_argument("--session", type=float, default=6.0)
-    parser.add_argument("--brokers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=180.0, help="how long faults happen in each configuration")
+    parser.add_argument("--seeds", type=int, default=1, help="how many runs of each configuration")
+    parser.add_argument("--first-seed", type=int, default=None, help="the first of them; at random if not given")
+    parser.add_argument("--config", action="append", help="only this configuration; may be given several times")
+    parser.add_argument("--session", type=float, default=SESSION_S, help="the nodes' session timeout in seconds")
+    parser.add_argument("--keep", type=Path, help="where to keep the nodes' logs of runs that were not good")
     parser.add_argument("--no-model", action="store_true")
-    chosen = parser.parse_args()
-    good = chosen.no_model or model()
-    good = faults(chosen.rounds, chosen.seed, chosen.session, chosen.brokers) and good
+    parser.add_argument("--list", action="store_true", help="print the configurations")
+    given = parser.parse_args()
+    names = [configuration.name for configuration in CONFIGURATIONS]
+    if given.list:
+        print("\n".join(f"{it.name}: {it.brokers} broker(s)" for it in CONFIGURATIONS))
+        return
+    if unknown := set(given.config or ()) - set(names):
+        parser.error(f"no configuration is called {sorted(unknown)[0]!r}: see --list")
+    good = given.no_model or model()
+    first_seed = random.randrange(1_000_000) if given.first_seed is None else given.first_seed
+    for seed in range(first_seed, first_seed + given.seeds):
+        for configuration in CONFIGURATIONS:
+            if configuration.name in (given.config or names):
+                good = _run_and_tell(configuration, seed, given) and good
     sys.exit(0 if good else 1)
+
+
+def _run_and_tell(configuration: Configuration, seed: int, given: argparse.Namespace) -> bool:
+    with tempfile.TemporaryDirectory(prefix="penstock-soak-") as name:
+        directory, is_good = Path(name), False
+        try:
+            report = run(configuration, seed, given.seconds, session_s=given.session, directory=directory)
+            is_good = report.is_good
+            print(report, flush=True)
+        except Exception as error:
+            print(f"{configuration.name} (seed {seed}): could not be run: {type(error).__name__}: {error}", flush=True)
+        if not is_good and given.keep is not None:
+            kept = given.keep / f"{configuration.name.replace(' ', '-')}-{seed}"
+            kept.mkdir(parents=True, exist_ok=True)
+            for log in directory.glob("*.log"):
+                shutil.copy(log, kept)
+    return is_good
 
 
 if __name__ == "__main__":

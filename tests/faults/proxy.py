@@ -1,7 +1,7 @@
 """A TCP proxy that misbehaves when it is told to: it cuts, delays, half-closes, truncates and swallows.
 
-It runs in a thread of its own. Each fault hits every connection that is open at that moment, except a black hole and a
-closed door, which also hit those that come while they last.
+It runs in a thread of its own. Each fault hits every connection that is open at that moment, except a black hole, a
+closed door and slowness, which also hit those that come while they last.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Proxy:
         self._links: set[Link] = set()
         self._is_black_hole = False
         self._is_shut = False
+        self._delay_s = 0.0
         self._loop = asyncio.new_event_loop()
         self._listening = threading.Event()
         self._stopping = asyncio.Event()
@@ -64,6 +65,16 @@ class Proxy:
     def stall(self, is_stalled: bool) -> None:
         """Hold back what comes, and let all of it go later: a slow network."""
         self._do(self._for_all(lambda link: link.stall(is_stalled)))
+
+    def slow(self, delay_s: float) -> None:
+        """Keep every piece back for so long, also on connections that come later; 0 ends it."""
+
+        async def change() -> None:
+            self._delay_s = delay_s
+            for link in list(self._links):
+                link.delay_s = delay_s
+
+        self._do(change())
 
     def black_hole(self, is_on: bool) -> None:
         """Take what comes and drop it, without a word to anybody. Who was in it when it ends is reset."""
@@ -136,6 +147,7 @@ class Proxy:
             return
         link = Link((reader, writer), (server_reader, server_writer))
         link.swallows = self._is_black_hole
+        link.delay_s = self._delay_s
         self._links.add(link)
         with suppress(asyncio.CancelledError):  # when the proxy closes; asyncio's streams would complain of it
             await link.run()
@@ -157,6 +169,7 @@ class Link:
         self._ended: set[asyncio.StreamWriter] = set()
         """Nothing is written there any more."""
         self.swallows = False
+        self.delay_s = 0.0
 
     async def run(self) -> None:
         """Carry bytes both ways until both have ended."""
@@ -169,6 +182,8 @@ class Link:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while piece := await reader.read(PIECE_BYTES):
             await self._flowing.wait()
+            if self.delay_s:
+                await asyncio.sleep(self.delay_s)
             if self.swallows:
                 continue
             if writer in self._ended:

@@ -1,0 +1,251 @@
+"""A cluster that things happen to: real brokers, three nodes as processes, and a network between them all.
+
+Every node reaches every broker through a proxy of its own: each broker has a listener for each node, and tells its
+clients the proxy's address. Nodes reach each other through a proxy for each node.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from tests.cluster.load import Ports
+from tests.cluster.nodes import SHARDS, ProcessNode
+from tests.faults.proxy import Proxy
+from tools.kafka import QUICK_TO_START, KafkaCluster, free_ports
+
+NAMES = ("a", "b", "c")
+SPARE_BYTES = 64 << 10
+"""How much a broker may still write to its largest file when its disk is said to be full."""
+
+
+class World:
+    """What can be done to it. Every fault is over when its method returns."""
+
+    def __init__(
+        self, kafka: KafkaCluster, brokers: int, paths: dict[str, list[Proxy]], links: dict[str, Proxy]
+    ) -> None:
+        self.kafka, self.brokers, self.paths, self.links = kafka, brokers, paths, links
+        self.nodes: dict[str, ProcessNode] = {}
+        self.ports: dict[str, Ports] = {}
+        self.remarks: list[str] = []
+        self.session_s = 0.0
+
+    # -- nodes --
+
+    def kill_node(self, chance: random.Random) -> None:
+        """kill -9, and a start before or after the others have noticed."""
+        node = self.nodes[chance.choice(NAMES)]
+        node.kill()
+        time.sleep(chance.choice([0.0, 0.5, 1.5]) * self.session_s)
+        node.start()
+
+    def stop_node(self, chance: random.Random) -> None:
+        """It stands still past its session, and goes on."""
+        node = self.nodes[chance.choice(NAMES)]
+        node.signal(signal.SIGSTOP)
+        try:
+            time.sleep(chance.choice([0.5, 1.5, 2.5]) * self.session_s)
+        finally:
+            node.signal(signal.SIGCONT)
+
+    def restart_node(self, chance: random.Random) -> None:
+        """SIGTERM, and a start."""
+        node = self.nodes[chance.choice(NAMES)]
+        node.stop()
+        node.start()
+
+    # -- brokers --
+
+    def kill_broker(self, chance: random.Random) -> None:
+        """kill -9, and a start."""
+        number = chance.randrange(self.brokers)
+        self.kafka.kill(number)
+        time.sleep(chance.choice([0.0, 3.0, 8.0]))
+        self.kafka.start(number)
+
+    def restart_broker(self, chance: random.Random) -> None:
+        """SIGTERM, and a start."""
+        number = chance.randrange(self.brokers)
+        self.kafka.stop(number)
+        self.kafka.start(number)
+
+    def stop_broker(self, chance: random.Random) -> None:
+        """It stands still for some sessions."""
+        number = chance.randrange(self.brokers)
+        self.kafka.pause(number)
+        try:
+            time.sleep(chance.choice([0.5, 1.5, 3.0]) * self.session_s)
+        finally:
+            self.kafka.resume(number)
+
+    def fill_disk(self, chance: random.Random) -> None:
+        """No file of a broker gets longer, until it has ended or a while has passed; then there is space again."""
+        number = chance.randrange(self.brokers)
+        largest = max(path.stat().st_size for path in self.kafka.data(number).glob("*/*.log"))
+        pid, unlimited = self.kafka.pid(number), resource.RLIM_INFINITY
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest + SPARE_BYTES, unlimited))
+        deadline_s = time.monotonic() + 15.0
+        while self.kafka.is_running(number) and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        if self.kafka.is_running(number):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+            self.remarks.append("a broker lived through a full disk")
+        else:
+            self.remarks.append("a full disk ended a broker")
+            self.kafka.kill(number)
+            self.kafka.start(number)
+
+    # -- networks --
+
+    def cut_node(self, chance: random.Random, lengths_s: tuple[float, ...] = (3.0, 10.0)) -> None:
+        """A node and the brokers hear nothing of each other; nobody tells them."""
+        self._black_hole(self.paths[chance.choice(NAMES)], chance.choice(lengths_s))
+
+    def cut_node_long(self, chance: random.Random) -> None:
+        """The same for 30 seconds."""
+        self.cut_node(chance, (30.0,))
+
+    def cut_path(self, chance: random.Random) -> None:
+        """One node and one broker hear nothing of each other."""
+        self._black_hole([chance.choice(self.paths[chance.choice(NAMES)])], 10.0)
+
+    def cut_all(self, chance: random.Random) -> None:
+        """No node reaches any broker."""
+        self._black_hole([proxy for paths in self.paths.values() for proxy in paths], chance.choice([3.0, 10.0]))
+
+    def slow_node(self, chance: random.Random) -> None:
+        """Everything between a node and the brokers takes its time."""
+        proxies = self.paths[chance.choice(NAMES)]
+        for proxy in proxies:
+            proxy.slow(chance.choice([0.05, 0.3, 1.0]))
+        time.sleep(10.0)
+        for proxy in proxies:
+            proxy.slow(0.0)
+
+    def reset_node(self, chance: random.Random) -> None:
+        """A node's connections to the brokers break, some in the middle of a frame, and cannot be made for a moment."""
+        proxies = self.paths[chance.choice(NAMES)]
+        for _ in range(5):
+            for proxy in proxies:
+                proxy.truncate(chance.randrange(2_000))
+            time.sleep(chance.random())
+            for proxy in proxies:
+                proxy.shut(True)
+                proxy.reset()
+            time.sleep(chance.random())
+            for proxy in proxies:
+                proxy.shut(False)
+
+    def cut_link(self, chance: random.Random) -> None:
+        """The other nodes cannot talk to one: in silence, by resets, or slowly."""
+        proxy = self.links[chance.choice(NAMES)]
+        how = chance.choice(["silence", "reset", "truncate", "slow"])
+        if how == "silence":
+            self._black_hole([proxy], 10.0)
+        elif how == "slow":
+            proxy.slow(0.3)
+            time.sleep(5.0)
+            proxy.slow(0.0)
+        else:
+            for _ in range(5):
+                if how == "truncate":
+                    proxy.truncate(chance.randrange(2_000))
+                else:
+                    proxy.reset()
+                time.sleep(chance.random())
+
+    def _black_hole(self, proxies: list[Proxy], length_s: float) -> None:
+        for proxy in proxies:
+            proxy.black_hole(True)
+        time.sleep(length_s)
+        for proxy in proxies:
+            proxy.black_hole(False)
+
+    # -- keeping it up --
+
+    def start(self) -> None:
+        """Start every node, all at once."""
+        for node in self.nodes.values():
+            node.launch()
+        for node in self.nodes.values():
+            node.wait()
+
+    def tend(self) -> None:
+        """What a supervisor does: a process that has ended is started again."""
+        for number in range(self.brokers):
+            if not self.kafka.is_running(number):
+                self.remarks.append(f"broker {number} ended by itself")
+                self.kafka.kill(number)
+                self.kafka.start(number)
+        for node in self.nodes.values():
+            if not node.is_running:
+                self.remarks.append(f"node {node.name} ended by itself: {_last_of(node.log)}")
+                with suppress(AssertionError):
+                    node.start()
+
+
+Fault = Callable[[World, random.Random], None]
+
+
+def _last_of(log: str) -> str:
+    return " | ".join(line for line in log.splitlines() if "CRITICAL" in line or "Error" in line)[-400:]
+
+
+@contextmanager
+def world(brokers: int, directory: Path, session_s: float) -> Iterator[World]:
+    """Brokers that run, proxies, and nodes that were not started yet."""
+    with ExitStack() as stack:
+        paths = {name: [_proxy(stack) for _ in range(brokers)] for name in NAMES}
+        links = {name: _proxy(stack) for name in NAMES}
+        fronts = {f"NODE_{name.upper()}": [proxy.port for proxy in proxies] for name, proxies in paths.items()}
+        kafka = KafkaCluster(brokers, fronts=fronts, java_options=(QUICK_TO_START,))
+        stack.callback(kafka.close)
+        found = World(kafka, paths, links)
+        found.session_s = session_s
+        for name in NAMES:
+            for number, proxy in enumerate(paths[name]):
+                proxy.target_port = kafka.front_port(f"NODE_{name.upper()}", number)
+            sqs, http, nsq, links[name].target_port = free_ports(4)
+            found.ports[name] = Ports(sqs, http, nsq)
+            text = _settings(found, name, directory / name)
+            found.nodes[name] = ProcessNode.with_settings(name, directory, text)
+            stack.callback(found.nodes[name].kill)
+        yield found
+
+
+def _proxy(stack: ExitStack) -> Proxy:
+    proxy = Proxy(0)
+    stack.callback(proxy.close)
+    return proxy
+
+
+def _settings(found: World, name: str, data: Path) -> str:
+    ports, copies = found.ports[name], min(3, found.brokers)
+    return f"""
+[server]
+data = "{data}"
+engine = "kafka"
+sqs_port = {ports.sqs}
+http_port = {ports.http}
+nsq_tcp_port = {ports.nsq}
+nsq_http_port = 0
+stop_grace_s = 20
+[cluster]
+name = "soak"
+shards = {SHARDS}
+node = "{name}"
+link_port = {found.links[name].target_port}
+link_address = "127.0.0.1:{found.links[name].port}"
+session_timeout_s = {found.session_s}
+move_pause_s = 0.5
+[kafka]
+bootstrap = "{",".join(f"127.0.0.1:{proxy.port}" for proxy in found.paths[name])}"
+replication_factor = {copies}
+min_insync_replicas = {2 if copies == 3 else 1}
+"""
