@@ -5,10 +5,10 @@
     python -m tests.cluster.soak --config "nodes killed" --seconds 30 --seeds 5
 
 Three nodes, as processes, on one real broker of Kafka or on three. Clients of every kind send, receive and move
-messages through all of them without a rest (`load.py`). Each configuration has its own kinds of faults, picked by a seed, with
-quiet moments between (`world.py`). When they are over, what is in the queues is taken out, and the books are closed
-(`books.py` says what is counted, and what must be so). The seed decides which faults come in which order, not how
-threads and processes are interleaved: the same seed makes similar trouble, not the same.
+messages through all of them without a rest (`load.py`). Each configuration has its own kinds of faults, picked by a
+seed, with quiet moments between (`world.py`). When they are over, what is in the queues is taken out, and the books are
+closed (`books.py` says what is counted, and what must be so). The seed decides which faults come in which order, not
+how threads and processes are interleaved: the same seed makes similar trouble, not the same.
 
 The model of the fencing protocol is searched first, with one more assignment than in `make test`.
 """

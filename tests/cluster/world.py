@@ -27,10 +27,9 @@ SPARE_BYTES = 64 << 10
 class World:
     """What can be done to it. Every fault is over when its method returns."""
 
-    def __init__(
-        self, kafka: KafkaCluster, brokers: int, paths: dict[str, list[Proxy]], links: dict[str, Proxy]
-    ) -> None:
-        self.kafka, self.brokers, self.paths, self.links = kafka, brokers, paths, links
+    def __init__(self, kafka: KafkaCluster, paths: dict[str, list[Proxy]], links: dict[str, Proxy]) -> None:
+        self.kafka, self.paths, self.links = kafka, paths, links
+        self.brokers = len(paths[NAMES[0]])
         self.nodes: dict[str, ProcessNode] = {}
         self.ports: dict[str, Ports] = {}
         self.remarks: list[str] = []
