@@ -50,6 +50,11 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
         ({"channel": ""}, True, "channel"),
         ({"consume": "true", "url": None, "path": "/data"}, False, "only read"),
         ({"consume": "true", "startingTimestamp": "1"}, False, "give no offsets"),
+        ({"consume": "true", "readFrom": "kafka"}, False, "cannot read from Kafka"),
+        ({"readFrom": "disk"}, False, "it must be auto, kafka or server"),
+        ({"url": None, "path": "/data", "readFrom": "kafka"}, False, "are for a server"),
+        ({"url": None, "path": "/data", "kafka.bootstrap": "x:1"}, False, "are for a server"),
+        ({"kafka.isolation.level": "read_uncommitted"}, False, "there is no option 'kafka.isolation.level'"),
     ],
 )
 def test_a_wrong_option_is_an_error_that_says_what_is_right(
@@ -71,6 +76,14 @@ def test_offsets_are_words_or_numbers() -> None:
 
 def test_a_token_shows_in_no_error_and_no_repr() -> None:
     assert "s3cret" not in repr(parse(token="s3cret"))
+    assert "s3cret" not in repr(parse(**{"kafka.sasl.password": "s3cret"}))
+
+
+def test_options_for_kafka_go_to_its_client_without_their_prefix() -> None:
+    where = parse(**{"readFrom": "Kafka", "kafka.bootstrap": "k1:9092", "kafka.sasl.username": "tea"}).where
+    assert (where.read_from, where.kafka_bootstrap) == ("kafka", "k1:9092")
+    assert where.kafka_properties == (("sasl.username", "tea"),)
+    assert parse().where.read_from == "auto"
 
 
 @pytest.mark.parametrize(
@@ -80,6 +93,8 @@ def test_a_token_shows_in_no_error_and_no_repr() -> None:
         ({"path": "/data"}, "a sink needs a server"),
         ({"delivery": "maybe"}, "exactly-once or at-least-once"),
         ({"topic": "a b"}, "topic"),
+        ({"kafka.bootstrap": "x"}, "there is no option 'kafka.bootstrap'"),
+        ({"readFrom": "kafka"}, "there is no option 'readfrom'"),
     ],
 )
 def test_a_wrong_option_of_a_sink_is_an_error(options: dict[str, str], says: str) -> None:

@@ -6,12 +6,13 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.core.config import check_name
 from penstock.core.errors import InvalidName
 from penstock.spark.errors import InvalidOption
+from penstock.store.journal.kafka_options import RESERVED_PROPERTIES
 
 EARLIEST = -2
 LATEST = -1
@@ -37,10 +38,15 @@ SOURCE_OPTIONS = (
     "groupIdPrefix",
     "channel",
     "consume",
+    "readFrom",
+    "kafka.bootstrap",
 )
 SINK_OPTIONS = (*_WHERE, "topic", "delivery")
 _SPARKS_OWN = ("checkpointlocation", "queryname", "name")
 """What Spark itself leaves among the options of a stream."""
+READ_FROM = ("auto", "kafka", "server")
+KAFKA_PREFIX = "kafka."
+"""Options that go to the Kafka client, without this."""
 DELIVERIES = ("exactly-once", "at-least-once")
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -55,6 +61,12 @@ class Where:
     ca_file: str | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long to go on trying to reach a server that does not answer."""
+    read_from: str = "auto"
+    """Whether executors read a server's messages from its Kafka; see `spark/kafka.py`."""
+    kafka_bootstrap: str | None = None
+    """Where Kafka is for the executors; None: where it is for the server."""
+    kafka_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """For the Kafka client: passwords and certificates."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,7 @@ class SourceOptions:
         given = _Given(options, SOURCE_OPTIONS, "source")
         queues, pattern = _queues(given)
         parsed = cls(
-            where=_where(given),
+            where=_with_kafka(_where(given), given),
             queues=queues,
             pattern=pattern,
             starting=_offsets(given, "startingOffsets"),
@@ -151,13 +163,18 @@ class _Given:
         self._values = {str(name).lower(): str(value) for name, value in options.items()}
         right = {name.lower(): name for name in (*known, "path")}
         for name in self._values:
-            if name not in right and name not in _SPARKS_OWN:
+            if name not in right and name not in _SPARKS_OWN and not _is_for_kafka(name, known):
                 close = difflib.get_close_matches(name, right, 1)
                 meant = f" (did you mean {right[close[0]]}?)" if close else ""
                 raise InvalidOption(f"there is no option {name!r}{meant}; a {what} takes: {', '.join(known)}")
 
     def text(self, name: str) -> str | None:
         return self._values.get(name.lower())
+
+    def kafka_properties(self) -> dict[str, str]:
+        """The options for the Kafka client, without their prefix."""
+        start = len(KAFKA_PREFIX)
+        return {name[start:]: value for name, value in self._values.items() if name.startswith(KAFKA_PREFIX)}
 
     def number(self, name: str, least: int) -> int | None:
         text = self.text(name)
@@ -189,6 +206,15 @@ class _Given:
         return text
 
 
+def _is_for_kafka(name: str, known: tuple[str, ...]) -> bool:
+    """Whether an option goes to the Kafka client. What decides what is read is not up for options."""
+    return (
+        f"{KAFKA_PREFIX}bootstrap" in known
+        and name.startswith(KAFKA_PREFIX)
+        and name.removeprefix(KAFKA_PREFIX) not in RESERVED_PROPERTIES
+    )
+
+
 def _where(given: _Given) -> Where:
     url, path = given.text("url"), given.text("path")
     if (url is None) == (path is None):
@@ -202,6 +228,17 @@ def _where(given: _Given) -> Where:
         raise InvalidOption("token is for a server (url); a data directory (path) takes none")
     timeout_s = given.number("timeout", 1) or DEFAULT_TIMEOUT_S
     return Where(url.rstrip("/") if url else None, path, given.text("token"), given.text("caFile"), float(timeout_s))
+
+
+def _with_kafka(where: Where, given: _Given) -> Where:
+    read_from = (given.text("readFrom") or READ_FROM[0]).lower()
+    if read_from not in READ_FROM:
+        raise InvalidOption(f"readFrom is {read_from!r}: it must be {', '.join(READ_FROM[:-1])} or {READ_FROM[-1]}")
+    named = given.kafka_properties()
+    if where.path is not None and (named or given.text("readFrom") is not None):
+        raise InvalidOption("readFrom and kafka.* are for a server (url); a data directory (path) takes none")
+    bootstrap = named.pop("bootstrap", None)
+    return replace(where, read_from=read_from, kafka_bootstrap=bootstrap, kafka_properties=tuple(named.items()))
 
 
 def _queues(given: _Given) -> tuple[tuple[str, ...] | None, str | None]:
@@ -296,6 +333,8 @@ def _check_together(given: _Given, parsed: SourceOptions, streaming: bool) -> No
             )
     if parsed.consume and parsed.where.path is not None:
         raise InvalidOption("consume needs a server (url): a data directory is only read")
+    if parsed.consume and parsed.where.read_from == "kafka":
+        raise InvalidOption("consume takes messages from the server, which leases them: it cannot read from Kafka")
     if parsed.consume and any(
         given.text(name) for name in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp")
     ):

@@ -1,4 +1,4 @@
-"""Where messages are read from: a server, or a data directory. (Kafka gets its own, with the Kafka engine.)"""
+"""Where messages are read from: a server, a server and its Kafka, or a data directory."""
 
 from __future__ import annotations
 
@@ -62,6 +62,10 @@ def open_place(where: Where) -> Place:
         from penstock.spark.directory import DirectoryPlace
 
         return DirectoryPlace(where.path)
+    if where.read_from != "server":
+        from penstock.spark.kafka import KafkaPlace
+
+        return KafkaPlace(where)
     from penstock.spark.server import ServerPlace
 
     return ServerPlace(where)

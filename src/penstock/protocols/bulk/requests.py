@@ -11,6 +11,7 @@ from penstock.core.commands import Offsets
 QUEUES_MAX = 10_000
 PIECES_MAX = 100_000
 READ_MAX = 100_000
+CHUNKS_MAX = 10_000
 
 QueueNames = Annotated[list[str], msgspec.Meta(max_length=QUEUES_MAX)]
 
@@ -59,6 +60,34 @@ class ReadRequest(_Request):
     limit: Annotated[int, msgspec.Meta(ge=1, le=READ_MAX)] = READ_MAX
     bytes_max: Annotated[int, msgspec.Meta(ge=1)] | None = None
     headers: bool = False
+
+
+class ChunksRequest(_Request):
+    """Which chunks hold the messages of a queue from an offset up to, not including, an end?"""
+
+    queue: str
+    offset: int
+    end: int
+    limit: Annotated[int, msgspec.Meta(ge=1, le=CHUNKS_MAX)] = CHUNKS_MAX
+
+
+class KafkaLog(msgspec.Struct):
+    """Where the chunks of a queue are in Kafka."""
+
+    bootstrap: str
+    topic: str
+    partition: int
+    is_open: bool
+    """Whether the server itself needs no password and no certificate there."""
+
+
+class ChunksReply(msgspec.Struct):
+    """The chunks' keys (base64), by base, and where they are; nothing when the server's engine is not Kafka."""
+
+    kafka: KafkaLog | None
+    keys: list[bytes]
+    next_offset: int
+    """From where to go on, after as many as were asked for; fewer are all."""
 
 
 class ChannelRequest(_Request):

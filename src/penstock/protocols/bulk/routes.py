@@ -4,6 +4,7 @@
     POST   offsets                   where their messages stand
     POST   channels                  create a channel at an offset
     POST   read                      messages by offset, as an Arrow stream
+    POST   chunks                    which chunks hold them, for who reads these from Kafka
     POST   ack                       everything before an offset is done for a channel
     POST   send                      send a piece at once
     PUT    staging/{token}/{piece}   keep a piece for later
@@ -39,11 +40,13 @@ from penstock.core.commands import (
     Ack,
     AckUpTo,
     AlreadyDone,
+    ChunkList,
     CommitWork,
     CreateChannel,
     Delivery,
     FindOffsets,
     LastMark,
+    ListChunks,
     ListQueues,
     ReadRecords,
     Receive,
@@ -54,10 +57,14 @@ from penstock.core.commands import (
     Span,
 )
 from penstock.core.errors import MessageTooLarge, PenstockError, QueueNotFound
+from penstock.core.partition import SHARD_SHIFT
 from penstock.protocols.bulk.requests import (
     AckReply,
     AckRequest,
     ChannelRequest,
+    ChunksReply,
+    ChunksRequest,
+    KafkaLog,
     OffsetsReply,
     OffsetsRequest,
     PublishReply,
@@ -110,6 +117,7 @@ class Bulk:
             ("POST", "offsets", self.offsets),
             ("POST", "channels", self.channels),
             ("POST", "read", self.read),
+            ("POST", "chunks", self.chunks),
             ("POST", "ack", self.ack),
             ("POST", "send", self.send),
             ("PUT", "staging/{token}/{piece}", self.stage),
@@ -191,6 +199,24 @@ class Bulk:
         runs = [(run.chunk, run.start, run.stop) for run in records.runs]
         parts = await asyncio.to_thread(_arrow_parts, runs, include_headers=asked.headers)
         return _Parts(parts, {NEXT_OFFSET: str(records.next_offset)})
+
+    async def chunks(self, request: Request, principal: Principal) -> ChunksReply:
+        """Which chunks hold a range of a queue, and where in Kafka they are."""
+        asked = await _body(request, ChunksRequest)
+        _need(principal, "read", asked.queue)
+        settings = self._services.settings
+        if settings.server.engine != "kafka":
+            return ChunksReply(None, [], asked.offset)
+        command = ListChunks(queue=asked.queue, offset=asked.offset, end=asked.end, limit=asked.limit)
+        found: ChunkList = await self._shard.call(command)
+        kafka = settings.kafka
+        log = KafkaLog(
+            bootstrap=kafka.bootstrap,
+            topic=f"{settings.cluster.topic_prefix}.data",
+            partition=found.queue_id >> SHARD_SHIFT,
+            is_open=not (kafka.properties or kafka.properties_env or kafka.properties_file),
+        )
+        return ChunksReply(log, found.keys, found.next_offset)
 
     async def channels(self, request: Request, principal: Principal) -> None:
         """Create a channel at an offset."""

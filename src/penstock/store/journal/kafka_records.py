@@ -139,6 +139,15 @@ def part_key(key: bytes, index: int) -> bytes:
     return _PART + _INDEX.pack(index) + key
 
 
+def value_key(message_key: bytes) -> bytes:
+    """The key of the value that a message belongs to, as a whole, as its head or as one of its parts.
+
+    >>> value_key(part_key(b"k", 7)), value_key(b"\\1k"), value_key(MARKER_KEY)
+    (b'k', b'k', b'')
+    """
+    return message_key[_PART_KEY_BYTES if message_key[:1] == _PART else 1 :]
+
+
 class Assembly:
     """Puts a topic's messages together again: from messages in their order to values by key.
 

@@ -1,0 +1,252 @@
+"""Messages of a cluster are read straight from Kafka, by real Spark, with a real broker and a real node.
+
+That they came from there is seen at the node, which counts what it was asked: no `read`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.chunk import Chunk
+from penstock.spark import kafka as reading
+from penstock.spark.errors import InvalidOption, ServerFailed
+from penstock.spark.kafka import KafkaPlace
+from penstock.spark.options import Where
+from penstock.spark.place import Range
+from penstock.spark.server import Connection
+from penstock.wire.pieces import Target, encode_section
+from tests.cluster.nodes import settings_text
+from tests.compat.server import Server, serving
+from tests.kafka import kafka, unique_prefix  # noqa: F401
+from tests.ports import free_port
+from tests.spark.running import Queues
+from tools.kafka import KafkaCluster
+
+MESSAGE_BYTES_MAX = 100_000
+"""So that larger chunks are in parts."""
+_READS = re.compile(r'^penstock_requests_total\{(?=.*action="read")(?=.*protocol="bulk").*\} (\S+)$', re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def node(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:  # noqa: F811
+    directory = tmp_path_factory.mktemp("node")
+    config = directory / "penstock.toml"
+    text = settings_text(kafka, unique_prefix("spark"), "n1", directory / "data", session_s=6.0)
+    config.write_text(f"{text}message_bytes_max = {MESSAGE_BYTES_MAX}\n")
+    with serving(directory, "--config", str(config)) as running:
+        yield running
+
+
+@pytest.fixture
+def queues(node: Server, request: pytest.FixtureRequest, tmp_path: Path) -> Queues:
+    """Queues on the node; with a Spark session for who asks for one."""
+    spark = request.getfixturevalue("spark") if "spark" in request.fixturenames else None
+    return Queues(node, spark, tmp_path)
+
+
+def reads(server: Server) -> int:
+    """How often the node was asked for messages by offset."""
+    return sum(int(float(found)) for found in _READS.findall(server._http("/metrics")[1].decode()))
+
+
+def place(queues: Queues, read_from: str = "kafka", **fields: Any) -> KafkaPlace:
+    return KafkaPlace(Where(url=queues.url, read_from=read_from, **fields))
+
+
+def values(queues: Queues, at: KafkaPlace, start: int = 0, stop: int | None = None) -> list[tuple[int, bytes]]:
+    """Offset and body of the messages of a range, as they come."""
+    name = queues.name()
+    with contextlib.closing(at):
+        wanted = Range(name, start, at.find([name])[name].end if stop is None else stop, 0)
+        batches = list(at.batches(wanted, include_headers=True))
+    return [(row["offset"], row["value"]) for batch in batches for row in batch.to_pylist()]
+
+
+def numbered(start: int, stop: int) -> list[tuple[int, bytes]]:
+    return [(number, b"%d" % number) for number in range(start, stop)]
+
+
+# -- with Spark --
+
+
+def test_a_batch_is_the_same_from_kafka_and_the_node_is_not_asked_for_it(queues: Queues, spark: Any) -> None:
+    queues.create()
+    queues.send(5_000, groups=b"tea")
+    queues.send(5_000, start=5_000, chunk=500)
+    before = reads(queues.server)
+    straight = queues.reader(readFrom="kafka", minPartitions=2, includeHeaders="true").collect()
+    assert reads(queues.server) == before
+    by_server = queues.reader(readFrom="server", includeHeaders="true").collect()
+    assert reads(queues.server) > before
+    assert [row.offset for row in straight] == list(range(10_000))
+    assert straight == by_server
+
+
+def test_a_stream_reads_from_kafka_and_commits_to_its_channel_across_a_killed_node(queues: Queues, spark: Any) -> None:
+    queues.create()
+    queues.send(3_000)
+    before = reads(queues.server)
+
+    def stream() -> Any:
+        return queues.stream(readFrom="kafka", channel="spark", maxOffsetsPerTrigger=1_000)
+
+    queues.run(stream())
+    assert queues.output() == list(range(3_000))
+    assert reads(queues.server) == before
+    queues.server.kill()
+    queues.server.start()
+    queues.send(2_000, start=3_000)
+    queues.run(stream())
+    queues.run(stream())
+    assert queues.output() == list(range(5_000))
+    assert reads(queues.server) == 0  # it counts from its start
+    assert queues.channels()["spark"]["ready"] <= 1_000, "all but the last batch is committed"
+
+
+# -- the reader alone --
+
+
+def test_a_range_begins_and_ends_within_chunks(queues: Queues) -> None:
+    queues.create()
+    queues.send(1_000, chunk=100)
+    before = reads(queues.server)
+    assert values(queues, place(queues), 150, 555) == numbered(150, 555)
+    assert values(queues, place(queues), 150, 160) == numbered(150, 160)
+    assert reads(queues.server) == before
+
+
+def test_chunks_in_parts_are_put_together(queues: Queues) -> None:
+    queues.create()
+    queues.send(100_000, chunk=50_000)
+    before = reads(queues.server)
+    assert values(queues, place(queues)) == numbered(0, 100_000)
+    assert reads(queues.server) == before
+
+
+def test_messages_that_are_done_are_left_out(queues: Queues) -> None:
+    queues.create(channels=("main", "other"))
+    queues.send(300, chunk=100)
+    with contextlib.closing(place(queues)) as at:
+        for channel in ("main", "other"):
+            at.ack_up_to(channel, {queues.name(): 200})
+    assert values(queues, place(queues)) == numbered(200, 300)
+
+
+def test_what_goes_between_the_question_and_the_reading_is_still_read(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a server's answer that is on its way: a range is what it was when it was asked for."""
+    queues.create()
+    queues.send(300, chunk=100)
+    listed = KafkaPlace._list
+
+    def list_then_finish(at: KafkaPlace, wanted: Range) -> Any:
+        found = listed(at, wanted)
+        at.ack_up_to("main", {wanted.queue: 300})
+        return found
+
+    monkeypatch.setattr(KafkaPlace, "_list", list_then_finish)
+    assert values(queues, place(queues), 0, 300) == numbered(0, 300)
+
+
+def test_a_chunk_that_is_not_found_in_kafka_comes_from_the_server_in_its_place(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A delayed message is in the log before the time in its key, and before everything else here."""
+    monkeypatch.setattr(reading, "EARLIER_MS", 0)
+    queues.create()
+    with contextlib.closing(Connection(Where(url=queues.url))) as connection:
+        delayed = encode_section(Target(queues.name(), delay_ms=600_000), Chunk.of(0, 0, [b"0"]))
+        connection.request("POST", "/v1/bulk/send", b"".join(delayed), {}).read()
+    queues.send(300, start=1, chunk=100)
+    before = reads(queues.server)
+    with caplog.at_level(logging.WARNING, "penstock.spark"):
+        assert values(queues, place(queues)) == numbered(0, 301)
+    assert reads(queues.server) == before + 1
+    assert "1 of 4 chunks" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [("HELD_BYTES_MAX", 1), ("SKIPPED_BYTES_MAX", -(1 << 40)), ("_TURN_MESSAGES", 1)]
+)
+def test_however_little_is_looked_through_all_messages_come_in_order(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    queues.create()
+    for start in range(0, 300, 100):
+        queues.send(100, start=start)
+        queues.send(100, "other", start=start)
+    monkeypatch.setattr(reading, limit, most)
+    assert values(queues, place(queues)) == numbered(0, 300)
+
+
+def test_without_a_way_to_kafka_the_server_is_read_and_kafka_left_alone_for_a_while(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reading, "REACH_S", 0.5)
+    monkeypatch.setattr(reading, "_unreachable", {})
+    queues.create()
+    queues.send(300, chunk=100)
+    nowhere = f"127.0.0.1:{free_port()}"
+    before = reads(queues.server)
+    with caplog.at_level(logging.WARNING, "penstock.spark"):
+        assert values(queues, place(queues, kafka_bootstrap=nowhere)) == numbered(0, 300)
+        assert f"Kafka at {nowhere} cannot be read" in caplog.text
+        assert values(queues, place(queues, kafka_bootstrap=nowhere)) == numbered(0, 300)
+        assert f"Kafka at {nowhere} did not answer a moment ago" in caplog.text
+    assert reads(queues.server) == before + 2
+
+
+def test_by_itself_it_reads_much_from_kafka_and_little_from_the_server(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues.create()
+    queues.send(300, chunk=100)
+    before = reads(queues.server)
+    assert values(queues, place(queues, "auto")) == numbered(0, 300)
+    assert reads(queues.server) == before + 1
+    monkeypatch.setattr(reading, "WORTH_BYTES", 500)
+    assert values(queues, place(queues, "auto")) == numbered(0, 300)
+    assert reads(queues.server) == before + 1
+
+
+def test_an_executor_without_the_client_says_so_and_by_itself_reads_from_the_server(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues.create()
+    queues.send(10)
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(InvalidOption, match=r"has no confluent-kafka: install penstock\[kafka\] there"):
+        values(queues, place(queues))
+    assert values(queues, place(queues, "auto")) == numbered(0, 10)
+
+
+def test_a_property_that_the_client_does_not_know_is_an_error(queues: Queues) -> None:
+    queues.create()
+    queues.send(10)
+    with pytest.raises(InvalidOption, match=r"kafka\.\*.*sasl\.passwort"):
+        values(queues, place(queues, kafka_properties=(("sasl.passwort", "x"),)))
+
+
+def test_a_queue_without_messages_gives_none_and_one_that_is_not_there_is_an_error(queues: Queues) -> None:
+    with pytest.raises(ServerFailed, match=r"t[0-9]+-q"):
+        values(queues, place(queues), 0, 100)
+    queues.create()
+    assert values(queues, place(queues), 0, 100) == []
+
+
+def test_a_server_with_another_engine_has_no_kafka_to_read_from(server: Server, tmp_path: Path) -> None:
+    embedded = Queues(server, None, tmp_path)
+    embedded.create()
+    embedded.send(10)
+    with pytest.raises(InvalidOption, match="is not Kafka: leave readFrom out"):
+        values(embedded, place(embedded))
+    assert values(embedded, place(embedded, "auto")) == numbered(0, 10)
