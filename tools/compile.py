@@ -23,6 +23,7 @@ SOURCES = ROOT / "src"
 OUTPUT = ROOT / "build" / "compiled"
 
 COMPILED = (
+    "cluster/routed.py",
     "core/*.py",
     "server/metrics.py",
     "server/shard.py",
