@@ -43,7 +43,7 @@ from penstock.spark.server import ServerPlace
 from penstock.store.errors import StoreDamaged
 from penstock.store.journal.kafka_records import MARKER_KEY, Assembly, value_key
 
-WORTH_BYTES = 8 << 20
+WORTH_BYTES = 32 << 20
 """Less than this is read from the server, unless Kafka is asked for by name."""
 HELD_BYTES_MAX = 64 << 20
 """What came before its turn is held, up to this; then the one whose turn it is comes from the server."""
@@ -60,6 +60,7 @@ UNREACHABLE_S = 60.0
 """How long a process does not try again to reach a Kafka that did not answer."""
 _KEYS_PER_REQUEST = 10_000
 _TURN_MESSAGES = 100
+_FETCH_BYTES = 8 << 20
 _BUFFERED_KBYTES = 32 << 10
 _TURN_S = 0.05
 
@@ -230,6 +231,8 @@ class Search:
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,
+            "fetch.message.max.bytes": _FETCH_BYTES,
+            "fetch.queue.backoff.ms": 5,  # a second would pass, each time that enough is buffered
             "queued.max.messages.kbytes": _BUFFERED_KBYTES,
             "error_cb": self._errors.append,
             "logger": log,
