@@ -32,7 +32,7 @@ from penstock.cluster.group import nodes_group
 from penstock.cluster.ledger import Ledger, Record, encode
 from penstock.store.errors import LogUnavailable, LogUnsafe
 from penstock.store.journal.kafka_options import KafkaOptions
-from penstock.store.journal.kafka_topics import check_topic, made_client, said, topic_config
+from penstock.store.journal.kafka_topics import check_topic, made_client, said, topic_config, when_known
 
 READ_RECORDS_MAX = 1_000
 POLL_S = 0.05
@@ -177,7 +177,8 @@ class Membership:
                 }
             )
         )
-        _, self._end = reader.get_watermark_offsets(TopicPartition(self._options.partitions_topic, 0), ADMIN_S)
+        partition = TopicPartition(self._options.partitions_topic, 0)
+        _, self._end = when_known(lambda: reader.get_watermark_offsets(partition, ADMIN_S))
         reader.assign([TopicPartition(self._options.partitions_topic, 0, _BEGINNING)])
         return reader
 
@@ -278,7 +279,7 @@ def _check_topic(admin: AdminClient, topic: str, options: KafkaOptions) -> None:
     if len(partitions) != 1:
         raise LogUnsafe(f"the topic {topic} has {len(partitions)} partitions: it must have one")
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    found = admin.describe_configs([resource], request_timeout=ADMIN_S)[resource].result(ADMIN_S)
+    found = when_known(lambda: admin.describe_configs([resource], request_timeout=ADMIN_S)[resource].result(ADMIN_S))
     check_topic(topic, len(partitions[0].replicas), {name: str(entry.value) for name, entry in found.items()}, options)
 
 

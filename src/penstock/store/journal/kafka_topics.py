@@ -53,6 +53,17 @@ class LogTopics:
     """How long Kafka remembers what was deleted, for readers that are behind."""
 
 
+_NOT_KNOWN_YET = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+
+
 def made_client(make: Callable[[dict[str, Any]], _T], options: KafkaOptions, **properties: Any) -> _T:
     """A client of librdkafka's; what it does not like about the properties is said in our words."""
     config = {**options.client_properties(), "logger": log}
@@ -144,6 +155,20 @@ def _mind_creation(error: KafkaException, name: str, options: KafkaOptions) -> N
     raise error
 
 
+def when_known(ask: Callable[[], _T], patience_s: float = ADMIN_TIMEOUT_S) -> _T:
+    """Ask again while Kafka does not know the topic: with several brokers, one that was just made is not known to all
+    at once, nor is who leads it.
+    """
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in _NOT_KNOWN_YET or time.monotonic() > deadline_s:
+                raise
+        time.sleep(0.05)
+
+
 def _described(admin: AdminClient, names: tuple[str, ...]) -> dict[str, TopicDescription]:
     """What Kafka says of the topics. One that was just made may take a moment to be known at every broker."""
     deadline = time.monotonic() + ADMIN_TIMEOUT_S
@@ -167,8 +192,9 @@ def _result(answer: Future[_T]) -> _T:
 
 def _config(admin: AdminClient, name: str) -> dict[str, str]:
     resource = ConfigResource(ResourceType.TOPIC, name)
-    (answer,) = admin.describe_configs([resource], request_timeout=ADMIN_TIMEOUT_S).values()
-    entries: Mapping[str, ConfigEntry] = answer.result(ADMIN_TIMEOUT_S)
+    entries: Mapping[str, ConfigEntry] = when_known(
+        lambda: _result(admin.describe_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource])
+    )
     return {key: str(entry.value) for key, entry in entries.items()}
 
 
