@@ -137,7 +137,7 @@ EXAMPLES: list[tuple[Command, Any]] = [
     (commands.AckUpTo(queue="q", channel="c", offset=5), 4),
     (
         commands.FindOffsets(queue="q", times_ms=(5, 6), after=7, bytes_max=8),
-        commands.Offsets("q", 1, 2, 3, [4, 5], 6),
+        commands.Offsets("q", 1, 2, 3, [4, 5], 6, 7),
     ),
     (
         commands.ListChunks(queue="q", offset=5, end=7, limit=6),

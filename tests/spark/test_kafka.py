@@ -243,6 +243,12 @@ def test_a_queue_without_messages_gives_none_and_one_that_is_not_there_is_an_err
     assert values(queues, place(queues), 0, 100) == []
 
 
+def test_a_queue_with_several_partitions_is_refused_and_not_read_in_part(queues: Queues) -> None:
+    queues.create(partitions=3)
+    with contextlib.closing(place(queues)) as at, pytest.raises(InvalidOption, match="has 3 partitions: only queues"):
+        at.find([queues.name()])
+
+
 def test_a_server_with_another_engine_has_no_kafka_to_read_from(server: Server, tmp_path: Path) -> None:
     embedded = Queues(server, None, tmp_path)
     embedded.create()

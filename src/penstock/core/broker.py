@@ -1593,7 +1593,8 @@ class Broker:
         end = queue.next_sequence
         cut = end if command.bytes_max is None else position.offset_after(queue, command.after, command.bytes_max)
         at_times = [queue.first_from(time_ms) for time_ms in command.times_ms]
-        return Offsets(queue.name, queue.id, position.first_offset(queue), end, at_times, cut)
+        partitions = min(queue.config.partitions, self.meta.shards)
+        return Offsets(queue.name, queue.id, position.first_offset(queue), end, at_times, cut, partitions)
 
     def _list_chunks(self, command: ListChunks) -> ChunkList:
         queue = self._queue(command.queue)

@@ -689,6 +689,8 @@ class Offsets(msgspec.Struct):
     at_times: list[int]
     cut: int
     """Up to where one may read; `end` when no `bytes_max` was given."""
+    partitions: int = 1
+    """Over how many shards the queue is spread: the others have messages of their own."""
 
 
 class ListChunks(Command):

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.core.commands import Offsets
-from penstock.spark.errors import ServerFailed
+from penstock.spark.errors import InvalidOption, ServerFailed
 from penstock.spark.options import Where
 from penstock.spark.place import Range
 
@@ -96,6 +96,15 @@ class Connection:
             self._connection = None
 
 
+def _check_partitions(at: Offsets) -> None:
+    """Reading one partition of several would leave messages out, and nobody would notice."""
+    if at.partitions > 1:
+        raise InvalidOption(
+            f"queue {at.queue!r} has {at.partitions} partitions: only queues with one can be read from Spark. Leave it "
+            "out, or copy it to a queue with one"
+        )
+
+
 def _trusting(ca_file: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
@@ -147,7 +156,10 @@ class ServerPlace:
             "bytes_max": dict(bytes_max or {}),
         }
         reply = self._connection.ask("POST", "/v1/bulk/offsets", body)
-        return {each["queue"]: msgspec.convert(each, Offsets) for each in reply["offsets"]}
+        found = {each["queue"]: msgspec.convert(each, Offsets) for each in reply["offsets"]}
+        for at in found.values():
+            _check_partitions(at)
+        return found
 
     def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
         """The messages of a range that are there. When the connection breaks, it goes on where it was."""
