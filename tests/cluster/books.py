@@ -46,6 +46,8 @@ class Report:
     errors: Counter[str]
     silence_s: float
     silent_queue: str
+    by_queue: str
+    """Sent / received / acknowledged."""
     violations: dict[str, list[str]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
@@ -61,6 +63,7 @@ class Report:
             f"received {self.received}, {broken}, duplicates {self.duplicates}, errors {self.errors.total()}, "
             f"longest silence {self.silence_s:.1f} s ({self.silent_queue})"
         ]
+        lines.append(f"    sent/received/acknowledged: {self.by_queue}")
         lines += [f"    {name}: {', '.join(found[:10])}" for name, found in self.violations.items() if found]
         lines += [f"    {count} times: {error}" for error, count in self.errors.most_common(8)]
         return "\n".join([*lines, *(f"    {remark}" for remark in self.remarks)])
@@ -152,6 +155,14 @@ class Books:
                 highest = max(highest, number)
         return found
 
+    def _by_queue(self) -> str:
+        acked = Counter(queue for queue, _ in self._acked_s)
+        names = sorted({*self._confirmed, *self._received})
+        return ", ".join(
+            f"{name} {len(self._confirmed.get(name, ()))}/{len(self._received.get(name, ()))}/{acked[name]}"
+            for name in names
+        )
+
     def report(self, name: str, seed: int, left: list[str], remarks: list[str]) -> Report:
         """Count."""
         lost = self.missing()
@@ -168,6 +179,7 @@ class Books:
                 errors=Counter(self.errors),
                 silence_s=self._silence_s[silent],
                 silent_queue=silent,
+                by_queue=self._by_queue(),
                 violations={
                     "lost": lost,
                     "after ack": self._after_ack,

@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=None, help="the first of them; at random if not given")
     parser.add_argument("--config", action="append", help="only this configuration; may be given several times")
     parser.add_argument("--session", type=float, default=SESSION_S, help="the nodes' session timeout in seconds")
-    parser.add_argument("--keep", type=Path, help="where to keep the nodes' logs of runs that were not good")
+    parser.add_argument("--keep", type=Path, help="where to keep the nodes' logs")
     parser.add_argument("--no-model", action="store_true")
     parser.add_argument("--list", action="store_true", help="print the configurations")
     given = parser.parse_args()
@@ -161,7 +161,7 @@ def _run_and_tell(configuration: Configuration, seed: int, given: argparse.Names
             print(report, flush=True)
         except Exception as error:
             print(f"{configuration.name} (seed {seed}): could not be run: {type(error).__name__}: {error}", flush=True)
-        if not is_good and given.keep is not None:
+        if given.keep is not None:
             kept = given.keep / f"{configuration.name.replace(' ', '-')}-{seed}"
             kept.mkdir(parents=True, exist_ok=True)
             for log in directory.glob("*.log"):
