@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from penstock.core.chunk import Chunk
 from penstock.spark import kafka as reading
-from penstock.spark.errors import InvalidOption, ServerFailed
-from penstock.spark.kafka import KafkaPlace
-from penstock.spark.options import Where
+from penstock.spark.errors import DataLoss, InvalidOption, ServerFailed
+from penstock.spark.kafka import KafkaPlace, Listing
+from penstock.spark.options import SourceOptions, Where
 from penstock.spark.place import Range
 from penstock.spark.server import Connection
+from penstock.spark.source import RangePartition, read_range
+from penstock.store.journal.kafka_records import value_key
 from penstock.wire.pieces import Target, encode_section
 from tests.cluster.nodes import settings_text
-from tests.compat.server import Server, serving
+from tests.compat.server import Server, serving, until
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tests.ports import free_port
 from tests.spark.running import Queues
@@ -32,6 +35,11 @@ from tools.kafka import KafkaCluster
 
 MESSAGE_BYTES_MAX = 100_000
 """So that larger chunks are in parts."""
+SOON_CLEANED = """
+[kafka.topic_properties]
+"segment.ms" = 500
+"min.cleanable.dirty.ratio" = 0.01
+"""
 _READS = re.compile(r'^penstock_requests_total\{(?=.*action="read")(?=.*protocol="bulk").*\} (\S+)$', re.MULTILINE)
 
 
@@ -40,7 +48,7 @@ def node(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     directory = tmp_path_factory.mktemp("node")
     config = directory / "penstock.toml"
     text = settings_text(kafka, unique_prefix("spark"), "n1", directory / "data", session_s=6.0)
-    config.write_text(f"{text}message_bytes_max = {MESSAGE_BYTES_MAX}\n")
+    config.write_text(f"{text}message_bytes_max = {MESSAGE_BYTES_MAX}\n{SOON_CLEANED}")
     with serving(directory, "--config", str(config)) as running:
         yield running
 
@@ -155,6 +163,49 @@ def test_what_goes_between_the_question_and_the_reading_is_still_read(
 
     monkeypatch.setattr(KafkaPlace, "_list", list_then_finish)
     assert values(queues, place(queues), 0, 300) == numbered(0, 300)
+
+
+def stored_keys(listing: Listing) -> Iterator[bytes]:
+    """The chunks that a partition holds now, with their bytes."""
+    partition = TopicPartition(listing.topic, listing.partition)
+    settings = {"bootstrap.servers": listing.bootstrap, "group.id": unique_prefix(), "enable.partition.eof": True}
+    consumer = Consumer({**settings, "isolation.level": "read_committed", "fetch.wait.max.ms": 10})
+    try:
+        partition.offset = consumer.get_watermark_offsets(partition, 60)[0]
+        consumer.assign([partition])
+        while (message := consumer.poll(60)) is not None and message.error() is None:
+            if message.value() is not None:
+                yield value_key(message.key())
+        assert message is not None and message.error().code() == KafkaError._PARTITION_EOF
+    finally:
+        consumer.close()
+
+
+def test_chunks_that_kafka_has_cleaned_away_are_looked_for_at_the_server_which_knows_whether_they_are_lost(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues.create()
+    queues.send(300, chunk=100)
+    asked = Range(queues.name(), 0, 300, 0)
+    with contextlib.closing(place(queues)) as at:
+        listing = at._list(asked)
+        assert listing is not None
+        gone = {key.packed for key in listing.keys}
+        assert len(gone & set(stored_keys(listing))) == 3
+        at.ack_up_to("main", {asked.queue: 300})
+
+    def is_cleaned() -> bool:
+        queues.send(1, start=300)  # a segment is closed when something comes after it
+        return not gone & set(stored_keys(listing))
+
+    until(is_cleaned, 60)
+    monkeypatch.setattr(KafkaPlace, "_list", lambda *_: listing)
+    before = reads(queues.server)
+    assert values(queues, place(queues), 0, 300) == []
+    assert reads(queues.server) == before + 1
+    options = SourceOptions.parse({"url": queues.url, "subscribe": asked.queue, "readFrom": "kafka"}, streaming=True)
+    with pytest.raises(DataLoss, match="messages 0 to 299"):
+        list(read_range(options, RangePartition(asked)))
 
 
 def test_a_chunk_that_is_not_found_in_kafka_comes_from_the_server_in_its_place(
