@@ -112,6 +112,26 @@ def test_messages_are_pushed_while_there_is_credit(server: Server) -> None:
     assert client.ask(["QueueStats", "orders"], 8)["channels"]["main"]["ready"] == 1
 
 
+def test_credit_that_comes_before_the_push_has_started_counts(server: Server) -> None:
+    client = Client(server)
+    client.ask(["Send", "orders", [b"a", b"b", b"c"]], 1)
+    client.socket.send(pack([[2, ["StartPush", "orders", "main", 1]], [3, ["AddPushCredit", 2, 2]]]))
+    assert client.answer(3) is None
+    counts = []
+    while sum(counts) < 3:
+        counts += [Chunk.decode(run[0]).count for run in client.answer(2, (PUSH,))[6]]
+    assert sum(counts) == 3
+
+
+def test_credit_that_comes_before_a_push_that_cannot_start_is_refused(server: Server) -> None:
+    client = Client(server)
+    client.socket.send(pack([[2, ["StartPush", "nowhere", "main", 1]], [3, ["AddPushCredit", 2, 2]]]))
+    with pytest.raises(LookupError, match="QueueNotFound"):
+        client.answer(2)
+    with pytest.raises(LookupError, match="SessionNotFound"):
+        client.answer(3)
+
+
 def test_a_deleted_queue_ends_its_pushes(server: Server) -> None:
     client = Client(server)
     client.ask(["CreateQueue", "orders"], 1)

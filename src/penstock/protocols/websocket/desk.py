@@ -68,12 +68,15 @@ class Open:
 class Push:
     """A subscription: the shard's ticket for deliveries that nobody asks for one by one."""
 
-    __slots__ = ("deliveries", "desk", "number", "subscription")
+    __slots__ = ("deliveries", "desk", "early", "number", "subscription")
 
     def __init__(self, desk: Desk, number: int) -> None:
         self.desk = desk
         self.number = number
         self.subscription = 0
+        """0 until the shard has answered."""
+        self.early: list[Open] = []
+        """Credit for it that came before that: with many shards, messages may be there before the answer is."""
         self.deliveries: list[Delivery] = []
 
     def take(self, delivery: Delivery) -> None:
@@ -317,9 +320,14 @@ class Desk:
         if call.error is not None:
             self._pushes.pop(push.number, None)
             self._answer(push.number, Kind.ERROR, pack_error(call.error))
-            return
-        push.subscription = call.reply.subscription
-        self._answer(push.number, Kind.REPLY, None)
+        else:
+            push.subscription = call.reply.subscription
+            self._answer(push.number, Kind.REPLY, None)
+        early, push.early = push.early, []
+        for request in early:
+            assert isinstance(request.command, AddCredit)
+            request.command.subscription = push.subscription  # 0, or one that was stopped: that is refused
+            request.call = self._shard.submit(request.command, request.settled)
 
     def pushed(self, push: Push, delivery: Delivery) -> None:
         """A delivery of a subscription may leave."""
@@ -338,7 +346,12 @@ class Desk:
             raise SessionNotFound(f"push {command.push} has ended, or never was: start another one")
         if not 1 <= command.credit <= self._limits.credit_max:
             raise InvalidRequest(f"credit is {command.credit}: it must be from 1 to {self._limits.credit_max}")
-        self._submit(number, AddCredit(subscription=push.subscription, credit=command.credit))
+        credit = AddCredit(subscription=push.subscription, credit=command.credit)
+        if push.subscription:
+            self._submit(number, credit)
+        else:
+            self._open[number] = request = Open(self, number, credit)
+            push.early.append(request)
 
     def _stop_push(self, number: int, command: StopPush) -> None:
         push = self._pushes.pop(command.push, None)
