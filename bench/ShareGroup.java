@@ -1,0 +1,97 @@
+// A share group's consumer for bench/share_group.py. Each line that it reads is a turn: TOPIC COUNT MODE. It consumes so
+// many messages, acknowledges each, and prints how many seconds that took.
+
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.concurrent.TimeUnit;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AlterConfigOp;
+import org.apache.kafka.clients.admin.ConfigEntry;
+import org.apache.kafka.clients.consumer.AcknowledgeType;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.ConsumerRecords;
+import org.apache.kafka.clients.consumer.KafkaShareConsumer;
+import org.apache.kafka.common.config.ConfigResource;
+import org.apache.kafka.common.serialization.ByteArrayDeserializer;
+
+public final class ShareGroup {
+    private static final Duration POLL = Duration.ofMillis(500);
+    private static final long SILENCE_NS_MAX = TimeUnit.SECONDS.toNanos(60);
+
+    private final String bootstrap;
+    private final int inFlight;
+
+    private ShareGroup(String bootstrap, int inFlight) {
+        this.bootstrap = bootstrap;
+        this.inFlight = inFlight;
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        ShareGroup bench = new ShareGroup(arguments[0], Integer.parseInt(arguments[1]));
+        BufferedReader turns = new BufferedReader(new InputStreamReader(System.in));
+        for (String line = turns.readLine(); line != null; line = turns.readLine()) {
+            String[] turn = line.split(" ");
+            System.out.println(bench.consume(turn[0], Integer.parseInt(turn[1]), turn[2].equals("sync")));
+            System.out.flush();
+        }
+    }
+
+    /** Seconds from the first messages until the last acknowledgement is confirmed; joining the group does not count. */
+    private double consume(String topic, int count, boolean isEachCommitted) throws Exception {
+        String group = topic + "-group";
+        startAtTheBeginning(group);
+        try (KafkaShareConsumer<byte[], byte[]> consumer = new KafkaShareConsumer<>(settings(group))) {
+            consumer.subscribe(List.of(topic));
+            long startNs = 0;
+            long heardNs = System.nanoTime();
+            int left = count;
+            while (left > 0) {
+                ConsumerRecords<byte[], byte[]> records = consumer.poll(POLL);
+                long nowNs = System.nanoTime();
+                if (records.isEmpty() && nowNs - heardNs > SILENCE_NS_MAX) {
+                    throw new IllegalStateException(left + " of " + count + " messages do not come");
+                }
+                if (!records.isEmpty()) {
+                    heardNs = nowNs;
+                    startNs = startNs == 0 ? nowNs : startNs;
+                }
+                for (ConsumerRecord<byte[], byte[]> record : records) {
+                    consumer.acknowledge(record, AcknowledgeType.ACCEPT);
+                    left--;
+                    if (isEachCommitted) {
+                        consumer.commitSync();
+                    }
+                }
+            }
+            consumer.commitSync();
+            return (System.nanoTime() - startNs) / 1e9;
+        }
+    }
+
+    private Properties settings(String group) {
+        Properties settings = new Properties();
+        settings.put("bootstrap.servers", bootstrap);
+        settings.put("group.id", group);
+        settings.put("key.deserializer", ByteArrayDeserializer.class.getName());
+        settings.put("value.deserializer", ByteArrayDeserializer.class.getName());
+        settings.put("share.acknowledgement.mode", "explicit");
+        settings.put("share.acquire.mode", "record_limit");
+        settings.put("max.poll.records", inFlight);
+        return settings;
+    }
+
+    private void startAtTheBeginning(String group) throws Exception {
+        Properties settings = new Properties();
+        settings.put("bootstrap.servers", bootstrap);
+        try (Admin admin = Admin.create(settings)) {
+            ConfigEntry earliest = new ConfigEntry("share.auto.offset.reset", "earliest");
+            AlterConfigOp change = new AlterConfigOp(earliest, AlterConfigOp.OpType.SET);
+            ConfigResource of = new ConfigResource(ConfigResource.Type.GROUP, group);
+            admin.incrementalAlterConfigs(Map.of(of, List.of(change))).all().get(60, TimeUnit.SECONDS);
+        }
+    }
+}
