@@ -97,6 +97,11 @@ class Books:
                 self._note_service(queue)
             self._served_s = {}
 
+    def unserved_since(self, since_s: float) -> list[str]:
+        """The queues to which no send was confirmed since then."""
+        with self._lock:
+            return [queue for queue, served_s in self._served_s.items() if served_s < since_s]
+
     def sent(self, queue: str, body: str) -> None:
         """A send was confirmed."""
         with self._lock:
@@ -163,7 +168,7 @@ class Books:
             for name in names
         )
 
-    def report(self, name: str, seed: int, left: list[str], remarks: list[str]) -> Report:
+    def report(self, name: str, seed: int, left: list[str], unserved: list[str], remarks: list[str]) -> Report:
         """Count."""
         lost = self.missing()
         with self._lock:
@@ -187,6 +192,7 @@ class Books:
                     "at most": [body for body, count in self._received.get(ONCE, Counter()).items() if count > 1],
                     "moved twice": letters,
                     "left": left,
+                    "unserved": unserved,
                 },
                 remarks=tuple(remarks),
             )

@@ -32,6 +32,7 @@ from tests.cluster.load import LEASE_S, Load, create_queues, left_in_queues
 from tests.cluster.world import NAMES, Fault, World, world
 
 SESSION_S = 6.0
+SERVICE_S_MAX = 90.0
 DRAIN_S_MAX = 120.0
 PACE_S = 0.15
 """How long each of the senders waits between two messages, on average."""
@@ -78,6 +79,7 @@ def run(chosen: Configuration, seed: int, seconds: float, *, session_s: float, d
         try:
             books.begin()
             _make_faults(found, chosen, chance, seconds)
+            unserved = _await_service(found, books)
             for load in loads:
                 load.stop_sending()
             books.end()
@@ -87,7 +89,7 @@ def run(chosen: Configuration, seed: int, seconds: float, *, session_s: float, d
                 load.stop()
             for load in loads:
                 found.remarks += load.join()
-        return books.report(chosen.name, seed, left, found.remarks)
+        return books.report(chosen.name, seed, left, unserved, found.remarks)
 
 
 def _make_faults(found: World, chosen: Configuration, chance: random.Random, seconds: float) -> None:
@@ -102,6 +104,15 @@ def _make_faults(found: World, chosen: Configuration, chance: random.Random, sec
         found.tend()
         print(f"    {fault.__name__}: {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
         time.sleep(chance.choice([0.5, 2.0, 5.0]))
+
+
+def _await_service(found: World, books: Books) -> list[str]:
+    """Go on sending until every queue takes messages again; the queues that do not."""
+    since_s = time.monotonic()
+    while (unserved := books.unserved_since(since_s)) and time.monotonic() < since_s + SERVICE_S_MAX:
+        found.tend()
+        time.sleep(0.1)
+    return unserved
 
 
 def _drain(found: World, books: Books) -> list[str]:

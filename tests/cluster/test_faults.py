@@ -30,7 +30,7 @@ def test_nothing_is_lost_when_a_node_is_killed_and_another_is_cut_from_the_broke
 def closed(books: Books) -> Report:
     books.begin()
     books.end()
-    return books.report("test", 0, [], [])
+    return books.report("test", 0, [], [], [])
 
 
 def test_the_books_find_what_was_lost() -> None:
@@ -70,6 +70,14 @@ def test_the_books_find_disorder_among_what_was_confirmed() -> None:
     assert closed(books).is_good, "1 was never confirmed: it may have been sent late"
     books.sent("line.fifo", "a-1")
     assert closed(books).violations["disorder"] == ["a: 1 after 2"]
+
+
+def test_the_books_know_which_queue_is_silent() -> None:
+    books = Books()
+    books.begin()
+    books.sent("news", "a-1")
+    assert "news" not in books.unserved_since(0.0)
+    assert set(books.unserved_since(float("inf"))) == {"orders", "line.fifo", "work", "news", ONCE}
 
 
 def test_the_books_find_what_came_twice_and_must_not() -> None:
