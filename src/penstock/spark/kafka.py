@@ -235,7 +235,7 @@ class Search:
             "fetch.queue.backoff.ms": 5,  # a second would pass, each time that enough is buffered
             "queued.max.messages.kbytes": _BUFFERED_KBYTES,
             "error_cb": self._errors.append,
-            "logger": log,
+            "log_level": 0,  # what is wrong is said once, when it is given up
         }
         try:
             return Consumer(properties)
@@ -267,7 +267,7 @@ class Search:
     def _reason(self, error: Any) -> str:
         """What was heard before may say more than a timeout does."""
         self._consumer.poll(0)
-        return "; ".join(dict.fromkeys(each.str() for each in (error, *self._errors[:3])))
+        return "; ".join(dict.fromkeys(each.str() for each in (error, *self._errors[:1])))
 
     def _give_up(self, why: str) -> None:
         self.is_over = True
