@@ -26,6 +26,7 @@ from penstock.cluster.group import living
 from penstock.cluster.ledger import ClusterRecord, ControllerRecord, Ledger, Record, ServingRecord, ShardRecord, encode
 from penstock.cluster.plan import Member, ShardLoad, plan
 from penstock.store.journal.kafka_options import KafkaOptions
+from penstock.store.journal.kafka_topics import made_client
 
 ENTROPY_BYTES = 64
 ASK_S = 10.0
@@ -163,7 +164,7 @@ class Controller:
     def _alive(self, now_s: float) -> list[str]:
         """The nodes in the group that have said where they are, and do not leave."""
         if now_s - self._asked_s >= self._look_s:
-            self._admin = self._admin or AdminClient(self._options.client_properties())
+            self._admin = self._admin or made_client(AdminClient, self._options)
             self._members = living(self._admin, self._options, ASK_S)
             self._asked_s = now_s
         nodes = self._ledger.nodes
