@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.kafka import kafka, unique_prefix  # noqa: F401
-from tools.kafka import KafkaCluster, KafkaError, down, free_ports, up, where
+from tools.kafka import KafkaCluster, KafkaError, down, free_ports, new_cluster_id, up, where
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,6 +35,12 @@ def is_gone(pid: int) -> bool:
         return ") Z " in Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return True
+
+
+def test_no_cluster_has_an_id_that_looks_like_an_option() -> None:
+    """One in 64 would: then no broker could be formatted."""
+    drawn = iter([b"\xf8" + bytes(15), b"\xfb" * 16, bytes(16)])
+    assert new_cluster_id(drawn.__next__) == "A" * 22
 
 
 def test_the_broker_takes_transactions(kafka: KafkaCluster) -> None:  # noqa: F811

@@ -28,7 +28,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -325,7 +325,7 @@ class KafkaCluster:
         self._format()
 
     def _format(self) -> None:
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster_id = new_cluster_id()
         archive = [option for option in self._java_options if "SharedArchiveFile" in option]
         tool = self._java(*archive, "-Xmx128m", QUICK_TO_START, "kafka.tools.StorageTool", "format")
         commands = [[*tool, "-t", cluster_id, "-c", str(broker.settings_path)] for broker in self._brokers]
@@ -378,6 +378,14 @@ class KafkaCluster:
             broker.guard.kill()
             broker.guard.communicate()
             broker.guard = None
+
+
+def new_cluster_id(random_bytes: Callable[[], bytes] = lambda: uuid.uuid4().bytes) -> str:
+    """An id as Kafka makes them: none that begins with a dash, which its tools would take for an option."""
+    while True:
+        found = base64.urlsafe_b64encode(random_bytes()).decode().rstrip("=")
+        if not found.startswith("-"):
+            return found
 
 
 def server_settings(brokers: Sequence[_Broker], broker: _Broker) -> dict[str, object]:

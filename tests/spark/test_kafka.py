@@ -27,12 +27,13 @@ from penstock.spark.source import RangePartition, read_range
 from penstock.store.journal.kafka_records import value_key
 from penstock.wire.pieces import Target, encode_section
 from tests.cluster.nodes import settings_text
-from tests.compat.server import Server, serving, until
+from tests.compat.server import Server, until
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tests.ports import free_port
 from tests.spark.running import Queues
 from tools.kafka import KafkaCluster
 
+START_S_MAX = 120.0
 MESSAGE_BYTES_MAX = 100_000
 """So that larger chunks are in parts."""
 SOON_CLEANED = """
@@ -49,8 +50,20 @@ def node(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     config = directory / "penstock.toml"
     text = settings_text(kafka, unique_prefix("spark"), "n1", directory / "data", session_s=6.0)
     config.write_text(f"{text}message_bytes_max = {MESSAGE_BYTES_MAX}\n{SOON_CLEANED}")
-    with serving(directory, "--config", str(config)) as running:
+    running = Server(directory, "--config", str(config))
+    try:
+        start(running)
         yield running
+    finally:
+        running.kill()
+    assert running.failures_logged() == []
+
+
+def start(node: Server) -> None:
+    """Start, and wait until every shard is served: that takes longer than one server alone, after a kill above all."""
+    node.begin()
+    until(lambda: (node.directory / "ready.json").exists() or node.process.poll() is not None, START_S_MAX)
+    node.wait_until_ready()
 
 
 @pytest.fixture
@@ -111,7 +124,7 @@ def test_a_stream_reads_from_kafka_and_commits_to_its_channel_across_a_killed_no
     assert reads(queues.server) == before
     assert queues.channels()["spark"]["ready"] <= 1_000, "the first batch is committed"
     queues.server.kill()
-    queues.server.start()
+    start(queues.server)
     queues.send(1_000, start=2_000)
     queues.run(stream())
     assert queues.output() == list(range(3_000))
