@@ -7,11 +7,12 @@ import ssl
 from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
 from typing import Any
+from urllib.parse import parse_qsl
 
 from penstock.client.aio.penstock import AsyncPenstock
-from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
+from penstock.client.remote.address import ROUTINGS, TRANSPORTS, Address, Options, RoutingName, TransportName
 from penstock.client.remote.background import ThreadedCaller
-from penstock.client.remote.caller import RemoteCaller
+from penstock.client.remote.routed import open_caller
 from penstock.client.sync.penstock import Penstock
 from penstock.client.times import Seconds, length_ms
 from penstock.core.errors import InvalidRequest
@@ -28,6 +29,7 @@ def connect(
     retry_for: Seconds | None = None,
     heartbeat: Seconds = 10.0,
     prefetch: int | Mapping[str, int] = 0,
+    routing: RoutingName | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Penstock:
     """Connect to a server: `penstock://host:9325`, or `penstocks://host:9325` for TLS. The same API as `open`.
@@ -36,8 +38,11 @@ def connect(
     deliveries. `transport`: "websocket", "long_poll" or "poll"; by default the first of them that works. `timeout`:
     how long a call waits for its answer, reconnecting included. `retry_for`: how long to try to reconnect (None: for
     ever). `prefetch`: how many messages to have here before they are asked for, one number or one for each queue.
+    `routing`: "direct" goes straight to the node of a cluster that has the queue; by default the server that is named
+    forwards. In the URL: `penstock://host:9325?routing=direct`.
     """
-    options = _options(token, name, transport, timeout, connect_timeout, retry_for, heartbeat, prefetch, tls)
+    url, routing = _routing(url, routing)
+    options = _options(token, name, transport, timeout, connect_timeout, retry_for, heartbeat, prefetch, routing, tls)
     return Penstock(ThreadedCaller.connect(Address.parse(url), options))
 
 
@@ -52,12 +57,14 @@ def connect_async(
     retry_for: Seconds | None = None,
     heartbeat: Seconds = 10.0,
     prefetch: int | Mapping[str, int] = 0,
+    routing: RoutingName | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncConnecting:
     """As `connect`, for the tasks of one event loop: `async with penstock.connect_async(url) as ps`."""
-    options = _options(token, name, transport, timeout, connect_timeout, retry_for, heartbeat, prefetch, tls)
+    url, routing = _routing(url, routing)
+    options = _options(token, name, transport, timeout, connect_timeout, retry_for, heartbeat, prefetch, routing, tls)
     address = Address.parse(url)
-    return AsyncConnecting(lambda: RemoteCaller.connect(address, options))
+    return AsyncConnecting(lambda: open_caller(address, options))
 
 
 class AsyncConnecting:
@@ -93,6 +100,7 @@ def _options(
     retry_for: Seconds | None,
     heartbeat: Seconds,
     prefetch: int | Mapping[str, int],
+    routing: RoutingName,
     tls: ssl.SSLContext | None,
 ) -> Options:
     if transport is not None and transport not in TRANSPORTS:
@@ -100,6 +108,11 @@ def _options(
     credits = [prefetch] if isinstance(prefetch, int) else prefetch.values()
     if any(not isinstance(credit, int) or credit < 0 for credit in credits):
         raise InvalidRequest(f"prefetch is {prefetch!r}: give a number of messages, from 0 up, or one for each queue")
+    if routing == "direct" and isinstance(prefetch, int) and prefetch:
+        raise InvalidRequest(
+            "queues with prefetching are not routed, so prefetch for every queue leaves nothing for routing='direct': "
+            "name the queues to prefetch, or leave one of the two out"
+        )
     return Options(
         token=token,
         name=name,
@@ -109,8 +122,25 @@ def _options(
         retry_for=None if retry_for is None else _seconds(retry_for, "retry_for"),
         heartbeat=_seconds(heartbeat, "heartbeat"),
         prefetch=prefetch if isinstance(prefetch, int) else dict(prefetch),
+        routing=routing,
         tls=tls,
     )
+
+
+def _routing(url: str, routing: RoutingName | None) -> tuple[str, RoutingName]:
+    """A URL without its `?routing=...`, and what it said; an argument counts more.
+
+    >>> _routing("penstock://host?routing=direct", None), _routing("penstock://host", None)
+    (('penstock://host', 'direct'), ('penstock://host', 'forward'))
+    """
+    bare, mark, query = url.partition("?")
+    said = parse_qsl(query, keep_blank_values=True)
+    if mark and [name for name, _ in said] != ["routing"]:
+        raise InvalidRequest(f"{url!r}: after the ? of a server's address there can only be routing=direct")
+    chosen = routing or (said[0][1] if said else "forward")
+    if chosen not in ROUTINGS:
+        raise InvalidRequest(f"there is no routing {chosen!r}; the routings are: {', '.join(ROUTINGS)}")
+    return bare, chosen
 
 
 def _seconds(length: Seconds, what: str) -> float:

@@ -18,6 +18,10 @@ TransportName = Literal["websocket", "long_poll", "poll"]
 TRANSPORTS: tuple[TransportName, ...] = ("websocket", "long_poll", "poll")
 """From the best to the one that works everywhere."""
 
+RoutingName = Literal["forward", "direct"]
+ROUTINGS: tuple[RoutingName, ...] = ("forward", "direct")
+"""Through one node of a cluster, which forwards; or to each queue's owner."""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -84,6 +88,8 @@ class Options:
     """How often a silent connection is asked whether it is alive; it has as long to answer."""
     prefetch: int | Mapping[str, int] = 0
     """Messages to have here before they are asked for; one number for every queue, or one for each."""
+    routing: RoutingName = "forward"
+    """Through one node, or straight to each queue's owner."""
     tls: ssl.SSLContext | None = None
     """How to trust a TLS server; None: as the system does."""
 

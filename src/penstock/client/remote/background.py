@@ -19,6 +19,8 @@ from penstock.client.listening import Hearer
 from penstock.client.remote.address import Address, Options, TransportName
 from penstock.client.remote.caller import RemoteCaller
 from penstock.client.remote.request import Outstanding
+from penstock.client.remote.routed import RoutedCaller, open_caller
+from penstock.client.remote.routed_stream import RoutedStream
 from penstock.client.remote.stream import Stream
 from penstock.core.commands import Command, Damage
 from penstock.core.errors import NotSent
@@ -91,7 +93,7 @@ class _Waiting:
 class ThreadedStream:
     """A `Stream` for threads. What it brings is handed on in the loop's thread."""
 
-    def __init__(self, stream: Stream, host: _Background) -> None:
+    def __init__(self, stream: Stream | RoutedStream, host: _Background) -> None:
         self._stream = stream
         self._background = host
 
@@ -119,7 +121,7 @@ class ThreadedCaller:
 
     read_only = False
 
-    def __init__(self, remote: RemoteCaller, host: _Background) -> None:
+    def __init__(self, remote: RemoteCaller | RoutedCaller, host: _Background) -> None:
         self._remote = remote
         self._background = host
         self._loop = host.loop
@@ -130,7 +132,7 @@ class ThreadedCaller:
     def connect(cls, address: Address, options: Options) -> ThreadedCaller:
         """A caller with a link; or the reason why there is none, raised."""
         host = background()
-        return cls(host.run(RemoteCaller.connect(address, options)), host)
+        return cls(host.run(open_caller(address, options)), host)
 
     def call(self, command: Command) -> Any:
         """The reply, or the error raised."""
@@ -155,7 +157,9 @@ class ThreadedCaller:
         stream = self._background.run(self._open_stream(queue, channel, lease_ms, hearer))
         return None if stream is None else ThreadedStream(stream, self._background)
 
-    async def _open_stream(self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> Stream | None:
+    async def _open_stream(
+        self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer
+    ) -> Stream | RoutedStream | None:
         return self._remote.open_stream(queue, channel, lease_ms, hearer)
 
     def _take(self) -> None:

@@ -443,19 +443,21 @@ class RemoteCaller:
 
     def _resend(self, link: Link) -> None:
         """What has no answer goes over the new link, in the old order."""
-        again: list[Outstanding] = []
-        for outstanding in list(self._in_flight.values()):
-            if outstanding.abandoned:
-                self._settle(outstanding, None, None)
-                continue
-            if outstanding.command.once is not None and self._loop.time() - outstanding.left_s > _REPEATABLE_S:
-                self._settle(outstanding, None, OutcomeUnknown("the connection was gone for too long to ask again"))
-                continue
-            if isinstance(outstanding.command, Receive) and outstanding.command.wait_ms:
-                left_s = outstanding.deadline_s - self._loop.time() - self._options.timeout
-                outstanding.command.wait_ms = max(0, round(left_s * 1_000))
-            again.append(outstanding)
+        again = [outstanding for outstanding in list(self._in_flight.values()) if self._may_repeat(outstanding)]
         self._give(link, again)
+
+    def _may_repeat(self, outstanding: Outstanding) -> bool:
+        """Whether a command that was sent may be sent again; if not, it is settled here."""
+        if outstanding.abandoned:
+            self._settle(outstanding, None, None)
+            return False
+        if outstanding.command.once is not None and self._loop.time() - outstanding.left_s > _REPEATABLE_S:
+            self._settle(outstanding, None, OutcomeUnknown("the connection was gone for too long to ask again"))
+            return False
+        if isinstance(outstanding.command, Receive) and outstanding.command.wait_ms:
+            left_s = outstanding.deadline_s - self._loop.time() - self._options.timeout
+            outstanding.command.wait_ms = max(0, round(left_s * 1_000))
+        return True
 
     # -- patience --
 

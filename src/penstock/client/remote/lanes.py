@@ -1,0 +1,130 @@
+"""What a command is about, for who routes: its lane. All commands of a lane go through one node at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from penstock.client.remote.request import Outstanding, Settle
+from penstock.core import commands as c
+from penstock.core.commands import Command
+
+if TYPE_CHECKING:
+    from penstock.client.remote.member import MemberCaller
+    from penstock.client.remote.routed_stream import RoutedStream
+
+_FIELDS: dict[type[Command], str] = {
+    c.CreateQueue: "name",
+    c.ChangeQueue: "name",
+    c.DeleteQueue: "name",
+    c.PurgeQueue: "name",
+    c.DescribeQueue: "name",
+    c.QueueStats: "name",
+    c.Send: "queue",
+    c.Receive: "queue",
+    c.Ack: "queue",
+    c.Release: "queue",
+    c.GiveBack: "queue",
+    c.Extend: "queue",
+    c.CreateChannel: "queue",
+    c.DeleteChannel: "queue",
+    c.PauseChannel: "queue",
+    c.PurgeChannel: "queue",
+    c.ReadRecords: "queue",
+    c.AckConsumer: "queue",
+    c.DeleteConsumer: "queue",
+    c.Browse: "queue",
+    c.StartRedrive: "queue",
+}
+"""Commands about one queue -> the field that names it."""
+_ELSEWHERE: frozenset[type[Command]] = frozenset({c.LastMark, c.ListQueues, c.ListRedrives, c.CancelRedrive})
+
+ANYWHERE = ""
+"""The lane of commands that any node does as well as any other."""
+
+
+def lane_of(command: Command) -> str | None:
+    """The queue that says where a command goes, or `ANYWHERE`; None: only the first connection can do it.
+
+    A unit of work goes where its first ack goes, or its first send: that shard is its coordinator.
+
+    >>> lane_of(c.QueueStats(name="orders")), lane_of(c.ListQueues()), lane_of(c.Heartbeat(session=7))
+    ('orders', '', None)
+    """
+    kind = type(command)
+    field = _FIELDS.get(kind)
+    if field is not None:
+        if kind is c.Receive and command.session:  # type: ignore[attr-defined]
+            return None
+        name = getattr(command, field)
+        return name if isinstance(name, str) else ANYWHERE
+    if isinstance(command, c.CommitWork):
+        parts = command.acks or command.sends
+        return parts[0].queue if parts else ANYWHERE
+    return ANYWHERE if kind in _ELSEWHERE else None
+
+
+class Lane:
+    """Where the commands of one queue go now."""
+
+    __slots__ = (
+        "asked_s",
+        "busy",
+        "caller",
+        "held",
+        "is_asking",
+        "is_draining",
+        "name",
+        "partitions",
+        "streams",
+        "version",
+    )
+
+    def __init__(self, name: str, caller: MemberCaller) -> None:
+        self.name = name
+        self.caller = caller
+        self.busy = 0
+        """Commands (receives do not count) that were given to the caller and have no answer."""
+        self.held: deque[RoutedCall] = deque()
+        """Commands that wait until the caller has answered those before them, so that none overtakes another."""
+        self.is_draining = False
+        self.streams: list[RoutedStream] = []
+        self.partitions: int | None = None
+        """How many partitions the queue has; None if that is not known."""
+        self.is_asking = False
+        self.asked_s = float("-inf")
+        self.version = -1
+        """The state of things for which the caller is the right one."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody would miss it."""
+        return not (self.busy or self.held or self.streams or self.is_asking)
+
+
+class RoutedCall(Outstanding):
+    """A command, and who waits for its answer; whichever node it goes through."""
+
+    __slots__ = ("_is_counted", "carried", "lane", "on_settled")
+
+    def __init__(self, command: Command, settle: Settle, lane: Lane | None, on_settled: Any) -> None:
+        super().__init__(command, settle, 0.0)
+        self.lane = lane
+        self.carried: Outstanding | None = None
+        """The command as a member carries it."""
+        self.on_settled = on_settled
+        self._is_counted = False
+
+    def count(self) -> None:
+        """It was given to the lane's caller."""
+        if self.lane is not None and type(self.command) is not c.Receive:
+            self._is_counted = True
+            self.lane.busy += 1
+
+    def settled(self, reply: Any, error: BaseException | None) -> None:
+        """The answer came."""
+        if self._is_counted and self.lane is not None:
+            self._is_counted = False
+            self.lane.busy -= 1
+        self.on_settled(self, reply, error)
+        self.settle(reply, error)

@@ -1,0 +1,277 @@
+"""Clients that go straight to the owners of their queues, while shards move and connections break."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.client.connecting import connect_async
+from penstock.client.remote import routed as routed_module
+from penstock.core.errors import InvalidRequest
+from tests.cluster.linking import in_loop
+from tests.cluster.routing import goes_to, routed, served_pair, until
+
+
+@pytest.fixture
+def quick_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map is asked for all the time."""
+    monkeypatch.setattr(routed_module, "REFRESH_S", 0.1)
+
+
+def _bodies(messages: Any) -> list[bytes]:
+    return [bytes(message.body) for message in messages]
+
+
+def _has(found: list[bytes], count: int) -> bool:
+    return len(found) >= count
+
+
+async def _drained(ps: Any, queue: str) -> list[bytes]:
+    found: list[bytes] = []
+    while batch := await ps.queue(queue).receive_batch(max=100, wait=0):
+        found += batch.bodies
+        await batch.ack()
+    return found
+
+
+@in_loop
+async def test_commands_go_to_the_owner_of_their_queue(tmp_path: Path) -> None:
+    async with served_pair(tmp_path) as pair:
+        here, there = pair.queue_of("a"), pair.queue_of("b")
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            for queue in (here, there):
+                await ps.create_queue(queue)
+            await goes_to(ps, pair, there, "b")
+            before = {name: pair.done(name) for name in "ab"}
+            for queue in (here, there):
+                for number in range(10):
+                    await ps.queue(queue).send(b"%d" % number)
+                assert await _drained(ps, queue) == [b"%d" % number for number in range(10)]
+            for name in "ab":
+                done = pair.done(name) - before[name]
+                assert done["Send"] == 10 and done["Ack"] == done["Receive"] - 1, (name, done)
+            assert sorted(await ps.queues()) == sorted([here, there])
+            assert [address.port for address in routed(ps).nodes] == [pair.proxies[name].port for name in "ab"]
+
+
+@in_loop
+async def test_without_being_asked_the_client_has_one_connection(tmp_path: Path) -> None:
+    async with served_pair(tmp_path) as pair:
+        async with connect_async(pair.url("a")) as ps:
+            await ps.create_queue(pair.queue_of("b"))
+            await ps.queue(pair.queue_of("b")).send(b"x")
+        assert pair.proxies["b"].connections == 0
+
+
+@in_loop
+async def test_a_queue_with_several_partitions_goes_through_the_first_node(tmp_path: Path) -> None:
+    async with served_pair(tmp_path) as pair:
+        split, whole = pair.queue_of("b"), pair.queue_of("b", 1)
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            await ps.create_queue(split, partitions=2)
+            await ps.create_queue(whole)
+            await goes_to(ps, pair, whole, "b")
+            for number in range(6):
+                await ps.queue(split).send(b"%d" % number)
+            assert routed(ps).owner(split).port == pair.proxies["a"].port
+            assert sorted(await _drained(ps, split)) == [b"%d" % number for number in range(6)]
+            assert "Send" not in pair.done("b")
+
+
+@in_loop
+async def test_a_queue_that_moves_is_followed_and_no_command_overtakes_another(
+    tmp_path: Path, quick_maps: None
+) -> None:
+    async with served_pair(tmp_path) as pair:
+        queue = pair.queue_of("b")
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            await ps.create_queue(queue)
+            sent: list[asyncio.Task[Any]] = []
+            is_over = False
+
+            async def send() -> None:
+                while not is_over:
+                    for _ in range(5):
+                        sent.append(asyncio.create_task(ps.queue(queue).send(b"%d" % len(sent), group="g")))
+                        sent.append(asyncio.create_task(ps.queue(queue).send(b"%d" % len(sent))))
+                    await asyncio.sleep(0.002)
+
+            sending = asyncio.create_task(send())
+            for node in ("b", "a", "b"):
+                if pair.owner_of(queue) != node:
+                    await pair.move_queue(queue)
+                await goes_to(ps, pair, queue, node)
+            is_over = True
+            await sending
+            replies = await asyncio.gather(*sent)
+            sequences = [reply.sequence for reply in replies]
+            assert sequences == sorted(sequences)
+            found = await _drained(ps, queue)
+            assert sorted(found, key=int) == [b"%d" % number for number in range(len(sent))]
+
+
+@in_loop
+async def test_a_command_whose_answer_is_lost_is_done_once_at_the_new_owner(tmp_path: Path) -> None:
+    async with served_pair(tmp_path) as pair:
+        queue = pair.queue_of("b")
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            await ps.create_queue(queue)
+            await goes_to(ps, pair, queue, "b")
+            pair.proxies["b"].answers_lost = True
+            sending = [asyncio.create_task(ps.queue(queue).send(b"%d" % number)) for number in range(5)]
+            batch = asyncio.create_task(ps.queue(queue).send_many([b"5", b"6"]))
+            await until(lambda: pair.done("b")["Send"] >= 2, "the sends' arrival")
+            await pair.move_queue(queue)
+            await pair.proxies["b"].cut()
+            await asyncio.gather(*sending, batch)
+            assert sorted(await _drained(ps, queue)) == [b"%d" % number for number in range(7)]
+            assert pair.done("a")["Send"] >= 2, "they were sent again, at the other node"
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+@in_loop
+async def test_a_node_that_is_gone_is_done_without(tmp_path: Path, lost: str) -> None:
+    """Whether it is the one that was named, or another."""
+    async with served_pair(tmp_path) as pair:
+        queues = [pair.queue_of("a"), pair.queue_of("b")]
+        left = "b" if lost == "a" else "a"
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            for queue in queues:
+                await ps.create_queue(queue)
+            for queue, node in zip(queues, "ab", strict=True):
+                await goes_to(ps, pair, queue, node)
+            awaited = queues[lost == "b"]
+            waiting = asyncio.create_task(ps.queue(awaited).receive(max=1, wait=50))
+            await until(lambda: pair.receivers(awaited), "a wait")
+            await pair.proxies[lost].stop()
+            for queue in queues:
+                await ps.queue(queue).send(b"after", attributes={"to": queue})
+            assert _bodies(await waiting) == [b"after"]
+            assert sorted(await ps.queues()) == sorted(queues)
+            assert [address.port for address in routed(ps).nodes] == [pair.proxies[left].port]
+
+
+@in_loop
+async def test_a_node_that_cannot_be_reached_is_reached_through_the_first(tmp_path: Path) -> None:
+    async with served_pair(tmp_path) as pair:
+        queue = pair.queue_of("b")
+        await pair.proxies["b"].stop()
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            for number in range(20):
+                await ps.queue(queue).send(b"%d" % number)
+                await asyncio.sleep(0)
+            assert len(await _drained(ps, queue)) == 20
+            await pair.proxies["b"].start()
+            routed(ps)._refresh_soon()
+            await goes_to(ps, pair, queue, "b")
+
+
+@in_loop
+async def test_sessions_and_units_of_work_work(tmp_path: Path) -> None:
+    async with served_pair(tmp_path) as pair:
+        one, two = pair.queue_of("b"), pair.queue_of("a")
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            for queue in (one, two):
+                await ps.create_queue(queue)
+            await goes_to(ps, pair, one, "b")
+            await ps.queue(one).send_many([b"1", b"2", b"3"])
+            async with await ps.session("worker") as session:
+                held = await session.queue(one).receive(max=1, wait=0)
+                assert _bodies(held) == [b"1"]
+                await session.heartbeat()
+            async with ps.unit_of_work() as work:
+                taken = await work.take(one)
+                assert taken is not None and bytes(taken.body) == b"1", "the end of the session has released it"
+                work.put(two, b"from 1")
+                work.put(one, b"4")
+                await work.commit()
+            async with ps.unit_of_work() as work:
+                await work.take(one)
+                work.put(two, b"never")
+                await work.rollback()
+            found = await ps.queue(two).receive(max=9, wait=10)
+            assert _bodies(found) == [b"from 1"]
+            assert sorted(await _drained(ps, one)) == [b"2", b"3", b"4"]
+
+
+@in_loop
+async def test_a_listener_follows_its_queue_and_is_handed_everything_once(tmp_path: Path, quick_maps: None) -> None:
+    async with served_pair(tmp_path) as pair:
+        queue = pair.queue_of("b")
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            await ps.create_queue(queue)
+            heard: list[bytes] = []
+
+            async def handle(message: Any) -> None:
+                heard.append(bytes(message.body))
+                await asyncio.sleep(0)
+
+            async with await ps.listen(queue, handle, workers=4):
+                sent = 0
+                for node in ("b", "a", "b"):
+                    if pair.owner_of(queue) != node:
+                        await pair.move_queue(queue)
+                    await goes_to(ps, pair, queue, node)
+                    for _ in range(50):
+                        await ps.queue(queue).send(b"%d" % sent)
+                        sent += 1
+                    await until(partial(_has, heard, sent), f"all messages at {node}")
+                    pushes = [member for member in routed(ps)._members.values() if member._streams]
+                    assert [member.address.port for member in pushes] == [pair.proxies[node].port]
+            assert sorted(heard, key=int) == [b"%d" % number for number in range(sent)]
+
+
+@in_loop
+async def test_nothing_is_lost_or_doubled_while_shards_move_and_connections_break(
+    tmp_path: Path, quick_maps: None
+) -> None:
+    chance = random.Random(5)
+    async with served_pair(tmp_path) as pair:
+        queues = [pair.queue_of(owner, number) for owner in "ab" for number in range(2)]
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            for queue in queues:
+                await ps.create_queue(queue)
+            sent: dict[str, int] = dict.fromkeys(queues, 0)
+            is_over = False
+
+            async def send(queue: str) -> None:
+                while not is_over:
+                    await asyncio.gather(*(ps.queue(queue).send(b"%d" % (sent[queue] + each)) for each in range(3)))
+                    sent[queue] += 3
+
+            tasks = [asyncio.create_task(send(queue)) for queue in queues]
+            for _ in range(25):
+                await asyncio.sleep(0.02)
+                deed = chance.choice(["move", "cut", "lose"])
+                proxy = pair.proxies[chance.choice("ab")]
+                if deed == "move":
+                    await pair.move(chance.randrange(4))
+                elif deed == "cut":
+                    await proxy.cut()
+                else:
+                    proxy.answers_lost = True
+                    await asyncio.sleep(0.01)
+                    await proxy.cut()
+                    proxy.answers_lost = False
+            is_over = True
+            await asyncio.gather(*tasks)
+            for queue in queues:
+                found = await _drained(ps, queue)
+                assert sorted(found, key=int) == [b"%d" % number for number in range(sent[queue])], queue
+
+
+def test_a_routing_that_is_none_is_refused() -> None:
+    for url, options in [
+        ("penstock://h?routing=magic", {}),
+        ("penstock://h?speed=high", {}),
+        ("penstock://h", {"routing": "magic"}),
+        ("penstock://h", {"routing": "direct", "prefetch": 10}),
+    ]:
+        with pytest.raises(InvalidRequest):
+            penstock.connect(url, **options)  # type: ignore[arg-type]
