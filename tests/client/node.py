@@ -12,7 +12,7 @@ from penstock.protocols.rest.server import RestFrontEnd
 from penstock.server.node import Node
 from penstock.server.settings import parse
 
-START_SECONDS_MAX = 30
+START_SECONDS_MAX = 60
 
 
 class ThreadedNode:

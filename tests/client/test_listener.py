@@ -20,10 +20,10 @@ from penstock.server.clock import SystemClock
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
 from penstock.server.threads import ThreadedShard
-from tests.client.adapter import ENTROPY, Driven, LoopThread, memory_store
-from tests.client.serving import Server, serve
+from tests.client.adapter import ENTROPY, Driven, LoopThread, memory_store, serve_shards
+from tests.client.serving import Server
 
-SECONDS_MAX = 20
+SECONDS_MAX = 60
 
 
 class Counted:
@@ -53,7 +53,7 @@ class Room:
         self._server: Server | None = None
         shard = Shard(memory_store(), SystemClock(), lambda: ENTROPY)
         if where:
-            self._server = self.loop.run(serve(shard))
+            self._server = self.loop.run(serve_shards(memory_store()))
         self.caller = Counted(self._remote(self._server.url) if self._server else self._local(shard))
         penstock_of = Penstock if self.kind == "threads" else AsyncPenstock
         self.ps: Any = penstock_of(self.caller)

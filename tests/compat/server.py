@@ -21,7 +21,7 @@ from botocore.config import Config
 ROOT = Path(__file__).resolve().parents[2]
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Server:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 PIECE_BYTES = 64 * 1024
-START_SECONDS_MAX = 10
+START_SECONDS_MAX = 60
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER on, for no time: closing sends a reset, not an end."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import nsq
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Reader:

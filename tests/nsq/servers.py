@@ -30,7 +30,7 @@ from tests.nsq.wire import Address, Connection
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
-START_S_MAX = 30.0
+START_S_MAX = 60.0
 AGAINST_NSQD = os.environ.get("NSQ_TESTS_AGAINST") == "nsqd"
 
 

@@ -36,7 +36,7 @@ async def through(topic: str, server: Broker, **options: Any) -> list[bytes]:
         await writer.connected()
         assert await writer.call("pub", topic, BODIES[0]) == b"OK"
         assert await writer.call("mpub", topic, BODIES[1:-1]) == b"OK"
-        assert await writer.call("dpub", topic, 300, BODIES[-1]) == b"OK"
+        assert await writer.call("dpub", topic, 2000, BODIES[-1]) == b"OK"
         bodies = await reader.got(len(BODIES))
         assert bodies[-1] == BODIES[-1]
         await until(lambda: server.channel(topic)["in_flight_count"] == 0)
@@ -109,7 +109,7 @@ def test_a_handler_may_requeue_touch_and_finish_by_itself(server: Broker, topic:
                 tasks.append(asyncio.ensure_future(finish_later(message)))
 
         server.publish(topic, b"slow")
-        async with closing(Reader(topic, handler=handler, nsqd_tcp_addresses=[server.tcp_address], msg_timeout=1)) as (
+        async with closing(Reader(topic, handler=handler, nsqd_tcp_addresses=[server.tcp_address], msg_timeout=4)) as (
             reader,
         ):
             await reader.got(2)

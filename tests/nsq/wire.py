@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 HEARTBEAT = b"_heartbeat_"
 Address = tuple[str, int]

@@ -18,7 +18,7 @@ from tests.client.cutting import Proxy
 from tests.client.serving import serve
 from tests.outbox.postgres import PostgresServer
 
-SECONDS_MAX = 30
+SECONDS_MAX = 60
 
 
 def send(engine: Engine, outbox: Outbox, queue: str, *bodies: bytes, **options: Any) -> list[str]:

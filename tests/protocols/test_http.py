@@ -23,7 +23,7 @@ from penstock.protocols.http import Exchange, Handler, HttpServer, Request
 from penstock.server.settings import HttpLimits
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 """After this long without an answer, the server is said to hang."""
 QUICK = HttpLimits(header_timeout_s=0.08, body_timeout_s=0.08, idle_timeout_s=0.08)
 

@@ -30,7 +30,7 @@ from penstock.server.node import Node, Ready, Services
 from penstock.server.settings import InvalidSettings, LogSettings, Settings, parse
 from penstock.store.embedded import open_store
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "server.md"
 Reply = tuple[int, dict[str, str], bytes]
 

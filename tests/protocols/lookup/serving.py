@@ -19,7 +19,7 @@ from penstock.protocols.lookup.service import LookupReady, LookupService
 from penstock.server.settings import Settings
 
 Arguments = ParamSpec("Arguments")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 HOST = "127.0.0.1"
 
 

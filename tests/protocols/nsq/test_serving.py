@@ -16,7 +16,7 @@ from tests.protocols.nsq_http.serving import RunningNode, node
 from tests.server.stores import TroubledStore
 from tests.shards import one_shard_only
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 HANDSHAKE = """
 [[nsq.handshake]]
 topic = "careful*"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,10 +20,9 @@ from penstock.protocols.rest.server import RestFrontEnd
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMaps
 from penstock.server.settings import Settings, parse
-from tests.protocols.sqs.serving import SteppingClock
-from tests.shards import ShardedNode, waiting
+from tests.shards import LoopThread, ShardedNode, stepping_clock, waiting
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class _Front(RestFrontEnd):
@@ -43,33 +41,27 @@ class Server:
     def __init__(self, directory: Path, text: str = "", maps: PartitionMaps | None = None) -> None:
         self.settings: Settings = parse(text).with_server(data=str(directory), http_port=0)
         self.directory = directory
-        self.clock = SteppingClock()
+        self.clock = stepping_clock()
         self._maps = maps
-        self._loop = asyncio.new_event_loop()
+        self._thread = LoopThread()
+        self._loop = self._thread.loop
         self._started: Future[str] = Future()
         self._stopping = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._serving = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
         self.url = self._started.result(30)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._serve())
-        except BaseException as error:
-            if not self._started.done():
-                self._started.set_exception(error)
-            raise
-        finally:
-            self._loop.close()
 
     async def _serve(self) -> None:
         front = _Front(0, __version__)
         front.maps = self._maps
         self.node = ShardedNode(self.settings, [front], __version__, clock=self.clock)
-        async with self.node as ready:
-            self._started.set_result(ready.listening["http"].url)
-            await self._stopping.wait()
+        try:
+            ready = await self.node.start()
+        except BaseException as error:
+            self._started.set_exception(error)
+            return
+        self._started.set_result(ready.listening["http"].url)
+        await self._stopping.wait()
+        await self.node.stop()
 
     @property
     def port(self) -> int:
@@ -101,10 +93,11 @@ class Server:
         return int(self.do(lambda: waiting(self.node.services.shard, queue, channel)))
 
     def stop(self) -> None:
-        if not self._thread.is_alive():
+        if self._serving.done():
             return
         self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(30)
+        self._serving.result(30)
+        self._thread.close()
 
 
 def eventually(claim: Callable[[], bool]) -> None:
