@@ -127,6 +127,17 @@ def test_a_stalled_connection_goes_on_with_what_was_held_back(proxy: Proxy, clie
     assert client.recv(10) == b"patience"
 
 
+def test_a_slow_network_takes_its_time_both_ways_for_old_and_new_connections(
+    proxy: Proxy, client: socket.socket
+) -> None:
+    proxy.slow(0.2)
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_SECONDS) as newer:
+        for connection in (client, newer):
+            asked = time.monotonic()
+            assert said(connection, b"slowly") == b"slowly"
+            assert time.monotonic() - asked >= 0.4
+
+
 def test_a_black_hole_says_nothing_to_old_and_new_connections_and_resets_them_in_the_end(
     proxy: Proxy, client: socket.socket
 ) -> None:
