@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Shared machines are slow at times; a slow example is no failure. CI finds the same examples every time, developers
@@ -12,7 +14,31 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("developer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("developer"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
+if os.environ.get("PENSTOCK_TEST_CLUSTER"):  # servers are started for each test there
+    checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    settings.register_profile("cluster", settings(), suppress_health_check=checks)
+    settings.load_profile("cluster")
 
 # A job in a shell's background ignores SIGINT, and so would every process that a test starts to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if os.environ.get("PENSTOCK_TEST_CLUSTER"):
+    from tests import clustered
+
+    @pytest.fixture(autouse=True, scope="module")
+    def tidied_cluster_after_modules() -> Iterator[None]:
+        """No module sees another's queues."""
+        with clustered.tidied():
+            yield
+
+    @pytest.fixture(autouse=True)
+    def tidied_cluster() -> Iterator[None]:
+        """No test sees another's queues."""
+        with clustered.tidied():
+            yield
+
+    def pytest_sessionfinish() -> None:
+        """Nodes and brokers end with the session."""
+        clustered.close_cluster()

@@ -1,5 +1,7 @@
 """One shard, or several behind a router: `PENSTOCK_TEST_SHARDS=3 pytest tests/protocols/sqs` runs a suite on three.
 
+`PENSTOCK_TEST_CLUSTER=3` runs it on three nodes of a cluster on Kafka (`tests/clustered.py`).
+
 What tests look at past the front ends, they look at through the functions here, so that it is there either way.
 """
 
@@ -8,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from penstock.cluster.link import Link, LinkIdentity
 from penstock.cluster.link_server import LinkServer
 from penstock.cluster.router import PATIENCE_S, Router
 from penstock.core.broker import Broker
-from penstock.server.clock import Clock
+from penstock.server.clock import Clock, ManualClock, SystemClock
 from penstock.server.node import MEMORY, Node
 from penstock.server.shard import Shard, Tick
 from penstock.server.shards import Shards
@@ -30,8 +33,10 @@ from penstock.server.tasks import AsyncShard
 from penstock.store.base import Store
 from penstock.store.embedded import open_store
 from penstock.store.memory import MemoryStore
+from tests import clustered
+from tests.clustered import ClusterClock, LentRouter
 
-SHARDS = int(os.environ.get("PENSTOCK_TEST_SHARDS", "1"))
+SHARDS = clustered.SHARDS if clustered.NODES else int(os.environ.get("PENSTOCK_TEST_SHARDS", "1"))
 NEAR = os.environ.get("PENSTOCK_TEST_NEAR", "0")
 """The shards that are the node's own ("all": all of them); the others are another node's."""
 ENTROPY = bytes(range(64))
@@ -40,6 +45,75 @@ ENTROPY = bytes(range(64))
 one_shard_only = pytest.mark.skipif(
     SHARDS > 1, reason="by design not so with several shards: what goes to another one is on its way, or is shown there"
 )
+
+
+def not_for_clusters(reason: str) -> pytest.MarkDecorator:
+    """For tests that look inside one process, or at one directory; the reason says at what."""
+    return pytest.mark.skipif(clustered.NODES > 0, reason=f"not for clusters: {reason}")
+
+
+class LoopThread:
+    """An event loop in a thread; with a cluster that of one of its nodes, of each in turn."""
+
+    def __init__(self) -> None:
+        self._is_own = not clustered.NODES
+        if self._is_own:
+            self.loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+            self._thread.start()
+        else:
+            self.loop = clustered.cluster().next_home().loop
+
+    def run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout=60)
+
+    def close(self) -> None:
+        if self._is_own:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
+
+
+def run_in_loop(coroutine: Coroutine[Any, Any, None]) -> None:
+    """As `asyncio.run`; with a cluster, in the loop of one of its nodes."""
+    thread = LoopThread()
+    try:
+        thread.run(coroutine)
+    finally:
+        thread.close()
+
+
+def all_arrived() -> None:
+    """With a cluster: until what shards have for each other is there, as dead letters. With one shard it always is."""
+    if clustered.NODES:
+        cluster = clustered.cluster()
+        cluster.homes[0].run(cluster.tick())
+
+
+def still_clock() -> ManualClock | ClusterClock:
+    """A clock that stands still until it is told to go on."""
+    return clustered.cluster().clock.stand_still() if clustered.NODES else ManualClock()
+
+
+def stepping_clock() -> SteppingClock | ClusterClock:
+    """A clock that runs, and can be set forward."""
+    return clustered.cluster().clock.run() if clustered.NODES else SteppingClock()
+
+
+class SteppingClock(SystemClock):
+    """The system's clock, which tests can set forward."""
+
+    __slots__ = ("_ahead_ms",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._ahead_ms
+
+    def advance(self, seconds: float) -> None:
+        self._ahead_ms += round(seconds * 1_000)
 
 
 class FixedMaps:
@@ -115,6 +189,9 @@ def open_shards(
     open_store: Callable[[int], Store], clock: Clock, *, commit_in_thread: bool = False, shards: int = SHARDS
 ) -> Shards:
     """The shards that a front end is to serve: as many as the environment says. In the loop."""
+    if clustered.NODES:
+        cluster = clustered.cluster()
+        return LentRouter(cluster, cluster.home_here())
     if shards == 1:
         shard = Shard(lambda: open_store(0), clock, lambda: ENTROPY)
         return AsyncShard(shard, commit_in_thread=commit_in_thread)
@@ -151,7 +228,7 @@ def open_router(
 
 def brokers(shards: Any) -> list[Broker]:
     """The brokers behind."""
-    if isinstance(shards, WatchedRouter):
+    if isinstance(shards, WatchedRouter | LentRouter):
         return [served.identity for served in shards.everywhere()]
     return [shards.identity]
 
@@ -183,6 +260,6 @@ class ShardedNode(Node):
             self._clock,
             commit_in_thread=self._settings.server.commit_in_thread,
         )
-        assert isinstance(shards, WatchedRouter)
+        assert isinstance(shards, WatchedRouter | LentRouter)
         self._recording = [served.shard for served in shards.everywhere()]
         return shards

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from penstock.client.aio.penstock import AsyncPenstock
 from penstock.client.connecting import connect, connect_async
 from penstock.client.remote.address import TransportName
 from penstock.client.sync.penstock import Penstock
-from penstock.server.clock import ManualClock
 from penstock.server.settings import Settings, WebsocketSettings
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
@@ -21,8 +22,11 @@ from penstock.server.threads import ThreadedShard
 from penstock.store.base import Store
 from penstock.store.embedded import EmbeddedStore, open_store
 from penstock.store.memory import MemoryStore
+from tests import clustered
 from tests.client.serving import Server, serve
-from tests.shards import WatchedRouter, open_shards
+from tests.clustered import LentRouter
+from tests.shards import LoopThread as LoopThread
+from tests.shards import WatchedRouter, open_shards, stepping_clock, still_clock
 
 ENTROPY = bytes(range(64))
 
@@ -36,23 +40,6 @@ def in_process_only(test: Test) -> Test:
     """For tests of what is different over the network, on purpose: leases end with the connection."""
     test.in_process_only = True  # type: ignore[attr-defined]
     return test
-
-
-class LoopThread:
-    """An event loop in a thread."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout=60)
-
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
 
 
 class Driven:
@@ -112,7 +99,7 @@ class World:
         commit_in_thread: bool = False,
         transport: TransportName | None = None,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = still_clock()
         self.commit_in_thread = commit_in_thread
         self.transport = transport
         self._open_store = open_store
@@ -143,7 +130,7 @@ class World:
 
     async def _serve(self) -> Server:
         shards = open_shards(self._store, self.clock)
-        if isinstance(shards, WatchedRouter):
+        if isinstance(shards, WatchedRouter | LentRouter):
             self.shards = [served.shard for served in shards.everywhere()]
         else:
             assert isinstance(shards, AsyncShard)
@@ -195,6 +182,8 @@ class World:
 
     def crash(self) -> None:
         """The process dies: nothing is written any more. Then it starts again."""
+        if clustered.NODES:
+            pytest.skip("not for clusters: the store of one process breaks (tests/cluster kills nodes)")
         stores = [shard._store for shard in self.shards]
         for shard in self.shards:
             shard._store_is_good = False
@@ -237,3 +226,13 @@ def memory_store() -> Callable[[], Store]:
 
 def directory_store(path: Path) -> Callable[[], Store]:
     return lambda: open_store(path)
+
+
+async def serve_shards(open_store: Callable[[], Store], **options: Any) -> Server:
+    """A server in real time, over as many shards as the environment says; `open_store` is for the first."""
+    more: dict[int, Store] = {}
+
+    def store(number: int) -> Store:
+        return open_store() if number == 0 else more.setdefault(number, MemoryStore())
+
+    return await serve(open_shards(store, stepping_clock()), **options)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.client.remote.address import TRANSPORTS
+from tests import clustered
 from tests.client.adapter import World, directory_store, memory_store
 
 IN_PROCESS = ["threads-memory", "threads-directory", "tasks-memory"]
@@ -18,8 +19,9 @@ ABOUT_THE_DISK = ("test_restart", "test_unit_of_work")
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "world" in metafunc.fixturenames:
-        worlds = IN_PROCESS if getattr(metafunc.function, "in_process_only", False) else IN_PROCESS + NETWORK
-        if metafunc.module.__name__.endswith(ABOUT_THE_DISK):
+        in_process = [] if clustered.NODES else IN_PROCESS
+        worlds = in_process if getattr(metafunc.function, "in_process_only", False) else in_process + NETWORK
+        if in_process and metafunc.module.__name__.endswith(ABOUT_THE_DISK):
             worlds = [*worlds, "tasks-directory"]
         metafunc.parametrize("world", worlds, indirect=True)
 

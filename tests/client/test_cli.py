@@ -27,6 +27,9 @@ from penstock.cli import app, exits, main
 from penstock.cli.exits import Exit
 from tests.client.node import ThreadedNode
 from tests.faults.proxy import Proxy
+from tests.shards import not_for_clusters
+
+pytestmark = not_for_clusters("the command line is given directories, and nodes that serve them")
 
 DEADLINE_SECONDS = 30
 

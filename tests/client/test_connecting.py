@@ -19,13 +19,13 @@ import penstock
 from penstock.client.remote.address import TRANSPORTS
 from penstock.core.commands import Once, Receive
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
-from penstock.server.clock import SystemClock
 from penstock.server.settings import Settings, WebsocketSettings
-from penstock.server.shard import Shard
+from penstock.store.base import Store
 from penstock.store.memory import MemoryStore
 from tests.client.adapter import LoopThread
 from tests.client.lossy import LossyProxy
 from tests.client.serving import Server, serve
+from tests.shards import open_shards, stepping_clock
 
 FINITE = {"timeout": 10, "connect_timeout": 5}
 
@@ -43,7 +43,7 @@ class Site:
 
     def __init__(self, **options: Any) -> None:
         self.loop = LoopThread()
-        self.store = MemoryStore()
+        self.stores: dict[int, Store] = {}
         self.options = options
         self.server: Server = self.loop.run(self._serve(0))
         self.proxy = LossyProxy(self.server.port)
@@ -51,8 +51,8 @@ class Site:
         self.clients: list[Any] = []
 
     async def _serve(self, port: int) -> Server:
-        shard = Shard(lambda: self.store, SystemClock(), lambda: os.urandom(64))
-        return await serve(shard, port=port, **self.options)
+        shards = open_shards(lambda number: self.stores.setdefault(number, MemoryStore()), stepping_clock())
+        return await serve(shards, port=port, **self.options)
 
     def connect(self, url: str | None = None, **options: Any) -> penstock.Penstock:
         client = penstock.connect(url or self.server.url, **{**FINITE, **options})

@@ -6,6 +6,7 @@ import pytest
 
 import penstock
 from tests.client.adapter import World
+from tests.shards import all_arrived
 
 
 def bury(ps: Any, body: bytes, error: str = "boom", queue: str = "orders") -> str:
@@ -14,6 +15,7 @@ def bury(ps: Any, body: bytes, error: str = "boom", queue: str = "orders") -> st
     sent = ps.queue(queue).send(body)
     for _ in range(2):
         ps.queue(queue).receive().release(error=error, delay=0)
+    all_arrived()
     identity: str = sent.id
     return identity
 
@@ -25,6 +27,7 @@ def test_a_message_that_fails_too_often_becomes_a_dead_letter_with_the_reasons(w
     world.advance(1)
     ps.queue("orders").receive().release(error="first")
     ps.queue("orders").receive().release(error="second")
+    all_arrived()
     assert ps.queue("orders").stats().messages == 0
     dead = ps.queue("orders.dead").receive()
     assert (dead.id, dead.body, dead.attributes, dead.sent_at) == (sent.id, b"x", {"k": "v"}, sent_at)
@@ -73,13 +76,13 @@ def test_a_redrive_at_a_rate_can_be_watched_and_cancelled_and_goes_on_after_a_re
     before = redrive.progress()
     assert before.status == "running" and 0 < before.moved < 6
     world.restart()
-    (task,) = world.ps.redrives("orders.dead")
+    task, *_ = world.ps.redrives("orders.dead")
     assert task.status == "running"
     world.advance(1)
-    (task,) = world.ps.redrives("orders.dead")
+    task, *_ = world.ps.redrives("orders.dead")
     assert before.moved < task.moved < 6
     moved = task.moved
     world.call(penstock.core.commands.CancelRedrive(task=task.task))
     world.advance(5)
-    (task,) = world.ps.redrives("orders.dead")
+    task, *_ = world.ps.redrives("orders.dead")
     assert (task.status, task.moved) == ("cancelled", moved)

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.shards import not_for_clusters
 from tests.spark.running import need_java
+
+pytestmark = not_for_clusters("the examples open directories")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXPECTED = {

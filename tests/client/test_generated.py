@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from tests.shards import not_for_clusters
 from tools.generate_sync import TARGET, generated
+
+pytestmark = not_for_clusters("no server takes part")
 
 
 def test_the_api_for_threads_is_what_the_api_for_tasks_makes_of_it() -> None:

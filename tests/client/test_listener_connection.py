@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.server.clock import SystemClock
-from penstock.server.shard import Shard
-from tests.client.adapter import ENTROPY, Driven, LoopThread, directory_store, memory_store
+from tests.client.adapter import Driven, LoopThread, directory_store, memory_store, serve_shards
 from tests.client.cutting import Proxy
-from tests.client.serving import serve
 
 SECONDS_MAX = 60
 
@@ -54,7 +51,7 @@ def test_units_of_a_listener_are_done_once_although_its_connection_is_cut(
 ) -> None:
     chance = random.Random(seed)
     count = 300
-    server = loop.run(serve(Shard(memory_store(), SystemClock(), lambda: ENTROPY)))
+    server = loop.run(serve_shards(memory_store()))
     proxy = Proxy(server.port)
     loop.run(proxy.start())
     with penstock.connect(server.url) as direct:
@@ -85,8 +82,7 @@ def test_units_of_a_listener_are_done_once_although_its_connection_is_cut(
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_a_listener_goes_on_when_its_server_comes_back(kind: str, loop: LoopThread, tmp_path: Path) -> None:
     def start(port: int = 0) -> Any:
-        shard = Shard(directory_store(tmp_path), SystemClock(), lambda: ENTROPY)
-        return loop.run(serve(shard, port=port))
+        return loop.run(serve_shards(directory_store(tmp_path), port=port))
 
     server = start()
     seen: list[str] = []
@@ -110,8 +106,7 @@ def test_a_server_that_is_about_to_end_does_not_end_its_listeners(
     kind: str, loop: LoopThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def start(port: int = 0) -> Any:
-        shard = Shard(directory_store(tmp_path), SystemClock(), lambda: ENTROPY)
-        return loop.run(serve(shard, port=port))
+        return loop.run(serve_shards(directory_store(tmp_path), port=port))
 
     server = start()
     ps = connected(kind, server.port, loop)
@@ -143,7 +138,7 @@ def test_a_server_that_is_about_to_end_does_not_end_its_listeners(
 
 
 def test_a_consume_once_message_comes_once_although_the_connection_is_cut(loop: LoopThread) -> None:
-    server = loop.run(serve(Shard(memory_store(), SystemClock(), lambda: ENTROPY)))
+    server = loop.run(serve_shards(memory_store()))
     proxy = Proxy(server.port)
     loop.run(proxy.start())
     counts: dict[str, int] = {}

@@ -20,6 +20,9 @@ from penstock.server.shard import Shard
 from tests.client.adapter import ENTROPY, LoopThread, directory_store
 from tests.client.serving import serve
 from tests.ports import free_port
+from tests.shards import not_for_clusters
+
+pytestmark = not_for_clusters("processes that are killed share a directory (tests/cluster kills nodes)")
 
 KILLS = int(os.environ.get("PENSTOCK_KILLS", "15"))
 SEED = int(os.environ.get("PENSTOCK_SEED", "1"))

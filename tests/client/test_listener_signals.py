@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import penstock
+from tests.shards import not_for_clusters
+
+pytestmark = not_for_clusters("the listener's process has its own store")
 
 THREADS = """
 import os, sys, time, penstock

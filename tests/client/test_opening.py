@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import penstock
+from tests.shards import not_for_clusters
+
+pytestmark = not_for_clusters("a directory is opened")
 
 HOLD = """
 import sys, penstock

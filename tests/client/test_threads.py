@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 import penstock
+from tests.shards import not_for_clusters
+
+pytestmark = not_for_clusters("a directory is opened by threads")
 
 
 @pytest.fixture(params=["memory", "directory"])

@@ -8,12 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import clustered
 from tests.protocols.rest.serving import Server
 
 _names = itertools.count(1)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope=clustered.SERVER_SCOPE)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server without credentials. Tests share it, each with queues of its own."""
     server = Server(tmp_path_factory.mktemp("open") / "data")
@@ -21,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope=clustered.SERVER_SCOPE)
 def http(server: Server) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from penstock.server.settings import SqsSettings
+from tests import clustered
 from tests.protocols.sqs.serving import Server
 
 _names = itertools.count(1)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope=clustered.SERVER_SCOPE)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Limits as on AWS. Tests share it, each with queues of its own."""
     server = Server(tmp_path_factory.mktemp("strict") / "data")
@@ -20,12 +21,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope=clustered.SERVER_SCOPE)
 def sqs(server: Server) -> Any:
     return server.client()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope=clustered.SERVER_SCOPE)
 def relaxed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("relaxed") / "data", SqsSettings(limits="relaxed"))
     yield server

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +14,11 @@ from penstock.core.commands import Command
 from penstock.protocols.http import HttpLimits, HttpServer
 from penstock.protocols.sqs.server import SqsFrontEnd
 from penstock.server.auth import Credentials
-from penstock.server.clock import SystemClock
 from penstock.server.settings import SqsSettings
-from tests.shards import open_shards, stores_in, waiting
+from tests.shards import LoopThread, open_shards, stepping_clock, stores_in, waiting
 
 REGION = "us-east-1"
 ACCOUNT = "000000000000"
-
-
-class SteppingClock(SystemClock):
-    """The system's clock, which tests can set forward."""
-
-    __slots__ = ("_ahead_ms",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self._ahead_ms
-
-    def advance(self, seconds: float) -> None:
-        self._ahead_ms += round(seconds * 1_000)
 
 
 class Server:
@@ -57,24 +38,11 @@ class Server:
         self._credentials = credentials or Credentials([])
         self._commit_in_thread = commit_in_thread
         self._limits = limits or HttpLimits()
-        self.clock = SteppingClock()
+        self.clock = stepping_clock()
         self.port = 0
-        self._loop = asyncio.new_event_loop()
-        self._started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        self._started.result(30)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_until_complete(self._start())
-        except BaseException as error:
-            self._started.set_exception(error)
-            return
-        self._started.set_result(None)
-        self._loop.run_forever()
-        self._loop.close()
+        self._thread = LoopThread()
+        self._loop = self._thread.loop
+        self._thread.run(self._start())
 
     async def _start(self) -> None:
         stores = stores_in(self._directory)
@@ -116,8 +84,7 @@ class Server:
             await self.http.drain(5)
 
         asyncio.run_coroutine_threadsafe(stop(), self._loop).result(30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.close()
 
     def client(self, **options: Any) -> Any:
         """boto3, as anybody would use it."""

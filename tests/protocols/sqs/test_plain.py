@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from pathlib import Path
@@ -34,7 +33,7 @@ from penstock.server.clock import SystemClock
 from penstock.server.settings import SqsSettings
 from penstock.server.shard import Call
 from tests.protocols.sqs.serving import Server
-from tests.shards import open_shards, stores_in
+from tests.shards import open_shards, run_in_loop, stores_in
 
 _decode = msgspec.json.Decoder(dict[str, str]).decode
 names = st.text("abcXYZ019_-", min_size=1, max_size=12)
@@ -202,7 +201,7 @@ def test_messages_of_one_batch_may_be_deleted_twice_and_in_any_order(server: Ser
 
 
 def test_a_batch_that_was_spread_over_partitions_is_answered_with_the_numbers_it_got(tmp_path: Path) -> None:
-    asyncio.run(_spread(tmp_path / "data"))
+    run_in_loop(_spread(tmp_path / "data"))
 
 
 async def _spread(directory: Path) -> None:

@@ -17,7 +17,7 @@ from penstock.server.settings import SqsSettings
 from penstock.server.shard import Call
 from penstock.server.shards import Shards
 from penstock.server.tasks import CallbackCall
-from tests.shards import open_shards, stores_in
+from tests.shards import open_shards, run_in_loop, stores_in
 
 PATIENCE_S = 60
 
@@ -62,7 +62,7 @@ class Connection:
 
 
 def test_who_sends_and_who_deletes_is_named_and_who_receives_is_not(tmp_path: Path) -> None:
-    asyncio.run(_names(tmp_path / "data"))
+    run_in_loop(_names(tmp_path / "data"))
 
 
 async def _names(directory: Path) -> None:

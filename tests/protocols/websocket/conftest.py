@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from penstock.server.clock import SystemClock
 from penstock.store.base import Store
 from penstock.store.memory import MemoryStore
 from tests.client.adapter import LoopThread
 from tests.client.serving import Server, serve
-from tests.shards import open_shards
+from tests.shards import open_shards, stepping_clock
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def make_server() -> Iterator[Callable[..., Server]]:
         stores: dict[int, Store] = {}
 
         async def start() -> Server:
-            shards = open_shards(lambda number: stores.setdefault(number, MemoryStore()), SystemClock())
+            shards = open_shards(lambda number: stores.setdefault(number, MemoryStore()), stepping_clock())
             return await serve(shards, **options)
 
         made.append(loop.run(start()))
