@@ -1,5 +1,6 @@
-// A share group's consumer for bench/share_group.py. Each line that it reads is a turn: TOPIC COUNT MODE. It consumes so
-// many messages, acknowledges each, and prints how many seconds that took.
+// A share group's consumer for bench/share_group.py. Each line that it reads is a turn: TOPIC COUNT COMMITTED. It consumes
+// so many messages, acknowledges each, and prints how many seconds that took. COMMITTED: `each` message, each `poll`, or
+// `later`, with the next poll.
 
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
@@ -35,13 +36,13 @@ public final class ShareGroup {
         BufferedReader turns = new BufferedReader(new InputStreamReader(System.in));
         for (String line = turns.readLine(); line != null; line = turns.readLine()) {
             String[] turn = line.split(" ");
-            System.out.println(bench.consume(turn[0], Integer.parseInt(turn[1]), turn[2].equals("sync")));
+            System.out.println(bench.consume(turn[0], Integer.parseInt(turn[1]), turn[2]));
             System.out.flush();
         }
     }
 
     /** Seconds from the first messages until the last acknowledgement is confirmed; joining the group does not count. */
-    private double consume(String topic, int count, boolean isEachCommitted) throws Exception {
+    private double consume(String topic, int count, String committed) throws Exception {
         String group = topic + "-group";
         startAtTheBeginning(group);
         try (KafkaShareConsumer<byte[], byte[]> consumer = new KafkaShareConsumer<>(settings(group))) {
@@ -62,9 +63,12 @@ public final class ShareGroup {
                 for (ConsumerRecord<byte[], byte[]> record : records) {
                     consumer.acknowledge(record, AcknowledgeType.ACCEPT);
                     left--;
-                    if (isEachCommitted) {
+                    if (committed.equals("each")) {
                         consumer.commitSync();
                     }
+                }
+                if (committed.equals("poll")) {
+                    consumer.commitSync();
                 }
             }
             consumer.commitSync();

@@ -40,7 +40,7 @@ from bench.measure import (
     report,
 )
 from bench.measure import table as markdown
-from bench.share_group import ShareGroup, share_group
+from bench.share_group import Committed, ShareGroup, share_group
 from bench.sqs_load import Address, Server
 from bench.sqs_servers import HOST, wait_for
 from penstock.cluster.inspection import Inspection
@@ -49,11 +49,16 @@ from penstock.core.errors import PenstockError
 from penstock.server.settings import parse
 from tools.kafka import KafkaCluster, KafkaError, kafka_cluster
 
+IN_FLIGHT = 64
+
 KAFKA = "Kafka"
 ONE = "Penstock, 1 node"
 THREE = "Penstock, 3 nodes"
-SHARE_GROUP = "share group"
-SHARE_GROUP_SYNC = "share group, each committed"
+SHARE_GROUPS: dict[str, Committed] = {
+    "acks go with the next poll": "later",
+    f"acks are confirmed, {IN_FLIGHT} at a time": "poll",
+    "acks are confirmed one by one": "each",
+}
 
 SEND_RUNS = f"send in runs of {RUN}"
 RECEIVE_RUNS = f"receive and ack in runs of {RUN}"
@@ -68,7 +73,6 @@ SHARDS = 3
 SESSION_S = 10.0
 """The default."""
 RUNS_IN_FLIGHT = 8
-IN_FLIGHT = 64
 TURNS = 5
 WAIT_S = 30.0
 PATIENCE_S = 120.0
@@ -83,8 +87,8 @@ class Amounts(NamedTuple):
 
     runs: int
     singles: int
-    synced: int
-    """Messages of a share group that commits each."""
+    confirmed: int
+    """Messages of a share group that commits each one."""
     live: int
     """Messages of the shard that recovers."""
     kills: int
@@ -92,7 +96,7 @@ class Amounts(NamedTuple):
     @classmethod
     def of(cls, scale: Scale) -> Amounts:
         """The real thing, or just enough to see that it runs."""
-        return cls(5, 500, 50, 10_000, 0) if scale.quick else cls(100, 10_000, 500, 1_000_000, 2)
+        return cls(5, 500, 20, 10_000, 0) if scale.quick else cls(80, 6_000, 150, 1_000_000, 2)
 
 
 class Outcome(NamedTuple):
@@ -192,15 +196,15 @@ class PlainKafka:
 class Shared:
     """A share group, on a topic that a plain producer fills. It measures nothing but messages one by one."""
 
-    def __init__(self, plain_kafka: PlainKafka, group: ShareGroup, meter: Meter, *, sync: bool) -> None:
+    def __init__(self, plain_kafka: PlainKafka, group: ShareGroup, meter: Meter, committed: Committed) -> None:
         self._plain = plain_kafka
         self._group = group
         self._meter = meter
-        self._sync = sync
+        self._committed = committed
 
     async def turn(self, amounts: Amounts) -> Turn:
         """See `Contender`."""
-        count = amounts.synced if self._sync else amounts.singles
+        count = amounts.confirmed if self._committed == "each" else amounts.singles
         topic = await asyncio.to_thread(self._filled_topic, count)
         return {SINGLES: await self._meter.measure(count, asyncio.to_thread(self._consume_s, topic, count))}
 
@@ -210,7 +214,7 @@ class Shared:
         return topic
 
     def _consume_s(self, topic: str, count: int) -> float:
-        return self._group.consume_s(topic, count, sync=self._sync)
+        return self._group.consume_s(topic, count, self._committed)
 
 
 # -- Penstock ----------------------------------------------------------------------------------------------------------
@@ -251,12 +255,12 @@ compression = "{COMPRESSION}"
 
 
 @contextmanager
-def started_nodes(bootstrap: str, cluster: str, count: int, directory: Path) -> Iterator[list[Node]]:
-    """The nodes of a cluster, each a process; they end with the block, however they are."""
+def started_nodes(bootstrap: str, clusters: Mapping[str, int], directory: Path) -> Iterator[dict[str, list[Node]]]:
+    """So many nodes of each cluster, each a process, all started at once; they end with the block, however they are."""
     with ExitStack() as stack:
-        names = [f"{cluster}-{number}" for number in range(count)]
+        names = [(cluster, f"{cluster}-{number}") for cluster, count in clusters.items() for number in range(count)]
         children = []
-        for name in names:
+        for cluster, name in names:
             config, ready = directory / f"{name}.toml", directory / f"{name}.ready"
             config.write_text(settings_text(bootstrap, cluster, name, directory / name))
             command = [sys.executable, "-m", "penstock", "serve", "--config", str(config), "--ready-file", str(ready)]
@@ -264,12 +268,12 @@ def started_nodes(bootstrap: str, cluster: str, count: int, directory: Path) -> 
                 child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed)
             stack.callback(_end, child)
             children.append(child)
-        nodes = []
-        for name, child in zip(names, children, strict=True):
+        nodes: dict[str, list[Node]] = {cluster: [] for cluster in clusters}
+        for (cluster, name), child in zip(names, children, strict=True):
             ready = directory / f"{name}.ready"
             wait_for(ready.exists, child, directory / f"{name}.log")
             port = json.loads(ready.read_text())["listening"]["http"]["port"]
-            nodes.append(Node(name, child, f"penstock://{HOST}:{port}"))
+            nodes[cluster].append(Node(name, child, f"penstock://{HOST}:{port}"))
         yield nodes
 
 
@@ -411,13 +415,10 @@ async def penstock_clusters(
 
 
 def share_groups(kafka: KafkaCluster, plain_kafka: PlainKafka, stack: ExitStack) -> dict[str, Contender]:
-    """Both ways to acknowledge in a share group."""
+    """Every way to acknowledge in a share group."""
     group = stack.enter_context(share_group(kafka.bootstrap, IN_FLIGHT, stack.enter_context(empty_directory())))
     meter = Meter(kafka.pid(0), group.pid)
-    return {
-        SHARE_GROUP: Shared(plain_kafka, group, meter, sync=False),
-        SHARE_GROUP_SYNC: Shared(plain_kafka, group, meter, sync=True),
-    }
+    return {name: Shared(plain_kafka, group, meter, committed) for name, committed in SHARE_GROUPS.items()}
 
 
 async def failover_s(nodes: list[Node], directory: Path) -> float:
@@ -454,11 +455,9 @@ def queue_of(node: Node, directory: Path) -> str:
 async def measure(kafka: KafkaCluster, stack: ExitStack, scale: Scale) -> Figures:
     """All of it. What was started has ended before a shard recovers."""
     amounts, directory = Amounts.of(scale), stack.enter_context(empty_directory())
-    started = {ONE: ("bench-one", 1), THREE: ("bench-three", 3)}
-    nodes = {
-        name: stack.enter_context(started_nodes(kafka.bootstrap, *cluster, directory))
-        for name, cluster in started.items()
-    }
+    clusters = {"one": 1, "three": 3}
+    one, three = stack.enter_context(started_nodes(kafka.bootstrap, clusters, directory)).values()
+    nodes = {ONE: one, THREE: three}
     plain_kafka, no_share_group = PlainKafka(kafka), ""
     contenders: dict[str, Contender] = {KAFKA: plain_kafka}
     try:
@@ -468,7 +467,7 @@ async def measure(kafka: KafkaCluster, stack: ExitStack, scale: Scale) -> Figure
     async with AsyncExitStack() as connected:
         contenders |= await penstock_clusters(kafka, nodes, connected)
         found = await compare(contenders, amounts, scale)
-    failovers_s = [await failover_s(nodes[THREE], directory) for _ in range(amounts.kills)]
+    failovers_s = [await failover_s(three, directory) for _ in range(amounts.kills)]
     stack.close()
     recovery = await asyncio.to_thread(measure_recovery, kafka.bootstrap, amounts.live)
     return Figures(by_line(found, "rate"), by_line(found, "cpu_us"), no_share_group, failovers_s, recovery)
@@ -494,11 +493,11 @@ def singles_table(figures: Figures) -> str:
     """Messages one by one, against share groups."""
     rates, cpu_us = figures.rates[SINGLES], figures.cpu_us[SINGLES]
     rows = []
-    for name in (SHARE_GROUP, SHARE_GROUP_SYNC):
+    for name in SHARE_GROUPS:
         ratio = rates.ratio(ONE, to=name)
         cells = [plain(rates.rate(name)), plain(rates.rate(ONE)), str(ratio), str(cpu_us.ratio(ONE, to=name))]
         rows.append([name, *cells, at_least(SINGLES_TARGET, ratio)])
-    header = ["messages/s", "share group", "Penstock", "ratio", "ratio of the processor time a message", "target"]
+    header = [f"{SINGLES}, messages/s", "share group", "Penstock", "ratio", "ratio of the processor time", "target"]
     return markdown(header, rows)
 
 
@@ -525,8 +524,9 @@ time is that of client, nodes and broker together.
 
 One by one: Penstock has {IN_FLIGHT} tasks on a connection with a prefetch of {IN_FLIGHT}; each takes a message,
 acknowledges it, and goes on when that is durable. The share group's consumer (Java) gets {IN_FLIGHT} messages a poll,
-and calls `acknowledge` for each; that goes to the broker with the next poll, or, in the second line, by a `commitSync`
-after each message. Joining a group does not count.
+and calls `acknowledge` for each. That goes to the broker with the next poll, and nobody waits for it; or it is
+confirmed (`commitSync`) before the next poll, as Penstock's are before a task goes on; or after each message. Joining a
+group does not count.
 
 A failover is looked at with the session timeout of {SESSION_S:g} s that is the default.
 """

@@ -11,11 +11,17 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from tools.kafka import KafkaError, jars
 
 SOURCE = Path(__file__).with_name("ShareGroup.java")
 HEAP_MB = 256
+
+Committed = Literal["later", "poll", "each"]
+"""When acknowledgements are committed: with the next poll and without waiting, when all messages of a poll are
+acknowledged, or after each message."""
+
 _SILENT = """
 rootLogger.level = off
 """
@@ -29,14 +35,11 @@ class ShareGroup:
         self._printed = printed
         self.pid = process.pid
 
-    def consume_s(self, topic: str, count: int, *, sync: bool) -> float:
-        """Consume and acknowledge so many messages of a topic; how many seconds it took.
-
-        An acknowledgement goes with the next poll, or, with `sync`, is committed before the next message is looked at.
-        """
+    def consume_s(self, topic: str, count: int, committed: Committed) -> float:
+        """Consume and acknowledge so many messages of a topic; how many seconds it took."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{topic} {count} {'sync' if sync else 'poll'}\n")
+        self._process.stdin.write(f"{topic} {count} {committed}\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
