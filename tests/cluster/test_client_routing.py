@@ -13,9 +13,17 @@ import pytest
 import penstock
 from penstock.client.connecting import connect_async
 from penstock.client.remote import routed as routed_module
-from penstock.core.errors import InvalidRequest
+from penstock.cluster.inspection import Inspection
+from penstock.cluster.placement import home_of
+from penstock.core.errors import InvalidRequest, NotSent
+from penstock.server.settings import parse
 from tests.cluster.linking import in_loop
+from tests.cluster.nodes import SHARDS as KAFKA_SHARDS
+from tests.cluster.nodes import ThreadNode, settings_text, thread_node
+from tests.cluster.nodes import until as eventually
 from tests.cluster.routing import goes_to, routed, served_pair, until
+from tests.kafka import kafka, unique_prefix  # noqa: F401
+from tools.kafka import KafkaCluster
 
 
 @pytest.fixture
@@ -227,6 +235,48 @@ async def test_a_listener_follows_its_queue_and_is_handed_everything_once(tmp_pa
             assert sorted(heard, key=int) == [b"%d" % number for number in range(sent)]
 
 
+@pytest.mark.parametrize("lost", ["a", "b"])
+@in_loop
+async def test_a_listener_whose_connection_is_lost_goes_on_through_another_node(tmp_path: Path, lost: str) -> None:
+    async with served_pair(tmp_path) as pair:
+        queue = pair.queue_of(lost)
+        left = "b" if lost == "a" else "a"
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            await ps.create_queue(queue)
+            await goes_to(ps, pair, queue, lost)
+            heard: set[bytes] = set()
+
+            async def handle(message: Any) -> None:
+                heard.add(bytes(message.body))
+
+            async with await ps.listen(queue, handle):
+                await ps.queue(queue).send(b"before")
+                await until(lambda: heard == {b"before"}, "the first message")
+                await pair.proxies[lost].stop()
+                await goes_to(ps, pair, queue, left)
+                await ps.queue(queue).send(b"after")
+                await until(lambda: heard == {b"before", b"after"}, "the second message")
+
+
+@in_loop
+async def test_closing_ends_waits_streams_and_connections(tmp_path: Path) -> None:
+    async with served_pair(tmp_path) as pair:
+        queue = pair.queue_of("b")
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            await ps.create_queue(queue)
+            await goes_to(ps, pair, queue, "b")
+            waiting = asyncio.create_task(ps.queue(queue).receive(max=1, wait=50))
+            await until(partial(pair.receivers, queue), "a wait")
+            given_up = asyncio.create_task(ps.queue(queue).receive(max=1, wait=50))
+            await until(lambda: pair.receivers(queue) == 2, "another wait")
+            given_up.cancel()
+            await until(lambda: pair.receivers(queue) == 1, "the end of a wait that was given up")
+        assert await waiting == []
+        with pytest.raises(NotSent):
+            await ps.queue(queue).send(b"too late")
+        await until(lambda: not any(proxy._writers for proxy in pair.proxies.values()), "the end of all connections")
+
+
 @in_loop
 async def test_nothing_is_lost_or_doubled_while_shards_move_and_connections_break(
     tmp_path: Path, quick_maps: None
@@ -275,3 +325,45 @@ def test_a_routing_that_is_none_is_refused() -> None:
     ]:
         with pytest.raises(InvalidRequest):
             penstock.connect(url, **options)  # type: ignore[arg-type]
+
+
+class Sending:
+    """Sends numbered messages until they go where they should."""
+
+    def __init__(self, ps: Any, queue: str) -> None:
+        self._ps = ps
+        self._queue = queue
+        self.sent = 0
+
+    def goes_to(self, node: ThreadNode) -> bool:
+        """Send one more; whether it went straight to a node."""
+        self._ps.queue(self._queue).send(b"%d" % self.sent)
+        self.sent += 1
+        return _url(node).endswith(f":{self._ps._caller._remote.owner(self._queue).port}")
+
+
+def _url(node: ThreadNode) -> str:
+    return node.node.maps.current().nodes[node.name].urls["http"]
+
+
+def test_threads_follow_a_queue_from_node_to_node_of_a_cluster_on_kafka(
+    kafka: KafkaCluster,  # noqa: F811
+    tmp_path: Path,
+    quick_maps: None,
+) -> None:
+    name = unique_prefix("routing")
+    with thread_node(kafka, name, "a", tmp_path) as a, thread_node(kafka, name, "b", tmp_path) as b:
+        eventually(lambda: len(a.own_shards) == len(b.own_shards) == KAFKA_SHARDS // 2, "an even share")
+        shard = b.own_shards[0]
+        queue = next(each for each in map(str, range(99)) if home_of(each, KAFKA_SHARDS) == shard)
+        wishes = Inspection(parse(settings_text(kafka, name, "cli", tmp_path, session_s=3.0)).kafka_options())
+        heard: list[bytes] = []
+        with penstock.connect(_url(a).replace("http", "penstock") + "?routing=direct") as ps:
+            ps.create_queue(queue)
+            sending = Sending(ps, queue)
+            with ps.listen(queue, lambda message: heard.append(bytes(message.body)), workers=2):
+                for node in (b, a):
+                    wishes.move(shard, node.name)
+                    eventually(partial(sending.goes_to, node), f"commands at {node.name}")
+                eventually(lambda: len(set(heard)) >= sending.sent, "all messages")
+        assert set(heard) == {b"%d" % number for number in range(sending.sent)}

@@ -14,8 +14,7 @@ When a connection is lost, its lanes go through the first one; if it is that whi
 map is asked for every `REFRESH_S`; after a loss, or an error of a store, at once, and again after growing pauses.
 
 Not routed: sessions that were opened by name, since only the node at which they were opened knows them; and queues with
-prefetching. Both stay with the first connection. Queues with several partitions, too: their messages are spread over
-the nodes by whoever takes them, and would all come to one node if every client went to the same.
+prefetching. Both stay with the first connection. So do queues with several partitions: no single node has them.
 
 Everything here happens in the loop's thread.
 """
