@@ -189,6 +189,7 @@ class KafkaJournal:
             compression_type=options.compression,
             message_max_bytes=self._message_bytes_max,
             queue_buffering_max_kbytes=BUFFERED_KBYTES,
+            **options.answer_timeouts(),
         )
         try:
             self._live.list_topics(options.data_topic, INIT_TIMEOUT_S)  # connects; librdkafka waits for that too long

@@ -32,6 +32,10 @@ RESERVED_PROPERTIES = frozenset(
 )
 """What decides whether messages are safe is not up for settings."""
 
+ANSWERS_PER_COMMIT = 3
+"""A broker that says nothing is given up so early that a commit can still succeed elsewhere."""
+ANSWER_MS_MIN = 1_000
+
 
 @dataclass(frozen=True)
 class KafkaOptions:
@@ -83,3 +87,15 @@ class KafkaOptions:
     def client_properties(self) -> dict[str, str | int | float | bool]:
         """What every client of the log needs, for librdkafka."""
         return {**self.properties, "bootstrap.servers": self.bootstrap}
+
+    def answer_timeouts(self) -> dict[str, int]:
+        """How long a broker may take to answer whoever commits, before others are asked, unless `properties` say it.
+
+        >>> KafkaOptions("127.0.0.1:9092", "demo", "demo").answer_timeouts()
+        {'request_timeout_ms': 3333, 'socket_timeout_ms': 3333}
+        >>> KafkaOptions("127.0.0.1:9092", "demo", "demo", properties={"socket.timeout.ms": 9_000}).answer_timeouts()
+        {'request_timeout_ms': 3333}
+        """
+        answer_ms = max(ANSWER_MS_MIN, round(self.commit_timeout_s * 1_000) // ANSWERS_PER_COMMIT)
+        names = ("request_timeout_ms", "socket_timeout_ms")
+        return {name: answer_ms for name in names if name.replace("_", ".") not in self.properties}
