@@ -25,6 +25,31 @@ from tests.cluster.linking import PATIENCE_S
 from tests.cluster.test_router_pair import NAMES, SHARDS, Pair
 
 
+class HoldingProxy(LossyProxy):
+    """A proxy at which requests can be held up."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self.free = asyncio.Event()
+        self.free.set()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_answer: bool) -> None:
+        await super()._pass(reader if is_answer else _Held(reader, self.free), writer, is_answer)  # type: ignore[arg-type]
+
+
+class _Held:
+    """A reader whose bytes are held up."""
+
+    def __init__(self, reader: asyncio.StreamReader, free: asyncio.Event) -> None:
+        self._reader = reader
+        self._free = free
+
+    async def read(self, count: int) -> bytes:
+        data = await self._reader.read(count)
+        await self._free.wait()
+        return data
+
+
 class ServedPair(Pair):
     """A pair that clients can connect to: at each node's proxy."""
 
@@ -32,7 +57,7 @@ class ServedPair(Pair):
         super().__init__(directory)
         self.front_ends = {name: RestFrontEnd(0, __version__) for name in NAMES}
         self.services: dict[str, Services] = {}
-        self.proxies: dict[str, LossyProxy] = {}
+        self.proxies: dict[str, HoldingProxy] = {}
 
     async def start(self) -> None:
         await super().start()
@@ -47,7 +72,7 @@ class ServedPair(Pair):
             )
             services.partition_maps = _Maps(self, name)
             address = await self.front_ends[name].start(services)
-            self.proxies[name] = LossyProxy(address.port)
+            self.proxies[name] = HoldingProxy(address.port)
             await self.proxies[name].start()
 
     async def stop(self) -> None:

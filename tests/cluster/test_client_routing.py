@@ -125,6 +125,34 @@ async def test_a_queue_that_moves_is_followed_and_no_command_overtakes_another(
 
 
 @in_loop
+async def test_a_command_for_the_new_owner_waits_for_those_that_the_old_one_has_not_answered(
+    tmp_path: Path, quick_maps: None
+) -> None:
+    async with served_pair(tmp_path) as pair:
+        queue = pair.queue_of("b")
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            await ps.create_queue(queue)
+            await goes_to(ps, pair, queue, "b")
+            pair.proxies["b"].free.clear()
+            first = asyncio.create_task(ps.queue(queue).send(b"1"))
+            await asyncio.sleep(0)
+            await pair.move_queue(queue)
+            newest = pair.maps["a"].current().version
+            await until(lambda: _map_version(ps) == newest, "the new map")
+            second = asyncio.create_task(ps.queue(queue).send(b"2"))
+            await asyncio.wait((second,), timeout=0.3)  # time enough to overtake, if it could
+            pair.proxies["b"].free.set()
+            assert (await first).sequence < (await second).sequence
+            assert await _drained(ps, queue) == [b"1", b"2"]
+            assert routed(ps).owner(queue).port == pair.proxies["a"].port
+
+
+def _map_version(ps: Any) -> int:
+    partitions = routed(ps)._partitions
+    return 0 if partitions is None else partitions.version
+
+
+@in_loop
 async def test_a_command_whose_answer_is_lost_is_done_once_at_the_new_owner(tmp_path: Path) -> None:
     async with served_pair(tmp_path) as pair:
         queue = pair.queue_of("b")
