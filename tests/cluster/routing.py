@@ -33,6 +33,10 @@ class HoldingProxy(LossyProxy):
         self.free = asyncio.Event()
         self.free.set()
 
+    def lead_to(self, port: int) -> None:
+        """Connections go to another server from now on."""
+        self._to = port
+
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_answer: bool) -> None:
         await super()._pass(reader if is_answer else _Held(reader, self.free), writer, is_answer)  # type: ignore[arg-type]
 

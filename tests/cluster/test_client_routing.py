@@ -16,13 +16,18 @@ from penstock.client.remote import routed as routed_module
 from penstock.cluster.inspection import Inspection
 from penstock.cluster.placement import home_of
 from penstock.core.errors import InvalidRequest, NotSent
+from penstock.server.clock import SystemClock
 from penstock.server.settings import parse
+from penstock.server.shard import Shard
+from penstock.store.memory import MemoryStore
+from tests.client.serving import serve
 from tests.cluster.linking import in_loop
 from tests.cluster.nodes import SHARDS as KAFKA_SHARDS
 from tests.cluster.nodes import ThreadNode, settings_text, thread_node
 from tests.cluster.nodes import until as eventually
 from tests.cluster.routing import goes_to, routed, served_pair, until
 from tests.kafka import kafka, unique_prefix  # noqa: F401
+from tests.shards import brokers
 from tools.kafka import KafkaCluster
 
 
@@ -206,6 +211,25 @@ async def test_a_node_that_cannot_be_reached_is_reached_through_the_first(tmp_pa
             await pair.proxies["b"].start()
             routed(ps)._refresh_soon()
             await goes_to(ps, pair, queue, "b")
+
+
+@in_loop
+async def test_a_stranger_at_the_address_of_a_node_is_told_nothing(tmp_path: Path) -> None:
+    """A node may say an address (0.0.0.0, say) at which the client finds somebody else."""
+    stranger = await serve(Shard(MemoryStore, SystemClock(), lambda: bytes(range(64, 128))))
+    try:
+        async with served_pair(tmp_path) as pair:
+            pair.proxies["b"].lead_to(stranger.port)
+            queue = pair.queue_of("b")
+            async with connect_async(pair.url("a"), routing="direct") as ps:
+                await ps.create_queue(queue)
+                while not routed(ps)._unreachable:
+                    await ps.queue(queue).send(b"x")
+                assert [address.port for address in routed(ps).nodes] == [pair.proxies["a"].port]
+                assert pair.proxies["b"].connections
+            assert not brokers(stranger.shard)[0].queues
+    finally:
+        await stranger.stop()
 
 
 @in_loop

@@ -20,7 +20,7 @@ from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.link import Link
 from penstock.client.remote.request import Outstanding
 from penstock.core.commands import Command
-from penstock.core.errors import PenstockError
+from penstock.core.errors import NotSent, PenstockError
 
 
 class Group(Protocol):
@@ -62,8 +62,13 @@ class MemberCaller(RemoteCaller):
         """Commands of other members that have no answer -> whose they are."""
 
     async def open(self) -> None:
-        """Connect; or raise the reason why not."""
-        self._take_link(await self._new_link())
+        """Connect; or raise the reason why not. All nodes of a cluster have the same realm: whoever has not is none."""
+        link = await self._new_link()
+        realm = self.identity.realm
+        if realm and link.welcome.realm != realm:
+            await link.close()
+            raise NotSent(f"{self.address} is a server, but none of this cluster")
+        self._take_link(link)
 
     # -- taking over --
 

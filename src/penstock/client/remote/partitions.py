@@ -23,6 +23,8 @@ class Partitions(msgspec.Struct, frozen=True):
     >>> there = Partitions(7, ["a"], {"a": "http://one:9325"})
     >>> there.owner("orders", is_tls=False)
     Address(host='one', port=9325, is_tls=False)
+    >>> there.owner("orders", is_tls=True) is None
+    True
     """
 
     version: int
