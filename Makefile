@@ -69,7 +69,8 @@ kafka-up: $(INSTALLED) ## Run BROKERS brokers of Apache Kafka on this machine (n
 kafka-down: $(INSTALLED) ## Stop them
 	@$(BIN)/python -m tools.kafka down
 
-cluster-test: $(INSTALLED) ## Run the suites of the front ends and of the client on three shards of two nodes, with a real link between
+cluster-test: $(INSTALLED) ## Run the suites of the front ends and of the client on three nodes over three brokers, and on shards of two nodes
+	PENSTOCK_TEST_CLUSTER=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/client
 	PENSTOCK_TEST_SHARDS=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/protocols/bulk tests/client
 	PENSTOCK_TEST_SHARDS=3 PENSTOCK_TEST_NEAR=all $(BIN)/python -m pytest tests/protocols/nsq tests/protocols/nsq_http
 

@@ -26,8 +26,8 @@ from penstock.cluster.host import ShardHost
 from penstock.cluster.node import ClusterNode
 from penstock.cluster.routed import Routed
 from penstock.cluster.router import Router
-from penstock.core.commands import Command, DeleteQueue, ListQueues, Receive
-from penstock.core.errors import QueueNotFound
+from penstock.core.commands import Command, DeleteQueue, EndSession, ListQueues, Receive
+from penstock.core.errors import PenstockError, QueueNotFound
 from penstock.server.clock import SystemClock
 from penstock.server.settings import Settings, parse
 from penstock.server.shard import Call, ShardClosed
@@ -298,6 +298,10 @@ class LentRouter(Router):
         """As a node's router does, but that the shards go on."""
         if self._closing:
             return
+        for session in self.sessions:
+            if session.bound:  # a connection's: it would end with its node
+                with contextlib.suppress(PenstockError):
+                    await self.call(EndSession(session=session.number))
         await super().close()
         for call in list(self._lent):
             self._end_wait(cast(Routed, call))

@@ -1,5 +1,5 @@
 """Front ends on three shards of two nodes: a part of their own suites, run again with one shard here and two behind a
-real link. All of it: PENSTOCK_TEST_SHARDS=3 pytest tests/protocols/sqs tests/protocols/rest tests/client …
+real link, and again on three nodes over a real Kafka. All of it: `make cluster-test`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.kafka import loudly
+from tools.kafka import jars
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240
@@ -26,12 +29,30 @@ CHOSEN = [
 ]
 
 
+CHOSEN_FOR_KAFKA = [
+    "tests/protocols/sqs/test_messages.py",
+    "tests/protocols/rest/test_messages.py",
+    "tests/protocols/websocket/test_socket.py::test_messages_are_pushed_while_there_is_credit",
+    "tests/client/test_settling.py",
+]
+
+
 def test_front_ends_work_on_shards_of_two_nodes() -> None:
-    environment = os.environ | {"PENSTOCK_TEST_SHARDS": "3", "PENSTOCK_TEST_NEAR": "0"}
+    run_suites(CHOSEN, PENSTOCK_TEST_SHARDS="3", PENSTOCK_TEST_NEAR="0")
+
+
+def test_front_ends_work_on_three_nodes_over_kafka() -> None:
+    with loudly():
+        jars()
+    run_suites(CHOSEN_FOR_KAFKA, PENSTOCK_TEST_CLUSTER="3", PENSTOCK_TEST_BROKERS="1")
+
+
+def run_suites(chosen: list[str], **environment: str) -> None:
+    """Run tests in a process of their own; all must pass."""
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHOSEN],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen],
         cwd=ROOT,
-        env=environment,
+        env=os.environ | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

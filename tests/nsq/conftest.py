@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.nsq.servers import AGAINST_NSQD, Broker, Nsqd, Penstock, running
+from tests import clustered
+from tests.nsq.servers import AGAINST_NSQD, Broker, Nsqd, Penstock, PenstockCluster, running
 
 _names = itertools.count(1)
 
@@ -16,7 +17,8 @@ _names = itertools.count(1)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Shared by all tests that do not kill it, each with topics of its own."""
     directory = tmp_path_factory.mktemp("nsq")
-    with running(Nsqd(directory) if AGAINST_NSQD else Penstock(directory)) as server:
+    ours = PenstockCluster if clustered.NODES else Penstock
+    with running(Nsqd(directory) if AGAINST_NSQD else ours(directory)) as server:
         yield server
 
 

@@ -7,6 +7,7 @@ Go): that is how we know that they expect the right things. Where Penstock diffe
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -26,7 +28,10 @@ import boto3
 from botocore.config import Config
 
 from bench import nsq_tools
+from tests import clustered
+from tests.kafka import loudly, unique_prefix
 from tests.nsq.wire import Address, Connection
+from tools.kafka import QUICK_TO_START, KafkaCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
@@ -176,6 +181,60 @@ class Penstock(Broker):
 
     def metrics(self) -> str:
         return http_call(HOST, self._ports["http"], "GET", "/metrics")[1].decode()
+
+
+class PenstockCluster(Penstock):
+    """Three processes of `penstock serve` on a real Kafka. Each new connection and each request goes to the next one.
+
+    What only the node says that has a topic, as its statistics, is asked of all of them.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._opened = ExitStack()
+        self._turns = itertools.count()
+        self.nodes: list[Penstock] = []
+
+    def start(self) -> PenstockCluster:
+        with loudly():
+            kafka = KafkaCluster(clustered.BROKERS, java_options=(QUICK_TO_START,))
+        self._opened.callback(kafka.close)
+        name = unique_prefix("nsq")
+        for number in range(clustered.NODES):
+            settings = '[server]\nengine = "kafka"\n' + clustered.settings_text(kafka, name, f"n{number}")
+            node = Penstock(self.directory / f"n{number}", settings=settings)
+            self._opened.callback(node.kill)
+            self.nodes.append(node)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda node: node.start(), self.nodes))
+        self.process = self.nodes[0].process
+        return self
+
+    @property
+    def _next(self) -> Penstock:
+        return self.nodes[next(self._turns) % len(self.nodes)]
+
+    @property
+    def tcp_port(self) -> int:  # type: ignore[override]
+        return self._next.tcp_port
+
+    @property
+    def http_port(self) -> int:  # type: ignore[override]
+        return self._next.http_port
+
+    @property
+    def sqs_url(self) -> str:
+        return self._next.sqs_url
+
+    def topic(self, name: str) -> Any:
+        found = (node.topic(name) for node in self.nodes)
+        return next((each for each in found if each is not None), None)
+
+    def kill(self) -> None:
+        self._opened.close()
+
+    def failures_logged(self) -> list[str]:
+        return [line for node in self.nodes for line in node.failures_logged()]
 
 
 class Nsqd(Broker):
