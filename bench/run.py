@@ -16,10 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 SCRIPTS = [*sorted(path.stem for path in Path(__file__).parent.glob("[a-z]_*.py")), "sqs", "nsq", "client", "spark"]
-"""Those that the library is measured by, then the front ends', then the client's."""
+SCRIPTS += ["cluster"]
+"""Those that the library is measured by, then the front ends', then the client's, then those of many nodes."""
 
 PACKAGES = ["numpy", "xxhash", "uvloop", "httptools", "msgspec", "litequeue", "persist-queue", "moto"]
-PACKAGES += ["redis", "hiredis", "pika", "nats-py", "pyspark", "pyarrow"]
+PACKAGES += ["redis", "hiredis", "pika", "nats-py", "pyspark", "pyarrow", "confluent-kafka"]
 
 BUSY = " (**a busy machine: trust the ratios little, the rates not at all**)"
 

@@ -11,7 +11,11 @@ import pytest
 
 from bench import nsq_tools
 from bench.run import ROOT, SCRIPTS, label
+from tests.kafka import loudly
 from tests.programs import needed
+from tools.kafka import jars
+
+TIMEOUT_S = 280
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -21,8 +25,11 @@ def test_benchmark_runs_and_prints_its_table(script: str) -> None:
     if script == "client":
         for package in ("redis-server", "rabbitmq-server", "nats-server"):
             needed(package)
+    if script == "cluster":
+        with loudly():
+            jars()
     command = [sys.executable, "-m", "bench.run", "--quick", script]
-    printed = subprocess.run(command, cwd=ROOT, check=True, timeout=120, stdout=subprocess.PIPE, text=True).stdout
+    printed = subprocess.run(command, cwd=ROOT, check=True, timeout=TIMEOUT_S, stdout=subprocess.PIPE, text=True).stdout
     assert printed.startswith(f"## {label(script)}. ")
     assert re.search(r"^\| .*target.* \|$", printed, re.MULTILINE)
     assert re.search(r"at (least|most) [\d.]+.*: (reached|\*\*missed\*\*)", printed)
