@@ -71,6 +71,7 @@ kafka-down: $(INSTALLED) ## Stop them
 
 cluster-test: $(INSTALLED) ## Run the suites of the front ends and of the client on three nodes over three brokers, and on shards of two nodes
 	PENSTOCK_TEST_CLUSTER=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/client
+	PENSTOCK_TEST_CLUSTER=3 $(BIN)/python -m pytest $(addprefix tests/nsq/test_,publish.py consume.py channels.py crossing.py http.py errors.py identify.py)
 	PENSTOCK_TEST_SHARDS=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/protocols/bulk tests/client
 	PENSTOCK_TEST_SHARDS=3 PENSTOCK_TEST_NEAR=all $(BIN)/python -m pytest tests/protocols/nsq tests/protocols/nsq_http
 

@@ -6,8 +6,10 @@ import pytest
 
 from tests.nsq.servers import Broker, until
 from tests.nsq.wire import fin
+from tests.shards import not_for_clusters
 
 
+@not_for_clusters("a node counts the clients that are connected to it")
 def test_publishing_creates_a_topic_and_subscribing_both(server: Broker, topic: str) -> None:
     assert server.topic(topic) is None
     server.publish(topic, b"x", b"yz")

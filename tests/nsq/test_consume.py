@@ -10,6 +10,7 @@ import pytest
 
 from tests.nsq.servers import Broker, until
 from tests.nsq.wire import Connection, Message, fin, req, touch
+from tests.shards import not_for_clusters
 
 
 def numbers(count: int) -> list[bytes]:
@@ -215,6 +216,7 @@ def test_a_requeued_message_keeps_its_id_and_time_and_counts_its_attempts(server
             assert message == first._replace(attempts=attempt)
 
 
+@not_for_clusters("a node counts the requeues of its own connections")
 def test_a_message_is_requeued_after_the_delay_that_was_asked_for(server: Broker, topic: str) -> None:
     server.publish(topic, b"later")
     with server.subscriber(topic, ready=1) as reader:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.nsq.servers import Broker, until
 from tests.nsq.wire import fin, many
+from tests.shards import not_for_clusters
 
 MSG_BYTES_MAX = 1024 * 1024
 BODY_BYTES_MAX = 5 * 1024 * 1024
@@ -71,6 +72,7 @@ def test_ping(server: Broker) -> None:
     assert server.http("GET", "/ping") == (200, b"OK")
 
 
+@not_for_clusters("the ports of one node are asked for")
 def test_info_has_nsqd_s_fields(server: Broker) -> None:
     status, body = server.http("GET", "/info")
     info = json.loads(body)
@@ -210,6 +212,7 @@ def types(document: Mapping[str, Any]) -> dict[str, str]:
     return {name: type(value).__name__ for name, value in document.items()}
 
 
+@not_for_clusters("a node shows the producers that are connected to it")
 def test_the_statistics_have_nsqd_s_fields(server: Broker, topic: str) -> None:
     with server.connect() as writer, server.subscriber(topic, ready=5):
         writer.publish(topic, b"x")
@@ -252,6 +255,7 @@ def test_the_statistics_count(server: Broker, topic: str) -> None:
     assert abs(client["connect_ts"] - time.time()) < 60
 
 
+@not_for_clusters("a node shows the producers that are connected to it")
 def test_producers_are_shown_with_what_they_published(server: Broker, topic: str) -> None:
     with server.connect(client_id="writer") as writer:
         writer.publish(topic, b"a", b"b")
@@ -260,6 +264,7 @@ def test_producers_are_shown_with_what_they_published(server: Broker, topic: str
     assert mine["pub_counts"] == [{"topic": topic, "count": 2}]
 
 
+@not_for_clusters("a node's statistics are of the topics that it has")
 def test_the_statistics_can_be_narrowed(server: Broker, topic: str) -> None:
     with server.subscriber(topic, "one"), server.subscriber(topic, "two"):
         stats = server.stats(topic=topic, channel="two", include_clients="false", include_mem="false")
@@ -297,6 +302,7 @@ def test_pausing_twice_is_no_error(server: Broker, topic: str) -> None:
         assert server.post(path, topic=topic) == b""
 
 
+@not_for_clusters("the log level is one process's")
 def test_the_log_level_can_be_asked_and_set(server: Broker) -> None:
     """It is set by its name, and answered by its number."""
     for level, number in ((b"debug", 1), (b"warn", 3), (b"info", 2)):
@@ -304,6 +310,7 @@ def test_the_log_level_can_be_asked_and_set(server: Broker) -> None:
         assert server.http("GET", "/config/log_level") == (200, b"%d" % number)
 
 
+@not_for_clusters("each node has its own lookup addresses")
 def test_the_lookup_addresses_can_be_asked_and_set(server: Broker) -> None:
     path = "/config/nsqlookupd_tcp_addresses"
     assert server.http("GET", path) == (200, b"[]")

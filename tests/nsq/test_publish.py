@@ -10,6 +10,7 @@ import pytest
 
 from tests.nsq.servers import Broker
 from tests.nsq.wire import dpub, fin, many, mpub, pub, sized, sub
+from tests.shards import not_for_clusters
 
 MSG_BYTES_MAX = 1024 * 1024
 
@@ -152,6 +153,7 @@ def test_a_subscriber_may_publish(server: Broker, topic: str) -> None:
         assert sorted(frame.kind for frame in frames if frame) == [0, 2]
 
 
+@not_for_clusters("a node counts the clients that are connected to it")
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 64, "0", "...", "t#ephemeral", "y" * 54 + "#ephemeral"])
 def test_names_that_are_valid(server: Broker, topic: str, name: str) -> None:
     with server.connect() as connection:
