@@ -110,6 +110,11 @@ class ServedPair(Pair):
         broker = self.hosts[self.owners[shard]].served[shard].identity
         return len(broker.queues[queue].channels["main"].line)
 
+    def is_empty(self, queue: str) -> bool:
+        """Whether everything in a queue is acknowledged."""
+        shard = home_of(queue, SHARDS)
+        return not self.hosts[self.owners[shard]].served[shard].identity.queues[queue].messages
+
     async def move_queue(self, queue: str) -> None:
         await self.move(home_of(queue, SHARDS))
 
