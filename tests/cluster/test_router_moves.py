@@ -383,3 +383,20 @@ def router_partition(group: str | None) -> int:
 
 def test_a_shard_that_moved_says_where_to_look() -> None:
     assert "look at the map" in str(ShardMoved(3))
+
+
+@run
+async def test_nobody_overtakes_those_who_wait_until_their_queue_is_known() -> None:
+    async with world(0) as there:
+        name = next(name for name in names() if home_of(name, SHARDS) == 1)
+        await there.router.call(CreateQueue(name=name))
+        there.router.catalog.forget(name)
+        sent: dict[bytes, Call] = {}
+
+        def send(body: bytes) -> None:
+            there.router.submit(Send(queue=name, bodies=[body]), lambda call: sent.update({body: call}))
+
+        there.router.submit(DescribeQueue(name=name), lambda _: send(b"later"))
+        send(b"sooner")
+        await until(lambda: len(sent) == 2)
+        assert sent[b"sooner"].result().first < sent[b"later"].result().first

@@ -341,6 +341,9 @@ class Router:
             call.is_noted = True
             self.dispatch(call, shard_of_id(command.queue_id) % self.shards)
             return
+        if name in self._asking and placement.split not in _UNASKED:
+            self._ask_first(call, name)  # behind those who came before
+            return
         config = self._catalog.config(name)
         if config is None and command.__class__ in _MAKERS:
             if command.config.partitions > 1 and self.shards > 1:  # type: ignore[attr-defined]
