@@ -79,8 +79,8 @@ def test_journal_of_a_promptly_consumed_queue_is_used_again_early(tmp_path: Path
         store.commit(changes_of({b"c/%d" % number: BODY}))
         store.commit(changes_of({b"c/%d" % number: None}))
     until(lambda: store.stats.transactions > 0)
-    assert store.stats.chunks_applied == 0
     store.close()
+    assert store.stats.chunks_applied <= store.stats.transactions < 50, "at most the one that is between its commits"
 
 
 def test_journal_of_a_backlog_is_not_applied_early(tmp_path: Path) -> None:
