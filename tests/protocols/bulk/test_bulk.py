@@ -437,3 +437,15 @@ def test_a_mapped_piece_stays_readable_when_it_is_dropped(tmp_path: Path) -> Non
     (view,) = staging.open("t", ["p"])
     staging.drop("t")
     assert [chunk.body_list() for _, chunk in decode_piece(view)] == [[b"one"]]
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_failure(tmp_path: Path) -> None:
+    """`serving` fails if the server's log has a traceback."""
+    with serving(tmp_path) as server:
+        with socket.create_connection(("127.0.0.1", server._ports["http"])) as client:
+            client.sendall(b"POST /v1/bulk/offsets HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        left = 'penstock_requests_total{action="offsets",outcome="client_left",protocol="bulk"}'
+        deadline_s = time.monotonic() + PATIENCE_S
+        while server.metric(left) < 1:
+            assert time.monotonic() < deadline_s, "the server never heard of it"
+            time.sleep(0.01)

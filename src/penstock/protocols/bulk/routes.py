@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive as Receiving
@@ -90,6 +90,8 @@ JSON_BYTES_MAX = 8 * 1024 * 1024
 _QUEUES_PER_CALL = 1_000
 ARROW = "application/vnd.apache.arrow.stream"
 NEXT_OFFSET = "penstock-next-offset"
+_CLIENT_LEFT = 499
+"""For the log: the client went while it sent its request, and nobody hears an answer."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Action = Callable[[Request, Principal], Awaitable[msgspec.Struct | Response | None]]
@@ -141,6 +143,8 @@ class Bulk:
                 response = _answer(await action(request, principal))
             except PenstockError as error:
                 response, outcome = _problem(error), code_of(error)
+            except ClientDisconnect:
+                response, outcome = Response(status_code=_CLIENT_LEFT), "client_left"
             self._note(request, response.status_code, time.perf_counter() - started_s, name, principal, outcome)
             return response
 
