@@ -684,7 +684,7 @@ class Shard:
                     ticket.command.ticket = None
                 error = _copy(moved)
                 assert isinstance(error, PenstockError)
-                ticket.take(Delivery("", 0, "", 0, now_ms, 0, error=error))
+                ticket.take(_sorry(error, now_ms))
         return waiting
 
     def close(self) -> None:
