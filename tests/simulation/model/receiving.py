@@ -1,0 +1,223 @@
+"""Receiving: the right messages, all of them, in order, as they were sent."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core import commands as c
+from penstock.core import errors as e
+from penstock.core.config import LEASE_MS_MAX
+from penstock.core.states import State
+from tests.simulation.model.ground import Ground
+from tests.simulation.model.state import Channel, Copy, Message, Place, Queue, Remembered, Waiter
+from tests.simulation.model.verdict import Outcome, Violation, demand
+
+
+def held_by(delivery: c.Delivery) -> list[tuple[int, int]]:
+    """Sequence number and attempt of everything in a delivery."""
+    spans = [span for run in delivery.runs for span in run.spans()]
+    return [(sequence, span.attempt) for span in spans for sequence in range(span.first, span.last + 1)]
+
+
+class Receiving(Ground):
+    """Rules of what a receive gets."""
+
+    def _accept_Receive(self, command: c.Receive, outcome: Outcome) -> None:
+        must: list[type[Exception]] = self._missing(command.queue, command.channel)
+        if command.session and command.session not in self.sessions:
+            must.append(e.SessionNotFound)
+        if command.lease_ms is not None and not 0 <= command.lease_ms <= LEASE_MS_MAX:
+            must.append(e.InvalidRequest)
+        if command.attempt_id is not None and command.queue in self.queues:
+            must += [] if self.queues[command.queue].config.is_fifo else [e.InvalidRequest]
+        if must:
+            self._refused(outcome, must)
+            return
+        queue = self.queues[command.queue]
+        channel = queue.channels[command.channel]
+        full = [e.OverLimit] if self._room(queue, channel) <= 0 and not queue.config.is_fifo else []
+        has_ready = any(copy.state is State.READY for copy in channel.copies.values()) and not channel.paused
+        if self._refused(outcome, full if has_ready else [], full):
+            return
+        if self._is_repeat(channel, command, outcome):
+            self._accept_repeat(queue, channel, command, outcome)
+            return
+        wait_ms = queue.config.receive_wait_ms if command.wait_ms is None else command.wait_ms
+        if outcome is None:
+            demand(wait_ms > 0 and command.ticket is not None, "a receive that may not wait got no answer")
+            demand(not self.selectable(queue, channel, command.limit), "a receive waits although messages are ready")
+            waiter = Waiter(
+                ticket=command.ticket,
+                queue=command.queue,
+                channel=command.channel,
+                limit=command.limit,
+                lease_ms=command.lease_ms,
+                session=command.session,
+                deadline_ms=self.now_ms + wait_ms,
+            )
+            self.waiters.append(waiter)
+            return
+        self._delivered(queue, channel, outcome, command.limit, command.lease_ms, command.session)
+        if outcome.count == 0:
+            demand(not wait_ms or command.ticket is None, "a receive that may wait got an empty answer at once")
+        elif command.attempt_id is not None and queue.config.is_fifo:
+            channel.attempts_known[command.attempt_id] = Remembered(held_by(outcome))
+
+    def _room(self, queue: Queue, channel: Channel) -> int:
+        return queue.config.in_flight_max - channel.count(State.LEASED)
+
+    def selectable(self, queue: Queue, channel: Channel, limit: int) -> int:
+        """How many messages a receive gets now."""
+        room = min(limit, self._room(queue, channel))
+        if channel.paused or room <= 0:
+            return 0
+        if queue.config.is_fifo:
+            return len(self._fifo_choice(channel, room))
+        return min(room, channel.count(State.READY))
+
+    def _fifo_choice(self, channel: Channel, room: int) -> list[Copy]:
+        groups: dict[str | None, list[Copy]] = {}
+        for copy in channel.ordered():
+            groups.setdefault(copy.message.group, []).append(copy)
+        chosen: list[Copy] = []
+        for copies in groups.values():
+            if any(copy.state is State.LEASED for copy in copies):
+                continue
+            for copy in copies:
+                if copy.state is not State.READY or len(chosen) >= room:
+                    break
+                chosen.append(copy)
+        return chosen
+
+    # -- the same attempt again --
+
+    def _is_repeat(self, channel: Channel, command: c.Receive, outcome: Outcome) -> bool:
+        known = channel.attempts_known.get(command.attempt_id or "")
+        if known is None:
+            return False
+        for sequence, attempt in known.held:
+            copy = channel.copies.get(sequence)
+            if copy is None or not copy.is_held(attempt) or copy.deadline_ms <= self.now_ms:
+                return False
+        if known.certain:
+            return True
+        got = [] if outcome is None else [run.first + i for run in outcome.runs for i in range(run.count)]
+        return sorted(got) == sorted(sequence for sequence, _ in known.held)
+
+    def _accept_repeat(self, queue: Queue, channel: Channel, command: c.Receive, outcome: Outcome) -> None:
+        known = channel.attempts_known[command.attempt_id or ""]
+        demand(outcome is not None, "a repeated receive attempt was not answered")
+        got = held_by(outcome)
+        demand(sorted(got) == sorted(known.held), f"a repeated receive attempt got {got}, not {known.held}")
+        lease_ms = queue.config.lease_ms if command.lease_ms is None else command.lease_ms
+        for sequence, _ in known.held:
+            copy = channel.copies[sequence]
+            copy.deadline_ms = min(self.now_ms + lease_ms, copy.received_ms + LEASE_MS_MAX)
+
+    # -- what was handed out --
+
+    def _delivered(
+        self, queue: Queue, channel: Channel, delivery: c.Delivery, limit: int, lease_ms: int | None, session: int
+    ) -> None:
+        """Messages were handed out: were these the right ones, all of them, as they were sent?"""
+        demand(delivery.error is None, f"a delivery with an error: {delivery.error!r}")
+        demand((delivery.queue, delivery.channel) == (queue.name, channel.name), f"a delivery of {delivery.queue}")
+        queue.queue_id = delivery.queue_id if queue.queue_id is None else queue.queue_id
+        demand(delivery.queue_id == queue.queue_id, "a delivery with another queue's id")
+        taken = [(run, index) for run in delivery.runs for index in range(run.start, run.stop)]
+        sequences = [run.chunk.base + index for run, index in taken]
+        where = f"{queue.name}/{channel.name}"
+        demand(len(set(sequences)) == len(sequences), f"{where}: a message twice in one delivery: {sequences}")
+        for sequence in sequences:
+            copy = channel.copies.get(sequence)
+            if copy is None:
+                raise Violation(f"{where}: message {sequence} is done, or never was, and was handed out")
+            if copy.state is not State.READY:
+                raise Violation(f"{where}: message {sequence} is {copy.state.name} and was handed out")
+        expected = self.selectable(queue, channel, limit)
+        demand(len(sequences) == expected, f"{where}: got {len(sequences)} messages {sequences}, not {expected}")
+        copies = [channel.copies[sequence] for sequence in sequences]
+        if queue.config.is_fifo:
+            self._check_fifo(where, channel, copies)
+        else:
+            self._check_standard(where, channel, copies)
+        lease = queue.config.lease_ms if lease_ms is None else lease_ms
+        if sequences:
+            demand(delivery.received_ms == self.now_ms, f"{where}: received at {delivery.received_ms}")
+            demand(delivery.deadline_ms == self.now_ms + lease, f"{where}: leased until {delivery.deadline_ms}")
+        shown = [pair for run in delivery.runs for pair in zip(run.attempts, run.first_received_ms, strict=True)]
+        for (run, index), copy, pair in zip(taken, copies, shown, strict=True):
+            self._check_content(where, run, index, copy)
+            self._lease(copy, lease, session)
+            right = (copy.attempts, copy.first_received_ms)
+            demand(pair == right, lambda: f"{where}: attempts and first receive are {pair}, not {right}")  # noqa: B023
+            self._excuse(queue.name, copy.message.sequence)
+
+    def _lease(self, copy: Copy, lease_ms: int, session: int) -> None:
+        copy.state = State.LEASED
+        copy.attempts += 1
+        copy.deadline_ms = self.now_ms + lease_ms
+        copy.received_ms = self.now_ms
+        copy.session = session
+        if copy.attempts == 1:
+            copy.first_received_ms = self.now_ms
+
+    def _check_fifo(self, where: str, channel: Channel, copies: list[Copy]) -> None:
+        right = [copy.message.sequence for copy in self._fifo_choice(channel, len(copies))]
+        got = [copy.message.sequence for copy in copies]
+        demand(sorted(got) == sorted(right), f"{where}: FIFO handed out {got}, not {right}")
+        for group in {copy.message.group for copy in copies}:
+            in_group = [copy.message.sequence for copy in copies if copy.message.group == group]
+            demand(in_group == sorted(in_group), f"{where}: group {group} in the order {in_group}")
+
+    def _check_standard(self, where: str, channel: Channel, copies: list[Copy]) -> None:
+        taken = {copy.message.sequence for copy in copies}
+        left = len(copies)
+        ready = [copy for copy in channel.ordered() if copy.state is State.READY]
+        for rank in sorted({(-copy.message.priority, copy.place) for copy in ready}):
+            pool = [copy for copy in ready if (-copy.message.priority, copy.place) == rank]
+            chosen = [copy.message.sequence for copy in pool if copy.message.sequence in taken]
+            due = min(left, len(pool))
+            what = f"{where}: priority {-rank[0]}, {rank[1].name}: {chosen} of {[m.message.sequence for m in pool]}"
+            demand(len(chosen) == due, f"{what}, not {due} of them")
+            left -= due
+            if rank[1] in (Place.AGAIN, Place.FRESH):
+                self._check_oldest_first(what, pool, set(chosen))
+
+    def _check_oldest_first(self, what: str, pool: list[Copy], chosen: set[int]) -> None:
+        """Within a group (all without a group are one) nobody is overtaken; with one group only, nobody at all."""
+        skipped: set[str | None] = set()
+        for copy in pool:
+            if copy.message.sequence not in chosen:
+                skipped.add(copy.message.group)
+            else:
+                demand(copy.message.group not in skipped, f"{what}: {copy.message.sequence} overtook an older one")
+
+    def _check_content(self, where: str, run: c.Run, index: int, copy: Copy) -> None:
+        chunk, message = run.chunk, copy.message
+        got = (bytes(chunk.body(index)), chunk.attributes(index), chunk.group(index))
+        is_same = got == (message.body, message.attributes, message.group)
+        demand(is_same, lambda: f"{where}: {got} was not sent as {message}")
+        failures = [f for f in run.failures if f.first <= message.sequence <= f.last]
+        failures.sort(key=lambda failure: failure.attempt)
+        same = len(failures) == len(copy.history) and all(
+            mine.matches(theirs) for mine, theirs in zip(copy.history, failures, strict=True)
+        )
+        demand(same, lambda: f"{where}: history of {message.sequence} is {failures}, not {copy.history}")
+        self._check_origin(where, chunk.origin(index), message)
+
+    def _check_origin(self, where: str, packed: bytes | None, message: Message) -> None:
+        has_origin = message.origin is not None
+        demand((packed is not None) == has_origin, lambda: f"{where}: origin {packed!r} of {message}")
+        if packed is None or message.origin is None:
+            return
+        shown, origin = msgspec.msgpack.decode(packed), message.origin
+        for name in ("queue", "channel", "sequence", "sent_ms", "attempts", "priority"):
+            demand(shown[name] == getattr(origin, name), f"{where}: origin's {name} is {shown[name]}, not {origin}")
+        if self.identify is not None:
+            demand(shown["id"] == self.identify(*origin.identity), f"{where}: origin's id is {shown['id']}: {origin}")
+        failures = msgspec.convert(shown["failures"], list[c.Failure])
+        same = len(failures) == len(origin.failures) and all(
+            mine.matches(theirs) for mine, theirs in zip(origin.failures, failures, strict=True)
+        )
+        demand(same, f"{where}: the reasons are {failures}, not {origin.failures}")

@@ -1,0 +1,138 @@
+"""Settling: who may say what of which message, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from penstock.core import commands as c
+from penstock.core import errors as e
+from penstock.core.config import LEASE_MS_MAX
+from penstock.core.states import State
+from tests.simulation.model.failing import Failing
+from tests.simulation.model.state import Channel, Copy, Queue
+from tests.simulation.model.verdict import Outcome, demand
+
+
+class Settling(Failing):
+    """Rules of acks, releases and extensions."""
+
+    def _sort_spans(
+        self, channel: Channel, spans: Iterable[c.Span], is_good: Callable[[Copy, int], bool]
+    ) -> tuple[list[Copy], set[int]]:
+        good: dict[int, Copy] = {}
+        bad: set[int] = set()
+        for span in spans:
+            for sequence in range(span.first, span.last + 1):
+                copy = channel.copies.get(sequence)
+                if copy is not None and is_good(copy, span.attempt) and sequence not in good:
+                    good[sequence] = copy
+                else:
+                    bad.add(sequence)
+        return list(good.values()), bad
+
+    def _check_settled(self, settled: c.Settled, good: int, refusals: dict[type[Exception], set[int]]) -> None:
+        demand(settled.count == good, f"settled {settled.count}, not {good}: {settled}")
+        for error, sequences in refusals.items():
+            refused = {
+                sequence
+                for refusal in settled.refused
+                if isinstance(refusal.error, error)
+                for sequence in range(refusal.first, refusal.last + 1)
+            }
+            demand(refused == sequences, f"refused as {error.__name__}: {sorted(refused)}, not {sorted(sequences)}")
+        kinds = tuple(refusals)
+        demand(all(isinstance(refusal.error, kinds) for refusal in settled.refused), f"refused: {settled.refused}")
+
+    def _accept_Ack(self, command: c.Ack, outcome: Outcome) -> None:
+        if self._refused(outcome, self._missing(command.queue, command.channel)):
+            return
+        good, bad = self._ackable(command)
+        self._check_settled(outcome, len(good), {e.StaleReceipt: bad})
+        self._acked(command.queue, command.channel, good)
+
+    def _ackable(self, command: c.Ack) -> tuple[list[Copy], set[int]]:
+        channel = self.queues[command.queue].channels[command.channel]
+        return self._sort_spans(channel, command.spans, Copy.is_ackable)
+
+    def _acked(self, queue_name: str, channel_name: str, copies: list[Copy]) -> None:
+        queue = self.queues[queue_name]
+        channel = queue.channels[channel_name]
+        for copy in copies:
+            self._done(queue, channel, copy)
+            self._excuse(queue_name, copy.message.sequence)
+        channel.acked += len(copies)
+
+    def _accept_AckSequences(self, command: c.AckSequences, outcome: Outcome) -> None:
+        must = self._missing(command.queue, command.channel)
+        may = [e.SessionNotFound] if command.session not in self.sessions else []
+        if self._refused(outcome, must, may):
+            return
+        channel = self.queues[command.queue].channels[command.channel]
+        good: list[Copy] = []
+        bad: set[int] = set()
+        for sequence in command.sequences.tolist():
+            copy = channel.copies.get(sequence)
+            is_mine = copy is not None and copy.state is State.LEASED and copy.session == command.session
+            if is_mine and copy is not None:
+                good.append(copy)
+            else:
+                bad.add(sequence)
+        self._check_settled(outcome, len(good), {e.ReceiptRefused: bad})
+        self._acked(command.queue, command.channel, good)
+
+    def _held(
+        self, command: c.ReleaseSequences | c.ExtendSequences, outcome: Outcome
+    ) -> tuple[Queue, Channel, list[Copy]] | None:
+        """Which of the messages that a session names it holds; checked against the outcome."""
+        if self._refused(outcome, self._missing(command.queue, command.channel)):
+            return None
+        queue = self.queues[command.queue]
+        channel = queue.channels[command.channel]
+        found = {sequence: channel.copies.get(sequence) for sequence in command.sequences.tolist()}
+        good = [c for c in found.values() if c and c.state is State.LEASED and c.session == command.session]
+        bad = set(found) - {copy.message.sequence for copy in good}
+        self._check_settled(outcome, len(good), {e.StaleReceipt: bad})
+        return queue, channel, good
+
+    def _accept_ReleaseSequences(self, command: c.ReleaseSequences, outcome: Outcome) -> None:
+        held = self._held(command, outcome)
+        if held is not None:
+            queue, channel, copies = held
+            for copy in copies:
+                self._fail(queue, channel, copy, command.delay_ms, command.error)
+
+    def _accept_ExtendSequences(self, command: c.ExtendSequences, outcome: Outcome) -> None:
+        held = self._held(command, outcome)
+        for copy in [] if held is None else held[2]:
+            held_ms_max = LEASE_MS_MAX if command.held_ms_max is None else command.held_ms_max
+            copy.deadline_ms = min(self.now_ms + command.lease_ms, copy.received_ms + held_ms_max)
+
+    def _accept_Release(self, command: c.Release, outcome: Outcome) -> None:
+        if self._refused(outcome, self._missing(command.queue, command.channel)):
+            return
+        queue = self.queues[command.queue]
+        channel = queue.channels[command.channel]
+        good, bad = self._sort_spans(channel, command.spans, Copy.is_held)
+        self._check_settled(outcome, len(good), {e.StaleReceipt: bad})
+        for copy in good:
+            self._fail(queue, channel, copy, command.delay_ms, command.error)
+
+    def _accept_Extend(self, command: c.Extend, outcome: Outcome) -> None:
+        must = self._missing(command.queue, command.channel)
+        out_of_range = not 0 <= command.lease_ms <= LEASE_MS_MAX
+        if self._refused(outcome, must, [e.InvalidRequest] if out_of_range else []):
+            return
+        queue = self.queues[command.queue]
+        channel = queue.channels[command.channel]
+        held, bad = self._sort_spans(channel, command.spans, Copy.is_held)
+        if command.lease_ms == 0:
+            self._check_settled(outcome, len(held), {e.StaleReceipt: bad})
+            for copy in held:
+                self._fail(queue, channel, copy, 0, "released")
+            return
+        deadline_ms = self.now_ms + command.lease_ms
+        good = [copy for copy in held if deadline_ms <= copy.received_ms + LEASE_MS_MAX]
+        late = {copy.message.sequence for copy in held if deadline_ms > copy.received_ms + LEASE_MS_MAX}
+        self._check_settled(outcome, len(good), {e.StaleReceipt: bad, e.LeaseTooLong: late})
+        for copy in good:
+            copy.deadline_ms = deadline_ms

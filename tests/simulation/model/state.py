@@ -1,0 +1,178 @@
+"""What the model knows: plain objects, one for each message and channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from penstock.core import commands as c
+from penstock.core.config import QueueConfig
+from penstock.core.states import State
+
+
+class Place(IntEnum):
+    """Where a ready message stands among those of its priority; lower places are served first."""
+
+    AGAIN = 0
+    RETRY = 1
+    DUE = 2
+    FRESH = 3
+
+
+@dataclass(slots=True)
+class Failed:
+    """One failed delivery, as it must show in a message's history."""
+
+    attempt: int
+    received_ms: int
+    failed_ms: int
+    session: str
+    error: str
+
+    def matches(self, failure: c.Failure) -> bool:
+        return (self.attempt, self.received_ms, self.failed_ms, self.session, self.error) == (
+            failure.attempt,
+            failure.received_ms,
+            failure.failed_ms,
+            failure.session,
+            failure.error,
+        )
+
+
+@dataclass(slots=True)
+class Origin:
+    """Where a dead letter came from, and why."""
+
+    queue: str
+    channel: str
+    sequence: int
+    identity: tuple[int, int]
+    sent_ms: int
+    attempts: int
+    priority: int
+    failures: list[Failed]
+
+    def key(self) -> tuple[str, str, int, int]:
+        return (self.queue, self.channel, self.sequence, self.sent_ms)
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    sequence: int
+    body: bytes
+    attributes: bytes | None
+    group: str | None
+    priority: int
+    sent_ms: int
+    due_ms: int
+    origin: Origin | None = None
+    appears_ms: int = 0
+    """When it can be received at first; retention counts from here, so that a delay may be longer."""
+
+    def __post_init__(self) -> None:
+        self.appears_ms = max(self.sent_ms, self.due_ms)
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """A message as one channel sees it. A copy that is done is dropped."""
+
+    message: Message
+    state: State
+    place: Place
+    attempts: int = 0
+    deadline_ms: int = 0
+    received_ms: int = 0
+    first_received_ms: int = 0
+    session: int = 0
+    history: list[Failed] = field(default_factory=list)
+
+    def is_ackable(self, attempt: int) -> bool:
+        return attempt >= 1 and self.attempts == attempt
+
+    def is_held(self, attempt: int) -> bool:
+        return self.state is State.LEASED and self.attempts == attempt
+
+
+@dataclass(slots=True)
+class Remembered:
+    """What a receive with an attempt id got."""
+
+    held: list[tuple[int, int]]
+    certain: bool = True
+
+
+@dataclass(slots=True)
+class Channel:
+    name: str
+    copies: dict[int, Copy] = field(default_factory=dict)
+    paused: bool = False
+    acked: int = 0
+    failed: int = 0
+    dead: int = 0
+    attempts_known: dict[str, Remembered] = field(default_factory=dict)
+
+    def ordered(self) -> list[Copy]:
+        return [self.copies[sequence] for sequence in sorted(self.copies)]
+
+    def count(self, state: State) -> int:
+        return sum(copy.state is state for copy in self.copies.values())
+
+
+@dataclass(slots=True)
+class Queue:
+    name: str
+    config: QueueConfig
+    queue_id: int | None = None
+    next_sequence: int | None = None
+    sent: int = 0
+    channels: dict[str, Channel] = field(default_factory=dict)
+    consumers: dict[str, Consumer] = field(default_factory=dict)
+    messages: dict[int, Message] = field(default_factory=dict)
+    """What may still be stored."""
+    stored: set[int] = field(default_factory=set)
+    """What must still be stored."""
+    dedup: dict[tuple[str | None, str], tuple[int, int]] = field(default_factory=dict)
+    incoming: list[Message] = field(default_factory=list)
+    was_open_ended: bool = False
+    """Whether it ever had no channel, so that nothing but retention ends what was sent then."""
+
+
+@dataclass(slots=True)
+class Consumer:
+    offset: int
+    active_ms: int
+    """When it last read or acknowledged."""
+
+
+@dataclass(slots=True)
+class Session:
+    name: str
+    ttl_ms: int | None
+    expires_ms: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    ticket: Any
+    queue: str
+    channel: str
+    limit: int
+    lease_ms: int | None
+    session: int
+    deadline_ms: int | None
+    """None for a subscription."""
+    subscription: int = -1
+    in_flight: bool = False
+    """Whether `limit` is what the session may hold, and not what it may still be given."""
+
+
+@dataclass(slots=True)
+class Redrive:
+    queue: str
+    target: str | None
+    due: set[int]
+    """Sequence numbers that must be moved when it is done."""
+    allowed: set[int]
+    """Sequence numbers that it may move."""

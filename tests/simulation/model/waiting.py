@@ -1,0 +1,116 @@
+"""Demand: long polls and subscriptions, and when they are served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.core import commands as c
+from penstock.core import errors as e
+from penstock.core.states import State
+from tests.simulation.model.receiving import Receiving
+from tests.simulation.model.state import Waiter
+from tests.simulation.model.verdict import Outcome, demand
+
+
+class Waiting(Receiving):
+    """Rules of those who wait."""
+
+    def _accept_Subscribe(self, command: c.Subscribe, outcome: Outcome) -> None:
+        must = self._missing(command.queue, command.channel)
+        if command.session and command.session not in self.sessions:
+            must.append(e.SessionNotFound)
+        if command.in_flight and not must and self._is_limited(command):
+            must.append(e.InvalidRequest)
+        if self._refused(outcome, must):
+            return
+        self.waiters.append(
+            Waiter(
+                in_flight=command.in_flight,
+                ticket=command.ticket,
+                queue=command.queue,
+                channel=command.channel,
+                limit=command.credit,
+                lease_ms=command.lease_ms,
+                session=command.session,
+                deadline_ms=None,
+                subscription=outcome.subscription,
+            )
+        )
+
+    def _is_limited(self, command: c.Subscribe) -> bool:
+        """Whether the session has a subscription to the channel that limits what it holds."""
+        place = (command.queue, command.channel, command.session)
+        return any(w.in_flight and (w.queue, w.channel, w.session) == place for w in self.waiters)
+
+    def _open_for(self, waiter: Waiter) -> int:
+        """How many messages more one who waits may be given."""
+        if not waiter.in_flight:
+            return waiter.limit
+        copies = self.queues[waiter.queue].channels[waiter.channel].copies.values()
+        held = sum(copy.state is State.LEASED and copy.session == waiter.session for copy in copies)
+        return max(0, waiter.limit - held)
+
+    def _subscription(self, number: int) -> Waiter | None:
+        return next((w for w in self.waiters if w.deadline_ms is None and w.subscription == number), None)
+
+    def _accept_SetCredit(self, command: c.SetCredit, outcome: Outcome) -> None:
+        waiter = self._subscription(command.subscription)
+        if not self._refused(outcome, [] if waiter else [e.PenstockError]) and waiter and command.credit is not None:
+            waiter.limit = command.credit
+
+    def _accept_AddCredit(self, command: c.AddCredit, outcome: Outcome) -> None:
+        waiter = self._subscription(command.subscription)
+        if not self._refused(outcome, [] if waiter else [e.PenstockError]) and waiter:
+            waiter.limit += command.credit
+
+    def _accept_CancelWait(self, command: c.CancelWait, outcome: Outcome) -> None:
+        for waiter in [waiter for waiter in self.waiters if waiter.ticket == command.ticket]:
+            self.waiters.remove(waiter)
+            if waiter.deadline_ms is not None and waiter.deadline_ms <= self.now_ms:
+                self.too_late.add(waiter.ticket)
+
+    def woken(self, ticket: Any, delivery: c.Delivery) -> None:
+        """One who waited got an answer."""
+        if ticket in self.too_late:
+            demand(delivery.count == 0, f"waiter {ticket} was cancelled, and got {delivery.count} messages")
+            return
+        if ticket in self.ended_waiters:
+            error = self.ended_waiters.pop(ticket)
+            demand(isinstance(delivery.error, error), f"waiter {ticket} got {delivery!r}, not {error.__name__}")
+            return
+        waiter = next((w for w in self.waiters if w.ticket == ticket), None)
+        demand(waiter is not None, f"nobody waits with ticket {ticket!r}, but {delivery!r} came for it")
+        assert waiter is not None
+        queue = self.queues[waiter.queue]
+        channel = queue.channels[waiter.channel]
+        if waiter.deadline_ms is None:
+            demand(delivery.count > 0, "an empty push")
+            room = self._open_for(waiter)
+            demand(delivery.count <= room, f"pushed {delivery.count} with a credit of {room}: {waiter}")
+            self._delivered(queue, channel, delivery, delivery.count, waiter.lease_ms, waiter.session)
+            if not waiter.in_flight:
+                waiter.limit -= delivery.count
+            return
+        self.waiters.remove(waiter)
+        if delivery.count == 0:
+            demand(waiter.deadline_ms <= self.now_ms, f"waiter {ticket} got an empty answer before its deadline")
+            return
+        earlier = [w for w in self.waiters if (w.queue, w.channel) == (waiter.queue, waiter.channel)]
+        for other in earlier:
+            is_before = other.deadline_ms is not None and self._came_before(other, waiter)
+            demand(not is_before, f"waiter {ticket} was served before {other.ticket}, who came first")
+        demand(delivery.count <= waiter.limit, f"{delivery.count} messages for a limit of {waiter.limit}")
+        self._delivered(queue, channel, delivery, delivery.count, waiter.lease_ms, waiter.session)
+
+    def _came_before(self, one: Waiter, other: Waiter) -> bool:
+        return bool(one.subscription < 0 and one.ticket < other.ticket)
+
+    def check_demand(self) -> None:
+        """After a step nobody waits for what is there, and nobody waits past the time."""
+        demand(not self.ended_waiters, f"waiters were not told that their queue is gone: {self.ended_waiters}")
+        for waiter in self.waiters:
+            queue = self.queues[waiter.queue]
+            ready = self.selectable(queue, queue.channels[waiter.channel], self._open_for(waiter))
+            demand(not ready, f"{waiter} waits although {ready} messages are ready")
+            late = waiter.deadline_ms is not None and waiter.deadline_ms <= self.now_ms
+            demand(not late, f"{waiter} waits past its deadline")
