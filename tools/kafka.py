@@ -157,6 +157,8 @@ class _Broker:
     directory: Path
     port: int
     controller_port: int
+    data: Path
+    """Where it keeps its partitions."""
     fronts: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Further listeners: the port where the broker listens, and the one that it tells clients."""
     process: subprocess.Popen[bytes] | None = None
@@ -188,6 +190,8 @@ class KafkaCluster:
 
     `fronts` are further listeners for who shall reach the brokers by other ports, those of proxies: to each name (of
     letters, digits and underscores) the port for every broker, which it tells its clients.
+
+    `disks` are directories for the data of some brokers, by number; the others keep it beside their logs.
     """
 
     def __init__(
@@ -201,6 +205,7 @@ class KafkaCluster:
         java_options: Sequence[str] = (),
         is_archived: bool = True,
         fronts: Mapping[str, Sequence[int]] | None = None,
+        disks: Mapping[int, Path] | None = None,
     ) -> None:
         self._jars = jars()
         archive = _class_archive(self._jars) if is_archived else None
@@ -208,6 +213,7 @@ class KafkaCluster:
         self._heap_mb = heap_mb
         self._guarded = guarded
         self._fronts = dict(fronts or {})
+        self._disks = dict(disks or {})
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-kafka-", dir=directory))
         self._brokers: list[_Broker] = []
         try:
@@ -246,7 +252,7 @@ class KafkaCluster:
 
     def data(self, number: int) -> Path:
         """Where a broker keeps its partitions."""
-        return self._brokers[number].directory / "data"
+        return self._brokers[number].data
 
     # What can be done to a broker.
 
@@ -311,6 +317,7 @@ class KafkaCluster:
                 self.directory / f"broker-{number}",
                 next(ports),
                 next(ports),
+                self._disks.get(number, self.directory / f"broker-{number}") / "data",
                 {name: (next(ports), told[number]) for name, told in self._fronts.items()},
             )
             for number in range(count)
@@ -318,6 +325,7 @@ class KafkaCluster:
         (self.directory / "log4j2.properties").write_text(_LOGGING)
         for broker in self._brokers:
             shutil.rmtree(broker.directory, ignore_errors=True)
+            shutil.rmtree(broker.data, ignore_errors=True)
             broker.directory.mkdir()
             broker.log_path.touch()
             settings = {**server_settings(self._brokers, broker), **properties}
@@ -404,7 +412,7 @@ def server_settings(brokers: Sequence[_Broker], broker: _Broker) -> dict[str, ob
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT"
         + "".join(f",{name}:PLAINTEXT" for name, _ in own),
-        "log.dirs": broker.directory / "data",
+        "log.dirs": broker.data,
         "broker.heartbeat.interval.ms": 500,
         "broker.session.timeout.ms": 5000,
         "auto.create.topics.enable": "false",

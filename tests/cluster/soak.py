@@ -1,6 +1,6 @@
 """`make cluster-soak`: everything that can happen to a cluster happens to it under load, and every message is counted.
 
-    python -m tests.cluster.soak                                   # 14 configurations of 180 s each
+    python -m tests.cluster.soak                                   # 16 configurations of 180 s each
     python -m tests.cluster.soak --list
     python -m tests.cluster.soak --config "nodes killed" --seconds 30 --seeds 5
 
@@ -45,6 +45,8 @@ class Configuration:
     name: str
     brokers: int
     faults: tuple[Fault, ...]
+    has_small_disks: bool = False
+    """Each broker's data is on a file system of its own, which can be full. To mount these takes root."""
 
 
 _NODES = (World.kill_node, World.stop_node, World.restart_node)
@@ -64,7 +66,9 @@ CONFIGURATIONS = (
     Configuration("brokers killed", 3, (World.kill_broker, World.stop_broker)),
     Configuration("brokers restarted", 3, (World.restart_broker,)),
     Configuration("paths cut", 3, (World.cut_path, World.cut_node, World.slow_node)),
-    Configuration("disks full", 3, (World.fill_disk,)),
+    Configuration("files too large", 3, (World.fill_disk,)),
+    Configuration("disks full", 3, (World.fill_file_system,), has_small_disks=True),
+    Configuration("one disk full", 1, (World.fill_file_system,), has_small_disks=True),
     Configuration("everything", 3, (*_NODES, *_BROKERS, *_NETWORKS)),
 )
 
@@ -72,7 +76,7 @@ CONFIGURATIONS = (
 def run(chosen: Configuration, seed: int, seconds: float, *, session_s: float, directory: Path) -> Report:
     """One configuration, from nothing to the report."""
     chance, books = random.Random(f"{chosen.name} {seed}"), Books()
-    with world(chosen.brokers, directory, session_s) as found:
+    with world(chosen.brokers, directory, session_s, has_small_disks=chosen.has_small_disks) as found:
         found.start()
         create_queues(found.ports["a"].http)
         loads = [Load(name, found.ports[name], books, seed, PACE_S) for name in NAMES]

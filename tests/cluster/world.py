@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from tests.cluster.disks import SmallDisk, small_disk
 from tests.cluster.load import Ports
 from tests.cluster.nodes import SHARDS, ProcessNode
 from tests.faults.proxy import Proxy
-from tools.kafka import QUICK_TO_START, KafkaCluster, free_ports
+from tools.kafka import QUICK_TO_START, KafkaCluster, KafkaError, free_ports
 
 NAMES = ("a", "b", "c")
 SPARE_BYTES = 64 << 10
@@ -32,6 +33,8 @@ class World:
         self.brokers = len(paths[NAMES[0]])
         self.nodes: dict[str, ProcessNode] = {}
         self.ports: dict[str, Ports] = {}
+        self.disks: list[SmallDisk] = []
+        """File systems of the brokers, if they have their own."""
         self.remarks: list[str] = []
         self.session_s = 0.0
 
@@ -99,6 +102,38 @@ class World:
             self.remarks.append("a full disk ended a broker")
             self.kafka.kill(number)
             self.kafka.start(number)
+
+    def fill_file_system(self, chance: random.Random) -> None:
+        """No block is free on a broker's file system, for some time after the broker has ended; then there is space."""
+        number = chance.randrange(self.brokers)
+        disk = self.disks[number]
+        try:
+            self._await_end(number, disk)
+            time.sleep(chance.choice([0.0, 5.0, 15.0]))
+            if not self.kafka.is_running(number) and chance.random() < 0.5:
+                self._start_on_full_disk(number)
+        finally:
+            disk.free()
+        if not self.kafka.is_running(number):
+            self.kafka.kill(number)
+            self.kafka.start(number)
+
+    def _await_end(self, number: int, disk: SmallDisk) -> None:
+        deadline_s = time.monotonic() + 30.0
+        while self.kafka.is_running(number) and time.monotonic() < deadline_s:
+            disk.fill()
+            time.sleep(0.1)
+        lived = self.kafka.is_running(number)
+        self.remarks.append(f"broker {number} {'lived through' if lived else 'was ended by'} a full file system")
+
+    def _start_on_full_disk(self, number: int) -> None:
+        """As a supervisor would."""
+        self.kafka.kill(number)
+        try:
+            self.kafka.start(number)
+            self.remarks.append(f"broker {number} started on a full file system")
+        except KafkaError:
+            self.remarks.append(f"broker {number} did not start on a full file system")
 
     # -- networks --
 
@@ -197,16 +232,18 @@ def _last_of(log: str) -> str:
 
 
 @contextmanager
-def world(brokers: int, directory: Path, session_s: float) -> Iterator[World]:
+def world(brokers: int, directory: Path, session_s: float, *, has_small_disks: bool = False) -> Iterator[World]:
     """Brokers that run, proxies, and nodes that were not started yet."""
     with ExitStack() as stack:
+        places = [directory / f"disk-{number}" for number in range(brokers if has_small_disks else 0)]
+        disks = [stack.enter_context(small_disk(place)) for place in places]
         paths = {name: [_proxy(stack) for _ in range(brokers)] for name in NAMES}
         links = {name: _proxy(stack) for name in NAMES}
         fronts = {f"NODE_{name.upper()}": [proxy.port for proxy in proxies] for name, proxies in paths.items()}
-        kafka = KafkaCluster(brokers, fronts=fronts, java_options=(QUICK_TO_START,))
+        kafka = KafkaCluster(brokers, fronts=fronts, java_options=(QUICK_TO_START,), disks=dict(enumerate(places)))
         stack.callback(kafka.close)
         found = World(kafka, paths, links)
-        found.session_s = session_s
+        found.session_s, found.disks = session_s, disks
         for name in NAMES:
             for number, proxy in enumerate(paths[name]):
                 proxy.target_port = kafka.front_port(f"NODE_{name.upper()}", number)

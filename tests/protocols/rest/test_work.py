@@ -101,10 +101,16 @@ def kill(http: httpx.Client, queue: str, *errors: str) -> None:
         done(http.post(at, json={"receipt": message["receipt"], "error": error, "delay": 0}))
 
 
+def wait_for_dead_letters(http: httpx.Client, queue: str, count: int) -> None:
+    """In a cluster they come a moment after the messages have failed: their queue may be another shard's."""
+    eventually(lambda: len(done(http.get(f"/v1/queues/{queue}/dead-letters"))["messages"]) == count)
+
+
 def dead_letters_of(http: httpx.Client, name: str) -> None:
     done(http.post("/v1/queues", json={"name": name, "settings": {"max_receives": 1}}), 201)
     send(http, name, "one", "two", "three")
     kill(http, name, "disk full", "timeout", "disk gone")
+    wait_for_dead_letters(http, name, 3)
 
 
 def test_dead_letters_are_listed_with_their_reasons(http: httpx.Client, name: str) -> None:
@@ -112,6 +118,7 @@ def test_dead_letters_are_listed_with_their_reasons(http: httpx.Client, name: st
     assert done(http.get(f"/v1/queues/{name}/dead-letters")) == {"queue": f"{name}.dead", "messages": [], "next": None}
     (sent,) = send(http, name, "poison")
     kill(http, name, "first", "second")
+    wait_for_dead_letters(http, name, 1)
     found = done(http.get(f"/v1/queues/{name}/dead-letters"))
     (letter,) = found["messages"]
     assert found["queue"] == f"{name}.dead"
@@ -136,6 +143,7 @@ def test_a_shared_dead_letter_queue_shows_each_queue_its_own(http: httpx.Client,
         done(http.post("/v1/queues", json={"name": f"{name}-{each}", "settings": settings}), 201)
         send(http, f"{name}-{each}", each)
         kill(http, f"{name}-{each}", "no")
+        wait_for_dead_letters(http, f"{name}-{each}", 1)
     assert bodies(done(http.get(f"/v1/queues/{name}-b/dead-letters"))["messages"]) == ["b"]
 
 
