@@ -24,8 +24,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_PLACES = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/lib/postgresql/*/bin", "usr/lib/rabbitmq/bin")
-"""Where packages put programs; some are not on anybody's PATH."""
+_PLACES = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/lib/postgresql/*/bin", "usr/lib/rabbitmq/bin", "usr/lib/chromium")
+"""Where packages put programs; some are not on anybody's PATH. Of several the last counts: the ones before may be
+scripts that look for it at a fixed place."""
 _LIBRARIES = ("usr/lib/*-linux-*", "lib/*-linux-*", "usr/lib/*-linux-*/*", "usr/lib")
 _COMMAND_SECONDS_MAX = 300
 

@@ -6,7 +6,7 @@ class Element {
   append(...children) { this.children.push(...children); }
   setAttribute() { }
   addEventListener(kind, listener) { this.listeners[kind] = listener; }
-  all(name) { return this.children.flatMap((child) => [...(child.name === name ? [child] : []), ...child.all(name)]); }
+  all(name) { return this.children.filter((child) => child.all).flatMap((child) => [...(child.name === name ? [child] : []), ...child.all(name)]); }
 }
 const known = {};
 const document = {

@@ -11,7 +11,8 @@ body { color: #1c2733; background: #fff }
 h1 { margin-bottom: 0 } h2 { margin-top: 2rem; text-transform: capitalize; border-bottom: 2px solid #d5dee6 }
 details { border: 1px solid #d5dee6; border-radius: 6px; margin: .4rem 0; padding: .3rem .8rem }
 summary { cursor: pointer } summary code { font-size: 1rem }
-.method { display: inline-block; width: 4.5rem; font-weight: 700; color: #0b5c8a }
+.method { display: inline-block; width: 5rem; font-weight: 700; color: #0b5c8a }
+code, td { overflow-wrap: anywhere }
 table { border-collapse: collapse } td, th { text-align: left; padding: .15rem .8rem .15rem 0; vertical-align: top }
 pre { background: #f3f6f9; padding: .6rem; overflow: auto; border-radius: 6px; max-height: 24rem }
 textarea, input { font: 14px/1.4 ui-monospace, monospace; width: 100%; box-sizing: border-box }
@@ -49,15 +50,23 @@ const describe = (schema) => schema.$ref ? schema.$ref.split("/").pop()
   : schema.anyOf ? schema.anyOf.map(describe).join(" or ")
   : schema.enum ? schema.enum.map((each) => JSON.stringify(each)).join(" or ")
   : schema.type === "array" ? "list of " + describe(schema.items || {}) : schema.type || "anything";
-const fields = (schema, api, parent) => {
+const prose = (text, parent) =>
+  text.split("`").forEach((part, index) => parent.append(index % 2 ? make("code", part) : part));
+const fields = (schema, api, parent, shown = new Set()) => {
   const full = resolve(schema, api);
-  if (!full || !full.properties) return;
+  if (!full || shown.has(full)) return;
+  shown.add(full);
+  for (const each of full.anyOf || []) fields(each, api, parent, shown);
+  if (full.items) fields(full.items, api, parent, shown);
+  if (!full.properties) return;
   const table = make("table", undefined, parent);
   for (const [name, field] of Object.entries(full.properties)) {
     const row = make("tr", undefined, table);
     make("code", name, make("td", undefined, row));
     make("td", describe(field) + ((full.required || []).includes(name) ? ", needed" : ""), row);
-    make("td", field.description || "", row).className = "dim";
+    const about = make("td", undefined, row);
+    about.className = "dim";
+    prose(field.description || "", about);
   }
 };
 const tryIt = (method, path, operation, api, parent) => {
@@ -85,7 +94,7 @@ const tryIt = (method, path, operation, api, parent) => {
 };
 const show = (api) => {
   document.getElementById("version").textContent = api.info.version;
-  document.getElementById("about").textContent = api.info.description;
+  prose(api.info.description, document.getElementById("about"));
   for (const tag of api.tags) {
     make("h2", tag.name, at);
     for (const [path, methods] of Object.entries(api.paths))
@@ -96,7 +105,7 @@ const show = (api) => {
         make("span", method.toUpperCase(), line).className = "method";
         make("code", path, line);
         make("span", " " + operation.summary, line).className = "dim";
-        if (operation.description) make("p", operation.description, details);
+        if (operation.description) prose(operation.description, make("p", undefined, details));
         for (const parameter of operation.parameters.filter((each) => each.in === "query"))
           make("div", "?" + parameter.name + "= " + describe(parameter.schema), details).className = "dim";
         const content = operation.requestBody && operation.requestBody.content["application/json"];

@@ -1,0 +1,153 @@
+"""The page of the REST API in a real browser: it shows every operation, calls it, and needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from penstock.core.commands import ListQueues
+from tests.pages.browser import Browser, Page
+from tests.protocols.rest.serving import Server
+from tests.protocols.rest.test_openapi import OPERATIONS
+
+pytestmark = pytest.mark.timeout(900)
+
+SHOWN = f"document.querySelectorAll('#operations details').length === {OPERATIONS}"
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    started: list[Server] = []
+
+    def serve(text: str = "") -> Server:
+        started.append(Server(tmp_path / f"data-{len(started)}", text))
+        return started[-1]
+
+    yield serve
+    for server in started:
+        server.stop()
+
+
+def send(page: Page, operation: str, **fields: str) -> str:
+    """Fill in an operation's form, press its button, and read what the page shows for it."""
+    form = f"document.getElementById({operation!r})"
+    page.value(f"{form}.open = true")
+    for element, text in fields.items():
+        page.value(f"{form}.querySelector({element!r}).value = {text!r}")
+    page.value(f"{form}.querySelector('pre').textContent = ''")
+    page.value(f"{form}.querySelector('button').click()")
+    page.until(f"{form}.querySelector('pre').textContent !== ''")
+    return str(page.value(f"{form}.querySelector('pre').innerText"))
+
+
+def test_the_page_shows_and_calls_every_operation_without_a_complaint(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+    with browser.open(f"{server.url}/v1/docs") as page:
+        page.until(SHOWN)
+        assert page.value("document.title") == "Penstock REST API"
+        assert page.value("document.getElementById('send_messages').querySelector('summary').innerText").startswith(
+            "POST"
+        )
+        assert page.value("getComputedStyle(document.querySelector('.method')).fontWeight") == "700", "no style"
+        body = "[...document.querySelectorAll('#send_messages table:first-of-type td:first-child')]"
+        assert "attributes" in page.value(f"{body}.map((cell) => cell.textContent)"), "no fields of a body"
+        created = send(page, "create_queue", textarea='{"name": "from-the-page"}')
+        assert created.startswith("201 Created"), created
+        assert server.call(ListQueues()) == ["from-the-page"]
+        refused = send(page, "describe_queue", input="/v1/queues/absent")
+        assert refused.startswith("404 Not Found"), refused
+        assert "queue_not_found" in refused
+        assert {urlsplit(url).netloc for url in page.requests} == {urlsplit(server.url).netloc}
+        expected = "Failed to load resource: the server responded with a status of 404 (Not Found)"
+        assert page.complaints == [f"{expected} ({server.url}/v1/queues/absent)"]
+        assert len(page.screenshot()) > 10_000
+
+
+def test_the_page_is_as_wide_as_its_window_and_dark_where_that_is_wanted(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    with browser.open(f"{serve().url}/v1/docs", width=400, is_dark=True) as page:
+        page.until(SHOWN)
+        assert page.value("document.documentElement.scrollWidth") <= 400
+        assert page.value("getComputedStyle(document.body).backgroundColor") == "rgb(18, 24, 30)"
+        assert page.complaints == []
+
+
+def test_the_page_takes_a_token(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve("[[credentials]]\naccess_key = 'A'\ntoken = 'secret token'")
+    with browser.open(f"{server.url}/v1/docs") as page:
+        page.until(SHOWN)
+        assert send(page, "list_queues").startswith("401 Unauthorized")
+        page.value("document.getElementById('token').value = 'secret token'")
+        assert send(page, "list_queues").startswith("200 OK")
+
+
+class Threads(ThreadingHTTPServer):
+    """A browser opens connections that it may need later: nobody waits for these."""
+
+    daemon_threads = True
+    block_on_close = False
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """Somebody else's page."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>elsewhere</title><link rel=icon href='data:,'>")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    server = Threads(("127.0.0.1", 0), Elsewhere)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def sending(url: str, options: str) -> str:
+    """An expression that sends a message from a page; what became of it."""
+    return f"fetch('{url}', {{method: 'POST', {options}}}).then((r) => r.type + r.status, () => 'refused')"
+
+
+def connecting(url: str) -> str:
+    """An expression that opens a websocket from a page; what became of it."""
+    return f"""new Promise((done) => {{
+        const socket = new WebSocket('{url}');
+        socket.onopen = () => done('open');
+        socket.onerror = () => done('refused');
+    }})"""
+
+
+def test_a_page_from_elsewhere_can_do_nothing(browser: Browser, serve: Callable[..., Server], elsewhere: str) -> None:
+    server = serve()
+    path = f"{server.url}/v1/queues/stolen/messages"
+    with browser.open(elsewhere) as page:
+        page.value(sending(path, "mode: 'no-cors', body: '{\"body\": 1}'"))
+        assert page.value(sending(path, "body: '[]', headers: {'content-type': 'application/json'}")) == "refused"
+        assert page.value(f"fetch('{server.url}/v1/queues').then(() => 'read', () => 'refused')") == "refused"
+        assert page.value(connecting(server.url.replace("http", "ws") + "/v1/ws")) == "refused"
+    assert server.call(ListQueues()) == []
+
+
+def test_a_page_whose_origin_is_named_may_call(browser: Browser, serve: Callable[..., Server], elsewhere: str) -> None:
+    server = serve(f"[rest]\ncors_origins = ['{elsewhere}']")
+    with browser.open(elsewhere) as page:
+        options = "body: '[{\"body\": \"x\"}]', headers: {'content-type': 'application/json'}"
+        assert page.value(sending(f"{server.url}/v1/queues/given/messages", options)) == "cors201"
+        assert page.complaints == []
+    assert server.call(ListQueues()) == ["given"]
