@@ -22,7 +22,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 DEAD = "orders.dead"
-ARRIVES_IN = {"orders": ("orders", DEAD), "line.fifo": ("line.fifo",), "work": ("letters",), "news": ("news",)}
+ARRIVES_IN = {
+    "orders": ("orders", DEAD),
+    "line.fifo": ("line.fifo",),
+    "work": ("letters",),
+    "notes": ("notes",),
+    "news": ("news",),
+}
 """Where a message that was sent to a queue has to be received. `once` may lose."""
 ONCE = "once"
 SENT_TO = (*ARRIVES_IN, ONCE)

@@ -2,6 +2,7 @@
 
     SQS        orders (standard, dead letters in another shard), line.fifo (one group for each sender)
     Python     work, moved to letters by units of work over two shards; once (consume_once)
+    REST       notes
     NSQ        news
 
 Every message has a body of its own. A send that failed is not repeated, except to line.fifo: there the same message is
@@ -28,12 +29,12 @@ WAIT_S = 1
 ANSWER_S = 25.0
 """A router waits 15 s for a shard's owner."""
 RECEIVES_MAX = 3
-QUEUES = ("orders", DEAD, "line.fifo", "work", "letters", ONCE, "news")
+QUEUES = ("orders", DEAD, "line.fifo", "work", "letters", ONCE, "notes", "news")
 _CHANNEL = "readers"
 
 
 class Refused(Exception):
-    """SQS said no."""
+    """SQS or REST said no."""
 
 
 class Ports:
@@ -63,13 +64,30 @@ class Sqs:
         return found
 
 
+class Rest:
+    """As little of a client as will do."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+
+    def post(self, path: str, content: object) -> dict[str, Any]:
+        """One request. After an error the client is not used again."""
+        self._connection.request("POST", path, json.dumps(content), {"Content-Type": "application/json"})
+        answer = self._connection.getresponse()
+        text = answer.read().decode()
+        if answer.status not in (200, 201):
+            raise Refused(f"POST {path} {answer.status} {text}")
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
 def create_queues(port: int) -> None:
     """Whatever the clients use."""
     with penstock.connect(f"penstock://127.0.0.1:{port}") as ps:
         ps.create_queue("orders", max_receives=RECEIVES_MAX, dead_letter=DEAD, lease=LEASE_S)
         ps.create_queue("line.fifo", kind="fifo", max_receives=0, lease=LEASE_S)
         ps.create_queue(ONCE, policy="consume_once", lease=LEASE_S)
-        for queue in (DEAD, "work", "letters", "news"):
+        for queue in (DEAD, "work", "letters", "notes", "news"):
             ps.create_queue(queue, max_receives=0, lease=LEASE_S)
         ps.queue("news").channel(_CHANNEL).stats()
 
@@ -95,11 +113,11 @@ class Load:
         self._client: penstock.Penstock | None = None
         self._client_lock = threading.Lock()
         self._threads = []
-        senders = [self._send_orders, self._send_in_line, self._send_work, self._send_once, self._publish]
+        senders = [self._send_orders, self._send_in_line, self._send_work, self._send_once, self._send_notes]
         readers = [self._read_orders, self._read_line, self._read_dead, self._move, self._read_letters]
-        for work in senders:
+        for work in [*senders, self._publish]:
             self._threads.append(self._start(work, self._sent_all, seed))
-        for work in [*readers, self._read_once, self._subscribe]:
+        for work in [*readers, self._read_once, self._read_notes, self._subscribe]:
             self._threads.append(self._start(work, self._over, seed))
 
     def stop_sending(self) -> None:
@@ -246,6 +264,31 @@ class Load:
             asked_s = time.monotonic()
             for message in self._ps().queue(ONCE).receive(max=10, wait=WAIT_S):
                 self._books.received(ONCE, message.text, asked_s, message.id)
+
+    # -- REST --
+
+    def _send_notes(self, chance: random.Random, ending: threading.Event) -> None:
+        client = Rest(self._ports.http)
+        while not ending.is_set():
+            body = self._bodies(chance)
+            client.post("/v1/queues/notes/messages", [{"body": body}])
+            self._books.sent("notes", body)
+            self._pause(chance, ending)
+
+    def _read_notes(self, chance: random.Random, ending: threading.Event) -> None:
+        client = Rest(self._ports.http)
+        while not ending.is_set():
+            asked_s = time.monotonic()
+            messages = client.post("/v1/queues/notes/receive", {"max": 10, "wait": WAIT_S})["messages"]
+            for message in messages:
+                self._books.received("notes", message["body"], asked_s, message["id"])
+            if messages:
+                receipts = [message["receipt"] for message in messages]
+                answer = client.post("/v1/queues/notes/ack", {"receipts": receipts})
+                late = {each["receipt"] for each in answer["refused"]}
+                for message in messages:
+                    if message["receipt"] not in late:
+                        self._books.acked("notes", message["body"])
 
     # -- NSQ --
 

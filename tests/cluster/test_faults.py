@@ -35,7 +35,7 @@ def closed(books: Books) -> Report:
 
 def test_the_books_find_what_was_lost() -> None:
     books = Books()
-    for queue in ("orders", "line.fifo", "work", "news", ONCE):
+    for queue in ("orders", "line.fifo", "work", "notes", "news", ONCE):
         books.sent(queue, "a-1")
         books.sent(queue, "a-2!")
     books.received("orders", "a-1", 0.0)
@@ -46,6 +46,7 @@ def test_the_books_find_what_was_lost() -> None:
         "orders: a-2!",  # it had to die
         *["line.fifo: a-1", "line.fifo: a-2!"],
         *["work: a-1", "work: a-2!"],  # it had to be moved
+        *["notes: a-1", "notes: a-2!"],
         *["news: a-1", "news: a-2!"],
     ]
     books.received(DEAD, "a-2!", 0.0)
@@ -77,7 +78,7 @@ def test_the_books_know_which_queue_is_silent() -> None:
     books.begin()
     books.sent("news", "a-1")
     assert "news" not in books.unserved_since(0.0)
-    assert set(books.unserved_since(float("inf"))) == {"orders", "line.fifo", "work", "news", ONCE}
+    assert set(books.unserved_since(float("inf"))) == {"orders", "line.fifo", "work", "notes", "news", ONCE}
 
 
 def test_the_books_find_what_came_twice_and_must_not() -> None:
