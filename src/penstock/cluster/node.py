@@ -308,12 +308,17 @@ class _RestMaps:
 
     def __init__(self, maps: KafkaMaps) -> None:
         self._maps = maps
+        self._of: ClusterMap | None = None
+        self._made: PartitionMap | None = None
 
     def current(self) -> PartitionMap:
         """The newest version. A shard that nobody serves is said to be here: the router waits for its owner."""
         found: ClusterMap = self._maps.current()
-        urls = {name: node.urls.get("http", "") for name, node in found.nodes.items()}
-        return PartitionMap(found.version, found.own, tuple(owner or found.own for owner in found.owners), urls)
+        if self._made is None or self._of is not found:
+            urls = {name: node.urls.get("http", "") for name, node in found.nodes.items()}
+            owners = tuple(owner or found.own for owner in found.owners)
+            self._of, self._made = found, PartitionMap(found.version, found.own, owners, urls)
+        return self._made
 
 
 def _bracketed(host: str) -> str:

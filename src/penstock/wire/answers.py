@@ -2,7 +2,8 @@
 
     frame     [server's time in ms, [answer, ...]]
     answer    [id, kind, value]      kind 0: the reply; 1: an error [[class, bases...], text]; 2: a push's delivery;
-                                     3: the error that ended a push
+                                     3: the error that ended a push; 4: it was not done, because another node owns
+                                     the queue: [the map's version, node, URL]
 
 What a reply looks like depends on the command. Messages travel as chunks: a slice of the stored form (see
 `penstock.core.chunk`), cut and checked in one piece, so that a run of a thousand costs as much as a single one:
@@ -40,6 +41,7 @@ class Kind(IntEnum):
     ERROR = 1
     PUSH = 2
     PUSH_ENDED = 3
+    MOVED = 4
 
 
 class Limits(msgspec.Struct):
@@ -67,6 +69,15 @@ class Welcome(msgspec.Struct):
     """0: the session ends with the connection. Otherwise: so long after the last request."""
     limits: Limits
     damage: list[commands.Damage] = []
+
+
+class Moved(msgspec.Struct, array_like=True):
+    """The answer to a command that came to a node which does not own its queue, under `Route`: it was not done."""
+
+    map_version: int
+    owner: str
+    """The node that owns it, by that map."""
+    url: str = ""
 
 
 class _WireRun(msgspec.Struct, array_like=True):
@@ -216,6 +227,7 @@ _decoders = {
 }
 _decode_frame = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, msgspec.Raw]]]).decode
 _decode_error = msgspec.msgpack.Decoder(PackedError).decode
+_decode_moved = msgspec.msgpack.Decoder(Moved).decode
 _decode_delivery = msgspec.msgpack.Decoder(WireDelivery).decode
 
 Answer = tuple[int, int, msgspec.Raw]
@@ -257,6 +269,11 @@ def unpack_delivery(raw: msgspec.Raw) -> KeyedDelivery:
 def unpack_failure(raw: msgspec.Raw) -> PenstockError:
     """The error in an answer."""
     return unpack_error(_decode_error(raw))
+
+
+def unpack_moved(raw: msgspec.Raw) -> Moved:
+    """Where a command belongs that was not done."""
+    return _decode_moved(raw)
 
 
 def unpacked_delivery(delivery: WireDelivery) -> Delivery:

@@ -76,6 +76,16 @@ class StopPush(Command):
     push: int
 
 
+class Route(Command):
+    """How what follows on this connection is to be treated, if it is about a queue that another node owns.
+
+    With the version of the map by which the client has come here, such a command is not done, and answered with where
+    it belongs (`Kind.MOVED`): if the node knows a newer map. Version 0, and so it begins: it is forwarded.
+    """
+
+    version: int = 0
+
+
 class Send(Command):
     """`penstock.core.commands.Send` on the wire: what an outsider may say of it."""
 
@@ -133,7 +143,7 @@ COMMANDS: tuple[type[Command], ...] = (
     commands.ListRedrives,
 )
 """The commands of the core that may come from outside."""
-CONVERSATION: tuple[type[Command], ...] = (Hello, Cancel, StartPush, AddPushCredit, StopPush)
+CONVERSATION: tuple[type[Command], ...] = (Hello, Cancel, StartPush, AddPushCredit, StopPush, Route)
 
 Request = tuple[int, Command]
 

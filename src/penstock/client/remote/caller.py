@@ -38,8 +38,17 @@ from penstock.client.remote.stream import Stream
 from penstock.core.commands import Ack, Browse, Command, Damage, Delivery, Extend, GiveBack, Once, Receive, Release
 from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import AccessDenied, ConnectionLost, NotSent, OutcomeUnknown, PenstockError
-from penstock.wire.answers import Answer, KeyedDelivery, Kind, unpack_delivery, unpack_failure, unpack_reply
-from penstock.wire.requests import AddPushCredit, StartPush, StopPush, outgoing
+from penstock.wire.answers import (
+    Answer,
+    KeyedDelivery,
+    Kind,
+    Moved,
+    unpack_delivery,
+    unpack_failure,
+    unpack_moved,
+    unpack_reply,
+)
+from penstock.wire.requests import AddPushCredit, Request, StartPush, StopPush, outgoing
 
 log = logging.getLogger("penstock.client")
 
@@ -287,7 +296,11 @@ class RemoteCaller:
             outstanding.left = True
             outstanding.left_s = outstanding.left_s or now_s
         if leaving:
-            link.send([(outstanding.number, outgoing(outstanding.command)) for outstanding in leaving])
+            link.send(self._requests(leaving))
+
+    def _requests(self, leaving: list[Outstanding]) -> list[Request]:
+        """Commands as they travel."""
+        return [(outstanding.number, outgoing(outstanding.command)) for outstanding in leaving]
 
     def _settle(self, outstanding: Outstanding, reply: Any, error: BaseException | None) -> None:
         self._in_flight.pop(outstanding.number, None)
@@ -320,7 +333,7 @@ class RemoteCaller:
         if now_ms:
             self._server_ms, self._server_heard_s = now_ms, time.monotonic()
         for number, kind, value in answers:
-            if kind >= Kind.PUSH:
+            if Kind.PUSH <= kind <= Kind.PUSH_ENDED:
                 self._pushed(number, kind, value)
                 continue
             outstanding = self._in_flight.get(number)
@@ -330,8 +343,14 @@ class RemoteCaller:
                 self._settle(outstanding, None, unpack_failure(value))
             elif kind == Kind.REPLY:
                 self._settle(outstanding, *self._unpacked(outstanding.command, value))
+            elif kind == Kind.MOVED:
+                self._moved(outstanding, unpack_moved(value))
         if self._outgoing:
             self.flush()
+
+    def _moved(self, outstanding: Outstanding, moved: Moved) -> None:
+        """The server did not do it: another node has to. (Who does not route is forwarded, and never hears this.)"""
+        self._settle(outstanding, None, NotSent(f"another node has to do it: {moved.owner!r} at {moved.url}"))
 
     def _pushed(self, number: int, kind: int, value: msgspec.Raw) -> None:
         pushes: list[Prefetcher | Stream] = [*self._streams, *self._prefetchers.values()]

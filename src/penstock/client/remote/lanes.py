@@ -8,36 +8,16 @@ from typing import TYPE_CHECKING, Any
 from penstock.client.remote.request import Outstanding, Settle
 from penstock.core import commands as c
 from penstock.core.commands import Command
+from penstock.wire.routing import FIELDS, queue_of
 
 if TYPE_CHECKING:
-    from penstock.client.remote.member import MemberCaller
+    from penstock.client.remote.member import MemberCaller, Taken
     from penstock.client.remote.routed_stream import RoutedStream
 
-_FIELDS: dict[type[Command], str] = {
-    c.CreateQueue: "name",
-    c.ChangeQueue: "name",
-    c.DeleteQueue: "name",
-    c.PurgeQueue: "name",
-    c.DescribeQueue: "name",
-    c.QueueStats: "name",
-    c.Send: "queue",
-    c.Receive: "queue",
-    c.Ack: "queue",
-    c.Release: "queue",
-    c.GiveBack: "queue",
-    c.Extend: "queue",
-    c.CreateChannel: "queue",
-    c.DeleteChannel: "queue",
-    c.PauseChannel: "queue",
-    c.PurgeChannel: "queue",
-    c.ReadRecords: "queue",
-    c.AckConsumer: "queue",
-    c.DeleteConsumer: "queue",
-    c.Browse: "queue",
-    c.StartRedrive: "queue",
-}
-"""Commands about one queue -> the field that names it."""
-_ELSEWHERE: frozenset[type[Command]] = frozenset({c.LastMark, c.ListQueues, c.ListRedrives, c.CancelRedrive})
+_ELSEWHERE: frozenset[type[Command]] = frozenset(
+    {*FIELDS, c.CommitWork, c.LastMark, c.ListQueues, c.ListRedrives, c.CancelRedrive}
+)
+"""Commands that any node can do; those of them about a queue are better done by its owner."""
 
 ANYWHERE = ""
 """The lane of commands that any node does as well as any other."""
@@ -52,15 +32,11 @@ def lane_of(command: Command) -> str | None:
     ('orders', '', None)
     """
     kind = type(command)
-    field = _FIELDS.get(kind)
-    if field is not None:
-        if kind is c.Receive and command.session:  # type: ignore[attr-defined]
-            return None
-        name = getattr(command, field)
-        return name if isinstance(name, str) else ANYWHERE
-    if isinstance(command, c.CommitWork):
-        parts = command.acks or command.sends
-        return parts[0].queue if parts else ANYWHERE
+    if kind is c.Receive and command.session:  # type: ignore[attr-defined]
+        return None
+    name = queue_of(command)
+    if name is not None:
+        return name
     return ANYWHERE if kind in _ELSEWHERE else None
 
 
@@ -74,9 +50,13 @@ class Lane:
         "held",
         "is_asking",
         "is_draining",
+        "moved_version",
         "name",
         "partitions",
+        "refused",
         "streams",
+        "strict_version",
+        "tries",
         "version",
     )
 
@@ -95,11 +75,19 @@ class Lane:
         self.asked_s = float("-inf")
         self.version = -1
         """The state of things for which the caller is the right one."""
+        self.strict_version = 0
+        """The map by which the caller owns the queue: if it does not any more, it says so. 0: it forwards then."""
+        self.refused: list[Taken] = []
+        """Commands that the caller did not do, because it does not own the queue."""
+        self.moved_version = 0
+        """The newest map by which a command was refused."""
+        self.tries = 0
+        """How often commands were refused since one was done."""
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody would miss it."""
-        return not (self.busy or self.held or self.streams or self.is_asking)
+        return not (self.busy or self.held or self.streams or self.is_asking or self.refused)
 
 
 class RoutedCall(Outstanding):

@@ -6,6 +6,9 @@ shard, and moves with it; so it does not matter which node the command comes thr
 the name as unanswered until the answer has come there, so that the shard does not forget it too early.
 
 Commands that were taken over leave first, and in their old order; those that had never left follow, as if new.
+
+A node that is told by `Route` by which map its client comes does not do what is another node's by a newer map: it says
+so, and the group takes the command there. The name stays the same.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from penstock.client.remote.link import Link
 from penstock.client.remote.request import Outstanding
 from penstock.core.commands import Command
 from penstock.core.errors import NotSent, PenstockError
+from penstock.wire.answers import Moved
+from penstock.wire.requests import Request, Route, outgoing
 
 
 class Group(Protocol):
@@ -38,6 +43,14 @@ class Group(Protocol):
 
     def send_again(self, outstanding: Outstanding) -> None:
         """Send a command that its member cannot send any more."""
+        ...
+
+    def route_of(self, member: MemberCaller, command: Command) -> int:
+        """The map by which a command goes to a member, which refuses it if that is not so any more; 0: forward it."""
+        ...
+
+    def moved(self, member: MemberCaller, taken: Taken, map_version: int) -> None:
+        """A member's node did not do a command: by that map it is another node's."""
         ...
 
 
@@ -60,6 +73,8 @@ class MemberCaller(RemoteCaller):
         """Commands of other members, which have left there and not yet here."""
         self._origins: dict[Outstanding, MemberCaller] = {}
         """Commands of other members that have no answer -> whose they are."""
+        self._route = 0
+        """What the node was last told by `Route`."""
 
     async def open(self) -> None:
         """Connect; or raise the reason why not. All nodes of a cluster have the same realm: whoever has not is none."""
@@ -83,6 +98,26 @@ class MemberCaller(RemoteCaller):
         for each in taken:
             each.number = 0
         return [Taken(each, self._origins.pop(each, self)) for each in taken]
+
+    def take_unsent(self, is_wanted: Callable[[Command], bool]) -> list[Taken]:
+        """Commands that have not left here, in their order; they are this member's no longer."""
+        taken = [each for each in [*self._adopted, *self._outgoing] if is_wanted(each.command)]
+        gone = set(taken)
+        self._adopted = deque(each for each in self._adopted if each not in gone)
+        self._outgoing = [each for each in self._outgoing if each not in gone]
+        return [Taken(each, self._origins.pop(each, self)) for each in taken]
+
+    def put_back(self, taken: list[Taken]) -> None:
+        """Commands that were refused here are as if they had no answer: the link is gone, and all go on together."""
+        for outstanding, origin in taken:
+            self._in_flight[outstanding.number] = outstanding
+            if origin is not self:
+                self._origins[outstanding] = origin
+        self._in_flight = dict(sorted(self._in_flight.items()))
+
+    def has_in_flight(self, is_meant: Callable[[Command], bool]) -> bool:
+        """Whether such a command has left, and has no answer."""
+        return any(is_meant(each.command) for each in self._in_flight.values())
 
     def adopt(self, taken: list[Taken]) -> None:
         """Send commands of another member, under the names that they have."""
@@ -136,6 +171,24 @@ class MemberCaller(RemoteCaller):
                 leaving.append(outstanding)
         self._give(link, leaving)
 
+    def _requests(self, leaving: list[Outstanding]) -> list[Request]:
+        """As they travel; the node is told which of them it may refuse. (Who polls has no order between requests.)"""
+        if self.transport != "websocket":
+            return super()._requests(leaving)
+        requests: list[Request] = []
+        for outstanding in leaving:
+            route = self._group.route_of(self, outstanding.command)
+            if route != self._route:
+                self._route = route
+                requests.append((self._next_number, Route(version=route)))
+                self._next_number += 1
+            requests.append((outstanding.number, outgoing(outstanding.command)))
+        return requests
+
+    def _moved(self, outstanding: Outstanding, moved: Moved) -> None:
+        self._in_flight.pop(outstanding.number, None)
+        self._group.moved(self, Taken(outstanding, self._origins.pop(outstanding, self)), moved.map_version)
+
     def _settle(self, outstanding: Outstanding, reply: object, error: BaseException | None) -> None:
         origin = self._origins.pop(outstanding, None)
         once = outstanding.command.once
@@ -172,5 +225,6 @@ class MemberCaller(RemoteCaller):
             self._group.lost(self)
 
     def _take_link(self, link: Link) -> None:
+        self._route = 0
         super()._take_link(link)
         self._group.linked(self)

@@ -10,8 +10,15 @@ A lane never lets a later command overtake an earlier one. If the connection tha
 until those before them are answered. If it is lost, those without an answer go along, under the names that they have
 (`member.py`). Receives that wait at a node stay there: the node sees to it that they are answered.
 
+A node that is gone to because the map says that it owns the queue is told so (`Route`), and by which map. If it knows a
+newer one by which the queue is another node's, it does not do the command, and says so. Then the lane stops; the map is
+fetched from that node; when everything that the lane has at the node is answered, what was refused goes to the new
+owner, under its old names and in its old order, and everything else follows. Where that does not lead anywhere,
+`_TRIES_MAX` times or because there is no newer map, the node is asked to forward.
+
 When a connection is lost, its lanes go through the first one; if it is that which is lost, through any that stands. The
-map is asked for every `REFRESH_S`; after a loss, or an error of a store, at once, and again after growing pauses.
+map is asked for every `REFRESH_S`; after a refusal at once; after a loss, or an error of a store, at once, and again
+after growing pauses.
 
 Not routed: sessions that were opened by name, since only the node at which they were opened knows them; and queues with
 prefetching. Both stay with the first connection. So do queues with several partitions: no single node has them.
@@ -24,6 +31,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Any
+
+import msgspec
 
 from penstock.client.listening import Hearer
 from penstock.client.remote.address import Address, Options, TransportName
@@ -50,6 +59,21 @@ _ASK_AGAIN_S = 1.0
 _BELIEVED_S = 300.0
 """How long it is believed how many partitions a queue has."""
 _LANES_MAX = 10_000
+_TRIES_MAX = 3
+"""How often in a row a lane's commands may be refused before they are forwarded; until the map is next asked for."""
+
+
+class RoutingCounts(msgspec.Struct):
+    """What has become of the map so far."""
+
+    refreshes: int = 0
+    """How often it was asked for, and told."""
+    refusals: int = 0
+    """Commands that a node did not do, because it does not own their queue any more."""
+    redirects: int = 0
+    """How often a queue's commands were taken from a node that refused them to another one."""
+    forwards: int = 0
+    """How often they were left to that node all the same, to be forwarded."""
 
 
 class RoutedCaller:
@@ -76,8 +100,12 @@ class RoutedCaller:
         self._pause_s = REFRESH_S
         self._timer: asyncio.TimerHandle | None = None
         self._refreshing: asyncio.Task[None] | None = None
+        self._catching_up: asyncio.Task[None] | None = None
+        """Asks the node that has refused something for the map."""
+        self._is_redirect_planned = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.counts = RoutingCounts()
 
     @classmethod
     async def connect(cls, address: Address, options: Options) -> RoutedCaller:
@@ -120,7 +148,7 @@ class RoutedCaller:
             return call
         if lane.version != self._version:
             self._arrange(lane)
-        if lane.is_draining and type(command) is not Receive:
+        if lane.is_draining and (lane.refused or type(command) is not Receive):
             lane.held.append(call)
         else:
             self._give(call, lane.caller)
@@ -197,7 +225,8 @@ class RoutedCaller:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [*self._opening.values(), *([] if self._refreshing is None else [self._refreshing])]
+        asking = [task for task in (self._refreshing, self._catching_up) if task is not None]
+        tasks = [*self._opening.values(), *asking]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -205,6 +234,9 @@ class RoutedCaller:
             held, lane.held = list(lane.held), type(lane.held)()
             for call in held:
                 call.settled(None, NotSent("the connection was closed"))
+            refused, lane.refused = lane.refused, []
+            for taken in refused:
+                taken.outstanding.settle(None, NotSent("the connection was closed"))
         await asyncio.gather(*(member.close() for member in list(self._members.values())))
         for lane in self._lanes.values():
             for stream in list(lane.streams):
@@ -279,8 +311,26 @@ class RoutedCaller:
             self._open(address)
         return self._any_linked()
 
+    def _strict_version(self, lane: Lane, caller: MemberCaller) -> int:
+        """The map by which a caller owns a lane's queue, and would do well to refuse it if it does not; else 0."""
+        known = self._partitions
+        if known is None or lane.name == ANYWHERE or lane.partitions != 1 or len(known.nodes) < 2:
+            return 0
+        if lane.tries >= _TRIES_MAX or known.version < lane.moved_version:
+            return 0
+        is_owner = known.owner(lane.name, is_tls=self._home.address.is_tls) == caller.address
+        return known.version if is_owner else 0
+
+    def _lead(self, lane: Lane, caller: MemberCaller) -> None:
+        """A lane goes through a caller from now on."""
+        lane.caller, lane.version = caller, self._version
+        lane.strict_version = self._strict_version(lane, caller)
+
     def _arrange(self, lane: Lane) -> None:
         """Have a lane go where it should, now or when it is drained."""
+        if lane.refused:
+            self._redirect(lane)
+            return
         lane.version = self._version
         right = self._right_caller(lane)
         if right is not lane.caller:
@@ -290,7 +340,7 @@ class RoutedCaller:
             if lane.busy:
                 lane.is_draining = True
                 return
-            lane.caller = right
+        self._lead(lane, right)
         self._go_on(lane)
 
     def _go_on(self, lane: Lane) -> None:
@@ -304,6 +354,9 @@ class RoutedCaller:
     def _rescue(self, lost: MemberCaller) -> None:
         """Take the commands of a lost connection to others, and its lanes with them."""
         at_lost = [lane for lane in self._lanes.values() if lane.caller is lost]
+        for lane in at_lost:
+            refused, lane.refused = lane.refused, []
+            lost.put_back(refused)
         rights = {lane.name: right for lane in at_lost if (right := self._right_caller(lane)) is not lost}
 
         def right_for(command: Command) -> MemberCaller | None:
@@ -320,8 +373,87 @@ class RoutedCaller:
             right.adopt(several)
         for name, right in rights.items():
             lane = self._lanes[name]
-            lane.caller, lane.version = right, self._version
+            self._lead(lane, right)
             self._go_on(lane)
+
+    # -- commands that were refused --
+
+    def route_of(self, member: MemberCaller, command: Command) -> int:
+        """The map by which a command goes to a member, which refuses it if that is not so any more; 0: forward it."""
+        name = self._name_of(command)
+        lane = self._lanes.get(name) if name else None
+        return lane.strict_version if lane is not None and lane.caller is member else 0
+
+    def moved(self, member: MemberCaller, taken: Taken, map_version: int) -> None:
+        """A member's node did not do a command: by that map it is another node's."""
+        self.counts.refusals += 1
+        name = self._name_of(taken.outstanding.command)
+        lane = self._lanes.get(name) if name else None
+        if self._closed:
+            taken.outstanding.settle(None, NotSent("the connection was closed"))
+        elif lane is None or lane.caller is not member:  # the lane has left: receives may stay behind
+            (self._any_linked() if lane is None else lane.caller).adopt([taken])
+        else:
+            if not lane.refused:
+                lane.tries += 1
+            lane.refused.append(taken)
+            lane.is_draining = True
+            lane.moved_version = max(lane.moved_version, map_version)
+            self._catch_up(member.address, map_version)
+            self._redirect_soon()
+
+    def _catch_up(self, address: Address, version: int) -> None:
+        """Have the map that somebody else has already; from whoever has it."""
+        known = self._partitions
+        if self._catching_up is None and (known is None or known.version < version):
+            log.info("%s does not own what it was asked for: asking it for map %d", address, version)
+            self._catching_up = self._loop.create_task(self._catch_up_with(address))
+
+    async def _catch_up_with(self, address: Address) -> None:
+        try:
+            self._take_map(await fetch_partitions(address, self._options), address)
+        except NotSent as error:
+            log.info("%s; what it does not own it is asked to forward", error)
+            self._refresh_soon()
+        finally:
+            self._catching_up = None
+            self._redirect_soon()
+
+    def _redirect_soon(self) -> None:
+        """Answers that come together are looked at together."""
+        if not self._is_redirect_planned:
+            self._is_redirect_planned = True
+            self._loop.call_soon(self._redirect_all)
+
+    def _redirect_all(self) -> None:
+        self._is_redirect_planned = False
+        for lane in [each for each in self._lanes.values() if each.refused]:
+            self._redirect(lane)
+
+    def _redirect(self, lane: Lane) -> None:
+        """Take what was refused to where it belongs, when the map has come, and all else of the lane is answered."""
+        if self._closed or self._catching_up is not None:
+            return
+        former = lane.caller
+        if not former.is_linked:
+            self._rescue(former)
+            return
+        if former.has_in_flight(lambda command: self._is_in(lane, command) and type(command) is not Receive):
+            return
+        refused, lane.refused = sorted(lane.refused, key=lambda taken: taken.outstanding.number), []
+        taken = refused + former.take_unsent(lambda command: self._is_in(lane, command))
+        self._lead(lane, self._right_caller(lane))
+        if lane.caller is former:
+            self.counts.forwards += 1
+        else:
+            self.counts.redirects += 1
+        lane.caller.adopt(taken)
+        self._go_on(lane)
+
+    def _is_in(self, lane: Lane, command: Command) -> bool:
+        return self._name_of(command) == lane.name
+
+    # -- answers --
 
     def _noted(self, call: RoutedCall, reply: Any, error: BaseException | None) -> None:
         """An answer came: what it tells, and who may go on."""
@@ -330,12 +462,16 @@ class RoutedCaller:
             self._refresh_soon()
         if lane is None or self._closed:
             return
+        if lane.tries and error is None and lane.strict_version:
+            lane.tries = 0
         if isinstance(reply, QueueInfo):
             self._learned(lane, reply.config.partitions)
         elif error is None and type(call.command) is DeleteQueue:
             lane.asked_s = float("-inf")
             self._learned(lane, None)
-        if lane.is_draining and not lane.busy:
+        if lane.refused:
+            self._redirect_soon()
+        elif lane.is_draining and not lane.busy:
             self._arrange(lane)
 
     # -- connections --
@@ -417,6 +553,9 @@ class RoutedCaller:
             self._refresh_now()
 
     def _refresh_now(self) -> None:
+        for lane in self._lanes.values():
+            if lane.tries:
+                lane.tries, lane.version = 0, -1
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = self._loop.create_task(self._refresh())
             self._refreshing.add_done_callback(lambda _: self._refresh_later())
@@ -441,6 +580,7 @@ class RoutedCaller:
         return list(dict.fromkeys([*linked, *known, self._home.address]))
 
     def _take_map(self, found: Partitions, address: Address) -> None:
+        self.counts.refreshes += 1
         was_unreachable, self._unreachable = self._unreachable, set()
         if self._is_news(found, address):
             self._partitions, self._told_by = found, address

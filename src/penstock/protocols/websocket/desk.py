@@ -39,11 +39,13 @@ from penstock.protocols.websocket.handles import session_handle, session_number
 from penstock.protocols.websocket.rights import check_rights
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Services
+from penstock.server.partition_map import PartitionMoved
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
 from penstock.server.shards import Names
 from penstock.server.tasks import CallbackCall
-from penstock.wire.answers import Kind, Limits, encode_answers, pack_reply
-from penstock.wire.requests import AddPushCredit, Cancel, Hello, StartPush, StopPush, incoming
+from penstock.wire.answers import Kind, Limits, Moved, encode_answers, pack_reply
+from penstock.wire.requests import AddPushCredit, Cancel, Hello, Route, StartPush, StopPush, incoming
+from penstock.wire.routing import queue_of
 
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 
@@ -118,6 +120,10 @@ class Desk:
         self._open: dict[int, Open] = {}
         self._pushes: dict[int, Push] = {}
         self._closed = False
+        self._route_version = 0
+        """The map by which the client has come here: what belongs elsewhere is refused. 0: it is forwarded."""
+        self._moved: dict[str, int] = {}
+        """Queues of which something was refused -> the newest map by which it was."""
         self.answers: list[tuple[int, int, Any]] = []
         """What waits to be sent: request, kind, value."""
         self._own: dict[type[Command], Callable[[int, Any], None]] = {
@@ -128,6 +134,7 @@ class Desk:
             ListQueues: self._list_queues,
             CancelRedrive: self._cancel_redrive,
             Hello: self._hello_again,
+            Route: self._set_route,
         }
 
     @property
@@ -156,6 +163,8 @@ class Desk:
             raise OverLimit(f"{self._limits.requests_max} requests are not answered yet: wait for some of them")
         command = incoming(command)
         check_rights(self._principal, command, self._broker)
+        if self._route_version and self._is_refused(number, command):
+            return
         own = self._own.get(type(command))
         if own is not None:
             own(number, command)
@@ -282,6 +291,34 @@ class Desk:
 
     def _hello_again(self, number: int, command: Hello) -> None:
         raise InvalidRequest("Hello is the first request of a conversation, and comes once")
+
+    def _set_route(self, number: int, command: Route) -> None:
+        self._route_version = max(0, command.version)
+        self._answer(number, Kind.REPLY, None)
+
+    def _is_refused(self, number: int, command: Command) -> bool:
+        """Whether a command belongs to another node; if so, the client is told where.
+
+        Once one command about a queue is refused, so are all that the client sent before it has heard of that, whatever
+        the map is by then: what comes later must not be done earlier.
+        """
+        maps, queue = self._services.partition_maps, queue_of(command)
+        if maps is None or queue is None:
+            return False
+        known = maps.current()
+        refused_version = self._moved.get(queue, 0)
+        if self._route_version < refused_version:
+            version = refused_version
+        elif self._route_version < known.version and known.owner(queue) != known.own:
+            version = self._moved[queue] = known.version
+        else:
+            if refused_version:
+                del self._moved[queue]
+            return False
+        owner = known.owner(queue)
+        self._answer(number, Kind.MOVED, Moved(version, owner, known.urls.get(owner, "")))
+        self._services.meter.note(self._protocol, type(command).__name__, PartitionMoved.__name__, 0.0)
+        return True
 
     def _cancel(self, number: int, command: Cancel) -> None:
         for desk in self._desks or [self]:

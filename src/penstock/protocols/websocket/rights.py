@@ -53,6 +53,7 @@ _OPEN_TO_ALL: frozenset[type[Command]] = frozenset(
         requests.Cancel,  # of this conversation
         requests.AddPushCredit,
         requests.StopPush,
+        requests.Route,
     }
 )
 
