@@ -34,6 +34,8 @@ from tests.cluster.world import NAMES, Fault, World, world
 SESSION_S = 6.0
 SERVICE_S_MAX = 90.0
 DRAIN_S_MAX = 120.0
+REST_S_MAX = 45.0
+"""How long faults wait for each other, where they do."""
 PACE_S = 0.15
 """How long each of the senders waits between two messages, on average."""
 
@@ -82,7 +84,7 @@ def run(chosen: Configuration, seed: int, seconds: float, *, session_s: float, d
         loads = [Load(name, found.ports[name], books, seed, PACE_S) for name in NAMES]
         try:
             books.begin()
-            _make_faults(found, chosen, chance, seconds)
+            _make_faults(found, books, chosen, chance, seconds)
             unserved = _await_service(found, books)
             for load in loads:
                 load.stop_sending()
@@ -96,8 +98,8 @@ def run(chosen: Configuration, seed: int, seconds: float, *, session_s: float, d
         return books.report(chosen.name, seed, left, unserved, found.remarks)
 
 
-def _make_faults(found: World, chosen: Configuration, chance: random.Random, seconds: float) -> None:
-    """At least one of each kind, if there is time; then as they come."""
+def _make_faults(found: World, books: Books, chosen: Configuration, chance: random.Random, seconds: float) -> None:
+    """At least one of each kind, if there is time; then as they come. Some come while the last one is still felt."""
     end_s, kinds = time.monotonic() + seconds, list(chosen.faults)
     chance.shuffle(kinds)
     time.sleep(2.0)
@@ -107,13 +109,15 @@ def _make_faults(found: World, chosen: Configuration, chance: random.Random, sec
         fault(found, chance)
         found.tend()
         print(f"    {fault.__name__}: {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
+        if chance.random() < 0.5:
+            _await_service(found, books, REST_S_MAX)
         time.sleep(chance.choice([0.5, 2.0, 5.0]))
 
 
-def _await_service(found: World, books: Books) -> list[str]:
+def _await_service(found: World, books: Books, seconds_max: float = SERVICE_S_MAX) -> list[str]:
     """Go on sending until every queue takes messages again; the queues that do not."""
     since_s = time.monotonic()
-    while (unserved := books.unserved_since(since_s)) and time.monotonic() < since_s + SERVICE_S_MAX:
+    while (unserved := books.unserved_since(since_s)) and time.monotonic() < since_s + seconds_max:
         found.tend()
         time.sleep(0.1)
     return unserved
