@@ -229,7 +229,7 @@ def kafka_settings(text: str) -> Settings:
 def test_a_cluster_has_sixteen_shards_and_names_its_topics_and_nodes_after_itself() -> None:
     options = kafka_settings("[cluster]\nname = 'demo'").kafka_options()
     assert (options.data_topic, options.offset_topic, options.shards) == ("demo.data", "demo.offset", 16)
-    assert options.transactional_id(3) == "demo-shard-3"
+    assert options.transactional_ids(3) == ("demo-shard-3", "demo-shard-3-turn")
     assert ClusterSettings().node_name
     assert kafka_settings("[cluster]\nname = 'demo'\nprefix = 'a.b'").kafka_options().data_topic == "a.b.data"
 

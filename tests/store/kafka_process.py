@@ -17,8 +17,7 @@ def main() -> None:
     store = open_kafka(options, 0, directory)
     store.commit(changes_of({b"c/kept": b"kept"}, {b"r/kept": b"kept"}))
     journal = store._journal
-    producer = journal._producer
-    assert producer is not None
+    producer = journal._live
     producer.begin_transaction()
     journal._send(changes_of({b"c/lost": b"lost"}, {b"r/lost": b"lost", b"r/kept": b"lost"}), 99, True)
     assert producer.flush(60) == 0

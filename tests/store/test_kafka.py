@@ -525,7 +525,7 @@ def test_topics_are_made_as_the_settings_say(kafka: KafkaCluster) -> None:
 def test_a_log_of_a_later_format_is_refused_and_stays_as_it_is(options: KafkaOptions, tmp_path: Path) -> None:
     with closing(open_kafka(options, 0, tmp_path)) as store:
         store.commit(changes_of({b"c": b"x"}))
-    producer = Producer({"bootstrap.servers": options.bootstrap, "transactional.id": options.transactional_id(0)})
+    producer = Producer({"bootstrap.servers": options.bootstrap, "transactional.id": options.transactional_ids(0)[0]})
     producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(options.offset_topic, bytes([FORMAT_VERSION + 1]) + b"future", MARKER_KEY, 0)

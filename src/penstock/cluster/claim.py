@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -46,12 +47,22 @@ class ShardGivenAway(StoreError):
     """The shard was given to somebody else since we were told to open it."""
 
 
+@runtime_checkable
+class Fencing(Protocol):
+    """A store that knows when it has fenced its former owner."""
+
+    @property
+    def fenced_ago_s(self) -> float:
+        """How many seconds ago that was, at least."""
+        ...
+
+
 class ClaimedStore:
     """A store with this node's claim in it. Closing it in good health releases the shard."""
 
     def __init__(self, store: Store, node: str, epoch: int, now_s: Callable[[], float] = steady_s) -> None:
         """Claim a store that was just opened, which has fenced its former owner."""
-        self.fenced_s = now_s()
+        self.fenced_s = now_s() - fenced_ago_s(store)
         """When nobody else could commit any more."""
         self.commits = 0
         self.commit_s = 0.0
@@ -109,6 +120,11 @@ class ClaimedStore:
             log.warning("a shard could not be released in writing; its next owner waits: %s", error)
         finally:
             self._store.close()
+
+
+def fenced_ago_s(store: Store) -> float:
+    """How long ago a store has fenced its former owner, if it knows that; 0 means: just now, which is always safe."""
+    return store.fenced_ago_s if isinstance(store, Fencing) else 0.0
 
 
 def read_claim(store: Store) -> Claim | None:

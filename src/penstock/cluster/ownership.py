@@ -33,6 +33,8 @@ from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
 from penstock.store.base import Store
 
+LAZY_COMMIT_MS = 100
+"""How long leases may wait for a commit to go along with: one on Kafka costs far more than one on a disk."""
 CLOCK_MARGIN = 1.1
 """Two machines' clocks do not run equally fast."""
 OPENINGS_MAX = 4
@@ -228,7 +230,13 @@ class Ownership:
         )
         tenure.proof.renewed(claimed.began_s)
         return Shard(
-            lambda: claimed, self._clock, lambda: cluster.entropy, tenure.shard, cluster.shards, proof=tenure.proof
+            lambda: claimed,
+            self._clock,
+            lambda: cluster.entropy,
+            tenure.shard,
+            cluster.shards,
+            proof=tenure.proof,
+            lazy_commit_ms=LAZY_COMMIT_MS,
         )
 
     def _lost(self, tenure: Tenure, error: Exception) -> None:

@@ -9,7 +9,8 @@ How it works. A driver (`ThreadedShard`, `AsyncShard`) gathers calls and runs on
 While a commit is being written, the driver gathers the calls of the next step: that is the group commit. The shard
 itself knows neither threads nor tasks; its driver makes sure that one step runs at a time.
 
-Leases and attempts are *lazy*: they are committed with the next durable step, or `LAZY_COMMIT_MS` later at the latest.
+Leases and attempts are *lazy*: they are committed with the next durable step, or `LAZY_COMMIT_MS` later at the latest
+(or whatever the shard is told: where a commit costs more, they may wait longer).
 
 A receive that finds nothing is *parked*: its call stays open until the broker wakes it, at the latest when its wait
 is over.
@@ -167,8 +168,10 @@ class Shard:
         shard: int = 0,
         shards: int = 1,
         proof: Proof | None = None,
+        lazy_commit_ms: int = LAZY_COMMIT_MS,
     ) -> None:
         self.number = shard
+        self._lazy_commit_ms = lazy_commit_ms
         self._proof = proof
         self._lost = False
         self._shards = shards
@@ -419,7 +422,7 @@ class Shard:
             self._subscribers.add(command.ticket)
 
     def _lazy_is_overdue(self, now_ms: int) -> bool:
-        return self._lazy_since_ms is not None and now_ms >= self._lazy_since_ms + LAZY_COMMIT_MS
+        return self._lazy_since_ms is not None and now_ms >= self._lazy_since_ms + self._lazy_commit_ms
 
     def _collect_reports(self) -> None:
         for damage in self.broker.take_reports():
@@ -626,7 +629,7 @@ class Shard:
             return None
         wake_ms = self.broker.next_deadline()
         if self._lazy_since_ms is not None:
-            lazy_ms = self._lazy_since_ms + LAZY_COMMIT_MS
+            lazy_ms = self._lazy_since_ms + self._lazy_commit_ms
             wake_ms = lazy_ms if wake_ms is None else min(wake_ms, lazy_ms)
         if self._recorder is not None and (flush_ms := self._recorder.wake_at_ms()) is not None:
             wake_ms = flush_ms if wake_ms is None else min(wake_ms, flush_ms)

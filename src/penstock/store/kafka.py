@@ -82,6 +82,12 @@ class KafkaStore:
         """When the last successful commit began, by the monotonic clock; None if there was none."""
         return self._journal.last_proof_s
 
+    @property
+    def fenced_ago_s(self) -> float:
+        """How many seconds ago, at least, everybody else was fenced. While the machine sleeps this stands still."""
+        fenced_s = self._journal.fenced_s
+        return 0.0 if fenced_s is None else time.monotonic() - fenced_s
+
     def read_chunk(self, key: bytes) -> Buffer:
         """The stored form of a chunk; `KeyError` if it is not there."""
         return self._store.read_chunk(key)

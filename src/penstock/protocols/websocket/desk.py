@@ -119,6 +119,8 @@ class Desk:
         """For a client that polls: the desks of all its requests in flight. None: this is the only one."""
         self._open: dict[int, Open] = {}
         self._pushes: dict[int, Push] = {}
+        self._learning: dict[str, list[Open]] = {}
+        """Queues that are asked for -> the requests that wait for that."""
         self._closed = False
         self._route_version = 0
         """The map by which the client has come here: what belongs elsewhere is refused. 0: it is forwarded."""
@@ -169,27 +171,42 @@ class Desk:
         if own is not None:
             own(number, command)
             return
-        if isinstance(command, Receive | Browse) and self._shard.unknown(command.queue):
+        if isinstance(command, Receive | Browse) and (
+            command.queue in self._learning or self._shard.unknown(command.queue)
+        ):
             self._learn_first(number, command)
             return
         self._localise(command)
         self._submit(number, command)
 
     def _learn_first(self, number: int, command: Receive | Browse) -> None:
-        """Ask for a queue of another node: how large its messages are says how many an answer may hold."""
-        request = Open(self, number, command)
+        """Ask for a queue of another node: how large its messages are says how many an answer may hold.
 
-        def described(_call: Call) -> None:
-            if self._closed or self._open.pop(number, None) is not request:
-                return
+        What comes for the same queue meanwhile waits behind: nothing overtakes, and the queue is asked for once.
+        """
+        request = self._open[number] = Open(self, number, command)
+        waiting = self._learning.get(command.queue)
+        if waiting is not None:
+            waiting.append(request)
+            return
+        self._learning[command.queue] = [request]
+        try:
+            self._shard.submit(DescribeQueue(name=command.queue), lambda _: self._learned(command.queue))
+        except PenstockError:
+            del self._learning[command.queue], self._open[number]
+            raise
+
+    def _learned(self, queue: str) -> None:
+        for request in self._learning.pop(queue, ()):
+            number, command = request.number, request.command
+            if self._open.get(number) is not request:  # it was cancelled, or the client is gone
+                continue
+            del self._open[number]
             try:
                 self._localise(command)
                 self._submit(number, command)
             except PenstockError as error:
                 self._answer(number, Kind.ERROR, pack_error(error))
-
-        request.call = self._shard.submit(DescribeQueue(name=command.queue), described)
-        self._open[number] = request
 
     def repeat(self, number: int, delivery: Delivery) -> None:
         """Answer a receive with what it was given before: its rights were checked then."""
@@ -328,9 +345,10 @@ class Desk:
     def end_wait(self, number: int) -> None:
         """A receive, if it is one of this desk's, need not wait any longer."""
         request = self._open.get(number)
-        if request is not None and isinstance(request.command, Receive) and request.call is not None:
+        if request is not None and isinstance(request.command, Receive):
             del self._open[number]
-            self._shard.withdraw(request.call)
+            if request.call is not None:
+                self._shard.withdraw(request.call)
             self._answer(number, Kind.REPLY, None)
 
     def _start_push(self, number: int, command: StartPush) -> None:

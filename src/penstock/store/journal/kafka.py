@@ -1,9 +1,14 @@
 """The Kafka journal: a commit is a transaction over one partition of two topics.
 
 Theory of operation. Shard n is partition n of the data topic and of the offset topic (`kafka_records` says what is in
-them). A commit is one transaction of the shard's producer, whose transactional id nobody else uses:
+them). A commit is one transaction of one of the shard's two producers, whose transactional ids nobody else uses:
 
     begin ── chunks to data, records to offset, a marker to offset ── commit
+
+The producers take turns. Kafka answers a commit when its outcome is decided, and writes that into the partitions
+later; until then the same producer cannot begin again: librdkafka is refused, and asks again 20 ms later. With two, one
+commits while the brokers are still busy with the other's last transaction. A commit begins when the one before is over,
+so they are in the log in their order, and a reader of committed transactions gets them in that order.
 
 Both topics are compacted: Kafka keeps the newest message of every key, and drops deleted keys after a while. So the log
 is not a list of all commits but the state that they add up to, and *reading it to its end* gives that state, from
@@ -12,12 +17,16 @@ does no harm either: each key ends with its newest value. In between the state m
 
 Opening.
 
-    1  init_transactions: fences whoever had the shard, and ends the transaction that it may have left open
+    1  init_transactions of the first producer, then of the second: fences whoever had the shard, and ends the
+       transactions that it may have left open
     2  read both partitions to their ends, and refuse a format that is not known
-    3  commit a marker of our own to both partitions, and read on until it comes
+    3  commit a marker of our own to both partitions with the first producer, then with the second, and read on until
+       the second comes
 
 When 3 is done, everything is read that anybody has committed, whatever the brokers knew of each other in 2: it stands
-before our marker, and nobody but us can write behind it.
+before our markers, and nobody but us can write behind them. Of two who open at the same time, each may have fenced the
+other with one of the producers. Then neither gets through 3: nothing but markers is committed by anybody who has only
+one of them.
 
 Failures. A commit whose outcome is not known (`CommitFailed`) is the journal's last: the producer is not used again,
 and opening a new journal finds out, after it has fenced this one. A fenced producer means that somebody else has the
@@ -136,9 +145,11 @@ class KafkaJournal:
         self._keys: Keys | None = None
         self._nonce = os.urandom(NONCE_BYTES)
         self._message_bytes_max = min(options.message_bytes_max, topics.message_bytes_max)
-        self._producer: Producer | None = None
+        self._producers: list[Producer] = []
         self._failure: StoreError | None = CommitFailed("the journal was not replayed")
         self._number = 0
+        self._turn = -1
+        """Which producer had the last commit. The first one begins."""
         self._ends = [start.data, start.offset] if start is not None else [0, 0]
         self._trimmed = 0
         self._changed = 0
@@ -149,6 +160,8 @@ class KafkaJournal:
         self._lock = threading.Lock()
         self.last_proof_s: float | None = None
         """When the last successful transaction began, by the monotonic clock: nobody else had the shard then."""
+        self.fenced_s: float | None = None
+        """When nobody else could commit any more, by the monotonic clock."""
 
     def knows(self, keys: Keys) -> None:
         """Who is asked for the keys below a prefix that is dropped."""
@@ -167,20 +180,30 @@ class KafkaJournal:
 
     def replay(self, after: int) -> Iterator[tuple[int, Changes]]:
         """Take the shard over; then what the log holds, from where the table ends, in pieces."""
-        assert self._producer is None, "a journal is replayed once"
+        assert not self._producers, "a journal is replayed once"
         self._number = self._trimmed = after
         self._fence()
         self._failure = None
         yield from self._read()
 
     def _fence(self) -> None:
+        try:
+            for name in self._options.transactional_ids(self._shard):
+                self._producers.append(self._made_producer(name))
+                self._producers[-1].list_topics(self._options.data_topic, INIT_TIMEOUT_S)  # librdkafka connects late
+                self._producers[-1].init_transactions(INIT_TIMEOUT_S)
+        except KafkaException as error:
+            raise said(error, self._options, f"shard {self._shard} cannot be taken over") from error
+        self.fenced_s = time.monotonic()
+
+    def _made_producer(self, name: str) -> Producer:
         options = self._options
         timeout_ms = int(options.commit_timeout_s * 1000)
-        self._producer = made_client(
+        return made_client(
             Producer,
             options,
-            client_id=f"{options.transactional_id(self._shard)}",
-            transactional_id=options.transactional_id(self._shard),
+            client_id=name,
+            transactional_id=name,
             transaction_timeout_ms=timeout_ms,
             delivery_timeout_ms=timeout_ms,
             enable_idempotence=True,
@@ -191,11 +214,6 @@ class KafkaJournal:
             queue_buffering_max_kbytes=BUFFERED_KBYTES,
             **options.answer_timeouts(),
         )
-        try:
-            self._live.list_topics(options.data_topic, INIT_TIMEOUT_S)  # connects; librdkafka waits for that too long
-            self._live.init_transactions(INIT_TIMEOUT_S)
-        except KafkaException as error:
-            raise said(error, options, f"shard {self._shard} cannot be taken over") from error
 
     def _read(self) -> Iterator[tuple[int, Changes]]:
         began_s = time.time()
@@ -203,8 +221,9 @@ class KafkaJournal:
         try:
             yield from self._steps_of(reading, reading.to_the_ends())
             self._number = max(self._number, reading.number)
-            self._append(Changes(), both=True)
-            yield from self._steps_of(reading, reading.until(self._nonce))
+            for _ in self._producers:
+                self._append(Changes(), both=True)
+            yield from self._steps_of(reading, reading.until(Marker(self._number, self._nonce)))
             reading.check_end()
         finally:
             reading.close()
@@ -242,6 +261,7 @@ class KafkaJournal:
     def _append(self, changes: Changes, *, both: bool) -> int:
         began_s, began_time_s = time.monotonic(), time.time()
         number = self._number + 1
+        self._turn = (self._turn + 1) % len(self._producers)
         committed = False
         try:
             self._transact(changes, number, both)
@@ -278,9 +298,8 @@ class KafkaJournal:
 
     @property
     def _live(self) -> Producer:
-        """The producer. No frame keeps it: an error that is kept keeps frames, and a producer has threads."""
-        assert self._producer is not None
-        return self._producer
+        """Whose turn it is. No frame keeps it: an error that is kept keeps frames, and a producer has threads."""
+        return self._producers[self._turn]
 
     def _send(self, changes: Changes, number: int, both: bool) -> None:
         chunks: dict[bytes, bytes | None] = {}
@@ -410,10 +429,9 @@ class KafkaJournal:
         """Let go of the producer. The log stays as it is, and ours until somebody else takes it."""
         self._tell()
         self._failure = self._failure or CommitFailed(f"shard {self._shard} is closed here")
-        if self._producer is not None:
+        while self._producers:  # whatever they had begun is ended by Kafka, or by the shard's next owner
             with contextlib.suppress(KafkaException):
-                self._producer.purge()
-            self._producer = None  # whatever it had begun is ended by Kafka, or by the shard's next owner
+                self._producers.pop().purge()
 
 
 def _joined(chunk: Encodable) -> bytes:
@@ -439,13 +457,13 @@ class _Reading:
         self._time_s = time.time()
         self.number = 0
         """The highest commit that a marker told of."""
-        self._nonces: list[bytes] = [b"", b""]
+        self._markers: list[Marker | None] = [None, None]
         self._batch_messages = 100
         self._consumer = made_client(
             Consumer,
             options,
-            client_id=f"{options.transactional_id(shard)}-reader",
-            group_id=f"{options.transactional_id(shard)}-reader",
+            client_id=f"{options.transactional_ids(shard)[0]}-reader",
+            group_id=f"{options.transactional_ids(shard)[0]}-reader",
             isolation_level="read_committed",
             enable_auto_commit=False,
             auto_offset_reset="error",
@@ -496,9 +514,9 @@ class _Reading:
         self._at_end = [False, False]
         return self._read_while(lambda: not all(self._at_end))
 
-    def until(self, nonce: bytes) -> Iterator[Changes]:
-        """Everything up to the markers with this nonce."""
-        return self._read_while(lambda: any(found != nonce for found in self._nonces))
+    def until(self, marker: Marker) -> Iterator[Changes]:
+        """Everything up to this marker, in both partitions."""
+        return self._read_while(lambda: any(found != marker for found in self._markers))
 
     def _read_while(self, is_wanted: Callable[[], bool]) -> Iterator[Changes]:
         quiet_since_s = time.monotonic()
@@ -542,7 +560,7 @@ class _Reading:
         if key == MARKER_KEY:
             marker = Marker.decode(value, f"{message.topic()}, partition {self._shard}")
             self.number = max(self.number, marker.number)
-            self._nonces[index] = marker.nonce
+            self._markers[index] = marker
             return 0
         self._assemblies[index].take(key or b"", value)
         return len(key or b"") + len(value or b"")
