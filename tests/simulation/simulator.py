@@ -29,6 +29,7 @@ from penstock.store.base import Store
 from tests.simulation.engines import DiskEngine, Engine, Fault, Kept, MemoryEngine
 from tests.simulation.model import Model, Violation, demand
 from tests.simulation.shrink import Did
+from tests.simulation.whole_workload import WholeWorkload
 from tests.simulation.workload import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Workload
 from tests.simulation.world import Step, World, demand_same
 
@@ -37,6 +38,8 @@ PUSHING_SEEDS = 1_000_000
 """From this seed on, clients also subscribe with limits and settle by session. Lower seeds live as they always did."""
 REPEATING_SEEDS = 2_000_000
 """From this seed on, a client names its commands and repeats some."""
+WHOLE_SEEDS = 3_000_000
+"""From this seed on, clients do all that there is: see `whole_workload`."""
 DRAIN_ROUNDS_MAX = 400
 
 
@@ -50,6 +53,10 @@ class Ledger:
     """Queue id -> name and the highest sequence number that was acknowledged as sent: still known."""
     deliveries: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     """How often a message of an at-most queue left the process."""
+    lazily_acked: set[tuple[int, int, int]] = field(default_factory=set)
+    """What was acknowledged since the last commit without waiting for one: done from the next one on."""
+    marks: dict[str, int] = field(default_factory=dict)
+    """The highest number of marked work that was acknowledged as done: never forgotten."""
 
     def delivered(self, delivery: c.Delivery, at_most: int) -> int:
         """Check what a client gets, and say how many messages it had got before (after a crash, that is allowed)."""
@@ -70,8 +77,22 @@ class Ledger:
         before = self.sent.get(sent.queue_id, (queue, -1))[1]
         self.sent[sent.queue_id] = (queue, max(before, last))
 
-    def check_sent(self, model: Model) -> None:
-        """Nothing that was acknowledged as sent is unknown after a crash."""
+    def committed(self) -> None:
+        """What was acknowledged lazily is done for good."""
+        self.acked |= self.lazily_acked
+        self.lazily_acked.clear()
+
+    def marked(self, mark: tuple[str, int]) -> None:
+        name, number = mark
+        before = self.marks.get(name, -1)
+        demand(number > before, f"work {number} of {name} was done, and {before} was done before it")
+        self.marks[name] = number
+
+    def check_kept(self, model: Model) -> None:
+        """Nothing that was acknowledged as sent, or as done, is unknown after a crash."""
+        for mark, number in self.marks.items():
+            last = model.marks.get(mark, -1)
+            demand(last >= number, f"work {number} of {mark} was acknowledged, and after a crash the mark is {last}")
         for queue_id, (name, last) in self.sent.items():
             queue = model.queues.get(name)
             if queue is not None and queue.queue_id == queue_id:
@@ -96,9 +117,7 @@ class Simulator:
         self.rng = random.Random(seed)
         self.engine = engine or self._draw_engine()
         self.now_ms = START_MS
-        self.workload = Workload(
-            self.rng, pushes=PUSHING_SEEDS <= seed < REPEATING_SEEDS, repeats=seed >= REPEATING_SEEDS
-        )
+        self.workload = self._draw_workload()
         self.ledger = Ledger()
         self.counts: Counter[str] = Counter()
         self.steps = steps if steps is not None else self.rng.randint(10, 45)
@@ -128,6 +147,12 @@ class Simulator:
 
     def _draw_engine(self) -> Engine:
         return DiskEngine(self.rng) if self.rng.random() < 0.5 else MemoryEngine()
+
+    def _draw_workload(self) -> Workload:
+        if self.seed >= WHOLE_SEEDS:
+            return WholeWorkload(self.rng, pushes=True, repeats=self.rng.random() < 0.25)
+        is_pushing = PUSHING_SEEDS <= self.seed < REPEATING_SEEDS
+        return Workload(self.rng, pushes=is_pushing, repeats=self.seed >= REPEATING_SEEDS)
 
     # -- what is drawn -------------------------------------------------------------------------------------------------
 
@@ -191,6 +216,7 @@ class Simulator:
         self.counts["commits"] += 1
         self.script.append(Did("commit", self.now_ms))
         self.world.commit(check=self.counts["commits"] % self.checks_every == 0)
+        self.ledger.committed()
         self.engine.rest(self.rng)
         if self.saving_in <= 0:
             self.saved = self._save()
@@ -219,12 +245,19 @@ class Simulator:
             self.ledger.sent_to(command.queue, outcome)
             self.counts["messages sent"] += outcome.count
         elif isinstance(command, c.CommitWork):
+            if command.check_only or isinstance(outcome, c.AlreadyDone):
+                self.counts["work done before"] += not command.check_only
+                return
+            if command.mark is not None:
+                self.ledger.marked(command.mark)
+                self.counts["marked work"] += 1
             for send, sent in zip(command.sends, outcome, strict=True):
                 self.ledger.sent_to(send.queue, sent)
             self._count_acks(command.acks, set())
         elif isinstance(command, c.Ack):
-            refused = {s for refusal in outcome.refused for s in range(refusal.first, refusal.last + 1)}
-            self._count_acks([command], refused)
+            self._count_acks([command], _refused(outcome))
+        elif isinstance(command, c.AckSequences):
+            self._count_sequences(command, outcome)
 
     def _count_acks(self, acks: Sequence[c.Ack], refused: set[int]) -> None:
         for ack in acks:
@@ -235,6 +268,13 @@ class Simulator:
                         if sequence not in refused:
                             self.ledger.acked.add((*place, sequence))
                             self.counts["messages acked"] += 1
+
+    def _count_sequences(self, command: c.AckSequences, outcome: c.Settled) -> None:
+        place = self.places.get((command.queue, command.channel))
+        if place is not None:
+            acked = self.ledger.acked if command.durable else self.ledger.lazily_acked
+            acked.update((*place, sequence) for sequence in set(command.sequences.tolist()) - _refused(outcome))
+            self.counts["messages acked" if command.durable else "messages acked lazily"] += outcome.count
 
     def _count_delivery(self, delivery: c.Delivery) -> None:
         queue = self.world.model.queues.get(delivery.queue)
@@ -258,12 +298,15 @@ class Simulator:
         kept = self.engine.suffer(self.fault, broker.take_changes(), self.rng)
         store = self.engine.open()
         is_kept = self._is_kept(kept, store, after)
+        if is_kept:
+            self.ledger.committed()
+        self.ledger.lazily_acked.clear()
         model = self.world.model if is_kept else pickle.loads(self.saved.model)
         self.now_ms = self._draw_restart(model)
         self.script += [Did("commit", self.now_ms)] if is_kept else []
         self.script.append(Did("crash", self.now_ms))
         self.world.reopen(store, model, self.now_ms)
-        self.ledger.check_sent(model)
+        self.ledger.check_kept(model)
         self.workload.crashed()
         self.saved = self._save()
         self._plan_fault()
@@ -273,6 +316,7 @@ class Simulator:
         """The clock after a restart: later, or earlier if that is a case with an answer."""
         if self.rng.random() < 0.3 and model.can_go_back():
             self.counts["clock went back over a restart"] += 1
+            self.workload.times_rise = False
             return model.now_ms - self.rng.choice([1, MINUTE_MS, HOUR_MS])
         later_ms = max(model.now_ms, self.now_ms) + self.rng.choice([0, 10, 40 * SECOND_MS, HOUR_MS])
         return model.now_ms if model.is_ambiguous(later_ms) else later_ms
@@ -318,6 +362,8 @@ class Simulator:
         commands += [c.EndSession(session=number) for number in model.sessions]
         for name, queue in model.queues.items():
             commands.append(c.ChangeQueue(name=name, changes={"in_flight_max": 120_000}))
+            if queue.held_from is not None:
+                commands.append(c.PauseQueue(queue=name, paused=False))
             commands += [c.PauseChannel(queue=name, channel=channel, paused=False) for channel in queue.channels]
             commands += [c.DeleteConsumer(queue=name, consumer=consumer) for consumer in queue.consumers]
             if not queue.channels:
@@ -357,6 +403,10 @@ class Simulator:
         self.world.check_reopened()
         left = self.world.store.list_chunks(b"", b"", 10)
         demand(not left, f"everything is done, but the store holds the chunks {left}")
+
+
+def _refused(settled: c.Settled) -> set[int]:
+    return {sequence for refusal in settled.refused for sequence in range(refusal.first, refusal.last + 1)}
 
 
 def run_seed(seed: int) -> Counter[str]:

@@ -164,6 +164,83 @@ def test_far_delays_leave_the_same_lanes_live_and_reopened(case: Case) -> None:
     assert case.do(receive(), at_ms=2 * HOUR_MS)[0].count == 1
 
 
+def pause(paused: bool = True) -> c.PauseQueue:
+    return c.PauseQueue(queue="q", paused=paused)
+
+
+def test_browsing_shows_nothing_that_a_paused_queue_holds_back(case: Case) -> None:
+    case.do(create(), send(b"1"), pause(), send(b"2"), send(b"3", delay_ms=5_000))
+    assert [one.sequence for one in case.do(c.Browse(queue="q"))[0]] == [0]
+    case.do(pause(False))
+    assert [one.sequence for one in case.do(c.Browse(queue="q"))[0]] == [0, 1, 2]
+
+
+def test_what_lies_far_ahead_of_a_paused_queue_is_of_its_backlog_and_not_of_its_channels(case: Case) -> None:
+    case.do(create(), pause(), send(b"1", delay_ms=2 * HOUR_MS))
+    stats = case.do(c.QueueStats(name="q"))[0]
+    assert (stats.backlog, stats.channels[c.MAIN].delayed, stats.channels[c.MAIN].oldest_ms) == (1, 0, None)
+    case.do(pause(False))
+    stats = case.do(c.QueueStats(name="q"))[0]
+    assert (stats.backlog, stats.channels[c.MAIN].delayed, stats.channels[c.MAIN].oldest_ms) == (0, 1, START_MS)
+
+
+def test_a_purged_channel_of_a_paused_queue_gets_what_lies_far_ahead_after_the_pause(case: Case) -> None:
+    case.do(create(), send(b"1", delay_ms=2 * HOUR_MS), pause(), send(b"2", delay_ms=2 * HOUR_MS))
+    assert case.do(c.PurgeChannel(queue="q", channel=c.MAIN))[0] == 1
+    case.do(pause(False))
+    assert case.do(c.QueueStats(name="q"))[0].channels[c.MAIN].delayed == 1
+    assert case.do(receive(), at_ms=3 * HOUR_MS)[0].count == 1
+
+
+def test_a_channel_that_is_moved_into_what_a_paused_queue_holds_back_loses_nothing_behind_the_offset(
+    case: Case,
+) -> None:
+    case.do(create(), pause(), send(b"1", b"2", b"3"))
+    case.do(c.AckUpTo(queue="q", channel=c.MAIN, offset=1), c.CreateChannel(queue="q", channel="tap", offset=2))
+    case.do(pause(False))
+    assert case.do(receive(), receive(channel="tap"))[0].count == 2
+    assert case.do(c.QueueStats(name="q"))[0].channels["tap"].leased == 1
+
+
+def test_what_every_channel_passed_while_it_was_held_back_goes_when_the_pause_ends(case: Case) -> None:
+    case.do(create(), pause(), send(b"1"), send(b"2", delay_ms=2 * HOUR_MS))
+    case.do(c.AckUpTo(queue="q", channel=c.MAIN, offset=2), pause(False))
+    assert case.do(c.QueueStats(name="q"))[0].messages == 0
+
+
+def test_what_was_passed_while_it_was_held_back_goes_when_the_last_consumer_has_read_it(case: Case) -> None:
+    case.do(create(), c.AckConsumer(queue="q", consumer="reader", offset=0), pause(), send(b"1"))
+    case.do(c.AckUpTo(queue="q", channel=c.MAIN, offset=1), pause(False))
+    case.do(c.AckConsumer(queue="q", consumer="reader", offset=1))
+    assert case.do(c.QueueStats(name="q"))[0].messages == 0
+
+
+def test_a_purge_takes_a_channel_not_back_to_what_it_has_passed(case: Case) -> None:
+    case.do(create(), pause(), send(b"1"), send(b"2"))
+    case.do(c.AckUpTo(queue="q", channel=c.MAIN, offset=1), c.PurgeChannel(queue="q", channel=c.MAIN), pause(False))
+    assert case.do(receive())[0].count == 1
+
+
+def test_what_a_channel_passes_makes_room_for_a_session_that_may_hold_so_many(case: Case) -> None:
+    session = case.do(create(), c.OpenSession(name="s"))[1]
+    case.do(send(b"1", b"2"), c.Subscribe(queue="q", credit=1, session=session, ticket=1, in_flight=True))
+    assert case.do(c.AckUpTo(queue="q", channel=c.MAIN, offset=1))[-1].count == 1
+
+
+def test_what_a_session_receives_counts_for_what_it_may_hold(case: Case) -> None:
+    session = case.do(create(), c.OpenSession(name="s"))[1]
+    case.do(c.Subscribe(queue="q", credit=1, session=session, ticket=1, in_flight=True))
+    assert len(case.do(send(b"1", b"2"), receive(limit=1, session=session))) == 2, "and nothing is pushed"
+    assert case.do(c.Ack(queue="q", spans=[c.Span(0, 0, 1)]))[-1].count == 1
+
+
+def test_what_a_session_waited_for_counts_for_what_it_may_hold(case: Case) -> None:
+    session = case.do(create(), c.OpenSession(name="s"))[1]
+    case.do(receive(limit=1, session=session, wait_ms=20_000, ticket=1))
+    case.do(c.Subscribe(queue="q", credit=1, session=session, ticket=2, in_flight=True))
+    assert len(case.do(send(b"1", b"2"))) == 2, "the send's answer, and one delivery"
+
+
 def test_the_world_can_fail(case: Case) -> None:
     """A broker that answers wrongly is caught: here one that forgets a message."""
     case.do(create(), send(b"1"))

@@ -26,6 +26,9 @@ DAY_MS = 24 * HOUR_MS
 NAMED = (c.Send, c.Ack, c.Release, c.CommitWork, c.PurgeQueue, c.AckConsumer, c.PauseChannel)
 """Commands that a client names, when it does."""
 
+Maker = Callable[[int], c.Command | None]
+"""Draws a command at a time."""
+
 
 @dataclass(slots=True)
 class Held:
@@ -72,6 +75,8 @@ class Workload:
         """Ticket -> session, of subscriptions that limit what is in flight."""
         self.tickets: list[int] = []
         self.counter = 0
+        self.times_rise = True
+        """Whether later messages were sent later: not after the clock went back."""
         self.is_large = rng.random() < 0.15
         self.makers = self._weigh()
 
@@ -111,8 +116,8 @@ class Workload:
         shape = self.rng.choice(shapes)
         return Backoff(shape, base_ms=self.rng.choice([100, 2_000]), ceiling_ms=10_000, seed=self.rng.randint(0, 9))
 
-    def _weigh(self) -> tuple[list[Callable[[int], c.Command | None]], list[float]]:
-        weights: dict[Callable[[int], c.Command | None], float] = {
+    def _weights(self) -> dict[Maker, float]:
+        weights: dict[Maker, float] = {
             self._send: 26,
             self._receive: 22,
             self._ack: 18,
@@ -151,7 +156,10 @@ class Workload:
                 self._extend_sequences: 3,
                 self._ack_sequences: 8,
             }
-        tilt = {maker: weight * self.rng.choice([0.3, 1, 1, 2]) for maker, weight in weights.items()}
+        return weights
+
+    def _weigh(self) -> tuple[list[Maker], list[float]]:
+        tilt = {maker: weight * self.rng.choice([0.3, 1, 1, 2]) for maker, weight in self._weights().items()}
         return list(tilt), list(tilt.values())
 
     def first_commands(self) -> list[c.Command]:

@@ -35,12 +35,31 @@ DURABLE = (
     c.CreateChannel,
     c.DeleteChannel,
     c.PauseChannel,
+    c.PauseQueue,
+    c.PurgeBacklog,
     c.PurgeChannel,
+    c.AckUpTo,
+    c.LastMark,
+    c.RecallWork,
     c.AckConsumer,
     c.DeleteConsumer,
     c.StartRedrive,
 )
 """Commands whose effect must be committed before the reply leaves, if they had one."""
+
+ALWAYS = (
+    c.ChangeQueue,
+    c.DeleteQueue,
+    c.DeleteChannel,
+    c.PauseChannel,
+    c.PauseQueue,
+    c.AckConsumer,
+    c.DeleteConsumer,
+    c.StartRedrive,
+    c.LastMark,
+    c.RecallWork,
+)
+"""Those that always have one, or tell of one that may not be committed yet."""
 
 
 @dataclass(slots=True)
@@ -132,8 +151,11 @@ class World:
         may_create = isinstance(command, c.CreateChannel | c.Receive | c.Subscribe) and self._is_new_channel(command)
         if self.model.done_before(command, now_ms) is not None:
             self.repeated.append(command)
+        had_to_commit = self.broker.must_commit
         outcome = self._ask(command, now_ms)
         self.trace.append((now_ms, command, outcome))
+        if isinstance(command, c.AckSequences) and not command.durable:
+            demand(self.broker.must_commit == had_to_commit, "an ack that nobody is told of asked for a commit")
         if may_create and isinstance(command, c.CreateChannel | c.Receive | c.Subscribe):
             self._look_at_new_channel(command, outcome, now_ms)
         self.model.accept(command, outcome, now_ms)
@@ -161,7 +183,8 @@ class World:
         demand(not isinstance(outcome, PenstockError), f"refused with {outcome!r}, and yet a channel was made")
         seen = self.broker.handle(c.Browse(queue=command.queue, channel=command.channel, limit=ALL), now_ms)
         start = command.start if isinstance(command, c.CreateChannel) else "head"
-        self.model.channel_made(command.queue, command.channel, start, seen, now_ms)
+        offset = command.offset if isinstance(command, c.CreateChannel) else None
+        self.model.channel_made(command.queue, command.channel, start, seen, now_ms, offset)
 
     def _let_due_happen(self, now_ms: int) -> None:
         """The broker does what is due before a command; a command without effect shows it to the model by itself."""
@@ -214,14 +237,20 @@ class World:
             demand(not at_most, f"an at-most delivery left without a commit: {describe(delivery)}")
 
     def _had_effect(self, command: c.Command, outcome: Outcome) -> bool:
+        if isinstance(command, c.AckSequences) and not command.durable:
+            return False
         if isinstance(command, c.Ack | c.AckSequences):
             return bool(outcome.count)
+        if isinstance(command, c.PurgeQueue | c.PurgeBacklog | c.PurgeChannel | c.AckUpTo):
+            return bool(outcome)
         if isinstance(command, c.Send):
             return bool(len(outcome.duplicates) < outcome.count)
         if isinstance(command, c.CommitWork):
-            acks = any(ack.spans for ack in command.acks)
+            if isinstance(outcome, c.AlreadyDone) or (command.mark is not None and not command.check_only):
+                return True
+            acks = any(ack.spans for ack in command.acks) and not command.check_only
             return acks or any(len(sent.duplicates) < sent.count for sent in outcome)
-        return isinstance(command, c.StartRedrive)
+        return isinstance(command, ALWAYS)
 
     # -- commits -------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ Time never goes back here: a step with an earlier `now` happens at the latest ti
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
@@ -530,6 +530,8 @@ class Broker:
         self._woken.append((waiter.ticket, delivery))
         if not waiter.standing:
             self._waiters.pop(waiter.ticket, None)
+            if waiter.session:
+                channel.received(waiter.session, runs)
             return True
         waiter.take(delivery.count, 0 if waiter.room_bytes is None else sum(run.nbytes for run in runs))
         if waiter.is_open:
@@ -580,6 +582,11 @@ class Broker:
         return Delivery(queue.name, queue.id, channel.name, channel.id, self.now_ms, deadline_ms, runs)
 
     # -- names and identities --
+
+    @property
+    def local_queues(self) -> Mapping[str, Queue]:
+        """The queues that have messages in this process: all there are."""
+        return self.queues
 
     def queue_name(self, queue_id: int) -> str | None:
         """The name of the queue with this id."""
@@ -1055,6 +1062,8 @@ class Broker:
             )
         runs = self._take(channel, min(command.limit, room), command.lease_ms, command.session, command.attempt_id)
         if runs:
+            if command.session:
+                channel.received(command.session, runs)
             return self._delivery(channel, runs, command.lease_ms)
         wait_ms = queue.config.receive_wait_ms if command.wait_ms is None else command.wait_ms
         if not wait_ms or command.ticket is None:

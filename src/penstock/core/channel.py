@@ -19,7 +19,7 @@ from penstock.core import keys
 from penstock.core.attempts import Attempts
 from penstock.core.chunk import Chunk
 from penstock.core.columns import DELAYED, LEASED, READY
-from penstock.core.commands import ChannelStats, Failure
+from penstock.core.commands import ChannelStats, Failure, Run
 from penstock.core.cursor import Cursor
 from penstock.core.demand import Line, Waiter
 from penstock.core.errors import ChunkDamaged
@@ -205,6 +205,13 @@ class Channel:
 
     # -- what sessions hold --
 
+    def received(self, session: int, runs: list[Run]) -> None:
+        """A session was given messages that it has asked for: if it is also pushed some, they count there too."""
+        waiter = self.subscribers.get(session)
+        if waiter is not None:
+            waiter.hold(sum(run.stop - run.start for run in runs))
+            self.line_up(waiter)
+
     def freed(self, session: int, count: int) -> None:
         """A session holds so many messages less: if that limits what it is pushed, it may be pushed more."""
         waiter = self.subscribers.get(session) if self.subscribers else None
@@ -376,10 +383,10 @@ class Channel:
         for window in list(self.windows.values()):
             for entry in list(window.entries.values()):
                 self.drop_entry(window, entry)
-        self.queue.drop_far_of(self)
-        self.start = next_sequence
+        self.start = max(self.start, next_sequence)
+        self.queue.drop_far_of(self, self.start)
         for cursor in self.cursors.values():
-            cursor.restart(next_sequence, 0)
+            cursor.restart(self.start, 0)
         for attempt_id in list(self.attempts.known):
             self.attempts.forget(attempt_id)
         self.handout.reset_indexes()

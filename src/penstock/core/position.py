@@ -31,6 +31,7 @@ def ack_up_to(channel: Channel, offset: int, now_ms: int) -> int:
     """Everything that was sent before an offset is done. Returns how many messages that were."""
     queue = channel.queue
     queue.seal()
+    queue.split_held(offset)
     count = 0
     for window in list(channel.windows.values()):
         for base in window.bases[: bisect_left(window.bases, offset)]:
@@ -52,6 +53,7 @@ def _finish(channel: Channel, window: Window, entry: Entry, offset: int) -> int:
     """The messages of an entry before an offset are done."""
     stop = min(entry.stop, offset)
     if entry.is_whole and stop == entry.stop:
+        channel.freed_rows(window, entry, entry.base, stop)
         window.uncount(entry, entry.base, stop)
         channel.finish(window, entry, entry.base, stop)
         return entry.count
@@ -59,6 +61,7 @@ def _finish(channel: Channel, window: Window, entry: Entry, offset: int) -> int:
     done = 0
     for is_left, first, end in cut(left, entry.base):
         if is_left:
+            channel.freed_rows(window, entry, first, end)
             window.uncount(entry, first, end)
             channel.finish(window, entry, first, end)
             done += end - first
@@ -100,6 +103,9 @@ def _move_start(channel: Channel, offset: int) -> int:
     shared = [window for window in channel.windows.values() if not keys.lane_channel(window.lane)]
     on_both_sides = [base for window in shared for base in window.bases[: bisect_left(window.bases, offset)]]
     channel.start = max(channel.start, min(on_both_sides, default=offset))
+    for cursor in channel.cursors.values():
+        if not cursor.ahead:  # what a paused queue holds back is passed as well
+            cursor.sequence = max(cursor.sequence, channel.start)
     if queue.far:
         _leave_far_behind(channel, max(offset, channel.start))
     return far_before - queue.far_count(channel)
@@ -112,7 +118,7 @@ def _leave_far_behind(channel: Channel, offset: int) -> None:
         queue.finish_far(key, offset)
     for key in queue.far_keys(0, offset):
         if key.base + key.messages > offset:
-            queue.split_far(key, offset)
+            queue.split(key, offset)
     behind = queue.far_keys(0, offset)
     for place in {(key.lane, key.order) for key in behind}:
         channel.far_behind[place] = sum(key.messages for key in behind if (key.lane, key.order) == place)

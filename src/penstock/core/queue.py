@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -237,12 +238,16 @@ class Queue:
         if paused == (self.held_from is not None):
             return
         held = [] if paused else list(self._held_keys())
+        held_far = list(self._held_far())
         self.held_from = self.next_sequence if paused else None
         for key in held:
             try:
                 self._show(key, self._load(key), now_ms)
             except ChunkDamaged:
                 continue  # quarantined and reported
+            self.let_go(key)  # every channel may have been moved past it meanwhile
+        for key in held_far:
+            self.let_go_far(key)
         self.save_config()
 
     def _held_keys(self) -> Iterator[ChunkKey]:
@@ -250,6 +255,21 @@ class Queue:
         assert self.held_from is not None
         for lane in self.lanes:
             yield from (key for key in self._keys_of(lane, 0, self.held_from) if key not in self.quarantined)
+
+    def _held_far(self) -> Iterator[ChunkKey]:
+        """The chunks that lie far ahead, and that the channels are not shown."""
+        if self.held_from is not None:
+            for lane, order in [place for place in self.far if not keys.lane_channel(place[0])]:
+                yield from self._keys_of(lane, order, self.held_from)
+
+    def split_held(self, offset: int) -> None:
+        """Cut the chunk in two that is not shown, and lies on both sides of an offset: a channel is moved there."""
+        if self.held_from is not None and offset > self.held_from:
+            for key in self._held_keys():
+                if key.base < offset < key.base + key.messages:
+                    with suppress(ChunkDamaged):  # quarantined and reported
+                        self.split(key, offset)
+                    return
 
     def purge_backlog(self) -> int:
         """Drop what no channel has been shown. Returns how many messages that were."""
@@ -261,8 +281,7 @@ class Queue:
         held = list(self._held_keys())
         for key in held:
             self.discard(key)
-        far = [place for place in self.far if not keys.lane_channel(place[0])]
-        held_far = [key for place in far for key in self._keys_of(*place) if key.base >= self.held_from]
+        held_far = list(self._held_far())
         for key in held_far:
             self._discard_far(key)
         return sum(key.messages for key in held + held_far)
@@ -274,7 +293,7 @@ class Queue:
             return self.messages
         if self.held_from is None:
             return 0
-        return sum(key.messages for key in self._held_keys())
+        return sum(key.messages for held in (self._held_keys(), self._held_far()) for key in held)
 
     # -- messages go --
 
@@ -539,8 +558,8 @@ class Queue:
         places = [place for place in self.far if keys.lane_channel(place[0]) == owner]
         return [key for place in places for key in self._keys_of(*place) if key.base < offset]
 
-    def split_far(self, key: ChunkKey, offset: int) -> None:
-        """Cut a shared far chunk in two at an offset: a channel is done with the first part only."""
+    def split(self, key: ChunkKey, offset: int) -> None:
+        """Cut a shared chunk that is in no window in two at an offset: a channel is done with the first part only."""
         chunk, at = self._load(key), offset - key.base
         self.discard(key)
         for part in (chunk.slice(0, at), chunk.slice(at, key.messages)):
@@ -600,7 +619,8 @@ class Queue:
         """Messages in far buckets that a channel will get one day."""
         mine = (0, channel.id)
         total = sum(count for (lane, _), count in self.far.items() if keys.lane_channel(lane) in mine)
-        return total - sum(channel.far_behind.values())
+        held = sum(key.messages for key in self._held_far() if key.base >= channel.start)
+        return total - held - sum(channel.far_behind.values())
 
     def far_sent_ms(self, channel: Channel | None) -> list[int]:
         """When the oldest message of each far bucket was sent, of those that a channel will get."""
@@ -609,7 +629,8 @@ class Queue:
         for lane, order in self.far:
             if keys.lane_channel(lane) in mine:
                 base = 0 if keys.lane_channel(lane) else start
-                times += [self._sent_ms(key) for key in self.shelf.keys(self.id, lane, base, 1, order)]
+                found = self.shelf.keys(self.id, lane, base, 1, order)
+                times += [self._sent_ms(key) for key in found if channel is None or not self.is_held(key)]
         return times
 
     def _sent_ms(self, key: ChunkKey) -> int:
@@ -620,8 +641,8 @@ class Queue:
         except ChunkDamaged:
             return key.aged_ms
 
-    def drop_far_of(self, channel: Channel) -> None:
-        """A channel forgets what is far ahead: its own retries go, shared messages are not its business any more."""
+    def drop_far_of(self, channel: Channel, start: int) -> None:
+        """A channel that starts anew forgets what is far ahead: its own retries go, and shared messages from before."""
         channel.far_behind = {}
         for (lane, order), count in list(self.far.items()):
             if keys.lane_channel(lane) == channel.id:
@@ -630,7 +651,8 @@ class Queue:
                 self.shelf.changes.drop(keys.far_entries(self.id, lane, order))
                 self._forget_bucket(lane, order)
             elif not keys.lane_channel(lane):
-                channel.far_behind[lane, order] = count
+                held = (key for key in self._held_far() if (key.lane, key.order) == (lane, order))
+                channel.far_behind[lane, order] = count - sum(key.messages for key in held if key.base >= start)
 
     # -- channels --
 
@@ -802,6 +824,8 @@ class Queue:
             if key.base + key.messages - 1 <= after or key in self.quarantined:
                 continue
             if channel is not None and not keys.lane_channel(key.lane) and key.base < channel.start:
+                continue
+            if self.is_held(key):
                 continue
             chunk = self._load(key)
             if contains is not None and contains not in bytes(chunk.bodies):

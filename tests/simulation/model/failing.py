@@ -40,7 +40,12 @@ class Failing(Ground):
         name = queue.config.dead_letter or dead_letter_name(queue.name)
         target = self.queues.get(name)
         if target is None:
-            config = QueueConfig(kind=queue.config.kind, max_receives=0, retention_ms=DEAD_LETTER_RETENTION_MS)
+            config = QueueConfig(
+                kind=queue.config.kind,
+                max_receives=0,
+                retention_ms=DEAD_LETTER_RETENTION_MS,
+                message_bytes_max=queue.config.message_bytes_max,
+            )
             target = self._new_queue(name, config, [c.MAIN])
         message, before = copy.message, copy.message.origin
         assert queue.queue_id is not None

@@ -25,6 +25,8 @@ class Ground:
         """Whether the clock was once earlier after a restart: times do not rise with sequence numbers then."""
         self.too_late: set[Any] = set()
         """Tickets that were cancelled when their time was already over; an empty answer may be on its way."""
+        self.marks: dict[str, int] = {}
+        """The highest number of marked work that was done, by name."""
         self.done: dict[int, str] = {}
         """Number of a client's named command -> what it was answered."""
         self.done_ms = now_ms
@@ -40,7 +42,12 @@ class Ground:
         self.waiters.clear()
         self.ended_waiters.clear()
         for queue in self.queues.values():
+            queue.rate.clear()
             for channel in queue.channels.values():
+                channel.turns.clear()
+                for copy in channel.copies.values():
+                    if copy.place is Place.AGAIN and not copy.attempts:  # given back; nobody remembers that
+                        copy.place = Place.FRESH
                 for remembered in channel.attempts_known.values():
                     remembered.certain = False
 
@@ -78,11 +85,26 @@ class Ground:
         queue.messages.pop(sequence, None)
         queue.stored.discard(sequence)
         for channel in queue.channels.values():
-            channel.copies.pop(sequence, None)
+            if channel.copies.pop(sequence, None) is not None:
+                channel.turns.clear()
         for redrive in self.redrives.values():
             if redrive.queue == queue.name:
                 redrive.due.discard(sequence)
                 redrive.allowed.discard(sequence)
+
+    def _purge(self, queue: Queue, purged: int) -> None:
+        """All messages of a queue are gone; it goes on being paused, if it was."""
+        live = {sequence for channel in queue.channels.values() for sequence in channel.copies}
+        live |= {message.sequence for message in queue.held()}
+        most = self._stored_most(queue)
+        demand(len(live) <= purged <= most, f"purged {purged} messages, from {len(live)} to {most} expected")
+        for sequence in list(queue.messages):
+            self._forget(queue, sequence)
+        for channel in queue.channels.values():
+            channel.copies.clear()
+            channel.start = queue.next_sequence or 0
+        if queue.held_from is not None:
+            queue.held_from = queue.next_sequence or 0
 
     def _stored_most(self, queue: Queue) -> int:
         """How many messages may be stored: each once, and once more for each channel that has it in its retry lane."""
@@ -94,7 +116,7 @@ class Ground:
             return
         kept_from = min((consumer.offset for consumer in queue.consumers.values()), default=None)
         for sequence in sequences:
-            if kept_from is not None and sequence >= kept_from:
+            if queue.is_held(sequence) or (kept_from is not None and sequence >= kept_from):
                 continue
             wanted = (channel.copies.get(sequence) for channel in queue.channels.values())
             if not any(copy is not None and copy.place is not Place.RETRY for copy in wanted):

@@ -52,9 +52,11 @@ class Looking(Ground):
         for one in seen:
             message = queue.messages.get(one.sequence)
             demand(message is not None and one.attempts == 0, f"{queue.name}: no message {one.sequence}, or attempts")
+            demand(not queue.is_held(one.sequence), f"{queue.name}: {one.sequence} is held back, and shown")
         is_whole = command.contains is None and len(command.states) == len(c.Browse(queue="").states)
         if is_whole and len(seen) < command.limit:
-            missing = {sequence for sequence in queue.stored if sequence > command.after} - set(shown)
+            wanted = {sequence for sequence in queue.stored if not queue.is_held(sequence)}
+            missing = {sequence for sequence in wanted if sequence > command.after} - set(shown)
             demand(not missing, f"{queue.name}: browsing does not show {missing}")
 
     def _accept_QueueStats(self, command: c.QueueStats, outcome: Outcome) -> None:
@@ -72,9 +74,17 @@ class Looking(Ground):
         delayed = sum(message.due_ms > self.now_ms for message in queue.messages.values())
         demand(0 <= outcome.delayed <= delayed, f"{where}: {outcome.delayed} delayed, not {delayed}")
         demand(set(outcome.channels) == set(queue.channels), f"{where}: channels {set(outcome.channels)}")
+        self._check_backlog(where, queue, outcome)
         for name, channel in queue.channels.items():
             self._check_channel_stats(f"{where}/{name}", queue, channel, outcome.channels[name])
         self._check_consumers(where, queue, outcome.consumers)
+
+    def _check_backlog(self, where: str, queue: Queue, stats: c.Stats) -> None:
+        """What no channel has been shown: all while there are none, else what came since the pause."""
+        is_paused = queue.held_from is not None
+        demand(stats.paused == is_paused, f"{where}: paused is {stats.paused}, not {is_paused}")
+        backlog = len(queue.held()) if queue.channels else stats.messages
+        demand(stats.backlog == backlog, f"{where}: a backlog of {stats.backlog}, not {backlog}")
 
     def _check_channel_stats(self, where: str, queue: Queue, channel: Channel, stats: c.ChannelStats) -> None:
         for state in (State.READY, State.LEASED, State.DELAYED):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.core import commands as c
 from penstock.core import errors as e
+from penstock.core.config import QueueConfig
 from tests.simulation.model.ground import Ground
 from tests.simulation.model.verdict import Outcome, demand
 
@@ -26,12 +27,15 @@ class Queues(Ground):
                 config = self.queues[command.name].config.changed(command.changes)
             except e.InvalidConfig:
                 must.append(e.InvalidConfig)
-            if config is not None and config.kind != self.queues[command.name].config.kind:
+            if config is not None and self._is_unchangeable(self.queues[command.name].config, config):
                 must.append(e.InvalidConfig)
         if not self._refused(outcome, must):
             assert config is not None
             self.queues[command.name].config = config
             demand(outcome.config == config, f"changed to {outcome.config}, not {config}")
+
+    def _is_unchangeable(self, before: QueueConfig, after: QueueConfig) -> bool:
+        return (before.kind, before.partitions) != (after.kind, after.partitions)
 
     def _accept_DeleteQueue(self, command: c.DeleteQueue, outcome: Outcome) -> None:
         if self._refused(outcome, self._missing(command.name)):
@@ -45,14 +49,7 @@ class Queues(Ground):
     def _accept_PurgeQueue(self, command: c.PurgeQueue, outcome: Outcome) -> None:
         if self._refused(outcome, self._missing(command.name)):
             return
-        queue = self.queues[command.name]
-        live = {sequence for channel in queue.channels.values() for sequence in channel.copies}
-        most = self._stored_most(queue)
-        demand(len(live) <= outcome <= most, f"purged {outcome} messages, from {len(live)} to {most} expected")
-        for sequence in list(queue.messages):
-            self._forget(queue, sequence)
-        for channel in queue.channels.values():
-            channel.copies.clear()
+        self._purge(self.queues[command.name], outcome)
 
     def _accept_DescribeQueue(self, command: c.DescribeQueue, outcome: Outcome) -> None:
         if self._refused(outcome, self._missing(command.name)):

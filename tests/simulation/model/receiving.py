@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from penstock.core import commands as c
@@ -183,6 +185,8 @@ class Receiving(Ground):
             left -= due
             if rank[1] in (Place.AGAIN, Place.FRESH):
                 self._check_oldest_first(what, pool, set(chosen))
+            if rank[1] is Place.FRESH:
+                self._check_turns(what, channel, -rank[0], pool, set(chosen))
 
     def _check_oldest_first(self, what: str, pool: list[Copy], chosen: set[int]) -> None:
         """Within a group (all without a group are one) nobody is overtaken; with one group only, nobody at all."""
@@ -192,6 +196,25 @@ class Receiving(Ground):
                 skipped.add(copy.message.group)
             else:
                 demand(copy.message.group not in skipped, f"{what}: {copy.message.sequence} overtook an older one")
+
+    def _check_turns(self, what: str, channel: Channel, priority: int, pool: list[Copy], chosen: set[int]) -> None:
+        """Groups take turns: while one waits, each other one is served once at most before it."""
+        served = Counter(copy.message.group for copy in pool if copy.message.sequence in chosen)
+        waiting = {copy.message.group for copy in pool if copy.message.sequence not in chosen}
+        for other in waiting:
+            for group, count in served.items():
+                if group == other:
+                    continue
+                turn = (priority, group, other)
+                ahead = channel.turns[turn] + count
+                demand(
+                    ahead <= served[other] + 1,
+                    f"{what}: group {group} was served {ahead} times, and {other}, which waits, {served[other]} times",
+                )
+                channel.turns[turn] = 0 if served[other] else ahead
+        gone = [turn for turn in channel.turns if turn[0] == priority and turn[2] not in waiting]
+        for turn in gone:
+            del channel.turns[turn]
 
     def _check_content(self, where: str, run: c.Run, index: int, copy: Copy) -> None:
         chunk, message = run.chunk, copy.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 
 from penstock.core import commands as c
 from penstock.core import errors as e
@@ -38,13 +39,42 @@ class Sending(Ground):
         return faults
 
     def _accept_Send(self, command: c.Send, outcome: Outcome) -> None:
-        if not self._refused(outcome, self._send_faults(command)):
+        faults = self._send_faults(command) or self._rate_faults([command])
+        if not self._refused(outcome, faults):
             self._sent(command, outcome)
+
+    def _rate_faults(self, sends: list[c.Send]) -> list[type[Exception]]:
+        """Whether a queue, or a group of one, would get more messages in this second than it may."""
+        counts: Counter[tuple[str, str | None]] = Counter()
+        for send in sends:
+            counts.update((send.queue, scope) for scope in self._rate_scopes(send))
+        for (name, scope), count in counts.items():
+            limit = self.queues[name].config.throughput_per_second
+            if limit is not None and self._rate_used(self.queues[name], scope) + count > limit:
+                return [e.Throttled]
+        return []
+
+    def _rate_scopes(self, send: c.Send) -> list[str | None]:
+        """For each message of a send, what its queue's rate is counted by."""
+        queue = self.queues.get(send.queue)
+        if queue is None or queue.config.throughput_per_second is None:
+            return []
+        return [group if queue.config.throughput_scope == "group" else None for group in send.groups or []]
+
+    def _rate_used(self, queue: Queue, scope: str | None) -> int:
+        second, used = queue.rate.get(scope, (0, 0))
+        return used if second == self.now_ms // 1_000 else 0
+
+    def _count_rate(self, send: c.Send) -> None:
+        for scope in self._rate_scopes(send):
+            queue = self.queues[send.queue]
+            queue.rate[scope] = (self.now_ms // 1_000, self._rate_used(queue, scope) + 1)
 
     def _sent(self, command: c.Send, sent: c.Sent) -> None:
         queue = self.queues.get(command.queue) or self._new_queue(command.queue, QueueConfig(), command.channels)
         demand(queue.queue_id in (None, sent.queue_id), f"the id of {queue.name} changed")
         queue.queue_id = sent.queue_id
+        self._count_rate(command)
         due_ms = self._due_ms(queue, command)
         duplicates = []
         for index, body in enumerate(command.bodies):
@@ -104,7 +134,8 @@ class Sending(Ground):
         queue.messages[message.sequence] = message
         queue.stored.add(message.sequence)
         for channel in queue.channels.values():
-            self._offer(channel, message)
+            if not queue.is_held(message.sequence):
+                self._offer(channel, message)
 
     def _offer(self, channel: Channel, message: Message) -> None:
         if message.due_ms > self.now_ms:

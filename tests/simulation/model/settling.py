@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from penstock.core import commands as c
@@ -9,7 +10,7 @@ from penstock.core import errors as e
 from penstock.core.config import LEASE_MS_MAX
 from penstock.core.states import State
 from tests.simulation.model.failing import Failing
-from tests.simulation.model.state import Channel, Copy, Queue
+from tests.simulation.model.state import Channel, Copy, Place, Queue
 from tests.simulation.model.verdict import Outcome, demand
 
 
@@ -78,6 +79,11 @@ class Settling(Failing):
             else:
                 bad.add(sequence)
         self._check_settled(outcome, len(good), {e.ReceiptRefused: bad})
+        told: Counter[int] = Counter()
+        for sent_ms, count in outcome.sent:
+            told[sent_ms] += count
+        right = Counter(copy.message.sent_ms for copy in good)
+        demand(told == right, f"acked what was sent at {told}, not at {right}")
         self._acked(command.queue, command.channel, good)
 
     def _held(
@@ -116,6 +122,29 @@ class Settling(Failing):
         self._check_settled(outcome, len(good), {e.StaleReceipt: bad})
         for copy in good:
             self._fail(queue, channel, copy, command.delay_ms, command.error)
+
+    def _accept_GiveBack(self, command: c.GiveBack, outcome: Outcome) -> None:
+        """As if it had not been handed out; with an at-most policy that cannot be known, and it has failed."""
+        if self._refused(outcome, self._missing(command.queue, command.channel)):
+            return
+        queue = self.queues[command.queue]
+        channel = queue.channels[command.channel]
+        good, bad = self._sort_spans(channel, command.spans, Copy.is_held)
+        self._check_settled(outcome, len(good), {e.StaleReceipt: bad})
+        for copy in good:
+            if queue.config.leases_are_durable:
+                self._fail(queue, channel, copy, 0, "the receiver went away")
+            else:
+                self._take_back(copy)
+
+    def _take_back(self, copy: Copy) -> None:
+        copy.state = State.READY
+        copy.attempts -= 1
+        copy.deadline_ms = copy.session = 0
+        if not copy.attempts:
+            copy.first_received_ms = 0
+        if copy.place is Place.FRESH:
+            copy.place = Place.AGAIN
 
     def _accept_Extend(self, command: c.Extend, outcome: Outcome) -> None:
         must = self._missing(command.queue, command.channel)

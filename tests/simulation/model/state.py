@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -108,10 +109,14 @@ class Channel:
     name: str
     copies: dict[int, Copy] = field(default_factory=dict)
     paused: bool = False
+    start: int = 0
+    """The first sequence number that it is about: what is held back before it is not shown to it later."""
     acked: int = 0
     failed: int = 0
     dead: int = 0
     attempts_known: dict[str, Remembered] = field(default_factory=dict)
+    turns: Counter[tuple[int, str | None, str | None]] = field(default_factory=Counter)
+    """(priority, one group, another one that waits) -> how often the one was served since the other was."""
 
     def ordered(self) -> list[Copy]:
         return [self.copies[sequence] for sequence in sorted(self.copies)]
@@ -137,6 +142,17 @@ class Queue:
     incoming: list[Message] = field(default_factory=list)
     was_open_ended: bool = False
     """Whether it ever had no channel, so that nothing but retention ends what was sent then."""
+    held_from: int | None = None
+    """While it is paused: the first sequence number that the channels are not shown."""
+    rate: dict[str | None, tuple[int, int]] = field(default_factory=dict)
+    """Group, or None for all -> a second, and how many messages came in it."""
+
+    def is_held(self, sequence: int) -> bool:
+        return self.held_from is not None and sequence >= self.held_from
+
+    def held(self) -> list[Message]:
+        """What the channels are not shown."""
+        return [message for sequence, message in sorted(self.messages.items()) if self.is_held(sequence)]
 
 
 @dataclass(slots=True)

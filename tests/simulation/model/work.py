@@ -1,4 +1,4 @@
-"""Units of work: all of it or nothing."""
+"""Units of work: all of it or nothing; with a mark, once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ class Work(Settling, Sending):
     """Rules of units of work."""
 
     def _accept_CommitWork(self, command: c.CommitWork, outcome: Outcome) -> None:
+        if command.mark is not None and self._is_marked(command, outcome):
+            return
         faults: list[type[Exception]] = []
         settled: list[tuple[c.Ack, list[Copy]]] = []
         for ack in command.acks:
@@ -25,10 +27,42 @@ class Work(Settling, Sending):
                 faults += [e.WorkRefused] if bad else []
         for send in command.sends:
             faults += self._send_faults(send)
-        if self._refused(outcome, faults):
+        if self._refused(outcome, faults or self._rate_faults(command.sends)):
+            return
+        if command.check_only:
+            demand(outcome == [], f"work that was only to be checked was answered with {outcome}")
             return
         for ack, copies in settled:
             self._acked(ack.queue, ack.channel, copies)
+        demand(isinstance(outcome, list), f"work that was not done before was answered with {outcome}")
         demand(len(outcome) == len(command.sends), f"{len(outcome)} answers to {len(command.sends)} sends")
         for send, sent in zip(command.sends, outcome, strict=True):
             self._sent(send, sent)
+        if command.mark is not None:
+            self.marks[command.mark[0]] = command.mark[1]
+
+    def _is_marked(self, command: c.CommitWork, outcome: Outcome) -> bool:
+        """Whether the mark alone decides: the work was done, or others were since it was planned."""
+        assert command.mark is not None
+        name, number = command.mark
+        last = self.marks.get(name, -1)
+        if number < 0:
+            return self._refused(outcome, [e.InvalidRequest])
+        if number <= last:
+            done = c.AlreadyDone(name, last)
+            demand(outcome == done, f"{name} is at {last}, and {number} was answered with {outcome}")
+            return True
+        if command.mark_after is not None and command.mark_after != last:
+            return self._refused(outcome, [e.MarkMoved])
+        return False
+
+    def _accept_LastMark(self, command: c.LastMark, outcome: Outcome) -> None:
+        last = self.marks.get(command.name, -1)
+        demand(outcome == last, f"the last mark of {command.name} is {outcome}, not {last}")
+
+    def _accept_RecallWork(self, command: c.RecallWork, outcome: Outcome) -> None:
+        assert command.mark is not None
+        name, number = command.mark
+        last = self.marks.get(name, -1)
+        right = c.AlreadyDone(name, last) if number <= last else None
+        demand(outcome == right, f"work {number} of {name} is recalled as {outcome}, not as {right}")
