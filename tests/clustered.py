@@ -259,6 +259,7 @@ class LentRouter(Router):
         self._home = home
         self._lent: dict[CallbackCall, None] = {}
         """Receives that are not answered yet."""
+        self._leaving = False
         super().__init__(
             LentHost(cast(ShardHost, own._host)), node._place, node.maps, found.shards, found.entropy, cluster.clock
         )
@@ -267,7 +268,7 @@ class LentRouter(Router):
         return self.cluster.everywhere()
 
     def submit(self, command: Command, on_settled: Callable[[Call], None], caller: object = None) -> CallbackCall:
-        if self._closing:
+        if self._closing or (self._leaving and command.__class__ is not EndSession):
             call = Routed(command, on_settled, self, caller)
             self.fail_soon(call, ShardClosed("the node is stopping: ask another one"))
             return call
@@ -295,20 +296,25 @@ class LentRouter(Router):
         await self.cluster.tick()
 
     async def close(self) -> None:
-        """As a node's router does, but that the shards go on."""
-        if self._closing:
+        """As a node's router does, but that the shards go on. Waits end first: without sessions they would fail."""
+        if self._leaving:
             return
+        self._leaving = True
+        self._end_waits()
         for session in self.sessions:
             if session.bound:  # a connection's: it would end with its node
                 with contextlib.suppress(PenstockError):
                     await self.call(EndSession(session=session.number))
         await super().close()
-        for call in list(self._lent):
-            self._end_wait(cast(Routed, call))
+        self._end_waits()
         self._home.node.maps._listeners.remove(self._map_changed)
         for shard, served in self._heard.items():
             served.listeners[:] = [each for each in served.listeners if not self._is_own(each, shard)]
         self._heard.clear()
+
+    def _end_waits(self) -> None:
+        for call in list(self._lent):
+            self._end_wait(cast(Routed, call))
 
     def _is_own(self, listener: object, shard: int) -> bool:
         return isinstance(listener, partial) and listener.func == self._hear and listener.args[0] == shard
