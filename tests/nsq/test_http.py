@@ -236,6 +236,7 @@ def test_the_statistics_have_nsqd_s_fields(server: Broker, topic: str) -> None:
     assert set(stats["memory"]) == MEMORY_FIELDS
 
 
+@not_for_clusters("a node shows the clients that are connected to it")
 def test_the_statistics_count(server: Broker, topic: str) -> None:
     with server.subscriber(topic, ready=5, client_id="me") as reader:
         server.publish(topic, *[b"12345"] * 8)
@@ -277,6 +278,7 @@ def test_the_statistics_can_be_narrowed(server: Broker, topic: str) -> None:
         assert not server.stats(topic="absent")["topics"]
 
 
+@not_for_clusters("a node's statistics are of the topics that it has")
 def test_the_statistics_as_text(server: Broker, topic: str) -> None:
     with server.subscriber(topic, "ch"):
         status, body = server.http("GET", "/stats")
