@@ -149,5 +149,6 @@ def test_a_page_whose_origin_is_named_may_call(browser: Browser, serve: Callable
     with browser.open(elsewhere) as page:
         options = "body: '[{\"body\": \"x\"}]', headers: {'content-type': 'application/json'}"
         assert page.value(sending(f"{server.url}/v1/queues/given/messages", options)) == "cors201"
+        assert page.value(connecting(server.url.replace("http", "ws") + "/v1/ws")) == "open"
         assert page.complaints == []
     assert server.call(ListQueues()) == ["given"]

@@ -20,6 +20,7 @@
     ├── LeaseTooLong              a heartbeat past twelve hours from the receive
     ├── OverLimit                 too many messages in flight
     ├── Throttled                 above the queue's configured rate
+    │   └── RateLimited           above the server's rate of requests for each caller
     ├── RewindRefused             a consumer's acknowledgement would go back
     ├── WorkRefused               a unit of work holds something that can no longer be settled
     ├── MarkMoved                 marked work does not follow on what was done last
@@ -118,6 +119,19 @@ class OverLimit(PenstockError):
 
 class Throttled(PenstockError):
     """The queue or the group is above its configured rate; try again later."""
+
+
+class RateLimited(Throttled):
+    """The caller asks more often than the server lets it; nothing was done.
+
+    >>> RateLimited("too many requests: wait 0.250 s").wait_s
+    0.25
+    """
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait before the next request. It is read from the text, which is all that travels."""
+        return float(str(self).partition(" wait ")[2].partition(" s")[0])
 
 
 class RewindRefused(PenstockError):

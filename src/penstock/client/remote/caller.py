@@ -35,9 +35,21 @@ from penstock.client.remote.paging import Pages
 from penstock.client.remote.prefetch import Prefetcher, settling_parts
 from penstock.client.remote.request import REPEATABLE, Outstanding, Settle
 from penstock.client.remote.stream import Stream
-from penstock.core.commands import Ack, Browse, Command, Damage, Delivery, Extend, GiveBack, Once, Receive, Release
+from penstock.core.commands import (
+    Ack,
+    Browse,
+    Command,
+    CommitWork,
+    Damage,
+    Delivery,
+    Extend,
+    GiveBack,
+    Once,
+    Receive,
+    Release,
+)
 from penstock.core.config import DEDUP_WINDOW_MS
-from penstock.core.errors import AccessDenied, ConnectionLost, NotSent, OutcomeUnknown, PenstockError
+from penstock.core.errors import AccessDenied, ConnectionLost, NotSent, OutcomeUnknown, PenstockError, RateLimited
 from penstock.wire.answers import (
     Answer,
     KeyedDelivery,
@@ -61,6 +73,9 @@ _GIVE_BACK_S = 1.0
 """How long closing waits for prefetched messages to go back."""
 _STILL_S = 0.05
 """The server's time is taken to stand still for so long after an answer."""
+_PATIENT = Ack | Release | GiveBack | Extend | CommitWork
+"""What waits when the server's rate of requests is reached, since work that was done would be done again; what starts
+something is told `RateLimited`."""
 _IN_FLIGHT_SHARE = 0.8
 """Of the requests that the server lets us have in flight, what we use: the rest is for cancelling and the like."""
 
@@ -98,6 +113,7 @@ class RemoteCaller:
         self._is_flush_planned = False
         self._connecting: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._next_repeat_s = 0.0
         self._server_ms = 0
         self._server_heard_s = 0.0
         self._in_flight_max = 1_000
@@ -340,13 +356,26 @@ class RemoteCaller:
             if outstanding is None:
                 continue
             if kind == Kind.ERROR:
-                self._settle(outstanding, None, unpack_failure(value))
+                self._failed(outstanding, unpack_failure(value))
             elif kind == Kind.REPLY:
                 self._settle(outstanding, *self._unpacked(outstanding.command, value))
             elif kind == Kind.MOVED:
                 self._moved(outstanding, unpack_moved(value))
         if self._outgoing:
             self.flush()
+
+    def _failed(self, outstanding: Outstanding, error: PenstockError) -> None:
+        """The server did not do it. What ends work is sent again, one after the other, if it only came too soon."""
+        if isinstance(error, RateLimited) and isinstance(outstanding.command, _PATIENT):
+            self._next_repeat_s = max(self._next_repeat_s, self._loop.time()) + error.wait_s
+            self._loop.call_at(self._next_repeat_s, self._repeat, self._link, outstanding)
+        else:
+            self._settle(outstanding, None, error)
+
+    def _repeat(self, link: Link | None, outstanding: Outstanding) -> None:
+        """Send a command once more, under its number and name; with a new link that has been done already."""
+        if link is not None and link is self._link and self._in_flight.get(outstanding.number) is outstanding:
+            self._give(link, [outstanding])
 
     def _moved(self, outstanding: Outstanding, moved: Moved) -> None:
         """The server did not do it: another node has to. (Who does not route is forwarded, and never hears this.)"""

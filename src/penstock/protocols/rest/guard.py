@@ -11,11 +11,11 @@ from __future__ import annotations
 import base64
 import ipaddress
 import math
-import time
 from collections.abc import Mapping
 
+from penstock.core.errors import RateLimited
 from penstock.protocols.rest.problems import RestError
-from penstock.protocols.rest.rates import RateLimit
+from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Services
 
@@ -26,11 +26,9 @@ class Guard:
     """Lets callers in."""
 
     def __init__(self, services: Services) -> None:
-        settings = services.settings.rest
         self._credentials = services.credentials
-        self._origins = frozenset(settings.cors_origins)
-        rate = settings.requests_per_second
-        self._limit = None if rate is None else RateLimit(rate, settings.requests_burst)
+        self._origins = frozenset(services.settings.rest.cors_origins)
+        self._rates = rates_of(services)
 
     def admit(self, headers: Mapping[str, str], peer: str) -> Principal:
         """Who calls. Raises `RestError` if it must not: 401, 403 or 429."""
@@ -82,12 +80,13 @@ class Guard:
 
     def count(self, principal: Principal, peer: str) -> None:
         """Count a request of a caller; raise if it calls too often."""
-        if self._limit is None:
+        if self._rates is None:
             return
-        wait_s = self._limit.wait_s(principal.name if principal.access_key else peer, time.monotonic())
-        if wait_s:
-            retry_after = (b"retry-after", str(max(1, math.ceil(wait_s))).encode())
-            raise RestError(429, "rate_limited", f"too many requests: wait {wait_s:.3f} s", (retry_after,))
+        try:
+            self._rates.count(caller_of(principal, peer))
+        except RateLimited as error:
+            retry_after = (b"retry-after", str(max(1, math.ceil(error.wait_s))).encode())
+            raise RestError(429, "rate_limited", str(error), (retry_after,)) from None
 
 
 def _cannot_be_rebound(host: str) -> bool:

@@ -1,8 +1,15 @@
-"""How often each caller may call: a token bucket each."""
+"""How often each caller may call: a token bucket each. REST and the websocket count together."""
 
 from __future__ import annotations
 
+import time
+
+from penstock.core.errors import RateLimited
+from penstock.server.auth import Principal
+from penstock.server.node import Services
+
 _CALLERS_MAX = 10_000
+_SHARED = "rates"
 
 
 class RateLimit:
@@ -31,3 +38,24 @@ class RateLimit:
             self._buckets.clear()
         self._buckets[caller] = (left - 1, now_s)
         return 0.0
+
+    def count(self, caller: str) -> None:
+        """Count a call of now; `RateLimited` if it is one too many."""
+        wait_s = self.wait_s(caller, time.monotonic())
+        if wait_s:
+            raise RateLimited(f"too many requests: wait {wait_s:.3f} s")
+
+
+def rates_of(services: Services) -> RateLimit | None:
+    """What everything on REST's port counts with: `[rest] requests_per_second`. None: callers are not limited."""
+    settings = services.settings.rest
+    if settings.requests_per_second is None:
+        return None
+    limit = services.extras.setdefault(_SHARED, RateLimit(settings.requests_per_second, settings.requests_burst))
+    assert isinstance(limit, RateLimit)
+    return limit
+
+
+def caller_of(principal: Principal, peer: str) -> str:
+    """Who is counted: a principal, wherever it calls from; without credentials, an address."""
+    return principal.name if principal.access_key else peer

@@ -23,15 +23,18 @@ def header_of(headers: Headers, name: bytes) -> str | None:
 def refuse_pages(services: Services, headers: Headers) -> None:
     """A server without credentials trusts its machine, but not the pages in its browsers, which say whence they are.
 
-    Where credentials are configured, a page may call if its origin is among `[rest] cors_origins`, or the server's own.
+    A page may call if its origin is among `[rest] cors_origins`; with credentials, the server's own, too.
     """
-    origin = header_of(headers, b"origin")
-    if origin is None:
+    origin, named = header_of(headers, b"origin"), services.settings.rest.cors_origins
+    if origin is None or origin in named or "*" in named:
         return
     if not services.credentials.are_required:
-        raise AccessDenied("web pages may not call a server that has no credentials configured")
+        raise AccessDenied(
+            "web pages may not call a server that has no credentials configured: add [[credentials]], or the page's "
+            "origin to [rest] cors_origins"
+        )
     own = {f"{scheme}://{header_of(headers, b'host')}" for scheme in ("http", "https")}
-    if origin not in own and origin not in services.settings.rest.cors_origins:
+    if origin not in own:
         raise AccessDenied(f"pages of {origin} may not call: add it to [rest] cors_origins")
 
 

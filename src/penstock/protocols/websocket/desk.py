@@ -35,6 +35,7 @@ from penstock.core.commands import (
 )
 from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound
 from penstock.core.packed_error import pack_error
+from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.protocols.websocket.handles import session_handle, session_number
 from penstock.protocols.websocket.rights import check_rights
 from penstock.server.auth import ANYBODY, Principal
@@ -48,6 +49,8 @@ from penstock.wire.requests import AddPushCredit, Cancel, Hello, Route, StartPus
 from penstock.wire.routing import queue_of
 
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
+_NOT_COUNTED = frozenset({Cancel, AddPushCredit, StopPush, Heartbeat, EndSession, Route})
+"""What keeps a conversation going, or ends something, is not limited by the rate."""
 
 
 class Open:
@@ -115,6 +118,8 @@ class Desk:
         self._on_answer = on_answer
         self._protocol = protocol
         self._peer = peer
+        self._rates = rates_of(services)
+        self._caller = caller_of(principal, peer)
         self._desks = desks
         """For a client that polls: the desks of all its requests in flight. None: this is the only one."""
         self._open: dict[int, Open] = {}
@@ -163,6 +168,8 @@ class Desk:
             raise InvalidRequest(f"request {number} is not answered yet: number another one differently")
         if len(self._open) >= self._limits.requests_max:
             raise OverLimit(f"{self._limits.requests_max} requests are not answered yet: wait for some of them")
+        if self._rates is not None and type(command) not in _NOT_COUNTED:
+            self._rates.count(self._caller)
         command = incoming(command)
         check_rights(self._principal, command, self._broker)
         if self._route_version and self._is_refused(number, command):
