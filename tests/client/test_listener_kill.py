@@ -36,8 +36,8 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-def moved(ps: penstock.Penstock) -> list[int]:
-    return sorted(int(record.body) for record in ps.queue("out").consumer("check").read(10_000))
+def moved(ps: penstock.Penstock, queue: str = "out") -> list[int]:
+    return sorted(int(record.body) for record in ps.queue(queue).consumer("check").read(10_000))
 
 
 def test_units_are_done_once_although_listeners_are_killed(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_units_are_done_once_although_listeners_are_killed(tmp_path: Path) -> No
             until(lambda: ps.queue("in").stats().messages == 0)
             process.stdin.close()
             process.wait(30)
-        assert moved(ps) == list(range(sent))
+        assert moved(ps) == moved(ps, "copy") == list(range(sent))
     loop.run(server.stop())
     loop.close()
 
