@@ -89,10 +89,19 @@ class ServedPair(Pair):
     def url(self, name: str) -> str:
         return self.proxies[name].url
 
+    def outcomes(self, name: str) -> Counter[tuple[str, str]]:
+        """How many commands of each kind clients have brought to a node, and what became of them."""
+        found: Counter[tuple[str, str]] = Counter()
+        for family in self.services[name].meter.families():
+            for sample in family.samples:
+                if sample.name == "penstock_requests_total":
+                    found[sample.labels["action"], sample.labels["outcome"]] += int(sample.value)
+        return found
+
     def done(self, name: str) -> Counter[str]:
         """How many commands of each kind clients have brought to a node, by websocket or polling."""
         found: Counter[str] = Counter()
-        for (_, action, _), count in self.services[name].meter._counts.items():
+        for (action, _), count in self.outcomes(name).items():
             found[action] += count
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from penstock.client.connecting import connect_async
 from penstock.client.remote import routed as routed_module
 from penstock.client.remote.address import Address, Options
 from penstock.client.remote.link import Link
-from penstock.client.remote.partitions import Partitions
+from penstock.client.remote.partitions import Partitions, fetch_partitions
 from penstock.client.remote.websocket import connect
 from penstock.core.commands import QueueStats, Send
 from penstock.core.errors import NotSent, PenstockError
@@ -27,8 +28,11 @@ IN_FLIGHT = 30
 
 
 def _refused(pair: ServedPair, node: str) -> int:
-    counts = pair.services[node].meter._counts
-    return sum(count for (_, _, outcome), count in counts.items() if outcome == "PartitionMoved")
+    return sum(count for (_, outcome), count in pair.outcomes(node).items() if outcome == "PartitionMoved")
+
+
+def _goes_to(ps: Any, queue: str, port: int) -> bool:
+    return routed(ps).owner(queue).port == port
 
 
 async def _drained(ps: Any, queue: str) -> list[bytes]:
@@ -76,7 +80,7 @@ async def test_commands_that_are_under_way_when_a_queue_moves_are_done_once_and_
             sending = asyncio.create_task(send())
             for node in "abab":
                 await pair.move_queue(queue)
-                await until(lambda node=node: routed(ps).owner(queue).port == pair.proxies[node].port, f"node {node}")
+                await until(partial(_goes_to, ps, queue, pair.proxies[node].port), f"node {node}")
             is_over = True
             await sending
             sequences = [reply.sequence for reply in await asyncio.gather(*sent)]
@@ -162,11 +166,10 @@ async def test_a_connection_that_is_lost_while_its_commands_are_refused_loses_no
             await ps.create_queue(queue)
             await goes_to(ps, pair, queue, "b")
             told = asyncio.Event()
-            fetch = routed_module.fetch_partitions
 
             async def tells_late(address: Address, options: Options) -> Partitions:
                 await told.wait()
-                return await fetch(address, options)
+                return await fetch_partitions(address, options)
 
             monkeypatch.setattr(routed_module, "fetch_partitions", tells_late)
             await pair.move_queue(queue)

@@ -19,7 +19,7 @@ from penstock.core.config import QueueConfig
 from penstock.core.identity import message_id, receipt_key
 from penstock.core.receipt import Receipt
 from penstock.core.records import Meta
-from penstock.server.shards import QueueFace
+from penstock.server.shards import ChannelFace, QueueFace
 from penstock.server.tasks import AsyncShard
 
 FRESH_S = 2.0
@@ -67,6 +67,33 @@ class FarQueue:
         self.asked_s = asked_s
 
 
+class LocalChannel:
+    """A channel's parts in several shards of this node, as one."""
+
+    __slots__ = ("id", "ready")
+
+    def __init__(self, parts: list[ChannelFace]) -> None:
+        self.id = parts[0].id
+        self.ready = sum(part.ready for part in parts)
+
+
+class LocalQueue:
+    """Several partitions of a queue in shards of this node, as one: as much as is here."""
+
+    __slots__ = ("backlog", "channels", "config", "id", "messages", "name", "size")
+
+    def __init__(self, parts: list[QueueFace]) -> None:
+        first = parts[0]
+        self.id, self.name, self.config = first.id, first.name, first.config
+        self.messages = sum(part.messages for part in parts)
+        self.backlog = sum(part.backlog for part in parts)
+        self.size = sum(part.size for part in parts)
+        self.channels = {
+            name: LocalChannel([part.channels[name] for part in parts if name in part.channels])
+            for name in dict.fromkeys(name for part in parts for name in part.channels)
+        }
+
+
 class Catalog:
     """Names for a router: see `server.shards.Names`."""
 
@@ -76,6 +103,7 @@ class Catalog:
         self.meta = meta
         self.sessions = sessions
         self.queues: Mapping[str, QueueFace] = Queues(self)
+        self.local_queues: Mapping[str, QueueFace] = LocalQueues(self)
         self._far: dict[str, FarQueue] = {}
         self._far_by_id: dict[int, FarQueue] = {}
         self._far_tasks: dict[int, RedriveTask] = {}
@@ -96,6 +124,24 @@ class Catalog:
             for name, queue in list(served.identity.queues.items()):
                 if shard_of_id(queue.id) == shard:
                     yield name
+
+    def parts(self, name: str) -> list[int]:
+        """The shards of this node that have a partition of a queue."""
+        return [shard for shard, served in self._served.items() if name in served.identity.queues]
+
+    def part_names(self) -> Iterator[str]:
+        """The queues of which a partition is in a shard of this node."""
+        yield from dict.fromkeys(
+            name for served in list(self._served.values()) for name in list(served.identity.queues)
+        )
+
+    def local(self, name: str) -> QueueFace | None:
+        """What this node has of a queue; None if that is nothing."""
+        found = [served.identity.queues.get(name) for served in self._served.values()]
+        parts: list[QueueFace] = [queue for queue in found if queue is not None]
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return LocalQueue(parts)
 
     def find(self, name: str) -> QueueFace | None:
         """A queue, if it is known to be there."""
@@ -232,6 +278,25 @@ class Queues(Mapping[str, QueueFace]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self._catalog.local_names())
+
+
+class LocalQueues(Mapping[str, QueueFace]):
+    """What this node has of queues, by name."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def __getitem__(self, name: str) -> QueueFace:
+        found = self._catalog.local(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return self._catalog.part_names()
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._catalog.part_names())
 
 
 class Tasks(Mapping[int, RedriveTask]):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from penstock.cluster.base import Place
-from penstock.core.commands import Command
+from penstock.core.commands import Command, Send
 from penstock.server.shard import Call
 from penstock.server.tasks import AsyncShard, CallbackCall
 
@@ -45,6 +45,7 @@ class Routed(CallbackCall):
         "task",
         "tried_s",
         "tries",
+        "whole",
     )
 
     def __init__(
@@ -71,6 +72,8 @@ class Routed(CallbackCall):
         self.tried_s = 0.0
         """When it was tried last."""
         self.tries = 0
+        self.whole: Send | None = None
+        """The command as it came, if it went straight to one partition of several."""
 
     def settle(self) -> None:
         """The shard has answered."""

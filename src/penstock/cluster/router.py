@@ -27,7 +27,7 @@ import msgspec
 
 from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, shard_of_id
 from penstock.cluster.catalog import Catalog, meta_of
-from penstock.cluster.placement import PLACEMENTS, Home, Placement, Split, home_of
+from penstock.cluster.placement import PLACEMENTS, Home, Placement, Split, home_of, merge_stats
 from penstock.cluster.routed import Routed, ignore
 from penstock.cluster.sessions import RoutedSession, RoutedSessions
 from penstock.cluster.spread import Spread
@@ -47,11 +47,13 @@ from penstock.core.commands import (
     ExtendSequences,
     OpenSession,
     QueueInfo,
+    QueueStats,
     Receive,
     RedriveTask,
     ReleaseSequences,
     Send,
     StartRedrive,
+    Stats,
     Subscribe,
 )
 from penstock.core.errors import (
@@ -114,6 +116,20 @@ def _waits(command: Command) -> bool:
     return isinstance(command, Receive) and bool(command.wait_ms)
 
 
+def _span(owners: tuple[str, ...], first: int) -> int:
+    """How many shards, from one on and round, it takes to have one of every owner.
+
+    >>> _span(("a", "b", "a", "c"), 1), _span(("a", "", "a"), 0)
+    (3, 1)
+    """
+    missing = {owner for owner in owners if owner}
+    count = 0
+    while missing and count < len(owners):
+        missing.discard(owners[(first + count) % len(owners)])
+        count += 1
+    return max(1, count)
+
+
 class Router:
     """All shards of a cluster, for the front ends of one node."""
 
@@ -153,6 +169,9 @@ class Router:
         self._listeners: list[Callable[[CatalogEvent], None]] = []
         self._heard: dict[int, AsyncShard] = {}
         """The shards whose events we hear."""
+        self._spans_map: ClusterMap | None = None
+        self._spans: dict[int, int] = {}
+        """Shard -> how many shards from there on it takes to have one of every node, by that map."""
         self._closing = False
         self._version = -1
         maps.on_change(self._map_changed)
@@ -240,6 +259,32 @@ class Router:
         if home_of(name, self.shards) in self._served:
             return False
         return now or not self._catalog.is_fresh(name)
+
+    def partitions_for(self, name: str) -> int:
+        """How many partitions a queue needs for every node that serves shards to have one of them, as things are."""
+        known = self._maps.current()
+        if known is not self._spans_map:
+            self._spans_map, self._spans = known, {}
+        first = home_of(name, self.shards)
+        count = self._spans.get(first)
+        if count is None:
+            count = self._spans[first] = _span(known.owners, first)
+        return count
+
+    async def local_stats(self, name: str) -> Stats:
+        """The counts of a queue's partitions in this node's shards. `QueueNotFound` if there is none."""
+        asked = [self.ask(shard, QueueStats(name=name)) for shard in self._catalog.parts(name)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        parts: list[Stats] = []
+        for reply in found:
+            if isinstance(reply, BaseException):
+                if not isinstance(reply, QueueNotFound):
+                    raise reply
+            else:
+                parts.append(reply)
+        if not parts:
+            raise QueueNotFound(f"queue {name!r} has no partition at this node")
+        return merge_stats(parts)
 
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for what is unknown among these queues, and the queues of these receipts."""
@@ -387,10 +432,15 @@ class Router:
 
     def _start_split(self, call: Routed) -> None:
         """The queue has several partitions, or will have."""
-        if isinstance(call.command, Subscribe):
+        command = call.command
+        if isinstance(command, Subscribe):
             self.subscriptions.subscribe(call, is_split=True)
+        elif isinstance(command, Send) and (shard := self.spread.shard_for(command)) is not None:
+            call.whole = command
+            call.command = msgspec.structs.replace(command, create=False) if command.create else command
+            self.dispatch(call, shard)
         else:
-            self.run(call, self.spread.do_split(call.command))
+            self.run(call, self.spread.do_split(command))
 
     def _start_whole(self, call: Routed, name: str) -> None:
         """The queue has one partition."""
@@ -503,6 +553,11 @@ class Router:
                 call.error = ShardUnserved(f"shard {call.shard} has moved, and the node is stopping: ask another one")
             elif isinstance(error, QueueNotFound):
                 self._forget(call.command)
+                if call.whole is not None:  # the partition is missing, or the queue: that is the long way's matter
+                    whole, call.whole, call.error = call.whole, None, None
+                    call.served = call.place = None
+                    self.run(call, self.spread.send_again(whole, call.shard))
+                    return
         elif call.is_noted:
             self._note(call)
         self._finish(call)
@@ -674,16 +729,24 @@ class Router:
                 self._tell_all(shard, served, came=True)
 
     def _hear(self, shard: int, served: AsyncShard, event: CatalogEvent) -> None:
-        if self._heard.get(shard) is served and home_of(event.queue, self.shards) == shard:
+        if self._heard.get(shard) is served and not self._is_also_elsewhere(shard, event):
             self._tell(event)
+
+    def _is_also_elsewhere(self, shard: int, event: CatalogEvent) -> bool:
+        """Whether another shard of this node has the same queue or channel: then nothing came or went here."""
+        for other, served in self._heard.items():
+            queue = None if other == shard else served.identity.queues.get(event.queue)
+            if queue is not None and (event.channel is None or event.channel in queue.channels):
+                return True
+        return False
 
     def _tell_all(self, shard: int, served: AsyncShard, *, came: bool) -> None:
         end = "created" if came else "deleted"
         for name, queue in list(served.identity.queues.items()):
-            if shard_of_id(queue.id) == shard:
-                channels = [CatalogEvent(f"channel {end}", name, channel) for channel in queue.channels]  # type: ignore[arg-type]
-                events = [CatalogEvent(f"queue {end}", name)]  # type: ignore[arg-type]
-                for event in [*events, *channels] if came else [*channels, *events]:
+            channels = [CatalogEvent(f"channel {end}", name, channel) for channel in queue.channels]  # type: ignore[arg-type]
+            events = [CatalogEvent(f"queue {end}", name)]  # type: ignore[arg-type]
+            for event in [*events, *channels] if came else [*channels, *events]:
+                if not self._is_also_elsewhere(shard, event):
                     self._tell(event)
 
     def _tell(self, event: CatalogEvent) -> None:

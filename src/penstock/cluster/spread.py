@@ -9,6 +9,7 @@ is used again, because it has another id. So creating and deleting can be repeat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import zlib
 from collections.abc import Callable
@@ -90,6 +91,7 @@ from penstock.core.errors import (
     ForeignReceipt,
     InvalidRequest,
     PenstockError,
+    QueueExists,
     QueueNotFound,
     SessionNotFound,
     StoreError,
@@ -161,7 +163,8 @@ class Spread:
         except QueueNotFound:
             if not isinstance(command, Send) or not command.create:
                 raise
-            await self._create_queue(CreateQueue(name=name, config=command.config, channels=command.channels))
+            with contextlib.suppress(QueueExists):  # somebody else was faster, and had another number of partitions
+                await self._create_queue(CreateQueue(name=name, config=command.config, channels=command.channels))
             split = await self.split_of(name)
         if len(split.shards) == 1:
             return await self._router.ask(split.shards[0], command)
@@ -283,6 +286,23 @@ class Spread:
         parts = [(chosen, sent) for chosen, sent in zip(indexes.values(), replies, strict=True)]
         return merge_sent(len(command.bodies), parts)  # type: ignore[arg-type]
 
+    def shard_for(self, command: Send) -> int | None:
+        """The shard that takes a whole send to a queue with several partitions; None if that is not so simple."""
+        config = self._router.catalog.config(command.queue)
+        if config is None or command.groups is not None or config.partitions < 2:
+            return None
+        return self._spare_shard(command, shards_of(command.queue, config.partitions, self._router.shards))
+
+    async def send_again(self, command: Send, shard: int) -> Any:
+        """A send that was taken straight to a partition which is not there: it is made, if the queue is there."""
+        try:
+            split = await self.split_of(command.queue)
+        except QueueNotFound:
+            return await self.do_split(command)
+        if len(split.shards) == 1 or shard not in split.shards:
+            return await self.do_split(command)
+        return await self._sent(split, split.shards.index(shard), command)
+
     async def _sent(self, split: SplitQueue, partition: int, command: Send) -> Any:
         """A further partition is never made by a send: it would not know its numbers."""
         if command.create:
@@ -291,12 +311,16 @@ class Spread:
 
     def _spare(self, command: Send, split: SplitQueue) -> int:
         """Where messages without a group go."""
-        count = len(split.shards)
+        return split.shards.index(self._spare_shard(command, split.shards))
+
+    def _spare_shard(self, command: Send, shards: list[int]) -> int:
+        """To a partition of this node, or to each in turn; a named command always to the same."""
         if command.once is not None:
-            return zlib.crc32(f"{command.once.client} {command.once.number}".encode(errors="replace")) % count
-        near = [index for index, shard in enumerate(split.shards) if shard in self._router.served]
+            name = f"{command.once.client} {command.once.number}".encode(errors="replace")
+            return shards[zlib.crc32(name) % len(shards)]
+        near = [shard for shard in shards if shard in self._router.served]
         turn = next(self._turns)
-        return near[turn % len(near)] if near else turn % count
+        return near[turn % len(near)] if near else shards[turn % len(shards)]
 
     # -- receiving --
 

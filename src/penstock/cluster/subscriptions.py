@@ -5,6 +5,11 @@ hear of it.
 
 Several partitions share the credit: the shares never add up to more than was given. When there is less than one for
 each, the shares go round: a share is taken back, and given to the next partition when nothing is in flight for it.
+
+While nothing comes, that would be a lot of work for nothing, and a message would wait for its partition's turn. So a
+subscription that limits what is in flight *watches*: every partition has credit for one message. The first messages
+that come are passed on; what is too much goes back, as if it had never been handed out, and the shares go round until a
+round has brought nothing.
 """
 
 from __future__ import annotations
@@ -90,6 +95,9 @@ class Subscription:
         """Of a queue with several partitions: the channel's number in the first one."""
         self.parts: list[Part] = []
         self.is_over = False
+        self.can_watch = False
+        """Whether messages can be given back: not if being handed out counts."""
+        self.is_watching = False
         self.turn = 0
         self.rotation: asyncio.TimerHandle | None = None
 
@@ -120,7 +128,8 @@ class Subscription:
                 self.ticket.take(delivery)
             else:
                 self._count(part, delivery)
-                self.ticket.take(delivery)
+                if self._owner.has_room(self, part, delivery):
+                    self.ticket.take(delivery)
         self.ticket.settle()
 
     def _count(self, part: Part, delivery: Delivery) -> None:
@@ -176,6 +185,7 @@ class Subscriptions:
         if is_split:
             split = await self._router.spread.channel_of(command.queue, command.channel)
             shards, subscription.channel_id = split.shards, split.channels.get(command.channel, 0)
+            subscription.can_watch = command.in_flight and not split.config.leases_are_durable
         given = shares(command.credit, len(shards))
         subscription.parts = [Part(subscription, shard, share) for shard, share in zip(shards, given, strict=True)]
         self._by_ticket[command.ticket] = self._subscriptions[subscription.number] = subscription
@@ -237,12 +247,16 @@ class Subscriptions:
         if command.credit is not None and command.credit < 0:
             raise InvalidRequest(f"credit is {command.credit}: it must not be negative")
         self._count_credit(command, subscription)
+        self._mind_watching(subscription)
         await self._share_out(subscription)
         self._mind_rotation(subscription)
 
     async def _share_out(self, subscription: Subscription) -> None:
         """Take back first, then give: so that it is never more than there is."""
         parts = subscription.parts
+        if subscription.is_watching:
+            await self._watch(subscription)
+            return
         wanted = shares(max(0, subscription.credit), len(parts), subscription.turn)
         less = [(part, share) for part, share in zip(parts, wanted, strict=True) if share < part.credit]
         more = [(part, share) for part, share in zip(parts, wanted, strict=True) if share >= part.credit]
@@ -255,6 +269,42 @@ class Subscriptions:
             part.credit += max(0, add)
             free -= max(0, add)
         await asyncio.gather(*(self._set(subscription, part) for part, _ in more))
+
+    async def _watch(self, subscription: Subscription) -> None:
+        for part in subscription.parts:
+            part.credit = 1
+        await asyncio.gather(*(self._set(subscription, part) for part in subscription.parts))
+
+    def _mind_watching(self, subscription: Subscription) -> None:
+        """Watch if there is credit, but not for every partition, and nothing is going on."""
+        is_short = 0 < subscription.credit < len(subscription.parts)
+        subscription.is_watching = subscription.can_watch and is_short and self._is_still(subscription)
+
+    def _is_still(self, subscription: Subscription) -> bool:
+        """Whether nothing is in flight, and nothing has come for a round."""
+        since_s = self.time_s() - ROUND_S
+        return all(part.delivered_s < since_s and not self._held(subscription, part) for part in subscription.parts)
+
+    def has_room(self, subscription: Subscription, part: Part, delivery: Delivery) -> bool:
+        """Whether a delivery may be passed on; if not, it goes back."""
+        if not subscription.can_watch or (part.credit and not subscription.is_watching):
+            return True
+        held = sum(self._held(subscription, each) for each in subscription.parts)
+        if held >= subscription.credit and subscription.is_watching:
+            self._stop_watching(subscription, part)
+        if held <= subscription.credit:
+            return True
+        part.held -= delivery.count
+        self._router.give_back(delivery)
+        return False
+
+    def _stop_watching(self, subscription: Subscription, part: Part) -> None:
+        """Something has come: the shares go round, and begin there."""
+        subscription.is_watching = False
+        subscription.turn = subscription.parts.index(part)
+        for each in subscription.parts:
+            each.credit = int(self._held(subscription, each) > 0)
+        self._spawn(self._rotated(subscription))
 
     def _free(self, subscription: Subscription) -> int:
         """How much credit is neither given to a part, nor in flight beyond what its part may hold."""
@@ -293,12 +343,15 @@ class Subscriptions:
         """Let the shares go round while there are not enough for all, but some."""
         if subscription.rotation is not None or subscription.is_over or len(subscription.parts) == 1:
             return
+        if subscription.is_watching:
+            return
         if subscription.credit > 0 and any(not part.credit for part in subscription.parts):
             subscription.rotation = self._loop.call_later(ROUND_S, self._rotate, subscription)
 
     def _rotate(self, subscription: Subscription) -> None:
         subscription.rotation = None
         if not subscription.is_over:
+            self._mind_watching(subscription)
             subscription.turn = (subscription.turn + 1) % len(subscription.parts)
             self._spawn(self._rotated(subscription))
 

@@ -324,6 +324,10 @@ class _Router(Router):
         else:
             super().withdraw(call)
 
+    def partitions_for(self, name: str) -> int:
+        """How many partitions a queue needs for every node to have one: the siblings are one node, at one address."""
+        return 1
+
     def _owner_of(self, session: int) -> Link:
         return self._links[worker_name(session % self.shards)]
 

@@ -33,6 +33,7 @@ _EMPTY = {
 }
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 SHARDS_MAX = 4096
+TOPIC_PARTITIONS_MAX = 1_024
 
 
 class InvalidSettings(InvalidRequest):
@@ -130,6 +131,8 @@ class NsqSettings(_Section, frozen=True):
     connections_max: int = 10_000
     in_flight_max: int = 1_000_000
     """Messages that a channel of a topic created here may have in flight."""
+    topic_partitions: int = 0
+    """Of a topic created here, on a cluster; 0: as few as it takes for every node to have one. 1 keeps their order."""
     deflate: bool = True
     deflate_level_max: int = 6
     snappy: bool = True
@@ -413,7 +416,7 @@ class CredentialSettings(_Section, frozen=True):
         return f"CredentialSettings({self.access_key!r})"
 
 
-_MAY_BE_0 = frozenset({"channel_consumers_max"})
+_MAY_BE_0 = frozenset({"channel_consumers_max", "topic_partitions"})
 Unlimited = Literal["none"]
 """TOML has no null: `retention = "none"` keeps messages for ever."""
 
@@ -568,6 +571,10 @@ class Settings(_Section, frozen=True):
             value = getattr(nsq, name)
             if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0 and name not in _MAY_BE_0:
                 raise InvalidSettings(f"[nsq] {name} is {value}: it must be larger than 0")
+        if not 0 <= nsq.topic_partitions <= TOPIC_PARTITIONS_MAX:
+            raise InvalidSettings(
+                f"[nsq] topic_partitions is {nsq.topic_partitions}: it must be from 0 to {TOPIC_PARTITIONS_MAX}"
+            )
         if not 1 <= nsq.deflate_level_max <= 9:
             raise InvalidSettings(f"[nsq] deflate_level_max is {nsq.deflate_level_max}: it must be from 1 to 9")
         for low, high in (("message_timeout_s", "message_timeout_max_s"), ("message_bytes_max", "body_bytes_max")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any, Protocol
 
-from penstock.core.commands import CatalogEvent, Command, Damage, RedriveTask
+from penstock.core.commands import CatalogEvent, Command, Damage, RedriveTask, Stats
 from penstock.core.config import QueueConfig
 from penstock.core.receipt import Receipt
 from penstock.core.records import Meta
@@ -75,6 +75,11 @@ class Names(Protocol):
         ...
 
     @property
+    def local_queues(self) -> Mapping[str, QueueFace]:
+        """The queues by name as far as they are here: of a queue with several partitions, those in this process."""
+        ...
+
+    @property
     def sessions(self) -> Sized:
         """The sessions that are open."""
         ...
@@ -140,6 +145,14 @@ class Shards(Protocol):
 
         With `now`: to tell what its configuration is now, and not a moment ago. Never so for a shard of this process.
         """
+        ...
+
+    def partitions_for(self, name: str) -> int:
+        """How many partitions a queue needs for every node to have one of them: 1 where there is one node."""
+        ...
+
+    async def local_stats(self, name: str) -> Stats:
+        """The counts of a queue's partitions in this process. `QueueNotFound` if there is none."""
         ...
 
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:

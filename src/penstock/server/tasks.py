@@ -18,7 +18,19 @@ from time import perf_counter, sleep
 from typing import Any
 
 from penstock.core.broker import Broker
-from penstock.core.commands import Ack, CancelWait, CatalogEvent, Command, Damage, Extend, Receive, Release, Send
+from penstock.core.commands import (
+    Ack,
+    CancelWait,
+    CatalogEvent,
+    Command,
+    Damage,
+    Extend,
+    QueueStats,
+    Receive,
+    Release,
+    Send,
+    Stats,
+)
 from penstock.core.errors import PenstockError
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
 from penstock.server.siblings import Siblings
@@ -140,6 +152,15 @@ class AsyncShard:
     def unknown(self, name: str, *, now: bool = False) -> bool:
         """Whether a queue has to be asked for before `identity` can tell of it: not here."""
         return False
+
+    def partitions_for(self, name: str) -> int:
+        """How many partitions a queue needs for every node to have one of them: there is one node."""
+        return 1
+
+    async def local_stats(self, name: str) -> Stats:
+        """The counts of a queue: it is all here."""
+        stats: Stats = await self.call(QueueStats(name=name))
+        return stats
 
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for queues that are unknown: there are none."""

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from penstock.core.commands import ChannelStats, QueueStats, Stats
+from penstock.core.commands import ChannelStats, Stats
 from penstock.core.errors import QueueNotFound
 from penstock.protocols.lookup.registry import Load
 from penstock.protocols.nsq.client import Client
@@ -164,7 +164,7 @@ async def count(topics: Topics, names: Iterable[str]) -> list[Stats]:
     found: list[Stats] = []
     ordered = sorted(names)
     for at in range(0, len(ordered), _TOPICS_AT_ONCE):
-        calls = [topics.shard.call(QueueStats(name=name)) for name in ordered[at : at + _TOPICS_AT_ONCE]]
+        calls = [topics.stats(name) for name in ordered[at : at + _TOPICS_AT_ONCE]]
         for reply in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(reply, BaseException):
                 if not isinstance(reply, QueueNotFound):
@@ -179,7 +179,7 @@ def read_loads(topics: Topics) -> Iterator[tuple[str, Load]]:
 
     Counts that the core keeps anyway: microseconds for each channel. Topics may come and go between two of them.
     """
-    queues = topics.shard.identity.queues
+    queues = topics.shard.identity.local_queues
     for name in list(queues):
         queue = queues.get(name)
         if queue is not None and is_name(name):

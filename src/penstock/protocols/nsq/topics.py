@@ -4,6 +4,10 @@ A topic is a queue, and a channel is its channel. A topic that is first used her
 channel before somebody asks for one, nothing is dropped by age, no dead letters. Its first channel gets what was sent
 before; a later one gets what comes later. A queue that another front end has created keeps its own settings.
 
+On a cluster a topic has a partition at each node, as far as it goes: what is published at a node is stored there. A
+client gets messages of all partitions, at whichever node it is. What a node says of a topic (its statistics, what
+lookup services are told) is about the partitions that it has.
+
 What is `#ephemeral` goes: a channel with its last client, a topic with its last channel, and all of them when the
 server starts. (Everything else about them is as with others: their messages are on the disk as well.)
 
@@ -32,7 +36,6 @@ from penstock.core.commands import (
     PauseQueue,
     PurgeBacklog,
     PurgeChannel,
-    QueueStats,
     Send,
     Sent,
     Stats,
@@ -88,6 +91,8 @@ class Topics:
             in_flight_max=self.settings.in_flight_max,
         )
         """What a topic created here is told."""
+        self._configs = {1: self.config}
+        """By the number of partitions."""
         self.shard.listeners.append(self._heard)
 
     @classmethod
@@ -102,8 +107,8 @@ class Topics:
     # -- what is there --
 
     def catalog(self) -> dict[str, list[str]]:
-        """Every topic with its channels."""
-        return {name: list(queue.channels) for name, queue in self.shard.identity.queues.items()}
+        """Every topic that has messages at this node, with its channels."""
+        return {name: list(queue.channels) for name, queue in self.shard.identity.local_queues.items()}
 
     def channels_of(self, topic: str) -> list[str]:
         """A topic's channels; none if there is no such topic."""
@@ -119,9 +124,8 @@ class Topics:
         return self.shard.identity.held(client.subscription) if client.subscription else 0
 
     async def stats(self, topic: str) -> Stats:
-        """Exact counts of a topic and its channels."""
-        stats: Stats = await self.shard.call(QueueStats(name=topic))
-        return stats
+        """Exact counts of a topic and its channels, as far as they are at this node."""
+        return await self.shard.local_stats(topic)
 
     # -- topics --
 
@@ -129,7 +133,15 @@ class Topics:
         """Make sure that a topic is there."""
         if topic not in self.shard.identity.queues:
             with contextlib.suppress(QueueExists):  # another front end was faster
-                await self.shard.call(CreateQueue(name=topic, config=self.config, channels=()))
+                await self.shard.call(CreateQueue(name=topic, config=self.config_of(topic), channels=()))
+
+    def config_of(self, topic: str) -> QueueConfig:
+        """What a topic is told that is created here: among others, how many partitions it has."""
+        partitions = self.settings.topic_partitions or self.shard.partitions_for(topic)
+        config = self._configs.get(partitions)
+        if config is None:
+            config = self._configs[partitions] = msgspec.structs.replace(self.config, partitions=partitions)
+        return config
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with everything in it; its clients are disconnected. `QueueNotFound` if there is none."""
@@ -145,7 +157,7 @@ class Topics:
 
     def send(self, topic: str, bodies: list[bytes] | PackedBodies, delay_ms: int | None = None) -> Send:
         """The command that publishes to a topic, creating it when needed."""
-        return Send(queue=topic, bodies=bodies, delay_ms=delay_ms, channels=(), config=self.config)
+        return Send(queue=topic, bodies=bodies, delay_ms=delay_ms, channels=(), config=self.config_of(topic))
 
     async def publish(self, topic: str, bodies: list[bytes] | PackedBodies, delay_ms: int | None = None) -> Sent:
         """Publish messages. They are on the disk when this returns."""
@@ -259,11 +271,11 @@ class Topics:
 
     async def clean(self) -> None:
         """Delete what is ephemeral: the server starts, and nobody is connected."""
-        for topic, channels in self.catalog().items():
+        for topic, queue in self.shard.identity.queues.items():
             if is_ephemeral(topic):
                 await self.shard.call(DeleteQueue(name=topic))
                 continue
-            for channel in channels:
+            for channel in list(queue.channels):
                 if is_ephemeral(channel):
                     await self.shard.call(DeleteChannel(queue=topic, channel=channel, purge_last=True))
 

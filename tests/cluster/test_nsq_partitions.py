@@ -1,0 +1,211 @@
+"""NSQ on two nodes: topics have a partition at each, publishing stays where it is, and who reads gets everything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.cluster.placement import home_of
+from penstock.core.commands import CreateQueue, DescribeQueue, QueueStats
+from penstock.core.config import QueueConfig
+from penstock.protocols.nsq.server import NsqFrontEnd
+from penstock.protocols.nsq.stats import read_loads
+from penstock.protocols.nsq.topics import Topics
+from penstock.server.auth import Credentials
+from penstock.server.log import RequestLog
+from penstock.server.metrics import RequestMeter
+from penstock.server.node import Services
+from penstock.server.settings import LogSettings, Settings, parse
+from tests.cluster.linking import in_loop
+from tests.cluster.routing import until
+from tests.cluster.test_router_pair import NAMES, SHARDS, Pair
+from tests.nsq.wire import Connection, fin
+
+MESSAGES = 20
+
+
+class NsqPair(Pair):
+    """A pair with NSQ's TCP side at both nodes."""
+
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        super().__init__(directory)
+        self._settings = settings
+        self._front_ends = {name: NsqFrontEnd(0) for name in NAMES}
+        self.services: dict[str, Services] = {}
+        self.ports: dict[str, int] = {}
+
+    async def start(self) -> None:
+        await super().start()
+        for name in NAMES:
+            services = self.services[name] = Services(
+                shard=self.routers[name],
+                settings=self._settings,
+                credentials=Credentials(),
+                meter=RequestMeter(),
+                request_log=RequestLog(LogSettings(requests="none")),
+                metric_sources=[],
+            )
+            self.ports[name] = (await self._front_ends[name].start(services)).port
+
+    async def stop(self) -> None:
+        for name in NAMES:
+            self.services[name].is_stopping = True
+            await self._front_ends[name].drain(0)
+        await super().stop()
+
+    def connect(self, name: str) -> Connection:
+        return Connection(("127.0.0.1", self.ports[name]))
+
+    def topics(self, name: str) -> Topics:
+        return Topics.of(self.services[name])
+
+    def depths(self, topic: str) -> dict[str, int]:
+        """How many messages of a topic each node has, as lookup services are told."""
+        return {name: dict(read_loads(self.topics(name)))[topic].depth for name in NAMES}
+
+    def left(self, topic: str) -> dict[str, int]:
+        """How many messages of a topic each node has that are not done."""
+        return {name: self.routers[name].identity.local_queues[topic].messages for name in NAMES}
+
+
+@asynccontextmanager
+async def nsq_pair(directory: Path, settings: str = "") -> AsyncIterator[NsqPair]:
+    made = NsqPair(directory, parse(settings))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def _publish(pair: NsqPair, name: str, count: int = MESSAGES) -> None:
+    with pair.connect(name) as client:
+        for number in range(count):
+            client.publish("topic", b"%s %d" % (name.encode(), number))
+
+
+def _consume(pair: NsqPair, name: str, count: int, ready: int) -> list[bytes]:
+    with pair.connect(name) as client:
+        client.subscribe("topic", "ch", ready=ready)
+        return [_take(client) for _ in range(count)]
+
+
+def _take(client: Connection) -> bytes:
+    message = client.message()
+    client.send(fin(message))
+    return message.body
+
+
+@in_loop
+async def test_what_is_published_at_a_node_is_stored_there(tmp_path: Path) -> None:
+    async with nsq_pair(tmp_path) as pair:
+        await asyncio.to_thread(_publish, pair, "a")
+        info = await pair.routers["a"].call(DescribeQueue(name="topic"))
+        assert info.config.partitions == 2, "as few as it takes for both nodes"
+        assert pair.depths("topic") == {"a": MESSAGES, "b": 0}
+        await asyncio.to_thread(_publish, pair, "b", 7)
+        assert pair.depths("topic") == {"a": MESSAGES, "b": 7}
+        assert (await pair.topics("b").stats("topic")).sent == 7
+        assert (await pair.routers["b"].call(QueueStats(name="topic"))).messages == MESSAGES + 7
+
+
+@in_loop
+async def test_a_client_of_one_node_gets_the_messages_of_all(tmp_path: Path) -> None:
+    async with nsq_pair(tmp_path) as pair:
+        for name in NAMES:
+            await asyncio.to_thread(_publish, pair, name)
+        expected = sorted(b"%s %d" % (name.encode(), number) for name in NAMES for number in range(MESSAGES))
+        assert sorted(await asyncio.to_thread(_consume, pair, "b", 2 * MESSAGES, 1)) == expected
+        await until(lambda: pair.left("topic") == {"a": 0, "b": 0}, "the last FIN")
+        for name in NAMES:
+            assert (await pair.topics(name).stats("topic")).channels["ch"].acked == MESSAGES
+
+
+@in_loop
+async def test_a_client_that_takes_one_message_at_a_time_never_has_two(tmp_path: Path) -> None:
+    """It watches both partitions while there is nothing. Then there is much, in both."""
+    async with nsq_pair(tmp_path) as pair:
+        for name in NAMES:
+            await pair.topics(name).create_topic("topic")
+        client = await asyncio.to_thread(lambda: pair.connect("a").subscribe("topic", "ch", ready=1))
+        try:
+            await until(lambda: _watches(pair), "watching")
+            for name in NAMES:
+                await asyncio.to_thread(_publish, pair, name)
+            seen: list[bytes] = []
+            for _ in range(2 * MESSAGES):
+                message = await asyncio.to_thread(client.message)
+                stats = await pair.routers["a"].call(QueueStats(name="topic"))
+                assert stats.channels["ch"].leased <= 2, "one at the client, and one that is about to go back"
+                more = await asyncio.to_thread(client.arriving, 0.005)
+                assert not more, "it has one in flight, and wants no more"
+                assert message.attempts == 1, "what went back was never there"
+                seen.append(message.body)
+                client.send(fin(message))
+            assert len(set(seen)) == 2 * MESSAGES
+            await until(lambda: _watches(pair), "watching again")
+        finally:
+            client.close()
+
+
+def _watches(pair: NsqPair) -> bool:
+    subscriptions: Any = pair.routers["a"].subscriptions
+    return [each.is_watching for each in subscriptions._subscriptions.values()] == [True]
+
+
+@in_loop
+async def test_a_client_that_waits_gets_a_message_of_another_node_at_once(tmp_path: Path) -> None:
+    async with nsq_pair(tmp_path) as pair:
+        await pair.topics("a").create_topic("topic")
+        client = await asyncio.to_thread(lambda: pair.connect("a").subscribe("topic", "ch", ready=1))
+        try:
+            await until(lambda: _watches(pair), "watching")
+            for number in range(5):
+                await asyncio.to_thread(_publish, pair, NAMES[number % 2], 1)
+                assert await asyncio.to_thread(_take, client) == b"%s 0" % NAMES[number % 2].encode()
+        finally:
+            client.close()
+
+
+@in_loop
+async def test_a_topic_is_told_of_at_every_node_that_has_a_partition_of_it(tmp_path: Path) -> None:
+    async with nsq_pair(tmp_path) as pair:
+        heard: dict[str, list[tuple[str, str, str | None]]] = {name: [] for name in NAMES}
+        for name in NAMES:
+            pair.topics(name).listeners.append(lambda *event, to=heard[name]: to.append(event))
+        await pair.topics("a").create_topic("topic")
+        await pair.topics("a").create_channel("topic", "ch")
+        for name in NAMES:
+            assert pair.topics(name).catalog() == {"topic": ["ch"]}
+            assert heard[name] == [("queue created", "topic", None), ("channel created", "topic", "ch")]
+        moved = (home_of("topic", SHARDS) + 1) % SHARDS
+        former = pair.owners[moved]
+        await pair.move(moved)
+        assert pair.topics(former).catalog() == {}
+        assert heard[former][2:] == [("channel deleted", "topic", "ch"), ("queue deleted", "topic", None)]
+        other = pair.owners[moved]
+        assert pair.topics(other).catalog() == {"topic": ["ch"]} and len(heard[other]) == 2, "it has both, and had one"
+        await pair.topics(former).delete_topic("topic")
+        assert heard[other][2:] == [("channel deleted", "topic", "ch"), ("queue deleted", "topic", None)]
+
+
+@in_loop
+async def test_the_setting_says_how_many_partitions_there_are(tmp_path: Path) -> None:
+    async with nsq_pair(tmp_path, "[nsq]\ntopic_partitions = 1") as pair:
+        for name in NAMES:
+            await asyncio.to_thread(_publish, pair, name, 3)
+        info = await pair.routers["a"].call(DescribeQueue(name="topic"))
+        assert (info.config.partitions, info.messages) == (1, 6)
+
+
+@in_loop
+async def test_a_topic_that_another_made_keeps_its_partitions(tmp_path: Path) -> None:
+    async with nsq_pair(tmp_path) as pair:
+        await pair.routers["a"].call(CreateQueue(name="topic", config=QueueConfig(partitions=1), channels=()))
+        for name in NAMES:
+            await asyncio.to_thread(_publish, pair, name, 3)
+        info = await pair.routers["a"].call(DescribeQueue(name="topic"))
+        assert (info.config.partitions, info.messages) == (1, 6)
