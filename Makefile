@@ -13,6 +13,9 @@ KILLS ?= 500
 FAULT_SEEDS ?= 100
 SOAK_SECONDS ?= 180
 PIPELINE_KILLS ?= 20
+LISTENER_KILLS ?= 200
+OUTBOX_KILLS ?= 200
+SEED ?= 1000
 BROKERS ?= 1
 
 help: ## List the targets
@@ -53,10 +56,12 @@ format: $(INSTALLED) ## Format the code, and repair what the linter can
 bench: compile ## Run every benchmark on the compiled package and rewrite docs/benchmarks.md
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m bench.run
 
-soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks, kill each pipeline PIPELINE_KILLS times
+soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks, kill listeners, outboxes and pipelines (*_KILLS)
 	$(BIN)/python -m tests.simulation.soak --seeds $(SEEDS)
 	$(BIN)/python -m tests.kill.soak --kills $(KILLS)
 	$(BIN)/python -m tests.faults.soak --seeds $(FAULT_SEEDS)
+	$(BIN)/python -m tests.client.soak --kills $(LISTENER_KILLS) --seed $(SEED)
+	$(BIN)/python -m tests.outbox.soak --kills $(OUTBOX_KILLS) --seed $(SEED)
 	$(BIN)/python -m tests.pipelines_ready.soak --kills $(PIPELINE_KILLS)
 
 interop: $(INSTALLED) ## Run NSQ's own programs around Penstock (builds them: needs Go)

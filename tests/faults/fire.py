@@ -18,6 +18,8 @@ from typing import Self
 from tests.compat.server import Server
 from tests.faults.proxy import Proxy
 
+START_SECONDS_MAX = 300.0
+"""Much, since a soak may run on a machine that has other things to do."""
 SETTINGS = """
 [websocket]
 heartbeat_s = 1
@@ -36,7 +38,9 @@ class Fire:
         self.counts: Counter[str] = Counter()
         config = directory / "penstock.toml"
         config.write_text(SETTINGS)
-        self._server = Server(directory, "--config", str(config)).start()
+        self._ready_file = directory / "ready.json"
+        self._server = Server(directory, "--config", str(config))
+        self._start_server()
         self._proxy = Proxy(self._server.http_port)
         self.url = f"penstock://127.0.0.1:{self._proxy.port}"
         self.direct_url = f"penstock://127.0.0.1:{self._server.http_port}"
@@ -76,4 +80,11 @@ class Fire:
 
     def _kill_server(self) -> None:
         self._server.kill()
-        self._server.start()
+        self._start_server()
+
+    def _start_server(self) -> None:
+        self._server.begin()
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while not self._ready_file.exists() and self._server.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._server.wait_until_ready()

@@ -21,6 +21,7 @@ from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_
 
 import penstock
 from penstock.outbox import Inbox, Outbox, Relay
+from tests.client.crashing_listeners import connected
 
 EFFECTS = Table("effects", MetaData(), Column("id", Integer, primary_key=True), Column("body", String(100)))
 """What the consumers did: a row for every message."""
@@ -86,7 +87,7 @@ class Storm:
             return child
         try:
             database, url = self._where
-            with penstock.connect(url) as ps:
+            with connected(url) as ps:
                 role(create_engine(database), ps, random.Random(seed), self._danger)
         finally:
             os._exit(1)
@@ -96,9 +97,9 @@ class Storm:
         time.sleep(self._chance.uniform(0.0, 0.1))
         if self._chance.random() < 0.03:
             os.kill(self._chance.choice(list(self._children)), signal.SIGKILL)
-        while (child := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-            self.deaths += 1
-            role = self._children.pop(child)
+        while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            self.deaths += os.WIFSIGNALED(ended[1])
+            role = self._children.pop(ended[0])
             self._children[self._start(role)] = role
 
     def calm(self) -> None:
