@@ -103,7 +103,7 @@ class Draft:
     def takes(self, place: Place, now_ms: int, count: int, size: int) -> bool:
         """Whether these messages can go into the same chunk."""
         return (
-            self.place == place
+            (self.place is place or self.place == place)
             and self.sent_ms == now_ms
             and self.count + count <= CHUNK_MESSAGES_MAX
             and self.size + size <= CHUNK_SIZE_MAX

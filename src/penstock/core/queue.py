@@ -91,6 +91,11 @@ class Queue:
         self._rate: dict[str | None, tuple[int, int]] = {}
         self._counters_key = keys.record(Kind.COUNTERS, queue_id)
         self._dirty = broker.dirty_queues
+        self.bare_bytes_max = 0
+        """While the queue takes bare messages: how many bytes of them at a time."""
+        self._takes_bare = False
+        self._judged: QueueConfig | None = None
+        """The configuration that these two follow from."""
 
     # -- messages come in --
 
@@ -103,6 +108,15 @@ class Queue:
         if due_ms <= now_ms + HORIZON_MS:
             return Place(lane_code(LaneKind.WAITING, priority), 0, due_ms)
         return Place(lane_code(LaneKind.FAR, priority), _bucket(due_ms, now_ms), due_ms)
+
+    def takes_bare(self) -> bool:
+        """Whether a body needs nothing beside it here: no group, no delay, no rate."""
+        config = self.config
+        if config is not self._judged:
+            self._judged = config
+            self._takes_bare = not config.is_fifo and config.throughput_per_second is None and not config.delay_ms
+            self.bare_bytes_max = min(config.message_bytes_max, CHUNK_SIZE_MAX)
+        return self._takes_bare
 
     def append(self, messages: Messages, place: Place, size: int, now_ms: int) -> int:
         """Add messages; returns the first one's sequence number. They are in no chunk before `seal`."""

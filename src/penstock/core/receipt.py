@@ -17,19 +17,25 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.core.errors import ForgedReceipt
 
-_BODY = struct.Struct(">QIQI")
-_SEAL_BYTES = 18
-_TEXT_LENGTH = (_BODY.size + _SEAL_BYTES) // 3 * 4
-_BODY_BYTES = _BODY.size
-_BYTES = _BODY_BYTES + _SEAL_BYTES
-_SEALED = struct.Struct(f">QIQI{_SEAL_BYTES}s")
-_pack = _BODY.pack
-_TO_URL = bytes.maketrans(b"+/", b"-_")
-_FROM_URL = bytes.maketrans(b"-_+/", b"+/!!")
+_BODY: Final = struct.Struct(">QIQI")
+_SEAL_BYTES: Final = 18
+_TEXT_LENGTH: Final = 56
+_BODY_BYTES: Final = 24
+_BYTES: Final = 42
+_SEALED: Final = struct.Struct(f">QIQI{_SEAL_BYTES}s")
+assert _SEALED.size == _BYTES and _BODY.size == _BODY_BYTES and _TEXT_LENGTH * 3 == _BYTES * 4
+_pack: Final = _BODY.pack
+_unpack: Final = _SEALED.unpack
+_unpack_all: Final = _SEALED.iter_unpack
+_to_text: Final = binascii.b2a_base64
+_from_text: Final = binascii.a2b_base64
+_are_equal: Final = hmac.compare_digest
+_TO_URL: Final = bytes.maketrans(b"+/", b"-_")
+_FROM_URL: Final = bytes.maketrans(b"-_+/", b"+/!!")
 """The other alphabet's own characters become some that are in none."""
 _FORGED = "this receipt was not made by this store, or was changed on its way"
 
@@ -96,10 +102,27 @@ class Seal:
             parts.append(body)
             parts.append(mac.digest())
             sequence += 1
-        text = binascii.b2a_base64(b"".join(parts), newline=False).translate(_TO_URL).decode("ascii")
+        text = _to_text(b"".join(parts), newline=False).translate(_TO_URL).decode("ascii")
         if len(parts) == 2:
             return [text]
         return [text[at : at + _TEXT_LENGTH] for at in range(0, len(text), _TEXT_LENGTH)]
+
+    def read_one(self, text: str) -> tuple[int, int, int] | None:
+        """As `read`, for a single one.
+
+        >>> seal = Seal(b"key of queue 1", queue_id=1)
+        >>> seal.read_one(seal.make(1, 42, [2])[0]), seal.read_one("forged")
+        ((1, 42, 2), None)
+        """
+        data = _decode(text) if len(text) == _TEXT_LENGTH else None
+        if data is None or len(data) != _BYTES:
+            return None
+        of_queue, channel_id, sequence, attempt, seal = _unpack(data)
+        mac = self._keyed.copy()
+        mac.update(data[:_BODY_BYTES])
+        if of_queue != self._queue_id or not _are_equal(seal, mac.digest()):
+            return None
+        return channel_id, sequence, attempt
 
     def read(self, texts: Sequence[str]) -> list[tuple[int, int, int]] | None:
         """(channel id, sequence number, attempt) of each, if all are receipts of this queue; None if any is not."""
@@ -114,7 +137,7 @@ class Seal:
         seals: list[bytes] = []
         macs: list[bytes] = []
         at = 0
-        for of_queue, channel_id, sequence, attempt, seal in _SEALED.iter_unpack(data):
+        for of_queue, channel_id, sequence, attempt, seal in _unpack_all(data):
             if of_queue != queue_id:
                 return None
             mac = copy()
@@ -123,13 +146,13 @@ class Seal:
             macs.append(mac.digest())
             seals.append(seal)
             found.append((channel_id, sequence, attempt))
-        return found if hmac.compare_digest(b"".join(seals), b"".join(macs)) else None
+        return found if _are_equal(b"".join(seals), b"".join(macs)) else None
 
 
 def _decode(text: str) -> bytes | None:
     """The bytes of receipts end to end; None if there is anything in the text that cannot be in a receipt."""
     try:
-        return binascii.a2b_base64(text.encode("ascii").translate(_FROM_URL), strict_mode=True)
+        return _from_text(text.encode("ascii").translate(_FROM_URL), strict_mode=True)
     except (UnicodeEncodeError, binascii.Error):
         return None
 

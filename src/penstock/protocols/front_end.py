@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HttpCounters, HttpLimits, HttpServer
 from penstock.server.log import RequestLog
-from penstock.server.metrics import RequestMeter
+from penstock.server.metrics import RequestMeter, Series
 from penstock.server.node import Address, Services
 from penstock.server.settings import InvalidSettings, ServerSettings
 
-_UNKNOWN_ACTION = "unknown"
+_UNKNOWN_ACTION: Final = "unknown"
 
 
 class HttpFrontEnd:
@@ -71,30 +72,49 @@ class HttpFrontEnd:
 class RequestObserver:
     """Turns a finished exchange into a count and, if it is wanted, a line of the log."""
 
-    __slots__ = ("_log", "_meter", "_protocol")
+    __slots__ = ("_log", "_meter", "_notes_all", "_protocol", "_went_well")
 
     def __init__(self, protocol: str, meter: RequestMeter, request_log: RequestLog) -> None:
         self._protocol = protocol
         self._meter = meter
         self._log = request_log
+        self._notes_all = request_log.wants(200)
+        self._went_well: dict[str, Series] = {}
+        """By action: where those are counted that went well."""
 
     def note(self, exchange: Exchange, status: int) -> None:
         """An exchange was answered."""
         seconds = exchange.seconds()
         outcome = exchange.outcome or ("ok" if status < 400 else str(status))
-        self._meter.note(self._protocol, exchange.action or _UNKNOWN_ACTION, outcome, seconds)
-        if self._log.wants(status):
-            self._log.note(
-                self._protocol,
-                status,
-                seconds,
-                request_id=exchange.request_id,
-                peer=exchange.request.peer,
-                principal=exchange.principal,
-                action=exchange.action,
-                queue=exchange.queue,
-                outcome=outcome,
-            )
+        action = exchange.action or _UNKNOWN_ACTION
+        if outcome == "ok":
+            self._count(action, seconds)
+        else:
+            self._meter.note(self._protocol, action, outcome, seconds)
+        if self._notes_all or (status >= 400 and self._log.wants(status)):
+            self._write(exchange, status, seconds, outcome)
+
+    def _count(self, action: str, seconds: float) -> None:
+        series = self._went_well.get(action)
+        if series is None:
+            series = self._meter.series(self._protocol, action, "ok")
+            if series is None:
+                return
+            self._went_well[action] = series
+        series.note(seconds)
+
+    def _write(self, exchange: Exchange, status: int, seconds: float, outcome: str) -> None:
+        self._log.note(
+            self._protocol,
+            status,
+            seconds,
+            request_id=exchange.request_id,
+            peer=exchange.request.peer,
+            principal=exchange.principal,
+            action=exchange.action,
+            queue=exchange.queue,
+            outcome=outcome,
+        )
 
 
 def http_families(protocol: str, connections_open: int, counters: HttpCounters) -> Iterator[Metric]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -19,12 +20,53 @@ from penstock.core.commands import ChannelStats, Stats
 from penstock.store.embedded import StoreStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
+BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 """The upper bounds of the duration histogram. The last is SQS's longest poll."""
-_SERIES_MAX = 10_000
+_BOUNDS: Final[list[float]] = list(BOUNDS_S)
+_bisect: Final = bisect_left
+_SERIES_MAX: Final = 10_000
 """No client can fill the memory with labels of its own making."""
 
 Source = Callable[[], Iterable[Metric]]
+
+
+class Durations:
+    """How long the requests for one action took: a bucket for each bound, and one for what is above."""
+
+    __slots__ = ("buckets", "seconds")
+
+    def __init__(self) -> None:
+        self.buckets: list[int] = [0] * (len(_BOUNDS) + 1)
+        self.seconds = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Count a request."""
+        at: int = _bisect(_BOUNDS, seconds)
+        self.buckets[at] += 1
+        self.seconds += seconds
+
+    def cumulated(self) -> list[tuple[str, float]]:
+        """How many took at most so long, by bound."""
+        total, found = 0, []
+        for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], self.buckets, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
+
+
+class Series:
+    """Requests of one protocol for one action that ended in one way: for who counts many of them."""
+
+    __slots__ = ("count", "durations")
+
+    def __init__(self, durations: Durations) -> None:
+        self.count = 0
+        self.durations = durations
+
+    def note(self, seconds: float) -> None:
+        """Count a request."""
+        self.count += 1
+        self.durations.note(seconds)
 
 
 class RequestMeter:
@@ -36,50 +78,41 @@ class RequestMeter:
     ['penstock_requests', 'penstock_request_duration_seconds']
     """
 
-    __slots__ = ("_counts", "_durations")
+    __slots__ = ("_durations", "_series")
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str, str], int] = {}
-        self._durations: dict[tuple[str, str], list[float]] = {}
-        """A bucket for each bound, one for what is above, and the sum."""
+        self._series: dict[tuple[str, str, str], Series] = {}
+        self._durations: dict[tuple[str, str], Durations] = {}
 
     def note(self, protocol: str, action: str, outcome: str, seconds: float) -> None:
         """Count a request."""
-        key = (protocol, action, outcome)
-        count = self._counts.get(key)
-        if count is None:
-            if len(self._counts) >= _SERIES_MAX:
-                return
-            count = 0
-        self._counts[key] = count + 1
-        durations = self._durations.get((protocol, action))
-        if durations is None:
-            durations = self._durations[protocol, action] = [0.0] * (len(BOUNDS_S) + 2)
-        durations[bisect_left(BOUNDS_S, seconds)] += 1
-        durations[-1] += seconds
+        series = self.series(protocol, action, outcome)
+        if series is not None:
+            series.note(seconds)
+
+    def series(self, protocol: str, action: str, outcome: str) -> Series | None:
+        """Where requests with these labels are counted; None if there are too many labels already."""
+        series = self._series.get((protocol, action, outcome))
+        if series is None and len(self._series) < _SERIES_MAX:
+            durations = self._durations.setdefault((protocol, action), Durations())
+            series = self._series[protocol, action, outcome] = Series(durations)
+        return series
 
     def families(self) -> Iterator[Metric]:
         """The counts so far."""
         requests = CounterMetricFamily(
             "penstock_requests", "Requests answered.", labels=("protocol", "action", "outcome")
         )
-        for labels, count in self._counts.items():
-            requests.add_metric(labels, count)
+        for labels, series in self._series.items():
+            if series.count:
+                requests.add_metric(labels, series.count)
         yield requests
         durations = HistogramMetricFamily(
             "penstock_request_duration_seconds", "From request to response.", labels=("protocol", "action")
         )
-        for pair, row in self._durations.items():
-            durations.add_metric(pair, _cumulated(row), row[-1])
+        for pair, of_action in self._durations.items():
+            durations.add_metric(pair, of_action.cumulated(), of_action.seconds)
         yield durations
-
-
-def _cumulated(row: list[float]) -> list[tuple[str, float]]:
-    total, buckets = 0.0, []
-    for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], row[:-1], strict=True):
-        total += count
-        buckets.append((bound, total))
-    return buckets
 
 
 def queue_families(queues: Iterable[Stats]) -> Iterator[Metric]:

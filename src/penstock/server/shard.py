@@ -314,9 +314,10 @@ class Shard:
         step.woken = broker.take_woken()
 
     def _handle(self, call: Call, step: Step, command: Command) -> None:
-        if isinstance(command, Receive):
-            command.ticket = call
-        elif isinstance(command, Tick):
+        kind = type(command)
+        if kind is Receive:
+            command.ticket = call  # type: ignore[attr-defined]
+        elif kind is Tick:
             return
         try:
             if self._full_until_ms and _adds(command) and not self.broker.was_done(command):
@@ -328,7 +329,7 @@ class Shard:
         except Exception as error:
             raise _Met(call, error) from None
         else:
-            if call.reply is None and isinstance(command, Receive):
+            if kind is Receive and call.reply is None:
                 step.parked.append(call)
 
     def _commit(self, changes: Changes) -> None:
@@ -355,7 +356,7 @@ class Shard:
         if step.parked:
             calls = self._park(step, calls)
         for call in calls:
-            if call.command.__class__ in _NOTED:
+            if type(call.command) in _NOTED:
                 self._note(call)
         step.answered += calls
         if step.woken:

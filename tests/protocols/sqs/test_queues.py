@@ -237,6 +237,9 @@ class Answered:
             self.statuses.append(status)
             self._changed.notify()
 
+    def answer_well(self, exchange: Exchange, _lines: str, body: bytes) -> None:
+        self.answer(exchange, 200, (), body)
+
     def wait_for(self, count: int) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.statuses) == count, 10)

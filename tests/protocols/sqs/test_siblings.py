@@ -49,6 +49,9 @@ class Connection:
         assert status == 200, body
         self._answered.set_result(body)
 
+    def answer_well(self, exchange: Exchange, _lines: str, body: bytes) -> None:
+        self.answer(exchange, 200, (), body)
+
     def has_hung_up(self) -> bool:
         return False
 

@@ -11,33 +11,40 @@ import math
 import select
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
 
 from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers
 from penstock.protocols.http.request import Request
+from penstock.protocols.http.whole import read_whole
 
 if TYPE_CHECKING:
     from penstock.protocols.http.server import HttpServer
 
 log = logging.getLogger("penstock.http")
 
-_NEVER = math.inf
-LINGER_S = 2.0
+_now_s: Final = time.perf_counter
+_NEVER: Final = math.inf
+LINGER_S: Final = 2.0
 """How long a refused client may go on sending before it is cut off."""
-_JOIN_BYTES_MAX = 64 * 1024
+_JOIN_BYTES_MAX: Final = 64 * 1024
 """Responses up to this size are written as one piece; larger ones as head and body, to save the copy."""
-_NAMES_KEPT = 512
+_NAMES_KEPT: Final = 512
 
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
-_METHODS: dict[bytes, str] = {name.encode(): name for name in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS")}
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+_METHODS: Final[dict[bytes, str]] = {
+    name.encode(): name for name in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS")
+}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _CLOSED_BY_CLIENT = getattr(select, "POLLRDHUP", 0)
 """Besides resets, which are always told. Where the system does not know it, the loop alone tells of the end."""
 
-_IDLE, _HEAD, _BODY, _LINGER = range(4)
+_IDLE: Final = 0
+_HEAD: Final = 1
+_BODY: Final = 2
+_LINGER: Final = 3
 """What a connection reads: nothing yet, a request's header, its body, or only what is thrown away."""
 
 
@@ -63,6 +70,7 @@ class HttpConnection:
         "_fed_bytes",
         "_headers",
         "_in_flight",
+        "_is_between",
         "_is_closing",
         "_is_eof",
         "_is_pumping",
@@ -72,6 +80,7 @@ class HttpConnection:
         "_last_keeps_alive",
         "_parser",
         "_peer",
+        "_piece_bytes",
         "_reading",
         "_rejection",
         "_server",
@@ -93,6 +102,10 @@ class HttpConnection:
         self._body: bytes | bytearray = b""
         self._fed_bytes = 0
         """Read since the last complete request."""
+        self._piece_bytes = 0
+        """The length of the last piece of a body."""
+        self._is_between = True
+        """Whether the parser is known to be between two requests, so that it need not see the next one."""
         self._waiting: list[tuple[Request, bool]] = []
         """Complete requests, and whether the connection stays open after each."""
         self._in_flight: Exchange | None = None
@@ -136,22 +149,47 @@ class HttpConnection:
     def data_received(self, data: bytes) -> None:
         """Parse, then hand out what is complete."""
         parser = self._parser
-        if parser is None:
+        if parser is None or (self._is_between and self._is_taken_whole(data)):
             return
         was_reading = self._reading
         self._fed_bytes += len(data)
+        self._is_between = False
+        self._piece_bytes = 0
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._reject(400, f"this is not HTTP: {error}")
+        self._is_between = self._reading == _IDLE and self._piece_bytes == len(data)
         if self._reading == _HEAD and self._fed_bytes > self._server.limits.header_bytes_max:
             self._reject(431, f"the header is larger than {self._server.limits.header_bytes_max} bytes")
         if self._waiting or self._rejection is not None:
             self._pump()
         elif self._reading != was_reading and self._in_flight is None:
             self._set_deadline()
+
+    def _is_taken_whole(self, data: bytes) -> bool:
+        """Whether these bytes were one ordinary request, which is in the handler's hands now, or waits."""
+        server = self._server
+        if self._rejection is not None or self._is_eof:
+            return False
+        found = read_whole(data, server.header_bytes_max, server.body_bytes_max)
+        if found is None:
+            return False
+        target, headers, body = found
+        request = Request("POST", target, headers, body, self._peer, self._is_tls)
+        if self._waiting or self._in_flight is not None or self._is_write_paused or self._is_closing:
+            self._waiting.append((request, True))
+            self._pump()
+            return True
+        self._is_pumping = True
+        self._last_keeps_alive = True
+        self._handle(request)
+        self._is_pumping = False
+        if self._waiting or self._rejection is not None or self._is_eof or server.is_draining:
+            self._pump()
+        return True
 
     def eof_received(self) -> bool:
         """The client sends no more. What is in flight is answered, unless it waits."""
@@ -223,6 +261,7 @@ class HttpConnection:
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body."""
+        self._piece_bytes = len(piece)
         if self._rejection is not None:
             return
         if not self._body:
@@ -272,7 +311,7 @@ class HttpConnection:
         self._mind_reading()
 
     def _handle(self, request: Request) -> None:
-        exchange = self._in_flight = Exchange(self, request, time.perf_counter())
+        exchange = self._in_flight = Exchange(self, request, _now_s())
         self.deadline = _NEVER
         self._server.counters.requests += 1
         try:
@@ -284,11 +323,25 @@ class HttpConnection:
 
     def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
         """Write the response to the request in flight, and go on. For `Exchange.respond`."""
+        keeps_alive = self._last_keeps_alive and not self._server.is_draining and not self._is_eof
+        head = self._head(status, headers, len(body), keeps_alive, exchange.request)
+        self._write(exchange, status, head, body, keeps_alive)
+
+    def answer_well(self, exchange: Exchange, lines: str, body: bytes) -> None:
+        """As `answer` with 200, for header lines that are ASCII, and known to be as they have to be."""
+        server = self._server
+        request = exchange.request
+        if not self._last_keeps_alive or server.is_draining or self._is_eof or "connection" in request.headers:
+            pairs = [_pair(line) for line in lines.splitlines()]
+            self.answer(exchange, 200, pairs, body)
+            return
+        head = f"{server.ok_lines}{lines}content-length: {len(body)}\r\n\r\n".encode("ascii")
+        self._write(exchange, 200, head, body, True)
+
+    def _write(self, exchange: Exchange, status: int, head: bytes, body: bytes, keeps_alive: bool) -> None:
         assert exchange is self._in_flight
         transport = self._transport
         assert transport is not None
-        keeps_alive = self._last_keeps_alive and not self._server.is_draining and not self._is_eof
-        head = self._head(status, headers, len(body), keeps_alive, exchange.request)
         exchange.end()
         self._in_flight = None
         if exchange.request.method == "HEAD":
@@ -367,12 +420,14 @@ class HttpConnection:
             self._close()
 
     def _set_deadline(self) -> None:
-        limits = self._server.limits
         if self._in_flight is not None:
             self.deadline = _NEVER
-        elif self._reading == _IDLE:
-            self.deadline = self._server.now + limits.idle_timeout_s
-        elif self._reading == _HEAD:
+            return
+        if self._reading == _IDLE:
+            self.deadline = self._server.idle_until
+            return
+        limits = self._server.limits
+        if self._reading == _HEAD:
             self.deadline = self._server.now + limits.header_timeout_s
         elif self._reading == _BODY:
             self.deadline = self._server.now + limits.body_timeout_s
@@ -496,7 +551,7 @@ class HttpConnection:
         self._pump()
 
 
-_NAMES: dict[bytes, str] = {}
+_NAMES: Final[dict[bytes, str]] = {}
 
 
 def _name(name: bytes) -> str:
@@ -505,6 +560,16 @@ def _name(name: bytes) -> str:
     if len(_NAMES) < _NAMES_KEPT:
         _NAMES[name] = text
     return text
+
+
+def _pair(line: str) -> tuple[str, str]:
+    """A header's name and value.
+
+    >>> _pair("content-type: text/plain")
+    ('content-type', 'text/plain')
+    """
+    name, _, value = line.partition(": ")
+    return name, value
 
 
 def _one_line(text: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.protocols.http.request import Request
 
+_now_s: Final = time.perf_counter
 Headers = Sequence[tuple[str, str]]
 PLAIN_TEXT: Headers = (("content-type", "text/plain; charset=utf-8"),)
 
@@ -17,6 +18,10 @@ class Answering(Protocol):
 
     def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
         """Write the response to the request in flight."""
+        ...
+
+    def answer_well(self, exchange: Exchange, lines: str, body: bytes) -> None:
+        """As `answer` with 200, for header lines that are ASCII, and known to be as they have to be."""
         ...
 
     def has_hung_up(self) -> bool:
@@ -72,9 +77,20 @@ class Exchange:
         connection.answer(self, status, headers, body)
         return True
 
+    def respond_well(self, lines: str, body: bytes) -> bool:
+        """As `respond` with 200, for a handler that has the header lines at hand: ASCII, each ended by CR LF.
+
+        They go out as they are: nothing that a client said may be in them unchecked.
+        """
+        connection = self._connection
+        if connection is None or (self.on_abandoned is not None and connection.has_hung_up()):
+            return False
+        connection.answer_well(self, lines, body)
+        return True
+
     def seconds(self) -> float:
         """How long this request is in the handler's hands."""
-        return time.perf_counter() - self._started
+        return _now_s() - self._started
 
     def end(self) -> None:
         """Cut the way back. For the connection alone."""

@@ -47,8 +47,14 @@ class HttpServer:
         self.is_draining = False
         self.date_line = ""
         """The Date header, as of the last sweep."""
+        self.ok_lines = ""
+        """The status line of a response that went well, and its Date header."""
         self.now = 0.0
         """The loop's time, as of the last sweep: exact enough for timeouts."""
+        self.idle_until = 0.0
+        """The deadline of who is idle from now on."""
+        self.header_bytes_max = self.limits.header_bytes_max
+        self.body_bytes_max = self.limits.body_bytes_max
         self._connections: set[HttpConnection] = set()
         self._listener: Any = None
         """An asyncio server: its sockets are a tuple or a list, as the loop has it."""
@@ -60,12 +66,12 @@ class HttpServer:
     ) -> int:
         """Listen, on a socket that is there already or on one of its own. Port 0 picks a free one; returns the port."""
         loop = asyncio.get_running_loop()
-        self._sweep()
+        self.start_clock()
         if listener is not None:
-            self._listener = await loop.create_server(self._make_connection, sock=listener, ssl=ssl, backlog=_BACKLOG)
+            self._listener = await loop.create_server(self.make_connection, sock=listener, ssl=ssl, backlog=_BACKLOG)
         else:
             self._listener = await loop.create_server(
-                self._make_connection,
+                self.make_connection,
                 host,
                 port,
                 ssl=ssl,
@@ -74,7 +80,12 @@ class HttpServer:
             )
         return int(self._listener.sockets[0].getsockname()[1])
 
-    def _make_connection(self) -> asyncio.Protocol:
+    def start_clock(self) -> None:
+        """Keep the time of the connections. `start` does; so does who brings connections of his own."""
+        self._sweep()
+
+    def make_connection(self) -> asyncio.Protocol:
+        """A connection to be: for a loop's `create_server`."""
         return cast(asyncio.Protocol, HttpConnection(self))
 
     @property
@@ -155,7 +166,9 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         limits = self.limits
         self.now = now = loop.time()
+        self.idle_until = now + limits.idle_timeout_s
         self.date_line = f"date: {formatdate(usegmt=True)}\r\n"
+        self.ok_lines = f"HTTP/1.1 200 OK\r\n{self.date_line}"
         for connection in [each for each in self._connections if each.deadline <= now]:
             connection.expire()
         shortest_s = min(limits.header_timeout_s, limits.body_timeout_s, limits.idle_timeout_s)

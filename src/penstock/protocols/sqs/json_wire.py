@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from penstock.protocols.http import Exchange
 from penstock.protocols.sqs.errors import MALFORMED_INPUT, SqsError
 from penstock.protocols.sqs.shapes import Shape
 
 TARGET_PREFIX = "AmazonSQS."
 CONTENT_TYPE = ("content-type", "application/x-amz-json-1.0")
+_LINES: Final = "content-type: application/x-amz-json-1.0\r\nx-amzn-requestid: "
 
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
@@ -36,6 +38,18 @@ class Decoder:
             return self._decode(body or b"{}")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SqsError(MALFORMED_INPUT, f"The request is not as the action needs it: {error}") from None
+
+
+def respond(exchange: Exchange, body: bytes) -> bool:
+    """Answer with a result; False if the client is gone."""
+    return exchange.respond_well(f"{_LINES}{exchange.request_id}\r\n", body)
+
+
+def respond_error(exchange: Exchange, error: SqsError) -> None:
+    """Answer with an error."""
+    exchange.outcome = error.kind.code
+    headers = (CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id), error_header(error))
+    exchange.respond(error.kind.status, headers, encode_error(error))
 
 
 def encode_error(error: SqsError) -> bytes:

@@ -15,9 +15,11 @@ compare them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-REMEMBERED_MAX = 20_000
+REMEMBERED_MAX: Final = 20_000
 """Messages. Each takes some 150 bytes."""
+_BACKSLASH: Final = 92
 
 
 def is_plain(body: bytes) -> bool:
@@ -26,7 +28,7 @@ def is_plain(body: bytes) -> bool:
     >>> is_plain(b'{"MessageBody": "text"}'), is_plain(b'{"MessageBody": "a\\\\nb"}'), is_plain("é".encode())
     (True, False, False)
     """
-    return body.isascii() and b"\\" not in body
+    return _BACKSLASH not in body and body.isascii()
 
 
 class Remembered:

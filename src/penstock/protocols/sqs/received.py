@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.core.attributes import Attributes, decode_attributes
 from penstock.core.commands import Delivery, Run
@@ -32,6 +33,14 @@ SYSTEM_ATTRIBUTES = frozenset(
 )
 ANONYMOUS_SENDER = "AIDAPENSTOCK"
 """The SenderId of messages whose senders are not known."""
+
+
+def _built_in_md5() -> Any:
+    """Python's own MD5; None if it was left out."""
+    try:
+        return importlib.import_module("_md5").md5
+    except ImportError:
+        return None
 
 
 class Wanted(NamedTuple):
@@ -183,13 +192,20 @@ class Parcel(NamedTuple):
 
 def md5(data: bytes) -> str:
     """A checksum as SQS gives it."""
+    if len(data) <= _SHORT and _short_md5 is not None:
+        short: str = _short_md5(data).hexdigest()
+        return short
     state = _MD5.copy()
     state.update(data)
-    return state.hexdigest()
+    found: str = state.hexdigest()
+    return found
 
 
-_MD5 = hashlib.md5(usedforsecurity=False)
+_MD5: Final[Any] = hashlib.md5(usedforsecurity=False)
 """Copied for each checksum: to look up an algorithm by its name takes longer than to use it."""
+_SHORT: Final = 256
+"""Python's own MD5 begins sooner than OpenSSL's, which is faster once it has begun."""
+_short_md5: Final[Any] = _built_in_md5()
 
 
 def sequence_number(sequence: int) -> str:

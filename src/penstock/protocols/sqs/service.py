@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue, ListQueues
 from penstock.core.config import QueueConfig
@@ -28,9 +28,10 @@ from penstock.server.settings import SqsSettings
 from penstock.server.shard import Call
 from penstock.server.shards import Names, Shards
 
-_SEQUENCE_BYTES = 6
-_SEQUENCE_DIGITS = 2 * _SEQUENCE_BYTES
-_SEQUENCES_MAX = 16**_SEQUENCE_DIGITS
+_SEQUENCE_DIGITS: Final = 12
+SEQUENCES_MAX: Final = 16**12
+"""Below this, the ids of a queue's messages differ in their last twelve digits only."""
+_HEX: Final[list[str]] = [f"{number:02x}" for number in range(256)]
 _SEALS_MAX = 10_000
 _NAMES_ASKED = 1_000
 
@@ -52,6 +53,34 @@ def ask_all(commands: Sequence[Command]) -> Generator[Asked, Any, list[Any]]:
     """The replies to several commands, in their order; an error of the core stands in the place of its reply."""
     calls: list[Call] = yield tuple(commands)
     return [call.error if isinstance(call.error, PenstockError) else call.result() for call in calls]
+
+
+class Numbered:
+    """Texts that start the same and end with a number in twelve hexadecimal digits.
+
+    >>> numbered = Numbered("x-")
+    >>> numbered.text(255), numbered.text(256)
+    ('x-0000000000ff', 'x-000000000100')
+    """
+
+    __slots__ = ("_block", "_start", "_started")
+
+    def __init__(self, start: str) -> None:
+        self._start = start
+        self._block = -1
+        self._started = ""
+
+    def text(self, number: int) -> str:
+        """The text with this number. Those that lie near each other share all but two digits, which are made once."""
+        block = number >> 8
+        if block != self._block:
+            self._started = self._start + f"{block:010x}"
+            self._block = block
+        return self._started + _HEX[number & 255]
+
+    def texts(self, first: int, count: int) -> list[str]:
+        """So many texts from a number on."""
+        return [self.text(number) for number in range(first, first + count)]
 
 
 class Caller:
@@ -90,7 +119,7 @@ class ServiceBase:
         self.urls = Urls(needs_account=self.limits.is_strict)
         self.arns = Arns(settings.region, settings.account)
         self.account = settings.account
-        self._id_prefixes: dict[int, str] = {}
+        self._numbered: dict[int, Numbered] = {}
         self._seals: dict[int, Seal] = {}
         self.remembered = Remembered()
         self._changing: set[str] = set()
@@ -104,24 +133,25 @@ class ServiceBase:
 
     def message_id(self, queue_id: int, sequence: int) -> str:
         """As the broker's, faster: of the ids of a queue only the last twelve digits differ, for long enough."""
-        if sequence < _SEQUENCES_MAX:
-            return self._id_prefix(queue_id) + sequence.to_bytes(_SEQUENCE_BYTES, "big").hex()
+        if sequence < SEQUENCES_MAX:
+            return self.numbered(queue_id).text(sequence)
         return self.broker.message_id(queue_id, sequence)
 
     def message_ids(self, queue_id: int, first: int, count: int) -> list[str]:
         """The ids of messages one after the other."""
-        if first + count > _SEQUENCES_MAX:
+        if first + count > SEQUENCES_MAX:
             return [self.broker.message_id(queue_id, sequence) for sequence in range(first, first + count)]
-        prefix = self._id_prefix(queue_id)
-        return [prefix + sequence.to_bytes(_SEQUENCE_BYTES, "big").hex() for sequence in range(first, first + count)]
+        return self.numbered(queue_id).texts(first, count)
 
-    def _id_prefix(self, queue_id: int) -> str:
-        prefix = self._id_prefixes.get(queue_id)
-        if prefix is None:
-            if len(self._id_prefixes) >= _SEALS_MAX:
-                self._id_prefixes.clear()
-            prefix = self._id_prefixes[queue_id] = self.broker.message_id(queue_id, 0)[:-_SEQUENCE_DIGITS]
-        return prefix
+    def numbered(self, queue_id: int) -> Numbered:
+        """The ids of a queue's messages, by sequence number."""
+        numbered = self._numbered.get(queue_id)
+        if numbered is None:
+            if len(self._numbered) >= _SEALS_MAX:
+                self._numbered.clear()
+            start = self.broker.message_id(queue_id, 0)[:-_SEQUENCE_DIGITS]
+            numbered = self._numbered[queue_id] = Numbered(start)
+        return numbered
 
     def seal(self, queue_id: int) -> Seal:
         """What makes and reads a queue's receipts."""
