@@ -60,6 +60,7 @@ class Controller:
         self._producer: Producer | None = None
         self._admin: AdminClient | None = None
         self._nonce = ""
+        self._has_read_own_name = False
         self._members: set[str] = set()
         self._asked_s = float("-inf")
         self._next_look_s = 0.0
@@ -115,6 +116,7 @@ class Controller:
         self._producer = producer
         self._asked_s = float("-inf")
         self._nonce = uuid.uuid4().hex
+        self._has_read_own_name = False
         self._written.clear()
         self._moved_s = dict.fromkeys(self._ledger.shards, now_s)
         self._write({"controller": ControllerRecord(node=self._node, nonce=self._nonce)})
@@ -124,7 +126,10 @@ class Controller:
         """Whether the ledger has what this controller has written, and so whatever was written before."""
         if self._ledger.controller is None or self._ledger.controller.nonce != self._nonce:
             self._next_look_s = 0.0
+            if self._has_read_own_name or now_s - self._written_s >= SEEN_S_MAX:
+                self._take_over_again(now_s)
             return False
+        self._has_read_own_name = True
         unread = {
             shard: epoch
             for shard, epoch in self._written.items()
@@ -132,6 +137,16 @@ class Controller:
         }
         self._written = unread if now_s - self._written_s < SEEN_S_MAX else {}
         return not self._written
+
+    def _take_over_again(self, now_s: float) -> None:
+        """Somebody has written a name after ours, and the group says that we are the controller.
+
+        That is one who was it, was cut off, and wrote before it could hear that it is no more. It has fenced us; we
+        would not notice, for we write nothing before we have read our name.
+        """
+        log.warning("a former controller came back for a moment: node %s takes over again", self._node)
+        self._drop_producer()
+        self._next_look_s = now_s + self._look_s
 
     # -- deciding --
 

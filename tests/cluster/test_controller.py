@@ -1,0 +1,29 @@
+"""The controller on a real Kafka: what one does that was the controller, and does not know yet that it is no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.cluster.controller import Controller
+from penstock.cluster.ledger import Ledger
+from penstock.server.settings import parse
+from tests.cluster.nodes import SHARDS, settings_text, thread_node, until
+from tests.kafka import kafka, unique_prefix  # noqa: F401
+from tools.kafka import KafkaCluster
+
+
+def test_a_controller_decides_again_after_a_former_one_came_back_for_a_moment(
+    kafka: KafkaCluster,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """One that was cut off writes its name as soon as it can; then it hears that another one has taken its place."""
+    name = unique_prefix("former")
+    options = parse(settings_text(kafka, name, "former", tmp_path / "former", session_s=3.0)).kafka_options()
+    with thread_node(kafka, name, "a", tmp_path) as a:
+        assert a.own_shards == list(range(SHARDS))
+        former = Controller(options, "former", Ledger(), session_timeout_s=3.0, cool_down_s=0.2)
+        former.step_up()
+        former.turn()
+        former.step_down()
+        with thread_node(kafka, name, "b", tmp_path) as b:
+            until(lambda: len(b.own_shards) == len(a.own_shards) == SHARDS // 2, "a decision")
