@@ -206,9 +206,9 @@ class World:
 
     def _wait_for_polls(self) -> None:
         assert self._server is not None
-        counts, key, deadline = self._server.services.meter._counts, ("poll", "Receive", "ok"), 5_000
-        first = counts.get(key, 0)
-        while counts.get(key, 0) < first + 2:
+        key, deadline = ("poll", "Receive", "ok"), 5_000
+        first = self._server.answered().get(key, 0)
+        while self._server.answered().get(key, 0) < first + 2:
             deadline -= 1
             assert deadline, "nobody polls"
             threading.Event().wait(0.001)

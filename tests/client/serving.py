@@ -57,6 +57,20 @@ class Server:
     def url(self) -> str:
         return f"penstock://127.0.0.1:{self.port}"
 
+    def answered(self) -> dict[tuple[str, str, str], int]:
+        """How many requests were answered, by protocol, action and outcome. From any thread."""
+        while True:
+            try:
+                families = list(self.services.meter.families())
+            except RuntimeError:  # a first request of its kind was answered while we looked
+                continue
+            return {
+                (sample.labels["protocol"], sample.labels["action"], sample.labels["outcome"]): int(sample.value)
+                for family in families
+                for sample in family.samples
+                if sample.name == "penstock_requests_total"
+            }
+
     async def start(self) -> None:
         options = uvicorn_options(self.settings.websocket)
         config = uvicorn.Config(

@@ -70,7 +70,7 @@ class Site:
         self.loop.run(self.proxy.cut())
 
     def count(self, action: str, outcome: str = "ok") -> int:
-        counts = self.server.services.meter._counts
+        counts = self.server.answered()
         return sum(n for (_, what, how), n in counts.items() if (what, how) == (action, outcome))
 
     def close(self) -> None:

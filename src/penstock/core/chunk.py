@@ -388,6 +388,8 @@ class Chunk:
         cursor = _Cursor(view, _OFFSETS_AT, count)
         offsets = cursor.offsets()
         cursor.align()
+        if not sections:  # asking for each of them takes longer than everything above
+            return cls(base, sent_ms, count, view[head_length:], offsets, None, {}, None)
         columns = {section: cursor.binary() for section in _BINARY if sections & section}
         due_ms = cursor.numbers() if sections & Section.DUE else None
         return cls(base, sent_ms, count, view[head_length:], offsets, None, columns, due_ms)

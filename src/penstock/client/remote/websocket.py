@@ -1,7 +1,11 @@
 """The websocket transport: one connection, requests and answers in both directions at any time.
 
 An asyncio protocol around the sans-I/O half of the `websockets` library: a frame that arrives is decoded, and its
-answers are handed on in the same turn of the loop, without a task in between.
+answers are handed on in the same turn of the loop, without a task in between. Plain frames are read and made without
+the library (see `penstock.wire.frames`).
+
+When the server says goodbye, nothing is sent any more: the link is not writable, and what is outgoing waits for the
+next one.
 """
 
 from __future__ import annotations
@@ -16,18 +20,22 @@ from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
+from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from penstock.client.remote.address import Address, Options, TransportName
 from penstock.client.remote.link import Listener, UpgradeRefused
 from penstock.core.errors import AccessDenied, BatchTooLarge, ConnectionLost, NotSent, OutcomeUnknown, PenstockError
 from penstock.wire.answers import Kind, Welcome, decode_answers, unpack_failure, unpack_reply
+from penstock.wire.frames import Frames, masked_frame
 from penstock.wire.requests import SOCKET_PATH, VERSION, Cancel, Hello, Request, encode_requests
 
 _HELLO = 0
 """The number of the first request; those of the caller start above, those of this file are negative."""
 _CLOSE_TIMEOUT_S = 1.0
 _HIGH_WATER_BYTES = 4 * 1024 * 1024
+_FRAME_BYTES_MAX = 1024 * 1024
+_HEAD_END = b"\r\n\r\n"
 
 
 async def connect(address: Address, options: Options, listener: Listener) -> WebsocketLink:
@@ -76,22 +84,32 @@ class WebsocketLink(asyncio.Protocol):
         self._websocket = ClientProtocol(parse_uri(f"{scheme}://{address.authority}{SOCKET_PATH}"), max_size=None)
         self._socket: asyncio.Transport | None = None
         self._parts: list[bytes] = []
+        self._frames: Frames | None = None
+        """What comes after the handshake; None before it, and while that is the library's."""
         self._heard_s = 0.0
         self._beat: asyncio.TimerHandle | None = None
         self._is_open = False
         self._over: Exception | None = None
         self._controls = 0
         self._gone: asyncio.Future[None] = self._loop.create_future()
-        self._frame_bytes_max = 1024 * 1024
+        self._frame_bytes_max = _FRAME_BYTES_MAX
         self.welcome: Welcome
-        self.is_writable = True
+        self._has_room = True
+        """Whether the socket takes more."""
         self.ready: asyncio.Future[None] = self._loop.create_future()
         """Resolved when requests may be sent."""
 
     # -- what the caller does --
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether it takes requests now; if not, it is lost soon, or `writable` will be heard."""
+        return self._has_room and self._can_send
+
     def send(self, requests: Sequence[Request]) -> None:
-        """Send requests as one frame, or as few as there have to be."""
+        """Send requests as one frame, or as few as there have to be. After the server's goodbye nothing is sent."""
+        if not self._can_send:
+            return
         frame = encode_requests(requests)
         if len(frame) <= self._frame_bytes_max:
             self._write_frame(frame)
@@ -113,8 +131,9 @@ class WebsocketLink(asyncio.Protocol):
         self._stop_beating()
         if self._socket is None or self._gone.done():
             return
-        self._websocket.send_close(1000)
-        self._flush()
+        if self._can_send:
+            self._websocket.send_close(1000)
+            self._flush()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._gone
@@ -151,12 +170,23 @@ class WebsocketLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
         self._heard_s = self._loop.time()
+        if self._frames is not None and self._can_send:
+            messages, data = self._frames.split(data)
+            for message in messages:
+                self._take_message(message)
+        if data:
+            self._take_bytes(data)
+
+    def _take_bytes(self, data: bytes) -> None:
+        """The long way, through the library."""
         self._websocket.receive_data(data)
         for event in self._websocket.events_received():
             if isinstance(event, Frame):
                 self._take_frame(event)
             elif isinstance(event, Response):
                 self._take_response(event)
+                if data.find(_HEAD_END) == len(data) - len(_HEAD_END):  # else frames have come with it
+                    self._frames = Frames(masked=False, bytes_max=_FRAME_BYTES_MAX)
         self._flush()
         if self._websocket.close_expected() and self._socket is not None:
             self._socket.close()
@@ -179,12 +209,12 @@ class WebsocketLink(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The socket is full."""
-        self.is_writable = False
+        self._has_room = False
 
     def resume_writing(self) -> None:
         """The socket takes more."""
-        self.is_writable = True
-        if self._is_open:
+        self._has_room = True
+        if self._is_open and self._can_send:
             self._listener.writable()
 
     # -- the websocket --
@@ -225,9 +255,14 @@ class WebsocketLink(asyncio.Protocol):
         self.ready.set_result(None)
         self._beat = self._loop.call_later(self._options.heartbeat, self._check_life)
 
+    @property
+    def _can_send(self) -> bool:
+        """Whether neither side has said goodbye."""
+        return self._websocket.state is State.OPEN
+
     def _write_frame(self, frame: bytes) -> None:
-        self._websocket.send_binary(frame)
-        self._flush()
+        assert self._socket is not None
+        self._socket.write(masked_frame(frame))
 
     def _flush(self) -> None:
         assert self._socket is not None
@@ -248,7 +283,7 @@ class WebsocketLink(asyncio.Protocol):
         if silent_s > 2 * self._options.heartbeat:
             self._fail(OutcomeUnknown(f"{self._address} has been silent for {silent_s:.1f} s"))
             return
-        if silent_s >= self._options.heartbeat / 2:
+        if silent_s >= self._options.heartbeat / 2 and self._can_send:
             self._websocket.send_ping(b"alive?")
             self._flush()
         self._beat = self._loop.call_later(self._options.heartbeat, self._check_life)

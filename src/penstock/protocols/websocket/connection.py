@@ -5,6 +5,9 @@ reading for each. That costs more than most commands do. So who serves a connect
 itself (`hear`), in the turn of the loop in which they came, and may write frames at once while the client reads them.
 Everything else goes the long way: text, the connection's end, and whatever comes while nobody hears. Frames keep their
 order, since none takes the short way while others are still in the queue.
+
+Such frames are read and made without the `websockets` library as well (see `penstock.wire.frames`). It is given the
+handshake, and all frames that are not plain.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import State
 
+from penstock.wire.frames import Frames, binary_frame
+
+_HEAD_END = b"\r\n\r\n"
 CONNECTION = "penstock.websocket"
 """Where a scope has its connection."""
 
@@ -26,6 +32,12 @@ class Connection(WebSocketsSansIOProtocol):
 
     hear: Callable[[bytes], None] | None = None
     """Takes a binary frame. None: frames go to the application's queue."""
+    _frames: Frames | None = None
+    """What comes after the handshake; None before it."""
+    _is_asked = False
+    """The request for the upgrade has come: uvicorn's HTTP side hands it over in one piece."""
+    _is_early = False
+    """More came before it was answered, and where in that a frame begins is not known: all goes the long way."""
 
     def handle_connect(self, event: Request) -> None:
         """The upgrade was asked for."""
@@ -34,13 +46,35 @@ class Connection(WebSocketsSansIOProtocol):
             scope: Any = self.scope
             scope[CONNECTION] = self
 
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        frames = self._frames
+        if frames is None and self.conn.state is State.OPEN and not self._is_early:
+            frames = self._frames = Frames(masked=True, bytes_max=self.config.ws_max_size)
+        if frames is None or self.conn.state is not State.OPEN:
+            self._is_early = self._is_early or self._is_asked or not data.endswith(_HEAD_END)
+            self._is_asked = True
+            super().data_received(data)
+            return
+        payloads, rest = frames.split(data)
+        for payload in payloads:
+            self._heard(payload)
+        if rest:
+            super().data_received(rest)
+
     def handle_bytes(self, event: Frame) -> None:
-        """A binary frame came; one that is only the beginning of a message goes the long way, as will the rest."""
-        hear = self.hear
-        if hear is None or not event.fin or self.close_sent or not self.queue.empty():
-            super().handle_bytes(event)
+        """A binary frame came the long way; one that is only the beginning of a message goes on so, with the rest."""
+        if event.fin:
+            self._heard(bytes(event.data))
         else:
-            hear(bytes(event.data))
+            super().handle_bytes(event)
+
+    def _heard(self, payload: bytes) -> None:
+        hear = self.hear
+        if hear is None or self.close_sent or not self.queue.empty():
+            super().handle_bytes(Frame(Opcode.BINARY, payload))
+        else:
+            hear(payload)
 
     @property
     def can_write(self) -> bool:
@@ -54,5 +88,4 @@ class Connection(WebSocketsSansIOProtocol):
 
     def write(self, frame: bytes) -> None:
         """Write a binary frame; only while `can_write`."""
-        self.conn.send_binary(frame)
-        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.write(binary_frame(frame))

@@ -1,0 +1,125 @@
+"""Websocket frames, the short way: whole binary frames, which nearly all are, are read and made here in a few lines.
+
+The `websockets` library reads a frame through two generators and a dozen calls, most of them for what a conversation
+never has: extensions, text, fragments. Everything but a small, whole, binary frame is still left to the library, which
+also opens and closes the connection. It has to be given whole frames, and those here must not be read in the middle of
+another one. So `Frames` follows where frames begin and end in all bytes that come, also in those that it leaves alone:
+
+    first byte     FIN, three reserved bits, opcode: 0x82 is a whole binary frame without extensions
+    second byte    MASK, seven bits of length; 126: two more bytes of it follow; 127: eight more
+    mask           four bytes, if MASK is set; clients mask, servers do not
+"""
+
+from __future__ import annotations
+
+import os
+
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # where the library comes without its part in C
+    from websockets.utils import apply_mask
+
+_BINARY = 0x82
+_FIN, _CONTROL, _MASKED = 0x80, 0x08, 0x80
+_TWO_MORE, _EIGHT_MORE = 126, 127
+_SHORT_BYTES_MAX = 0xFFFF
+"""Longer frames mostly come in pieces, and go the long way."""
+_HEAD_BYTES = 2
+
+
+def binary_frame(payload: bytes) -> bytes:
+    """A frame as a server sends it.
+
+    >>> binary_frame(b"abc")
+    b'\\x82\\x03abc'
+    """
+    return _head(len(payload), 0) + payload
+
+
+def masked_frame(payload: bytes) -> bytes:
+    """A frame as a client sends it, under a mask that nobody can foresee."""
+    mask = os.urandom(4)
+    return _head(len(payload), _MASKED) + mask + apply_mask(payload, mask)
+
+
+def _head(length: int, masked: int) -> bytes:
+    if length < _TWO_MORE:
+        return bytes((_BINARY, masked | length))
+    if length <= _SHORT_BYTES_MAX:
+        return bytes((_BINARY, masked | _TWO_MORE)) + length.to_bytes(2, "big")
+    return bytes((_BINARY, masked | _EIGHT_MORE)) + length.to_bytes(8, "big")
+
+
+class Frames:
+    """The frames in a stream of bytes, from the first one after the handshake on.
+
+    >>> Frames(masked=False, bytes_max=100).split(binary_frame(b"one") + binary_frame(b"two") + b"\\x89\\x00")
+    ([b'one', b'two'], b'\\x89\\x00')
+    """
+
+    __slots__ = ("_bytes_max", "_head", "_is_fragmented", "_left", "_masked")
+
+    def __init__(self, *, masked: bool, bytes_max: int) -> None:
+        self._masked = _MASKED if masked else 0
+        self._bytes_max = min(bytes_max, _SHORT_BYTES_MAX)
+        self._left = 0
+        """How much of a frame that was left to the library is still to come."""
+        self._head = b""
+        """The beginning of a head, whose rest is still to come. The library has it."""
+        self._is_fragmented = False
+        """A message has begun, and its next fragment is still to come."""
+
+    def split(self, data: bytes) -> tuple[list[bytes], bytes]:
+        """The payloads of the plain frames at the beginning, and the bytes after them, which are the library's."""
+        if self._left or self._head or self._is_fragmented:
+            self.follow(data)
+            return [], data
+        payloads: list[bytes] = []
+        size, masked, start = len(data), self._masked, 0
+        while size - start >= _HEAD_BYTES and data[start] == _BINARY and data[start + 1] & _MASKED == masked:
+            length, begin = data[start + 1] & ~_MASKED, start + _HEAD_BYTES
+            if length == _TWO_MORE:
+                length, begin = int.from_bytes(data[begin : begin + 2], "big"), begin + 2
+            elif length == _EIGHT_MORE:
+                break
+            if masked:
+                begin += 4
+            end = begin + length
+            if end > size or length > self._bytes_max:
+                break
+            payload = data[begin:end]
+            payloads.append(apply_mask(payload, data[begin - 4 : begin]) if masked else payload)
+            start = end
+        rest = data[start:]
+        if rest:
+            self.follow(rest)
+        return payloads, rest
+
+    def follow(self, data: bytes) -> None:
+        """The library is given these bytes: see where the next frame begins."""
+        data, start = self._head + data, self._left
+        self._head = b""
+        while start < len(data):
+            length = _frame_length(data, start)
+            if not length:
+                self._head = data[start:]
+                break
+            if not data[start] & _CONTROL:
+                self._is_fragmented = not data[start] & _FIN
+            start += length
+        self._left = max(0, start - len(data)) if not self._head else 0
+
+
+def _frame_length(data: bytes, start: int) -> int:
+    """How long the frame that starts here is, with its head; 0 if its head is not whole."""
+    if len(data) - start < _HEAD_BYTES:
+        return 0
+    second = data[start + 1]
+    length, head = second & ~_MASKED, _HEAD_BYTES
+    more = {_TWO_MORE: 2, _EIGHT_MORE: 8}.get(length, 0)
+    if more:
+        head += more
+        if len(data) - start < head:
+            return 0
+        length = int.from_bytes(data[start + 2 : start + head], "big")
+    return head + length + (4 if second & _MASKED else 0)
