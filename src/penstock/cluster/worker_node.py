@@ -22,7 +22,7 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from penstock.cluster.base import ClusterMap, LinkBroken, NodeAddress, ShardMoved
-from penstock.cluster.forwarder import Forwarder
+from penstock.cluster.forwarder import Forwarder, forwarder_families
 from penstock.cluster.host import ShardHost
 from penstock.cluster.link import Link, LinkIdentity, LinkLimits
 from penstock.cluster.link_server import LinkServer
@@ -141,6 +141,7 @@ class WorkerNode(Node):
         self._opened = contextlib.AsyncExitStack()
         self._opened_once = False
         self._process = ProcessMetrics()
+        self._forwarder: Forwarder | None = None
 
     async def _open_shards(self) -> Shards:
         """Open this worker's shard, and wait for the siblings to have opened theirs."""
@@ -181,9 +182,9 @@ class WorkerNode(Node):
         )
         place.router = router
         await self._until_all_serve()
-        forwarder = Forwarder(served, router.submit_to)
-        forwarder.start()
-        self._opened.push_async_callback(forwarder.stop)
+        self._forwarder = Forwarder(served, router.submit_to)
+        self._forwarder.start()
+        self._opened.push_async_callback(self._forwarder.stop)
         return router
 
     async def _listen(self) -> dict[str, Address]:
@@ -194,7 +195,12 @@ class WorkerNode(Node):
 
     def _own_families(self) -> Iterable[Metric]:
         sources = [] if self._services is None else self._services.metric_sources
-        return [family for source in (*sources, self._process.families) for family in source()]
+        return [
+            family for source in (*sources, self._forwarder_families, self._process.families) for family in source()
+        ]
+
+    def _forwarder_families(self) -> Iterable[Metric]:
+        return () if self._forwarder is None else forwarder_families({self._index: self._forwarder.stats()})
 
     async def _gather_metrics(self) -> list[Source]:
         """What every worker counts, whichever was asked. One that does not answer is down."""

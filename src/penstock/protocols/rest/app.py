@@ -7,7 +7,7 @@ caller may read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 from starlette.applications import Starlette
@@ -131,10 +131,10 @@ class RestApp:
         return Response(PAGE, media_type="text/html", headers=headers)
 
     async def metrics(self, request: Request) -> Response:
-        """Everything that is counted, for Prometheus."""
+        """Everything that is counted here, for Prometheus: with several nodes, each tells of what it has."""
         try:
             principal = self.desk.guard.principal(request.headers)
-            stats = await _stats_of_queues(self._services.shard, principal)
+            stats = await self._stats_of_queues(principal)
         except RestError as error:
             if error.status != 401:
                 return PlainTextResponse(f"{error}\n", error.status)
@@ -148,6 +148,13 @@ class RestApp:
             sources = [*self._services.metric_sources, self._process.families]
         return Response(render([*sources, lambda: queue_families(stats)]), media_type=CONTENT_TYPE)
 
+    async def _stats_of_queues(self, principal: Principal) -> list[Stats]:
+        shard = self._services.shard
+        if self._services.gather_metrics is None:
+            names = sorted(shard.identity.local_queues)
+            return await _each(names, principal, shard.local_stats)
+        return await _each(await _all_names(shard), principal, lambda name: shard.call(QueueStats(name=name)))
+
 
 class _Nothing(Response):
     """Says as a problem that there is nothing at a path."""
@@ -160,15 +167,22 @@ class _Nothing(Response):
         await not_found(self._desk, scope, receive, send)
 
 
-async def _stats_of_queues(shard: Shards, principal: Principal) -> list[Stats]:
-    found: list[Stats] = []
+async def _all_names(shard: Shards) -> list[str]:
+    found: list[str] = []
     after = ""
     while names := await shard.call(ListQueues(after=after, limit=_QUEUES_PER_CALL)):
+        found += names
         after = names[-1]
-        for name in names:
-            if principal.allows("read", name):
-                try:
-                    found.append(await shard.call(QueueStats(name=name)))
-                except QueueNotFound:
-                    continue
+    return found
+
+
+async def _each(names: Iterable[str], principal: Principal, stats_of: Callable[[str], Awaitable[Stats]]) -> list[Stats]:
+    """The counts of those queues that the caller may read."""
+    found: list[Stats] = []
+    for name in names:
+        if principal.allows("read", name):
+            try:
+                found.append(await stats_of(name))
+            except QueueNotFound:
+                continue
     return found
