@@ -40,6 +40,7 @@ from penstock.wire.pieces import Target, encode_section
 from tests.compat.server import Server, until
 
 PATIENCE_S = 600
+COMPLETE_S = 3_600
 TRIES = 5
 EVENTS = "penstock.events"
 
@@ -63,8 +64,8 @@ class Trial:
         """After `penstock pipeline run NAME`."""
         raise NotImplementedError
 
-    def has_begun(self) -> bool:
-        """Whether it is past its start, so that a kill hits its work."""
+    def progress(self) -> object:
+        """Something that changes as soon as a run is past its start, so that a kill hits its work."""
         raise NotImplementedError
 
     def after_kill(self) -> None:
@@ -104,8 +105,8 @@ class Archive(Trial):
     def arguments(self) -> list[str]:
         return ["--queue", "in", "--path", "archive", "--batch", str(max(1, self.messages // 10))]
 
-    def has_begun(self) -> bool:
-        return bool(Landing(self.directory / "archive").files())
+    def progress(self) -> object:
+        return len(Landing(self.directory / "archive").files())
 
     def check(self) -> None:
         files = Landing(self.directory / "archive").files()
@@ -120,10 +121,11 @@ class Replay(Trial):
         self.send("history", 0, self.messages)
 
     def arguments(self) -> list[str]:
-        return ["--from", "history", "--to", "out", "--state", "state.json", "--rate", str(max(1, self.messages // 20))]
+        return ["--from", "history", "--to", "out", "--state", "state.json", "--rate", str(max(1, self.messages // 60))]
 
-    def has_begun(self) -> bool:
-        return (self.directory / "state.json").exists()
+    def progress(self) -> object:
+        state = self.directory / "state.json"
+        return state.read_bytes() if state.exists() else None
 
     def check(self) -> None:
         each_once(self.numbers("out"), self.messages)
@@ -140,12 +142,11 @@ class Redrive(Trial):
                 ps.queue("in").release([message.receipt for message in taken], error="no")
 
     def arguments(self) -> list[str]:
-        return ["--queue", "in.dead", "--send", "--rate", str(max(1, self.messages // 30))]
+        return ["--queue", "in.dead", "--send", "--rate", str(max(1, self.messages // 60))]
 
-    def has_begun(self) -> bool:
+    def progress(self) -> object:
         with contextlib.closing(Connection(Where(url=self.url))) as connection:
-            ready: int = connection.ask("GET", "/v1/queues/in/channels/main")["ready"]
-        return ready > 0
+            return connection.ask("GET", "/v1/queues/in/channels/main")["ready"]
 
     def check(self) -> None:
         found, left = [], []
@@ -184,8 +185,8 @@ class Rollup(Trial):
     def arguments(self) -> list[str]:
         return ["--table", "metrics", "--window", "1 second", "--report", "report.html"]
 
-    def has_begun(self) -> bool:
-        return (self.directory / "metrics").exists()
+    def progress(self) -> object:
+        return sum(1 for _ in (self.directory / "metrics").rglob("*"))
 
     def check(self) -> None:
         found = 0
@@ -247,9 +248,10 @@ def running(trial: Trial) -> Iterator[Run]:
 
 def kill_once(trial: Trial, victim: str, chance: random.Random) -> bool:
     """One run, and one kill. False if the run was done before it was hit."""
+    before = trial.progress()
     with running(trial) as run:
         if chance.random() < 0.8:  # the others are hit wherever they are
-            until(lambda: run.process.poll() is not None or trial.has_begun(), PATIENCE_S)
+            until(lambda: run.process.poll() is not None or trial.progress() != before, PATIENCE_S)
         with contextlib.suppress(subprocess.TimeoutExpired):
             run.process.wait(chance.uniform(0.0, 4.0))
             return False
@@ -266,7 +268,7 @@ def complete(trial: Trial) -> None:
     said = ""
     for _ in range(TRIES):
         with running(trial) as run:
-            if run.process.wait(PATIENCE_S) == 0:
+            if run.process.wait(COMPLETE_S) == 0:
                 return
             said = run.log()
     raise AssertionError(f"{trial.name} fails:\n{said}")
@@ -286,6 +288,7 @@ def soak(name: str, directory: Path, *, kills: int, messages: int, chance: rando
         for _ in range(kills):
             victim = chance.choice(["pipeline", "pipeline", "server"]) if trial.kills_server else "pipeline"
             hits += kill_once(trial, victim, chance)
+            print(f"{name}: {hits} hit, the last one the {victim}", flush=True)
             trial.after_kill()
         complete(trial)
         trial.check()

@@ -2,7 +2,8 @@
 
 A queue is copied by two streams, into Parquet files and (transformed) into another queue. Meanwhile SIGKILL hits the
 driver with all its processes, or the server, at random moments; each is started again. In the end every message must
-be there once, in both places.
+be there once, in both places. A driver that fails by itself (Spark gives a Python ten seconds to start, and a busy
+machine does not) is started again, as its owner would do: that is a crash like the others.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tests.compat.server import ROOT, Server
 
 _RUN = 4_000
 ENDLESS_S = 3_600
+FAILURES_MAX = 10
 
 
 def send_numbers(url: str, count: int) -> None:
@@ -50,6 +52,7 @@ class Driver:
         self._log_path = directory / "driver.log"
         self._environment = os.environ | {"BATCH_MESSAGES": str(batch_messages)}
         self.process: subprocess.Popen[bytes]
+        self.failures = 0
 
     def start(self) -> None:
         """Start it; it goes on from its checkpoints."""
@@ -67,6 +70,12 @@ class Driver:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
+
+    def start_after_failure(self) -> None:
+        """It ended by itself, and not well."""
+        self.failures += 1
+        assert self.failures <= FAILURES_MAX, f"the driver failed {self.failures} times:\n{self.log()}"
+        self.start()
 
     def log(self) -> str:
         """What it said."""
@@ -87,9 +96,10 @@ def soak(directory: Path, *, messages: int, kills: Iterator[str], batch_messages
             if not _wait_for(driver):
                 break
             time.sleep(chance.uniform(0.2, 3.0))
-            if driver.process.poll() is not None:
+            if driver.process.poll() == 0:
                 break
             hits += 1
+            print(f"{hits}: kill the {victim}", flush=True)
             if victim == "server":
                 server.kill()
                 server.start()
@@ -97,7 +107,7 @@ def soak(directory: Path, *, messages: int, kills: Iterator[str], batch_messages
                 driver.kill()
                 driver.start()
         while driver.process.wait(ENDLESS_S) != 0:
-            raise AssertionError(f"the driver failed:\n{driver.log()}")
+            driver.start_after_failure()
         check(url, directory, messages)
     finally:
         driver.kill()
@@ -109,9 +119,11 @@ def _wait_for(driver: Driver) -> bool:
     """Until its streams run; False if it is done already."""
     deadline = time.monotonic() + 300
     while not driver.is_running():
-        if driver.process.poll() == 0:
+        ended = driver.process.poll()
+        if ended == 0:
             return False
-        assert driver.process.poll() is None, f"the driver failed:\n{driver.log()}"
+        if ended is not None:
+            driver.start_after_failure()
         assert time.monotonic() < deadline, f"the driver never began:\n{driver.log()}"
         time.sleep(0.05)
     return True
