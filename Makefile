@@ -12,6 +12,7 @@ SEEDS ?= 10000
 KILLS ?= 500
 FAULT_SEEDS ?= 100
 SOAK_SECONDS ?= 180
+CLUSTER_SUITES := protocols-sqs protocols-rest protocols-websocket client nsq shards
 PIPELINE_KILLS ?= 20
 LISTENER_KILLS ?= 200
 OUTBOX_KILLS ?= 200
@@ -74,13 +75,18 @@ kafka-up: $(INSTALLED) ## Run BROKERS brokers of Apache Kafka on this machine (n
 kafka-down: $(INSTALLED) ## Stop them
 	@$(BIN)/python -m tools.kafka down
 
-cluster-test: $(INSTALLED) ## Run the suites of the front ends and of the client on three nodes over three brokers, and on shards of two nodes
-	PENSTOCK_TEST_CLUSTER=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/client
-	PENSTOCK_TEST_CLUSTER=3 $(BIN)/python -m pytest $(addprefix tests/nsq/test_,publish.py consume.py channels.py crossing.py http.py errors.py identify.py)
+cluster-test: $(addprefix cluster-test-,$(CLUSTER_SUITES)) ## Run the suites of the front ends and of the client on three nodes over three brokers, and on shards of two nodes
+
+cluster-test-%: $(INSTALLED)
+	@echo "== tests/$(subst -,/,$*) on three nodes over three brokers"
+	PENSTOCK_TEST_CLUSTER=3 $(BIN)/python -m pytest tests/$(subst -,/,$*) $(if $(filter nsq,$*),--ignore=tests/nsq/test_kill.py)
+
+cluster-test-shards: $(INSTALLED)
+	@echo "== front ends and client on shards of two nodes"
 	PENSTOCK_TEST_SHARDS=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/protocols/bulk tests/client
 	PENSTOCK_TEST_SHARDS=3 PENSTOCK_TEST_NEAR=all $(BIN)/python -m pytest tests/protocols/nsq tests/protocols/nsq_http
 
-cluster-soak: $(INSTALLED) ## Break nodes, brokers and networks of a cluster under load, in 14 ways for SOAK_SECONDS each; count every message
+cluster-soak: $(INSTALLED) ## Break nodes, brokers and networks of a cluster under load, in 16 ways for SOAK_SECONDS each; count every message
 	$(BIN)/python -m tests.cluster.soak --seconds $(SOAK_SECONDS)
 
 clean: ## Remove .venv, caches and build output
