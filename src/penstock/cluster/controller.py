@@ -6,6 +6,9 @@ controllers share one transactional id: one that was paused, and goes on after a
 steps down. The first thing that a controller writes is its own name; when it reads that, it has read whatever former
 controllers had decided, and plans from there.
 
+A broker that stands still keeps librdkafka from telling who is in the group: it asks all of them. Then the nodes that
+were heard in the topic within a session timeout count as alive (`heartbeats.py`), and the group is asked again later.
+
 Nothing here is needed for safety: if two controllers decided differently, shards would be fenced back and forth, and
 no message would be handed out twice because of it.
 """
@@ -23,6 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from penstock.cluster.group import living
+from penstock.cluster.heartbeats import Heartbeats
 from penstock.cluster.ledger import ClusterRecord, ControllerRecord, Ledger, Record, ServingRecord, ShardRecord, encode
 from penstock.cluster.plan import Member, ShardLoad, plan
 from penstock.store.journal.kafka_options import KafkaOptions
@@ -30,7 +34,9 @@ from penstock.store.journal.kafka_topics import made_client
 
 ENTROPY_BYTES = 64
 ASK_S = 10.0
-"""How long Kafka may take to say who is alive, or to take a decision."""
+"""How long Kafka may take to take a decision."""
+ASK_GROUP_S = 2.0
+"""How long it may take to say who is alive. Nothing is read meanwhile: so it is less than `heartbeats.SILENCE_S`."""
 SEEN_S_MAX = 10.0
 """How long a decision may take to be read again, before it is made once more."""
 LOOKS_PER_SESSION = 6
@@ -62,6 +68,9 @@ class Controller:
         self._nonce = ""
         self._has_read_own_name = False
         self._members: set[str] = set()
+        self._session_timeout_s = session_timeout_s
+        self._beats = Heartbeats()
+        self._is_group_silent = False
         self._asked_s = float("-inf")
         self._next_look_s = 0.0
         self._moved_s: dict[int, float] = {}
@@ -83,6 +92,10 @@ class Controller:
             log.info("node %s is not the controller any more", self._node)
         self._is_up = False
         self._drop_producer()
+
+    def heard(self, name: str) -> None:
+        """A node has said in the topic what its shards do."""
+        self._beats.heard(name, time.monotonic())
 
     def turn(self) -> None:
         """Do what is due."""
@@ -178,12 +191,23 @@ class Controller:
 
     def _alive(self, now_s: float) -> list[str]:
         """The nodes in the group that have said where they are, and do not leave."""
-        if now_s - self._asked_s >= self._look_s:
-            self._admin = self._admin or made_client(AdminClient, self._options)
-            self._members = living(self._admin, self._options, ASK_S)
-            self._asked_s = now_s
+        if now_s - self._asked_s >= (self._session_timeout_s if self._is_group_silent else self._look_s):
+            self._ask_group()
+            self._asked_s = time.monotonic()
+        members = self._beats.alive(self._session_timeout_s) if self._is_group_silent else self._members
         nodes = self._ledger.nodes
-        return sorted(name for name in self._members if name in nodes and nodes[name].state != "gone")
+        return sorted(name for name in members if name in nodes and nodes[name].state != "gone")
+
+    def _ask_group(self) -> None:
+        self._admin = self._admin or made_client(AdminClient, self._options)
+        was_silent, self._is_group_silent = self._is_group_silent, False
+        try:
+            self._members = living(self._admin, self._options, ASK_GROUP_S)
+        except KafkaException as error:
+            self._is_group_silent = True
+            self._admin = None
+            if not was_silent:
+                log.warning("Kafka does not say which nodes are alive (%s): those count that are heard", error.args[0])
 
     def _shard_load(self, number: int) -> ShardLoad:
         load = self._ledger.load_of(number)

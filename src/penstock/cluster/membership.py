@@ -150,6 +150,9 @@ class Membership:
                 self._note(message)
         for record in batch:
             self._ledger.apply(*record)
+            kind, _, name = record[1].partition("/")
+            if kind == "load":
+                self.controller.heard(name)
         if batch:
             self._tell(self._on_records, batch)
 
