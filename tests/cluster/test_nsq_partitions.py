@@ -152,8 +152,27 @@ async def test_a_client_that_takes_one_message_at_a_time_never_has_two(tmp_path:
 
 
 def _watches(pair: NsqPair) -> bool:
+    """Whether the only client has credit in every partition."""
     subscriptions: Any = pair.routers["a"].subscriptions
-    return [each.is_watching for each in subscriptions._subscriptions.values()] == [True]
+    return [all(part.credit for part in each.parts) for each in subscriptions._subscriptions.values()] == [True]
+
+
+@in_loop
+async def test_a_client_that_holds_messages_gets_as_many_as_it_allows_wherever_they_are(tmp_path: Path) -> None:
+    """Shares of the credit follow the messages: who works in batches would wait for ever otherwise."""
+    async with nsq_pair(tmp_path) as pair:
+        await asyncio.to_thread(_publish, pair, "a", 50)
+        await asyncio.to_thread(_publish, pair, "b", 9)
+
+        def hold() -> list[bytes]:
+            with pair.connect("b") as client:
+                client.subscribe("topic", "ch", ready=40)
+                held = client.messages(40)
+                assert client.is_silent(), "that is all that it may have"
+                client.send(*(fin(message) for message in held))
+                return [message.body for message in held + client.messages(19)]
+
+        assert len(set(await asyncio.to_thread(hold))) == 59
 
 
 @in_loop

@@ -3,13 +3,15 @@
 A subscription whose shard moves is made again at the new owner, with the credit that it has left; the client does not
 hear of it.
 
-Several partitions share the credit: the shares never add up to more than was given. When there is less than one for
-each, the shares go round: a share is taken back, and given to the next partition when nothing is in flight for it.
+Several partitions share the credit. Where it is used up by deliveries, the shares never add up to more than was given.
+When there is less than one for each, the shares go round: a share is taken back, and given to the next partition.
 
-While nothing comes, that would be a lot of work for nothing, and a message would wait for its partition's turn. So a
-subscription that limits what is in flight *watches*: every partition has credit for one message. The first messages
-that come are passed on; what is too much goes back, as if it had never been handed out, and the shares go round until a
-round has brought nothing.
+Where credit is what may be in flight, a client may hold what it has and wait for more, up to its credit; and the
+messages may all be in one partition. So shares follow what is held. They begin even. When a partition has used up its
+share, and there is room left, every partition gets room for an even part of that, or for one message: then they add up
+to more than was given. The moment that the client has all that it may have, what is left of the shares is taken back; a
+message that is on its way nevertheless goes back from here, as if it had never been handed out. When there is no room
+at all, and the client goes on settling, even shares go round, so that no partition is left out.
 """
 
 from __future__ import annotations
@@ -95,9 +97,12 @@ class Subscription:
         """Of a queue with several partitions: the channel's number in the first one."""
         self.parts: list[Part] = []
         self.is_over = False
-        self.can_watch = False
-        """Whether messages can be given back: not if being handed out counts."""
-        self.is_watching = False
+        self.can_give_back = False
+        """Several partitions, and messages can be given back (not if being handed out counts): shares follow need."""
+        self.is_generous = False
+        """Whether the shares, or what is held beyond them, add up to more than the credit."""
+        self.has_settled = False
+        """Whether the client has settled anything since shares were last looked at."""
         self.turn = 0
         self.rotation: asyncio.TimerHandle | None = None
 
@@ -128,7 +133,7 @@ class Subscription:
                 self.ticket.take(delivery)
             else:
                 self._count(part, delivery)
-                if self._owner.has_room(self, part, delivery):
+                if not self.can_give_back or self._owner.has_room(self, part, delivery):
                     self.ticket.take(delivery)
         self.ticket.settle()
 
@@ -185,7 +190,7 @@ class Subscriptions:
         if is_split:
             split = await self._router.spread.channel_of(command.queue, command.channel)
             shards, subscription.channel_id = split.shards, split.channels.get(command.channel, 0)
-            subscription.can_watch = command.in_flight and not split.config.leases_are_durable
+            subscription.can_give_back = command.in_flight and len(shards) > 1 and not split.config.leases_are_durable
         given = shares(command.credit, len(shards))
         subscription.parts = [Part(subscription, shard, share) for shard, share in zip(shards, given, strict=True)]
         self._by_ticket[command.ticket] = self._subscriptions[subscription.number] = subscription
@@ -247,15 +252,14 @@ class Subscriptions:
         if command.credit is not None and command.credit < 0:
             raise InvalidRequest(f"credit is {command.credit}: it must not be negative")
         self._count_credit(command, subscription)
-        self._mind_watching(subscription)
         await self._share_out(subscription)
         self._mind_rotation(subscription)
 
     async def _share_out(self, subscription: Subscription) -> None:
         """Take back first, then give: so that it is never more than there is."""
         parts = subscription.parts
-        if subscription.is_watching:
-            await self._watch(subscription)
+        if subscription.can_give_back:
+            await self._share_by_need(subscription)
             return
         wanted = shares(max(0, subscription.credit), len(parts), subscription.turn)
         less = [(part, share) for part, share in zip(parts, wanted, strict=True) if share < part.credit]
@@ -270,41 +274,53 @@ class Subscriptions:
             free -= max(0, add)
         await asyncio.gather(*(self._set(subscription, part) for part, _ in more))
 
-    async def _watch(self, subscription: Subscription) -> None:
-        for part in subscription.parts:
-            part.credit = 1
-        await asyncio.gather(*(self._set(subscription, part) for part in subscription.parts))
-
-    def _mind_watching(self, subscription: Subscription) -> None:
-        """Watch if there is credit, but not for every partition, and nothing is going on."""
-        is_short = 0 < subscription.credit < len(subscription.parts)
-        subscription.is_watching = subscription.can_watch and is_short and self._is_still(subscription)
-
-    def _is_still(self, subscription: Subscription) -> bool:
-        """Whether nothing is in flight, and nothing has come for a round."""
-        since_s = self.time_s() - ROUND_S
-        return all(part.delivered_s < since_s and not self._held(subscription, part) for part in subscription.parts)
+    async def _share_by_need(self, subscription: Subscription) -> None:
+        parts, credit = subscription.parts, max(0, subscription.credit)
+        held = [self._held(subscription, part) for part in parts]
+        room = credit - sum(held)
+        even = shares(credit, len(parts), subscription.turn)
+        if not credit or all(each < share for each, share in zip(held, even, strict=True)):
+            wanted = even
+        elif room > 0:
+            wanted = [each + max(1, room // len(parts)) for each in held]
+        elif subscription.has_settled:
+            subscription.turn = (subscription.turn + 1) % len(parts)
+            wanted = shares(credit, len(parts), subscription.turn)
+        else:
+            wanted = held
+        subscription.has_settled = False
+        subscription.is_generous = sum(map(max, wanted, held)) > credit
+        changed = [part for part, share in zip(parts, wanted, strict=True) if share != part.credit]
+        for part, share in zip(parts, wanted, strict=True):
+            part.credit = share
+        await asyncio.gather(*(self._set(subscription, part) for part in changed))
 
     def has_room(self, subscription: Subscription, part: Part, delivery: Delivery) -> bool:
         """Whether a delivery may be passed on; if not, it goes back."""
-        if not subscription.can_watch or (part.credit and not subscription.is_watching):
+        if not subscription.is_generous and part.held < part.credit:
             return True
         held = sum(self._held(subscription, each) for each in subscription.parts)
-        if held >= subscription.credit and subscription.is_watching:
-            self._stop_watching(subscription, part)
-        if held <= subscription.credit:
-            return True
-        part.held -= delivery.count
-        self._router.give_back(delivery)
-        return False
+        is_fitting = held <= subscription.credit
+        if not is_fitting:
+            part.held -= delivery.count
+            self._router.give_back(delivery)
+        if held >= subscription.credit:
+            self._take_back(subscription, part, 0 if is_fitting else delivery.count)
+        self._mind_rotation(subscription)
+        return is_fitting
 
-    def _stop_watching(self, subscription: Subscription, part: Part) -> None:
-        """Something has come: the shares go round, and begin there."""
-        subscription.is_watching = False
-        subscription.turn = subscription.parts.index(part)
-        for each in subscription.parts:
-            each.credit = int(self._held(subscription, each) > 0)
-        self._spawn(self._rotated(subscription))
+    def _take_back(self, subscription: Subscription, last: Part, given_back: int) -> None:
+        """The client has all that it may have: no partition has credit for more."""
+        subscription.is_generous = False
+        for part in subscription.parts:
+            held = self._held(subscription, part) - (given_back if part is last else 0)
+            if part.credit > held or part is last:
+                part.credit = max(0, held)
+                self._spawn(self._set_quietly(subscription, part))
+
+    async def _set_quietly(self, subscription: Subscription, part: Part) -> None:
+        with contextlib.suppress(PenstockError):  # a part is on its way elsewhere
+            await self._set(subscription, part)
 
     def _free(self, subscription: Subscription) -> int:
         """How much credit is neither given to a part, nor in flight beyond what its part may hold."""
@@ -338,21 +354,25 @@ class Subscriptions:
                 for part in subscription.parts:
                     if part.shard == shard:
                         part.held = max(0, part.held - count)
+                        subscription.has_settled = True
 
     def _mind_rotation(self, subscription: Subscription) -> None:
-        """Let the shares go round while there are not enough for all, but some."""
+        """Look at the shares again, soon, while a partition has no credit left, or none at all."""
         if subscription.rotation is not None or subscription.is_over or len(subscription.parts) == 1:
             return
-        if subscription.is_watching:
-            return
-        if subscription.credit > 0 and any(not part.credit for part in subscription.parts):
+        parts = subscription.parts
+        if subscription.can_give_back:
+            is_short = any(part.credit <= self._held(subscription, part) for part in parts)
+        else:
+            is_short = any(not part.credit for part in parts)
+        if subscription.credit > 0 and is_short:
             subscription.rotation = self._loop.call_later(ROUND_S, self._rotate, subscription)
 
     def _rotate(self, subscription: Subscription) -> None:
         subscription.rotation = None
         if not subscription.is_over:
-            self._mind_watching(subscription)
-            subscription.turn = (subscription.turn + 1) % len(subscription.parts)
+            if not subscription.can_give_back:
+                subscription.turn = (subscription.turn + 1) % len(subscription.parts)
             self._spawn(self._rotated(subscription))
 
     async def _rotated(self, subscription: Subscription) -> None:
