@@ -1,7 +1,8 @@
 """Clients that do all that there is, beside what those of `workload` do.
 
 Pauses of queues, acks that wait for no commit, marked work, channels that are moved on by offset, deliveries that are
-given back, backlogs that are purged, rates, and changes of every setting that may change under messages.
+given back, backlogs that are purged, rates, limits by size, in the queue and in what is pushed, and changes of settings
+under messages.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class WholeWorkload(Workload):
 
     def _plan(self, index: int) -> Plan:
         plan = super()._plan(index)
+        if plan.config.policy == "at_least_once" and self.rng.random() < 0.15:
+            limit = self.rng.choice([100, 1_000, 20_000])
+            plan.config = msgspec.structs.replace(
+                plan.config, retention_bytes=limit, retention_ms=None, max_receives=0, dead_letter=None
+            )  # no dead letters, which would be dropped before anybody could see where they went
         if plan.config.is_fifo and self.rng.random() < 0.4:
             scope = self.rng.choice(["queue", plan.config.dedup_scope])
             rate = self.rng.choice([2, 20, 1_000])
@@ -128,6 +134,34 @@ class WholeWorkload(Workload):
             create.start = "tail"  # which message is the first one since a time is not clear
         return create
 
+    def _delete_channel(self, now_ms: int) -> c.Command | None:
+        delete = super()._delete_channel(now_ms)
+        assert isinstance(delete, c.DeleteChannel)
+        delete.purge_last = self.rng.random() < 0.4
+        delete.unless_subscribed = self.rng.random() < 0.4
+        return delete
+
+    def _delete(self, now_ms: int) -> c.Command | None:
+        return c.DeleteQueue(name=self._place()[0], unless_channels=self.rng.random() < 0.4)
+
+    def _with_room(self, subscribe: c.Command | None) -> c.Command | None:
+        if isinstance(subscribe, c.Subscribe) and self.rng.random() < 0.4:
+            subscribe.room_bytes = self.rng.choice([0, 1, 100, 2_000])
+        return subscribe
+
+    def _subscribe(self, now_ms: int) -> c.Command | None:
+        return self._with_room(super()._subscribe(now_ms))
+
+    def _subscribe_in_flight(self, now_ms: int) -> c.Command | None:
+        return self._with_room(super()._subscribe_in_flight(now_ms))
+
+    def _credit(self, now_ms: int) -> c.Command | None:
+        command = super()._credit(now_ms)
+        if isinstance(command, c.SetCredit) and self.rng.random() < 0.6:
+            command.room_bytes = self.rng.choice([0, 50, 1_000])
+            command.credit = self.rng.choice([None, command.credit])
+        return command
+
     def _pause_queue(self, now_ms: int) -> c.Command | None:
         return c.PauseQueue(queue=self._place()[0], paused=self.rng.random() < 0.45)
 
@@ -135,19 +169,22 @@ class WholeWorkload(Workload):
         return c.PurgeBacklog(queue=self._place()[0])
 
     def _change(self, now_ms: int) -> c.Command | None:
-        if self.rng.random() < 0.5:
-            return super()._change(now_ms)
         plan = self.rng.choice(self.plans)
-        changes: list[dict[str, Any]] = [
+        if plan.config.retention_bytes is not None:
+            changes = {"retention_bytes": self.rng.choice([100, 2_000, 50_000]), "max_receives": 0}
+            return c.ChangeQueue(name=plan.name, changes=changes)
+        if self.rng.random() < 0.5:
+            return self._change_plainly(plan)
+        choices: list[dict[str, Any]] = [
             {"message_bytes_max": self.rng.choice([100, 1_000_000])},
             {"receive_wait_ms": self.rng.choice([0, 1_000])},
             {"partitions": 2},
         ]
         if plan.config.is_fifo:
-            changes += [
+            choices += [
                 {"content_dedup": self.rng.random() < 0.5},
                 {"throughput_per_second": self.rng.choice([None, 2, 50])},
             ]
         else:
-            changes += [{"retention_ms": self.rng.choice([None, 2 * MINUTE_MS, DAY_MS])}]
-        return c.ChangeQueue(name=plan.name, changes=self.rng.choice(changes))
+            choices += [{"retention_ms": self.rng.choice([None, 2 * MINUTE_MS, DAY_MS])}]
+        return c.ChangeQueue(name=plan.name, changes=self.rng.choice(choices))

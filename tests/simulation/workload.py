@@ -346,7 +346,8 @@ class Workload:
         if not self.subscriptions:
             return None
         number = self.rng.choice(list(self.subscriptions))
-        kind = self.rng.choice([c.SetCredit, c.AddCredit])
+        kinds: list[type[c.SetCredit] | type[c.AddCredit]] = [c.SetCredit, c.AddCredit]
+        kind = self.rng.choice(kinds)
         return kind(subscription=number, credit=self.rng.choice([0, 1, 10]))
 
     # -- settling ------------------------------------------------------------------------------------------------------
@@ -514,7 +515,8 @@ class Workload:
         return c.QueueStats(name=self._place()[0])
 
     def _describe(self, now_ms: int) -> c.Command | None:
-        return self.rng.choice([c.DescribeQueue(name=self._place()[0]), c.ListQueues()])
+        commands: list[c.Command] = [c.DescribeQueue(name=self._place()[0]), c.ListQueues()]
+        return self.rng.choice(commands)
 
     def _purge(self, now_ms: int) -> c.Command | None:
         return c.PurgeQueue(name=self._place()[0])
@@ -527,7 +529,9 @@ class Workload:
         return c.CreateQueue(name=plan.name, config=plan.config, channels=plan.channels)
 
     def _change(self, now_ms: int) -> c.Command | None:
-        plan = self.rng.choice(self.plans)
+        return self._change_plainly(self.rng.choice(self.plans))
+
+    def _change_plainly(self, plan: Plan) -> c.Command:
         changes: dict[str, Any] = self.rng.choice(
             [
                 {"lease_ms": self.rng.choice([100, 10_000])},

@@ -49,8 +49,6 @@ DURABLE = (
 
 ALWAYS = (
     c.ChangeQueue,
-    c.DeleteQueue,
-    c.DeleteChannel,
     c.PauseChannel,
     c.PauseQueue,
     c.AckConsumer,
@@ -160,6 +158,7 @@ class World:
             self._look_at_new_channel(command, outcome, now_ms)
         self.model.accept(command, outcome, now_ms)
         self._read_arrivals(now_ms)
+        self._read_sized(now_ms)
         return outcome
 
     def _makes_main_without_lease(self, command: c.Receive) -> bool:
@@ -211,6 +210,14 @@ class World:
             records = self.broker.handle(c.ReadRecords(queue=name, offset=offset, limit=ALL), now_ms)
             self.model.arrived(name, records)
 
+    def _read_sized(self, now_ms: int) -> None:
+        """Read the log of queues that may have become too large."""
+        if self.model.sized_queues():
+            self._let_due_happen(now_ms)
+        for name in self.model.sized_queues():
+            records = self.broker.handle(c.ReadRecords(queue=name, offset=0, limit=ALL), now_ms)
+            self.model.seen_in_log(name, records, self.broker.handle(c.QueueStats(name=name), now_ms))
+
     def _look_at_redrives(self, now_ms: int) -> None:
         if self.model.redrives:
             command = c.ListRedrives()
@@ -250,6 +257,8 @@ class World:
                 return True
             acks = any(ack.spans for ack in command.acks) and not command.check_only
             return acks or any(len(sent.duplicates) < sent.count for sent in outcome)
+        if isinstance(command, c.DeleteQueue | c.DeleteChannel):
+            return not (getattr(command, "unless_channels", False) or getattr(command, "unless_subscribed", False))
         return isinstance(command, ALWAYS)
 
     # -- commits -------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from tests.simulation.model.consumers import Consumers
 from tests.simulation.model.looking import Looking
 from tests.simulation.model.queues import Queues
 from tests.simulation.model.redrives import Redrives
+from tests.simulation.model.sizes import Sizes
 from tests.simulation.model.time import Time
 from tests.simulation.model.verdict import Outcome, Violation, demand
 from tests.simulation.model.waiting import Waiting
@@ -33,7 +34,7 @@ from tests.simulation.model.work import Work
 __all__ = ["Model", "Outcome", "Violation", "demand"]
 
 
-class Model(Queues, Waiting, Work, Channels, Consumers, Looking, Redrives, Time):
+class Model(Queues, Waiting, Work, Channels, Consumers, Looking, Redrives, Sizes, Time):
     """The rules, and the state that follows from what the broker did."""
 
     def accept(self, command: c.Command, outcome: Outcome, now_ms: int) -> None:

@@ -69,13 +69,22 @@ class Channels(Sending):
         if self._refused(outcome, self._missing(command.queue, command.channel)):
             return
         queue = self.queues[command.queue]
+        if command.unless_subscribed and self._is_awaited(command.queue, command.channel):
+            return
         del queue.channels[command.channel]
         if queue.channels:
             self._may_be_gone(queue, list(queue.stored))
+        elif command.purge_last and not queue.consumers:
+            self._purge(queue, None)
         else:
             queue.stored = {sequence for sequence in queue.stored if queue.is_held(sequence)}
             queue.was_open_ended = True
         self._end_waiters(command.queue, command.channel, e.ChannelNotFound)
+
+    def _is_awaited(self, queue: str, channel: str) -> bool:
+        """Whether anybody waits for a channel's messages; not those whose time is over."""
+        mine = [waiter for waiter in self.waiters if (waiter.queue, waiter.channel) == (queue, channel)]
+        return any(waiter.deadline_ms is None or waiter.deadline_ms > self.now_ms for waiter in mine)
 
     def _accept_PauseChannel(self, command: c.PauseChannel, outcome: Outcome) -> None:
         if not self._refused(outcome, self._missing(command.queue, command.channel)):

@@ -92,12 +92,13 @@ class Ground:
                 redrive.due.discard(sequence)
                 redrive.allowed.discard(sequence)
 
-    def _purge(self, queue: Queue, purged: int) -> None:
-        """All messages of a queue are gone; it goes on being paused, if it was."""
+    def _purge(self, queue: Queue, purged: int | None) -> None:
+        """All messages of a queue are gone, so many if that was said; it goes on being paused, if it was."""
         live = {sequence for channel in queue.channels.values() for sequence in channel.copies}
         live |= {message.sequence for message in queue.held()}
         most = self._stored_most(queue)
-        demand(len(live) <= purged <= most, f"purged {purged} messages, from {len(live)} to {most} expected")
+        right = purged is None or len(live) <= purged <= most
+        demand(right, f"purged {purged} messages, from {len(live)} to {most} expected")
         for sequence in list(queue.messages):
             self._forget(queue, sequence)
         for channel in queue.channels.values():

@@ -6,7 +6,7 @@ from penstock.core import commands as c
 from penstock.core import errors as e
 from penstock.core.states import State
 from tests.simulation.model.ground import Ground
-from tests.simulation.model.state import Channel, Message, Queue
+from tests.simulation.model.state import Channel, Message, Queue, same_history
 from tests.simulation.model.verdict import Outcome, demand
 
 
@@ -39,9 +39,7 @@ class Looking(Ground):
                 f"{where}: {one.sequence} shows {shown}, not {(copy.state, copy.attempts, deadline_ms)}",
             )
             demand(bytes(one.chunk.body(one.index)) == copy.message.body, f"{where}: wrong body of {one.sequence}")
-            same = len(one.failures) == len(copy.history) and all(
-                mine.matches(theirs) for mine, theirs in zip(copy.history, one.failures, strict=True)
-            )
+            same = same_history(copy.history, one.failures)
             demand(same, f"{where}: history of {one.sequence} shows {one.failures}, not {copy.history}")
 
     def _check_look_without_channel(self, command: c.Browse, seen: list[c.Seen]) -> None:

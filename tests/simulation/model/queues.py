@@ -40,6 +40,8 @@ class Queues(Ground):
     def _accept_DeleteQueue(self, command: c.DeleteQueue, outcome: Outcome) -> None:
         if self._refused(outcome, self._missing(command.name)):
             return
+        if command.unless_channels and self.queues[command.name].channels:
+            return
         del self.queues[command.name]
         self._end_waiters(command.name, None, e.QueueNotFound)
         for redrive in self.redrives.values():

@@ -11,7 +11,7 @@ from penstock.core import errors as e
 from penstock.core.config import LEASE_MS_MAX
 from penstock.core.states import State
 from tests.simulation.model.ground import Ground
-from tests.simulation.model.state import Channel, Copy, Message, Place, Queue, Remembered, Waiter
+from tests.simulation.model.state import Channel, Copy, Message, Place, Queue, Remembered, Waiter, same_history
 from tests.simulation.model.verdict import Outcome, Violation, demand
 
 
@@ -211,9 +211,9 @@ class Receiving(Ground):
                     ahead <= served[other] + 1,
                     f"{what}: group {group} was served {ahead} times, and {other}, which waits, {served[other]} times",
                 )
-                channel.turns[turn] = 0 if served[other] else ahead
-        gone = [turn for turn in channel.turns if turn[0] == priority and turn[2] not in waiting]
-        for turn in gone:
+                channel.turns[turn] = ahead
+        over = [turn for turn in channel.turns if turn[0] == priority and (turn[2] in served or turn[2] not in waiting)]
+        for turn in over:
             del channel.turns[turn]
 
     def _check_content(self, where: str, run: c.Run, index: int, copy: Copy) -> None:
@@ -223,9 +223,7 @@ class Receiving(Ground):
         demand(is_same, lambda: f"{where}: {got} was not sent as {message}")
         failures = [f for f in run.failures if f.first <= message.sequence <= f.last]
         failures.sort(key=lambda failure: failure.attempt)
-        same = len(failures) == len(copy.history) and all(
-            mine.matches(theirs) for mine, theirs in zip(copy.history, failures, strict=True)
-        )
+        same = same_history(copy.history, failures)
         demand(same, lambda: f"{where}: history of {message.sequence} is {failures}, not {copy.history}")
         self._check_origin(where, chunk.origin(index), message)
 
@@ -240,7 +238,5 @@ class Receiving(Ground):
         if self.identify is not None:
             demand(shown["id"] == self.identify(*origin.identity), f"{where}: origin's id is {shown['id']}: {origin}")
         failures = msgspec.convert(shown["failures"], list[c.Failure])
-        same = len(failures) == len(origin.failures) and all(
-            mine.matches(theirs) for mine, theirs in zip(origin.failures, failures, strict=True)
-        )
+        same = same_history(origin.failures, failures)
         demand(same, f"{where}: the reasons are {failures}, not {origin.failures}")

@@ -11,6 +11,9 @@ from penstock.core import commands as c
 from penstock.core.config import QueueConfig
 from penstock.core.states import State
 
+HISTORY_KEPT = 16
+"""How many failed deliveries of a message are remembered at least."""
+
 
 class Place(IntEnum):
     """Where a ready message stands among those of its priority; lower places are served first."""
@@ -39,6 +42,16 @@ class Failed:
             failure.session,
             failure.error,
         )
+
+
+def same_history(mine: list[Failed], shown: list[c.Failure]) -> bool:
+    """Whether a history shows what was: all of it, or the last `HISTORY_KEPT` failures at least; and nothing else."""
+    past = iter(mine)
+    is_known = all(any(one.matches(each) for one in past) for each in shown)
+    last = mine[-HISTORY_KEPT:]
+    if not is_known or len(shown) < len(last):
+        return False
+    return all(one.matches(each) for one, each in zip(reversed(last), reversed(shown), strict=False))
 
 
 @dataclass(slots=True)
@@ -147,6 +160,11 @@ class Queue:
     rate: dict[str | None, tuple[int, int]] = field(default_factory=dict)
     """Group, or None for all -> a second, and how many messages came in it."""
 
+    chunks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of a queue with a limit by size, when its log was read last: base of each chunk -> messages, bytes."""
+    seen_end: int = 0
+    """The end of its log then."""
+
     def is_held(self, sequence: int) -> bool:
         return self.held_from is not None and sequence >= self.held_from
 
@@ -182,6 +200,8 @@ class Waiter:
     subscription: int = -1
     in_flight: bool = False
     """Whether `limit` is what the session may hold, and not what it may still be given."""
+    room_bytes: int | None = None
+    """Nothing is pushed once this is used up; None: it has no limit in bytes."""
 
 
 @dataclass(slots=True)

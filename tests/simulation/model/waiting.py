@@ -34,6 +34,7 @@ class Waiting(Receiving):
                 session=command.session,
                 deadline_ms=None,
                 subscription=outcome.subscription,
+                room_bytes=command.room_bytes,
             )
         )
 
@@ -44,6 +45,8 @@ class Waiting(Receiving):
 
     def _open_for(self, waiter: Waiter) -> int:
         """How many messages more one who waits may be given."""
+        if waiter.room_bytes is not None and waiter.room_bytes <= 0:
+            return 0
         if not waiter.in_flight:
             return waiter.limit
         copies = self.queues[waiter.queue].channels[waiter.channel].copies.values()
@@ -55,8 +58,10 @@ class Waiting(Receiving):
 
     def _accept_SetCredit(self, command: c.SetCredit, outcome: Outcome) -> None:
         waiter = self._subscription(command.subscription)
-        if not self._refused(outcome, [] if waiter else [e.PenstockError]) and waiter and command.credit is not None:
-            waiter.limit = command.credit
+        if self._refused(outcome, [] if waiter else [e.PenstockError]) or waiter is None:
+            return
+        waiter.limit = waiter.limit if command.credit is None else command.credit
+        waiter.room_bytes = waiter.room_bytes if command.room_bytes is None else command.room_bytes
 
     def _accept_AddCredit(self, command: c.AddCredit, outcome: Outcome) -> None:
         waiter = self._subscription(command.subscription)
@@ -90,6 +95,10 @@ class Waiting(Receiving):
             self._delivered(queue, channel, delivery, delivery.count, waiter.lease_ms, waiter.session)
             if not waiter.in_flight:
                 waiter.limit -= delivery.count
+            if waiter.room_bytes is not None:
+                before = sum(run.nbytes for run in delivery.runs[:-1])
+                demand(before < waiter.room_bytes, f"pushed on when {before} bytes were out: {waiter}")
+                waiter.room_bytes -= before + delivery.runs[-1].nbytes
             return
         self.waiters.remove(waiter)
         if delivery.count == 0:
