@@ -54,7 +54,9 @@ class Process:
             self.process = subprocess.Popen(
                 command, cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
-        until(lambda: is_ready() or self.process.poll() is not None, 3 * START_S_MAX if clustered.NODES else START_S_MAX)
+        until(
+            lambda: is_ready() or self.process.poll() is not None, 3 * START_S_MAX if clustered.NODES else START_S_MAX
+        )
         assert self.process.poll() is None, self.log_path.read_text()
 
     def kill(self) -> None:
