@@ -1,10 +1,11 @@
 """A model of a shard and its owners, small enough to be searched completely.
 
-One shard with one message; some nodes; Kafka as far as it matters: a number that the last `init_transactions` drew (who
-has a lower one cannot commit), and what was committed (the claim, whether the message is acknowledged). Every action of
-a node is a step of its own, and any number of other steps may lie between two of them. So a node that stands still
-(SIGSTOP, garbage collection, a slow network) needs no action: it is a node whose turn does not come. Time passes in
-ticks; nodes measure lengths of time only, so ages are kept, and not beyond `PROOF` where nothing changes any more.
+One shard with one message; some nodes; Kafka as far as it matters: for each of the shard's two producers a number that
+the last `init_transactions` drew (who has a lower one cannot commit with it), and what was committed (the claim,
+whether the message is acknowledged). Commits take turns between the two producers. Every action of a node is a step of
+its own, and any number of other steps may lie between two of them. So a node that stands still (SIGSTOP, garbage
+collection, a slow network) needs no action: it is a node whose turn does not come. Time passes in ticks; nodes measure
+lengths of time only, so ages are kept, and not beyond `PROOF` where nothing changes any more.
 
 Not in the model: between the last look at the proof and the bytes' leaving the process there is nothing. In a real
 process there are some microseconds of code.
@@ -19,7 +20,7 @@ from typing import Literal, NamedTuple
 PROOF = 2
 """Ticks."""
 
-Phase = Literal["out", "told", "fenced", "read", "claimed", "serving", "releasing"]
+Phase = Literal["out", "told", "half", "fenced", "marked", "read", "claimed", "serving", "releasing"]
 Sent = Literal["", "claim", "lease", "ack", "release"]
 Fate = Literal["", "open", "kept", "refused"]
 
@@ -30,8 +31,12 @@ class Node(NamedTuple):
     phase: Phase = "out"
     epoch: int = 0
     """Given by the controller."""
-    producer: int = 0
-    """Drawn by its `init_transactions`."""
+    producers: tuple[int, int] = (0, 0)
+    """Drawn by its `init_transactions`, one after the other."""
+    turn: int = 0
+    """Which producer has the next commit."""
+    found_epoch: int = 0
+    """Of the claim that it read."""
     told_clean: bool = False
     """What a note outside the log said when it was told to open."""
     clean: bool = False
@@ -52,8 +57,8 @@ class State(NamedTuple):
     """Everything."""
 
     nodes: tuple[Node, ...]
-    fence: int = 0
-    """The last number drawn."""
+    fences: tuple[int, int] = (0, 0)
+    """The last numbers drawn."""
     claim_epoch: int = 0
     claim_released: bool = True
     acked: bool = False
@@ -62,7 +67,7 @@ class State(NamedTuple):
     note_clean: bool = True
     """The note outside the log: the last owner has released."""
     handed_by: int = 0
-    """The highest producer number that has handed out the message."""
+    """The highest number of a first producer whose owner has handed out the message."""
     violation: str = ""
 
 
@@ -84,6 +89,10 @@ class Rules:
     """Who releases hands nothing out from then on."""
     fenced: bool = True
     """Kafka refuses the commits of who has a lower number."""
+    fence_both: bool = True
+    """A new owner fences both producers."""
+    wait_from_last: bool = True
+    """The wait begins when the second producer is fenced, and not with the first."""
 
 
 def steps(state: State, rules: Rules, assignments_max: int) -> Iterator[tuple[str, State]]:
@@ -103,10 +112,20 @@ def _of_node(state: State, index: int, node: Node, rules: Rules) -> Iterator[tup
     if node.sent:
         yield from _commit(state, index, node, rules)
     elif node.phase == "told":
-        number = state.fence + 1
-        yield "fences", _with(state, index, node._replace(phase="fenced", producer=number, fence_age=0), fence=number)
-    elif node.phase == "fenced":
-        yield from _read(state, index, node, rules)
+        after = node._replace(phase="half", fence_age=0)
+        yield "fences the first producer", _fence(state, index, after, 0)
+    elif node.phase == "half":
+        after = node._replace(phase="fenced", fence_age=0 if rules.wait_from_last else node.fence_age)
+        yield (
+            "fences the second producer",
+            _fence(state, index, after, 1)
+            if rules.fence_both
+            else _with(state, index, after._replace(producers=(node.producers[0], state.fences[1]))),
+        )
+    elif node.phase in ("fenced", "marked"):
+        yield from _mark(state, index, node, rules)
+    elif node.phase == "read" and rules.claim_in_log and node.found_epoch > node.epoch:
+        yield "finds a later claim", _with(state, index, Node(held=node.held))
     elif node.phase == "read":
         yield "claims", _with(state, index, _sends(node, "claim"))
     elif node.phase == "claimed":
@@ -120,13 +139,28 @@ def _of_node(state: State, index: int, node: Node, rules: Rules) -> Iterator[tup
         yield "hands out while it releases", _hand_out(state, index, node)
 
 
-def _read(state: State, index: int, node: Node, rules: Rules) -> Iterator[tuple[str, State]]:
-    if rules.claim_in_log and state.claim_epoch > node.epoch:
-        yield "finds a later claim", _with(state, index, Node(held=node.held))
-        return
-    message: Literal["ready", "done"] = "done" if state.acked else "ready"
-    after = node._replace(phase="read", clean=state.claim_released, message=message)
-    yield "reads the log", _with(state, index, after)
+def _fence(state: State, index: int, node: Node, producer: int) -> State:
+    """`init_transactions` of one producer."""
+    number = state.fences[producer] + 1
+    fences = (number, state.fences[1]) if producer == 0 else (state.fences[0], number)
+    producers = (number, node.producers[1]) if producer == 0 else (node.producers[0], number)
+    return _with(state, index, node._replace(producers=producers), fences=fences)
+
+
+def _is_fenced(state: State, node: Node, rules: Rules) -> bool:
+    return rules.fenced and node.producers[node.turn] < state.fences[node.turn]
+
+
+def _mark(state: State, index: int, node: Node, rules: Rules) -> Iterator[tuple[str, State]]:
+    """A marker with each producer; then the log is read, up to the second marker and no further."""
+    if _is_fenced(state, node, rules):
+        yield "has its marker refused", _with(state, index, Node(held=node.held))
+    elif node.phase == "fenced":
+        yield "commits a marker", _with(state, index, node._replace(phase="marked", turn=1))
+    else:
+        message: Literal["ready", "done"] = "done" if state.acked else "ready"
+        after = node._replace(phase="read", turn=0, clean=state.claim_released, message=message)
+        yield "reads the log", _with(state, index, after._replace(found_epoch=state.claim_epoch))
 
 
 def _serve(state: State, index: int, node: Node, rules: Rules) -> Iterator[tuple[str, State]]:
@@ -144,7 +178,7 @@ def _serve(state: State, index: int, node: Node, rules: Rules) -> Iterator[tuple
 def _commit(state: State, index: int, node: Node, rules: Rules) -> Iterator[tuple[str, State]]:
     """A commit is on its way: Kafka gets it, and later the node hears of it."""
     if node.fate == "open":
-        if rules.fenced and node.producer < state.fence:
+        if _is_fenced(state, node, rules):
             yield "has its commit refused", _with(state, index, node._replace(fate="refused"))
             return
         kept = _with(state, index, node._replace(fate="kept"))
@@ -164,7 +198,7 @@ def _commit(state: State, index: int, node: Node, rules: Rules) -> Iterator[tupl
 def _heard(state: State, index: int, node: Node, rules: Rules) -> Iterator[tuple[str, State]]:
     """The node hears that its commit was kept."""
     proof_age = node.sent_age if rules.from_begin else 0
-    after = node._replace(sent="", fate="", proof_age=proof_age)
+    after = node._replace(sent="", fate="", proof_age=proof_age, turn=1 - node.turn)
     if node.sent == "claim":
         yield "has claimed", _with(state, index, after._replace(phase="claimed"))
     elif node.sent == "ack":
@@ -182,10 +216,10 @@ def _hand_out(state: State, index: int, node: Node) -> State:
     violation = ""
     if state.acked:
         violation = AFTER_ACK
-    elif node.producer < state.handed_by:
+    elif node.producers[0] < state.handed_by:
         violation = OUT_OF_TURN
     after = _with(state, index, node._replace(message="leased", held=True), violation=violation)
-    return after._replace(handed_by=max(state.handed_by, node.producer))
+    return after._replace(handed_by=max(state.handed_by, node.producers[0]))
 
 
 def _sends(node: Node, what: Sent) -> Node:

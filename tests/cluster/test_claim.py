@@ -21,6 +21,17 @@ def test_who_takes_over_from_an_owner_that_did_not_release_has_to_wait() -> None
     assert not ClaimedStore(store, "b", 2).is_clean
 
 
+class FencingStore(TroubledStore):
+    """One that has fenced its former owner three seconds ago, and has read its log since."""
+
+    fenced_ago_s = 3.0
+
+
+def test_the_wait_begins_when_the_former_owner_was_fenced_and_not_when_the_log_was_read() -> None:
+    assert ClaimedStore(FencingStore(), "a", 1, now_s=lambda: 10.0).fenced_s == 7.0
+    assert ClaimedStore(TroubledStore(), "a", 1, now_s=lambda: 10.0).fenced_s == 10.0
+
+
 def test_closing_releases_in_writing() -> None:
     store = TroubledStore()
     ClaimedStore(store, "a", 1).close()

@@ -9,7 +9,17 @@ import pytest
 
 from tests.cluster.fencing import AFTER_ACK, OUT_OF_TURN, Rules, search
 
-RULES = ("proof", "look_again", "wait", "from_begin", "claim_in_log", "quiet_release", "fenced")
+RULES = (
+    "proof",
+    "look_again",
+    "wait",
+    "from_begin",
+    "claim_in_log",
+    "quiet_release",
+    "fenced",
+    "fence_both",
+    "wait_from_last",
+)
 
 
 def test_in_no_interleaving_a_former_owner_hands_out_after_a_later_one_or_after_an_ack() -> None:
@@ -17,6 +27,8 @@ def test_in_no_interleaving_a_former_owner_hands_out_after_a_later_one_or_after_
     assert found.violation == "", found.path
     assert found.states > 10_000
     for word in ("hands out", "hands out after a commit", "withholds", "has its commit refused", "commits (ack)"):
+        assert word in found.words, f"the model never {word}: it shows nothing"
+    for word in ("fences the second producer", "commits a marker", "has its marker refused"):
         assert word in found.words, f"the model never {word}: it shows nothing"
     for word in ("finds a later claim", "has released", "sees the lease run out", "hears that it is fenced", "dies"):
         assert word in found.words, f"the model never {word}: it shows nothing"

@@ -91,6 +91,61 @@ def test_a_second_opener_fences_the_first(options: KafkaOptions, tmp_path: Path)
         assert content(third) == Model({b"c/1": b"one", b"c/3": b"three"}, {b"r": b"1"})
 
 
+@pytest.mark.parametrize("commits", [1, 2])
+def test_whichever_producers_turn_it_is_a_fenced_owner_commits_nothing(
+    commits: int, options: KafkaOptions, tmp_path: Path
+) -> None:
+    with closing(open_kafka(options, 0, tmp_path / "first")) as first:
+        for number in range(commits):
+            first.commit(changes_of({b"c/%d" % number: b"kept"}))
+        with closing(open_kafka(options, 0, tmp_path / "second")) as second:
+            with pytest.raises(ShardFenced):
+                first.commit(changes_of({b"c/late": b"late"}))
+            assert len(content(second).chunks) == commits
+    with closing(open_kafka(options, 0, tmp_path / "third")) as third:
+        assert len(content(third).chunks) == commits
+
+
+def test_of_two_who_fence_each_other_with_one_producer_each_neither_goes_on(
+    options: KafkaOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has fenced with the first producer, and stands still; another opens; then the first goes on."""
+    made = KafkaJournal._made_producer
+    others: list[KafkaStore] = []
+
+    def overtaken(journal: KafkaJournal, name: str) -> Producer:
+        if name == options.transactional_ids(0)[1] and not others:
+            monkeypatch.setattr(KafkaJournal, "_made_producer", made)
+            others.append(open_kafka(options, 0, tmp_path / "other"))
+            others[0].commit(changes_of({b"c/1": b"kept"}))
+        return made(journal, name)
+
+    monkeypatch.setattr(KafkaJournal, "_made_producer", overtaken)
+    with pytest.raises(ShardFenced):
+        open_kafka(options, 0, tmp_path / "late")
+    with closing(others[0]) as other, pytest.raises(ShardFenced):
+        for number in range(2, 4):
+            other.commit(changes_of({b"c/%d" % number: b"perhaps"}))
+    with closing(open_kafka(options, 0, tmp_path / "third")) as third:
+        assert b"c/1" in content(third).chunks
+        assert b"c/3" not in content(third).chunks
+
+
+def test_a_reader_gets_the_commits_of_both_producers_in_their_order(options: KafkaOptions, tmp_path: Path) -> None:
+    with closing(open_kafka(options, 0, tmp_path)) as store:
+        for number in range(20):
+            store.commit(changes_of({b"c": b"%d" % number}))
+    values = [value for key, value in all_messages(options, options.data_topic) if key != MARKER_KEY]
+    assert values == [b"%d" % number for number in range(20)]
+
+
+def test_a_store_knows_how_long_ago_it_has_fenced_the_former_owner(options: KafkaOptions, tmp_path: Path) -> None:
+    before_s = time.monotonic()
+    with closing(open_kafka(options, 0, tmp_path)) as store:
+        first_s = store.fenced_ago_s
+        assert 0 < first_s <= store.fenced_ago_s <= time.monotonic() - before_s
+
+
 def test_a_fenced_owner_that_only_proves_itself_hears_it(options: KafkaOptions, tmp_path: Path) -> None:
     with closing(open_kafka(options, 0, tmp_path / "first")) as first:
         before_s = first.last_proof_s
