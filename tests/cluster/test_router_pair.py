@@ -18,6 +18,7 @@ from penstock.cluster.host import ShardHost
 from penstock.cluster.link import Link, LinkIdentity
 from penstock.cluster.link_server import LinkServer
 from penstock.cluster.router import Router
+from penstock.cluster.session_router import RouterPlace, SessionRouter
 from penstock.core.commands import (
     Ack,
     CommitWork,
@@ -57,7 +58,8 @@ class Pair:
         self.owners = [NAMES[shard % 2] for shard in range(SHARDS)]
         self.hosts = {name: ShardHost() for name in NAMES}
         self.maps = {name: FixedMaps(tuple(self.owners), name) for name in NAMES}
-        self.servers = {name: LinkServer(self.hosts[name], LinkIdentity("pair", name)) for name in NAMES}
+        self.places = {name: RouterPlace(self.hosts[name]) for name in NAMES}
+        self.servers = {name: LinkServer(self.places[name], LinkIdentity("pair", name)) for name in NAMES}
         self.addresses = {name: f"{directory}/{name}" for name in NAMES}
         self.links = {name: Link(self.addresses[name], LinkIdentity("pair", f"to-{name}")) for name in NAMES}
         self.routers: dict[str, Router] = {}
@@ -66,8 +68,8 @@ class Pair:
     async def start(self) -> None:
         for name in NAMES:
             await self.servers[name].start(self.addresses[name])
-            self.routers[name] = Router(
-                self.hosts[name], self.links.__getitem__, self.maps[name], SHARDS, ENTROPY, self.clock
+            self.places[name].router = self.routers[name] = SessionRouter(
+                name, self.hosts[name], self.links.__getitem__, self.maps[name], SHARDS, ENTROPY, self.clock
             )
         for shard in range(SHARDS):
             self.open(shard)

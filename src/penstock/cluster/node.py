@@ -31,6 +31,7 @@ from penstock.cluster.loads import LoadMeter, shard_families
 from penstock.cluster.membership import Batch, KafkaMaps, Membership
 from penstock.cluster.ownership import Ownership
 from penstock.cluster.router import Router
+from penstock.cluster.session_router import RouterPlace, SessionRouter
 from penstock.core.commands import CreateQueue, DescribeQueue
 from penstock.core.errors import PenstockError, QueueNotFound, StoreError
 from penstock.server.clock import Clock
@@ -139,7 +140,8 @@ class ClusterNode(Node):
         cluster, secret = self._settings.cluster, self._settings.cluster.open_secret()
         self._identity = LinkIdentity(cluster.name, self._name, b"" if secret is None else secret.reveal().encode())
         self._links: dict[str, Link] = {}
-        server = LinkServer(host, self._identity)
+        self._links_place = RouterPlace(host)
+        server = LinkServer(self._links_place, self._identity)
         try:
             address = await server.start(f"{_bracketed(cluster.link_host)}:{cluster.link_port}")
         except OSError as error:
@@ -156,7 +158,8 @@ class ClusterNode(Node):
                 f"the cluster {self._options.cluster!r} has {found.shards} shards, and [cluster] shards says "
                 f"{self._options.shards}: the number is fixed when a cluster is made"
             )
-        router = Router(host, self._place, self.maps, found.shards, found.entropy, self._clock)
+        router = SessionRouter(self._name, host, self._place, self.maps, found.shards, found.entropy, self._clock)
+        self._links_place.router = router
         self.ownership.submit = router.submit_to
         return router
 

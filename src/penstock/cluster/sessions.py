@@ -4,8 +4,8 @@ A shard numbers its sessions for itself, so a router has numbers of its own, and
 itself (with `ttl_ms`) is open in one shard from the beginning, its *anchor*: when it has ended there, it has ended.
 Others are opened nowhere before they are used. Heartbeats and the end of a session go to every shard that knows it.
 
-Numbers are this router's own: a session is used through the node at which it was opened. They start anywhere, so that
-a number from another node, or from before a restart, is most likely nobody's, and never quietly somebody else's.
+Numbers are this router's own: other nodes pass on what is about them (`session_router.py`). They start anywhere, so
+that a number from before a restart is most likely nobody's, and never quietly somebody else's.
 """
 
 from __future__ import annotations
@@ -96,6 +96,10 @@ class RoutedSessions:
         session.anchor = shard
         session.at[shard] = number
         self._anchored[shard, number] = session.number
+
+    def knows(self, number: int) -> bool:
+        """Whether a session was opened here, and has not ended as far as is known."""
+        return number in self._sessions
 
     def get(self, number: int) -> RoutedSession:
         """A session by its number; `SessionNotFound` if there is none."""

@@ -26,12 +26,12 @@ from penstock.cluster.forwarder import Forwarder, forwarder_families
 from penstock.cluster.host import ShardHost
 from penstock.cluster.link import Link, LinkIdentity, LinkLimits
 from penstock.cluster.link_server import LinkServer
-from penstock.cluster.routed import Routed
 from penstock.cluster.router import Router
+from penstock.cluster.session_router import OF_SESSIONS, ROUTER, RouterPlace
 from penstock.cluster.sessions import RoutedSessions
 from penstock.cluster.wire import AskNode
 from penstock.cluster.worker_metrics import labelled, pack_families, unpack_families
-from penstock.core.commands import Command, CreateQueue, DescribeQueue, EndSession, Heartbeat, Receive
+from penstock.core.commands import Command, CreateQueue, DescribeQueue
 from penstock.core.errors import QueueNotFound
 from penstock.server.clock import Clock
 from penstock.server.events import Recorder
@@ -57,10 +57,6 @@ METRICS_S_MAX = 2.0
 SOCKET_PATH_MAX = 100
 """The system takes 107 bytes."""
 CLUSTER = "workers"
-ROUTER = -1
-"""On a link between workers: not for a shard, but for the other's router."""
-_OF_SESSIONS = (Receive, Heartbeat, EndSession)
-"""What a client does with a session over any connection; the rest stays within the connection of the session."""
 
 
 def worker_name(index: int) -> str:
@@ -162,7 +158,7 @@ class WorkerNode(Node):
         self._opened.push_async_callback(served.close)
         host = ShardHost()
         host.add(self._index, served)
-        place = _Place(host)
+        place = RouterPlace(host)
         server = LinkServer(place, self._identity)
         server.answer = lambda asked: pack_families(self._own_families())
         own = directory.address(self._index)
@@ -270,29 +266,6 @@ class WorkerNode(Node):
             shard.record(Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms))
 
 
-class _Place:
-    """Where siblings' commands go: to the shard here; or, for a session that was opened here, through the router."""
-
-    def __init__(self, host: ShardHost) -> None:
-        self._host = host
-        self.router: Router | None = None
-
-    def submit(
-        self, shard: int, command: Command, on_settled: Callable[[Call], None], caller: object = None
-    ) -> CallbackCall:
-        """Take a command to the shard, or to the router."""
-        if shard == ROUTER and self.router is not None:
-            return self.router.submit(command, on_settled, caller)
-        return self._host.submit(shard, command, on_settled, caller)
-
-    def withdraw(self, call: CallbackCall) -> None:
-        """Whoever submitted this receive has left."""
-        if isinstance(call, Routed) and self.router is not None:
-            self.router.withdraw(call)
-        else:
-            self._host.withdraw(call)
-
-
 class _Router(Router):
     """Knows of the siblings, which serve the same address.
 
@@ -319,13 +292,13 @@ class _Router(Router):
 
     def submit(self, command: Command, on_settled: Callable[[Call], None], caller: object = None) -> CallbackCall:
         """Take a command to where it belongs."""
-        if isinstance(command, _OF_SESSIONS) and command.session and command.session % self.shards != self._index:
+        if isinstance(command, OF_SESSIONS) and command.session and command.session % self.shards != self._index:
             return self._owner_of(command.session).submit(ROUTER, command, on_settled, caller)
         return super().submit(command, on_settled, caller)
 
     def withdraw(self, call: CallbackCall) -> None:
         """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
-        if call.shard == ROUTER and isinstance(call.command, _OF_SESSIONS):
+        if call.shard == ROUTER and isinstance(call.command, OF_SESSIONS):
             self._owner_of(call.command.session).withdraw(call)
         else:
             super().withdraw(call)
