@@ -196,6 +196,23 @@ def _load(topics: Topics, queue: QueueFace) -> Load:
     return Load(depth, sum(readers for _, readers in channels.values()), channels)
 
 
+def _nothing_of(topic: str, channels: Iterable[str]) -> Stats:
+    """A topic whose messages are at other nodes: there is nothing here, but the clients are."""
+    empty = {name: ChannelStats(name, 0, 0, 0, 0, 0, 0, False, None, 0) for name in channels}
+    return Stats(
+        name=topic,
+        messages=0,
+        bytes=0,
+        delayed=0,
+        sent=0,
+        quarantined=0,
+        oldest_ms=None,
+        next_sequence=0,
+        channels=empty,
+        consumers={},
+    )
+
+
 class StatsReport:
     """Makes the documents: which topics and channels, and whether with clients."""
 
@@ -210,13 +227,17 @@ class StatsReport:
 
     async def topics(self, may_read: Callable[[str], bool]) -> list[TopicDocument] | None:
         """The topics that were asked for; None if that one is not there."""
-        catalog = self._topics.catalog()
+        catalog, subscribed = self._topics.catalog(), self._topics.subscribed()
+        elsewhere = {name: channels for name, channels in subscribed.items() if name not in catalog}
+        catalog |= elsewhere
         if self._topic and not (self._topic in catalog and may_read(self._topic)):
             return None
         wanted = [self._topic] if self._topic else [name for name in catalog if may_read(name)]
         if self._channel:
             wanted = [name for name in wanted if self._channel in catalog[name]]
-        return [self._topic_document(stats) for stats in await count(self._topics, wanted)]
+        counted = await count(self._topics, [name for name in wanted if name not in elsewhere])
+        counted += [_nothing_of(name, elsewhere[name]) for name in wanted if name in elsewhere]
+        return [self._topic_document(stats) for stats in sorted(counted, key=lambda stats: stats.name)]
 
     def producers(self) -> list[ClientDocument] | None:
         """The clients that have published."""

@@ -119,6 +119,14 @@ class Topics:
         """Who is subscribed to a channel."""
         return list(self._clients.get((topic, channel), ()))
 
+    def subscribed(self) -> dict[str, list[str]]:
+        """Every topic that a client of this node reads, wherever its messages are, with the channels that are read."""
+        found: dict[str, list[str]] = {}
+        for (topic, channel), clients in self._clients.items():
+            if clients:
+                found.setdefault(topic, []).append(channel)
+        return found
+
     def in_flight(self, client: Client) -> int:
         """How many messages a client holds."""
         return self.shard.identity.held(client.subscription) if client.subscription else 0
