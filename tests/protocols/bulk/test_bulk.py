@@ -409,20 +409,41 @@ def test_rights_end_where_the_pattern_does(writer: Connection, reader: ServerPla
 # -- staging itself --
 
 
+def stage_directly(staging: Staging, token: str, name: str, parts: list[bytes]) -> None:
+    new = staging.begin(token, name)
+    try:
+        new.write(parts)
+    except OverLimit:
+        new.discard()
+        raise
+    new.keep()
+
+
 def test_staging_has_a_limit_of_bytes(tmp_path: Path) -> None:
     staging = Staging(tmp_path / "staging", bytes_max=100)
-    staging.write("a", "p", bytes(60))
+    stage_directly(staging, "a", "p", [bytes(60)])
     with pytest.raises(OverLimit, match="more than 100 bytes"):
-        staging.write("b", "p", bytes(60))
+        stage_directly(staging, "b", "p", [bytes(60)])
     staging.drop("a")
-    staging.write("b", "p", bytes(60))
+    stage_directly(staging, "b", "p", [bytes(60)])
     assert Staging(tmp_path / "staging", bytes_max=100).nbytes == 60
+
+
+def test_a_piece_that_is_not_kept_counts_for_nothing(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "staging", bytes_max=100)
+    new = staging.begin("a", "p")
+    for _ in range(3):
+        new.write([bytes(10), b"", bytes(20)])
+    assert (staging.nbytes, len(new.data())) == (90, 90)
+    new.discard()
+    assert staging.nbytes == 0
+    assert list((tmp_path / "staging" / "a").iterdir()) == []
 
 
 def test_what_nobody_publishes_is_dropped_when_it_is_old(tmp_path: Path) -> None:
     staging = Staging(tmp_path / "staging", age_s_max=60)
-    staging.write("old", "p", b"x")
-    staging.write("new", "p", b"x")
+    stage_directly(staging, "old", "p", [b"x"])
+    stage_directly(staging, "new", "p", [b"x"])
     long_ago = time.time() - 3_600
     os.utime(tmp_path / "staging" / "old", (long_ago, long_ago))
     again = Staging(tmp_path / "staging", age_s_max=60)
@@ -433,7 +454,7 @@ def test_what_nobody_publishes_is_dropped_when_it_is_old(tmp_path: Path) -> None
 
 def test_a_mapped_piece_stays_readable_when_it_is_dropped(tmp_path: Path) -> None:
     staging = Staging(tmp_path / "staging")
-    staging.write("t", "p", piece_bytes([(Target("q"), Chunk.of(0, 0, [b"one"]))]))
+    stage_directly(staging, "t", "p", [piece_bytes([(Target("q"), Chunk.of(0, 0, [b"one"]))])])
     (view,) = staging.open("t", ["p"])
     staging.drop("t")
     assert [chunk.body_list() for _, chunk in decode_piece(view)] == [[b"one"]]

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,6 +88,7 @@ STAGING_NAME = "staging"
 CLEAN_EVERY_S = 600.0
 JSON_BYTES_MAX = 8 * 1024 * 1024
 _QUEUES_PER_CALL = 1_000
+_BLOCK_BYTES = 1024 * 1024
 ARROW = "application/vnd.apache.arrow.stream"
 NEXT_OFFSET = "penstock-next-offset"
 _CLIENT_LEFT = 499
@@ -111,6 +112,7 @@ class Bulk:
         self._guard = Guard(services)
         self._staging: Staging | None = None
         self._cleaned_s = time.monotonic()
+        self._dropping: set[asyncio.Future[None]] = set()
 
     def routes(self) -> list[BaseRoute]:
         """Where each method is found."""
@@ -274,11 +276,17 @@ class Bulk:
 
     async def stage(self, request: Request, principal: Principal) -> None:
         """Keep a piece for later. What is in it is looked at now, so that its writer learns what is wrong."""
-        data = await _read(request, PIECE_BYTES_MAX)
-        if sends := _sends(data, principal):
-            await self._shard.call(CommitWork(acks=[], sends=sends, check_only=True))
         staging = await self._open_staging()
-        await asyncio.to_thread(staging.write, request.path_params["token"], request.path_params["piece"], data)
+        piece = await asyncio.to_thread(staging.begin, request.path_params["token"], request.path_params["piece"])
+        try:
+            async for parts in _read_in_blocks(request, PIECE_BYTES_MAX):
+                await asyncio.to_thread(piece.write, parts)
+            if sends := await asyncio.to_thread(lambda: _sends(piece.data(), principal, sizes_only=True)):
+                await self._shard.call(CommitWork(acks=[], sends=sends, check_only=True))
+        except BaseException:
+            piece.discard()
+            raise
+        piece.keep()
 
     async def publish(self, request: Request, principal: Principal) -> PublishReply:
         """Send staged pieces in one commit, unless that was done before."""
@@ -291,10 +299,16 @@ class Bulk:
         sends = await asyncio.to_thread(lambda: [send for piece in pieces for send in _sends(piece, principal)])
         work = CommitWork(acks=[], sends=sends, mark=(asked.name, asked.number))
         replies = await self._shard.call(work)
-        await asyncio.to_thread(staging.drop, asked.token)
+        self._drop_soon(staging, asked.token)
         if isinstance(replies, AlreadyDone):
             return PublishReply(0, already_done=True)
         return PublishReply(sum(len(each.bodies) for each in sends))
+
+    def _drop_soon(self, staging: Staging, token: str) -> None:
+        """Nobody waits for the removal of what was sent. What it leaves, age removes."""
+        dropping = asyncio.get_running_loop().run_in_executor(None, staging.drop, token)
+        self._dropping.add(dropping)
+        dropping.add_done_callback(self._dropping.discard)
 
     async def abort(self, request: Request, principal: Principal) -> None:
         """Forget what was staged."""
@@ -323,22 +337,32 @@ def _need(principal: Principal, right: Right, queue: str) -> None:
         raise RestError(403, "forbidden", f"{principal.name!r} has no {right} right on queue {queue!r}")
 
 
-def _sends(piece: bytes | memoryview, principal: Principal) -> list[Send]:
+def _sends(piece: bytes | memoryview, principal: Principal, *, sizes_only: bool = False) -> list[Send]:
     sends = []
     for target, chunk in decode_piece(piece):
         _need(principal, "write", target.queue)
-        sends.append(send_of(target, chunk))
+        sends.append(send_of(target, chunk, sizes_only=sizes_only))
     return sends
 
 
 async def _read(request: Request, bytes_max: int) -> bytes:
-    parts, length = [], 0
+    return b"".join([part async for parts in _read_in_blocks(request, bytes_max) for part in parts])
+
+
+async def _read_in_blocks(request: Request, bytes_max: int) -> AsyncIterator[list[bytes]]:
+    """The body as it comes, some parts at a time."""
+    length, block_length = 0, 0
+    block: list[bytes] = []
     async for part in request.stream():
         length += len(part)
         if length > bytes_max:
             raise MessageTooLarge(f"the body has more than {bytes_max} bytes: send it in several")
-        parts.append(part)
-    return b"".join(parts)
+        block.append(part)
+        block_length += len(part)
+        if block_length >= _BLOCK_BYTES:
+            yield block
+            block, block_length = [], 0
+    yield block
 
 
 async def _body(request: Request, shape: type[Body]) -> Body:

@@ -1,10 +1,11 @@
 """Pieces that wait to be published: files beside the store, until one commit sends them all.
 
 How it works. A writer (a Spark task) puts its messages as pieces (`wire/pieces.py`) under a token that it shares with
-the other tasks of the same write. Nothing of it is sent yet. When all tasks are done, the driver names the pieces of
-those that counted, and they are sent in one commit, which also holds the mark of the work: so it is done once, however
-often it is asked for. The files are mapped into memory for that, not read: the bodies go from the page cache to the
-journal.
+the other tasks of the same write. A piece goes into its file while it comes, is looked at there, and gets its name if
+it is good: that takes little memory, and always the same. Nothing of it is sent yet. When all tasks are done, the
+driver names the pieces of those that counted, and they are sent in one commit, which also holds the mark of the work:
+so it is done once, however often it is asked for. The files are mapped into memory for that, not read: the bodies go
+from the page cache to the journal.
 
 The files are not synced. The commit holds the bodies themselves, so that a crash before it loses only pieces of work
 that was not done, and whose writer does it again; a piece that a power failure has torn fails its checksum. See
@@ -16,26 +17,65 @@ What nobody publishes is dropped by `abort`, by age, and when the server starts 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import re
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.core.errors import InvalidRequest, NotFound, OverLimit
 
 PIECE_BYTES_MAX = 32 * 1024 * 1024
+BUFFERS_PER_WRITE_MAX = 1_024
 STAGED_BYTES_MAX = 16 * 1024 * 1024 * 1024
 TOKENS_MAX = 1_000
 AGE_S_MAX = 24 * 3_600.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SUFFIX = ".piece"
+_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+"""Pages that are in memory already are mapped all at once."""
 
 
 class PieceNotFound(NotFound):
     """A piece that was named is not there: it was never written, or was dropped as too old."""
+
+
+class NewPiece:
+    """A piece that is written down part by part; it is staged when it is kept."""
+
+    def __init__(self, staging: Staging, token: str, partial: Path, path: Path) -> None:
+        self._staging = staging
+        self._token = token
+        self._partial = partial
+        self._path = path
+        self._descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._nbytes = 0
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        """What comes next."""
+        nbytes = sum(map(len, parts))
+        self._staging.account(self._token, nbytes)
+        self._nbytes += nbytes
+        _write_all(self._descriptor, parts)
+
+    def data(self) -> memoryview:
+        """All that was written, mapped into memory."""
+        return _mapped(self._partial, self._path.stem)
+
+    def keep(self) -> None:
+        """Stage it; one of the same name is replaced."""
+        os.close(self._descriptor)
+        os.replace(self._partial, self._path)
+
+    def discard(self) -> None:
+        """It is not good, or did not come to its end."""
+        os.close(self._descriptor)
+        self._partial.unlink(missing_ok=True)
+        self._staging.account(self._token, -self._nbytes)
 
 
 class Staging:
@@ -46,6 +86,7 @@ class Staging:
         self._bytes_max = bytes_max
         self._age_s_max = age_s_max
         self._lock = threading.Lock()
+        self._partials = itertools.count()
         self._sizes: dict[str, int] = {}
         """Bytes of each token."""
         for directory in root.iterdir() if root.is_dir() else ():
@@ -57,22 +98,21 @@ class Staging:
         """How much is staged."""
         return sum(self._sizes.values())
 
-    def write(self, token: str, piece: str, data: bytes) -> None:
-        """Stage a piece; one of the same name is replaced."""
+    def begin(self, token: str, piece: str) -> NewPiece:
+        """A piece that is going to be written."""
         directory = self._directory(token)
         _check_name(piece, "piece")
-        self._account(token, len(data))
+        self.account(token, 0)
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / (piece + _SUFFIX)
-        partial = directory / f"{piece}.{threading.get_ident()}.partial"
-        partial.write_bytes(data)
-        os.replace(partial, path)
+        partial = directory / f"{piece}.{next(self._partials)}.partial"
+        return NewPiece(self, token, partial, directory / (piece + _SUFFIX))
 
-    def _account(self, token: str, nbytes: int) -> None:
+    def account(self, token: str, nbytes: int) -> None:
+        """So many bytes more. `OverLimit` if that is too much."""
         with self._lock:
             if token not in self._sizes and len(self._sizes) >= TOKENS_MAX:
                 raise OverLimit(f"{TOKENS_MAX} writes are staged already: publish or abort some first")
-            if self.nbytes + nbytes > self._bytes_max:
+            if nbytes > 0 and self.nbytes + nbytes > self._bytes_max:
                 raise OverLimit(f"more than {self._bytes_max} bytes would be staged: publish or abort something first")
             self._sizes[token] = self._sizes.get(token, 0) + nbytes
 
@@ -100,6 +140,17 @@ class Staging:
         return self._root / _check_name(token, "token")
 
 
+def _write_all(descriptor: int, parts: Sequence[bytes]) -> None:
+    for low in range(0, len(parts), BUFFERS_PER_WRITE_MAX):
+        some = parts[low : low + BUFFERS_PER_WRITE_MAX]
+        nbytes = sum(map(len, some))
+        written = os.writev(descriptor, some)
+        if written < nbytes:  # by a signal, or because the disk is full, which the next one says
+            rest = memoryview(b"".join(some))
+            while written < nbytes:
+                written += os.write(descriptor, rest[written:])
+
+
 def _check_name(name: str, what: str) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidRequest(f"the {what} {name[:50]!r} must have 1 to 128 letters, digits, '-' or '_'")
@@ -115,6 +166,6 @@ def _mapped(path: Path, piece: str) -> memoryview:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return memoryview(mmap.mmap(file.fileno(), 0, flags=_FLAGS, prot=mmap.PROT_READ))
     except FileNotFoundError:
         raise PieceNotFound(f"there is no piece {piece!r}: write it first, or again if it was too old") from None
