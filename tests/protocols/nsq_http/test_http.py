@@ -205,14 +205,14 @@ def test_statistics_name_every_topic_in_order(server: RunningNode, topic: str) -
 def test_latencies_count_from_send_to_fin(server: RunningNode, topic: str) -> None:
     server.post("/topic/create", topic=topic)
     server.post("/channel/create", topic=topic, channel="ch")
+    began_s = time.monotonic()
     server.post("/mpub", b"x\n" * 30, topic=topic)
-    published_s = time.monotonic()
     time.sleep(0.2)
     with server.connect() as client:
         held = client.subscribe(topic, "ch", ready=30).messages(30)
         client.send(*map(fin, held))
         until(lambda: server.topic(topic)["e2e_processing_latency"]["count"] == 30)
-    longest_s = time.monotonic() - published_s
+    longest_s = time.monotonic() - began_s
     found = server.topic(topic)
     for document in (found, *found["channels"]):
         latency = document["e2e_processing_latency"]
