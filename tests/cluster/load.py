@@ -28,6 +28,7 @@ LEASE_S = 8
 WAIT_S = 1
 ANSWER_S = 25.0
 """A router waits 15 s for a shard's owner."""
+CREATE_S_MAX = 120.0
 RECEIVES_MAX = 3
 QUEUES = ("orders", DEAD, "line.fifo", "work", "letters", ONCE, "notes", "news")
 _CHANNEL = "readers"
@@ -82,7 +83,18 @@ class Rest:
 
 
 def create_queues(port: int) -> None:
-    """Whatever the clients use."""
+    """Whatever the clients use. A Kafka that has just started may need several attempts."""
+    deadline_s = time.monotonic() + CREATE_S_MAX
+    while True:
+        try:
+            return _create_queues(port)
+        except penstock.PenstockError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(1.0)
+
+
+def _create_queues(port: int) -> None:
     with penstock.connect(f"penstock://127.0.0.1:{port}") as ps:
         ps.create_queue("orders", max_receives=RECEIVES_MAX, dead_letter=DEAD, lease=LEASE_S)
         ps.create_queue("line.fifo", kind="fifo", max_receives=0, lease=LEASE_S)
