@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -162,6 +163,7 @@ def main() -> None:
         return
     if unknown := set(given.config or ()) - set(names):
         parser.error(f"no configuration is called {sorted(unknown)[0]!r}: see --list")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # brokers end, and file systems are unmounted
     good = given.no_model or model()
     first_seed = random.randrange(1_000_000) if given.first_seed is None else given.first_seed
     for seed in range(first_seed, first_seed + given.seeds):
