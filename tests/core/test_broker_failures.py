@@ -355,9 +355,18 @@ def test_redrive_of_a_queue_that_is_deleted_meanwhile_fails() -> None:
     desk = _dead(b"a", b"b")
     desk.do(c.StartRedrive(queue="q.dead", per_second=1))
     desk.do(c.DeleteQueue(name="q.dead"))
-    desk.advance(1_000)
     (task,) = desk.do(c.ListRedrives())
-    assert task.status == "failed"
+    assert (task.status, task.error) == ("failed", "queue 'q.dead' was deleted")
+
+
+def test_redrive_of_a_deleted_queue_leaves_a_new_one_of_that_name_alone() -> None:
+    desk = _dead(b"a", b"b")
+    desk.do(c.StartRedrive(queue="q.dead", target="elsewhere", per_second=1))
+    desk.do(c.DeleteQueue(name="q.dead"))
+    desk.send(b"new", queue="q.dead")
+    desk.advance(5_000)
+    assert [seen.state for seen in desk.browse("q.dead")] == [State.READY]
+    assert desk.do(c.StartRedrive(queue="q.dead", target="elsewhere")).status == "running"
 
 
 def test_browsing_shows_dead_letters_as_ready() -> None:

@@ -806,6 +806,7 @@ class Broker:
         self.events += [CatalogEvent("channel deleted", queue.name, name) for name in queue.channels]
         self.events.append(CatalogEvent("queue deleted", queue.name))
         del self.queues[queue.name], self._by_id[queue.id]
+        redrive.queue_deleted(self, queue.name)
         self.must_commit = True
 
     def _purge_queue(self, command: PurgeQueue) -> int:

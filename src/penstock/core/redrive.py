@@ -46,6 +46,14 @@ def step(broker: Broker, task: RedriveTask, now_ms: int) -> None:
         broker.schedule(now_ms + (STEP_MS if task.per_second else 1), "redrive", task)
 
 
+def queue_deleted(broker: Broker, name: str) -> None:
+    """A queue is gone: so are its redrives, and a new queue of that name has nothing to do with them."""
+    for task in broker.tasks.values():
+        if task.queue == name and task.status == "running":
+            _end(task, "failed", f"queue {name!r} was deleted")
+            save(broker, task)
+
+
 def save(broker: Broker, task: RedriveTask) -> None:
     """Write a task's record."""
     broker.shelf.changes.put_record(keys.record(Kind.TASK, task.task), msgspec.msgpack.encode(task))
