@@ -44,6 +44,7 @@ from penstock.core.commands import (
     AlreadyDone,
     Browse,
     CancelRedrive,
+    ChangeQueue,
     Command,
     CommitWork,
     CreateChannel,
@@ -243,6 +244,8 @@ class Spread:
         """To every partition: the first one first, because what it refuses is refused."""
         if isinstance(command, DeleteConsumer):
             return await self._delete_consumer(command, split)
+        if isinstance(command, ChangeQueue):
+            return await self._change_queue(command, split)
         first = await self.ask(split, 0, _part_of(command, 0))
         if isinstance(first, QueueInfo):
             self._router.catalog.note(first)
@@ -260,6 +263,27 @@ class Spread:
         if isinstance(command, PurgeQueue | PurgeBacklog | PurgeChannel):
             return sum(replies)
         return first
+
+    async def _change_queue(self, command: ChangeQueue, split: SplitQueue) -> QueueInfo:
+        """The first partition decides; the others are told what it has now, until that is what they were told.
+
+        So partitions agree in the end, also if two nodes change the queue at the same time.
+        """
+        info: QueueInfo = await self.ask(split, 0, command)
+        while True:
+            self._router.catalog.note(info)
+            settings = msgspec.structs.asdict(info.config)
+            told = [
+                self.ask(split, number, ChangeQueue(name=split.name, changes=settings))
+                for number in range(1, len(split.shards))
+            ]
+            for reply in await asyncio.gather(*told, return_exceptions=True):
+                if isinstance(reply, BaseException):
+                    raise reply
+            now = await self._describe(split.name)
+            if now.config == info.config:
+                return info
+            info = now
 
     async def _delete_consumer(self, command: DeleteConsumer, split: SplitQueue) -> None:
         replies = await self._ask_all(split, command)

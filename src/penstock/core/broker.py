@@ -121,6 +121,7 @@ from penstock.core.errors import (
     MessageTooLarge,
     OverLimit,
     PenstockError,
+    QueueChanged,
     QueueExists,
     QueueNotFound,
     RewindRefused,
@@ -776,6 +777,8 @@ class Broker:
         for name in UNCHANGEABLE & set(command.changes):
             if command.changes[name] != getattr(queue.config, name):
                 raise InvalidConfig(f"{name} of queue {queue.name!r} cannot be changed: create another queue")
+        if command.expected is not None and queue.config.changed(command.expected) != queue.config:
+            raise QueueChanged(f"queue {queue.name!r} has other settings by now: look at them, and change it again")
         config = queue.config.changed(command.changes)
         self._check_dead_letter(queue.name, config)
         queue.seal()

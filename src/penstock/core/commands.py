@@ -77,6 +77,8 @@ class ChangeQueue(Command):
 
     name: str
     changes: dict[str, Any]
+    expected: dict[str, Any] | None = None
+    """Only if these settings are so now, or else `QueueChanged`: for who works the changes out from what there is."""
 
 
 class DeleteQueue(Command):

@@ -13,6 +13,7 @@
     │   ├── SessionNotFound
     │   └── TaskNotFound
     ├── QueueExists               the name is taken, with another configuration
+    ├── QueueChanged              a change of settings was made from others than there are now
     ├── ReceiptRefused
     │   ├── StaleReceipt          the lease is over: the message was settled, or handed out again
     │   ├── ForeignReceipt        a receipt of another queue or channel
@@ -91,6 +92,10 @@ class TaskNotFound(NotFound):
 
 class QueueExists(PenstockError):
     """The queue exists with another configuration."""
+
+
+class QueueChanged(PenstockError):
+    """A change of settings was worked out from others than there are now: look at them again."""
 
 
 class ReceiptRefused(PenstockError):

@@ -55,6 +55,7 @@ STATUSES: tuple[tuple[type[core.PenstockError], int], ...] = (
     (core.AccessDenied, 403),
     (core.NotFound, 404),
     (core.QueueExists, 409),
+    (core.QueueChanged, 409),
     (core.ForgedReceipt, 400),
     (core.ReceiptRefused, 409),
     (core.OverLimit, 429),

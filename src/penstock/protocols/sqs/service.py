@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue, ListQueues
 from penstock.core.config import QueueConfig
-from penstock.core.errors import PenstockError, QueueExists, QueueNotFound
+from penstock.core.errors import PenstockError, QueueChanged, QueueExists, QueueNotFound
 from penstock.core.receipt import Seal
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES
@@ -238,17 +238,30 @@ class ServiceBase:
         return config
 
     async def change(self, name: str, changes_of: Callable[[QueueConfig], dict[str, Any]]) -> None:
-        """Change a configuration, from what it is. Changes of one queue wait for each other, so that none is lost."""
+        """Change a configuration, from what it is. Changes of one queue wait for each other, so that none is lost; if
+        another node was faster, it is worked out again.
+        """
         await self.existing(name)
         while name in self._changing:
             await ask(DescribeQueue(name=name))  # a step later
         self._changing.add(name)
         try:
-            await self.learn(name, now=True)
-            changes = changes_of(await self.existing(name))
-            await ask(ChangeQueue(name=name, changes=changes))
+            while not await self._try_to_change(name, changes_of):
+                continue
         finally:
             self._changing.discard(name)
+
+    async def _try_to_change(self, name: str, changes_of: Callable[[QueueConfig], dict[str, Any]]) -> bool:
+        """Whether the configuration was still what the changes were worked out from."""
+        await self.learn(name, now=True)
+        config = await self.existing(name)
+        changes = changes_of(config)
+        expected = {setting: getattr(config, setting) for setting in changes if hasattr(config, setting)}
+        try:
+            await ask(ChangeQueue(name=name, changes=changes, expected=expected))
+        except QueueChanged:
+            return False
+        return True
 
 
 def default_config(is_fifo: bool) -> QueueConfig:
