@@ -6,12 +6,12 @@ Run as a process: the argument is a file, to which the port is written when the 
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 from pathlib import Path
 
 import uvloop
 
+from penstock.process import seldom_look_for_garbage
 from penstock.protocols.http import Exchange, HttpServer
 
 _HEADERS = (("content-type", "application/x-amz-json-1.0"),)
@@ -26,8 +26,7 @@ def handle(exchange: Exchange) -> None:
 async def serve(port_file: Path) -> None:
     """Serve until killed."""
     port = await HttpServer(handle).start("127.0.0.1", 0)
-    gc.collect()
-    gc.freeze()
+    seldom_look_for_garbage()
     partial = port_file.with_suffix(".partial")
     partial.write_text(str(port))
     partial.rename(port_file)

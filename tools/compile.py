@@ -98,7 +98,7 @@ def fingerprint() -> str:
     from mypy.version import __version__ as mypy_version
 
     digest = hashlib.sha256(f"{sys.version} {mypy_version}".encode())
-    for path in [Path(__file__), *sources()]:
+    for path in [Path(__file__), ROOT / "tools" / "compile_modules.py", *sources()]:
         digest.update(str(path).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -120,16 +120,9 @@ def compile_in(output: Path, names: list[str]) -> None:
 
     A C file for each module: with one file for all of them, the C compiler takes much longer.
     """
-    program = (
-        "from mypyc.build import mypycify; from setuptools import setup; import sys; "
-        "options = ['--ignore-missing-imports', '--python-executable', sys.executable]; "
-        "setup(name='penstock-compiled', packages=[], "
-        "ext_modules=mypycify([*sys.argv[1:], *options], multi_file=True), "
-        "script_args=['--quiet', 'build_ext', '--inplace'])"
-    )
     warnings_off = {"CFLAGS": f"-w {os.environ.get('CFLAGS', '')}"}
     environment = os.environ | warnings_off | {"PYTHONPATH": str(output), "MYPYPATH": str(output)}
-    command = [sys.executable, "-c", program, *names]
+    command = [sys.executable, str(ROOT / "tools" / "compile_modules.py"), *names]
     done = subprocess.run(
         command, cwd=output, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

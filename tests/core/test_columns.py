@@ -134,6 +134,11 @@ class ColumnsBesideRows(RuleBasedStateMachine):
         assert self.columns.all_leased(at, attempt) == all(leased)
         allowed = [event in TRANSITIONS[row.state] and row.attempts == attempt for row in run]
         assert self.columns.rows_allowing(event, at, attempt).tolist() == allowed
+        is_ready = [row.state == State.READY for row in run]
+        assert self.columns.ready_from(start, stop) == (stop - start if all(is_ready) else is_ready.index(False))
+        assert self.columns.are_alike(start, stop) == (len({(row.attempts, row.first_ms) for row in run}) == 1)
+        one = (self.columns.state_at(start), self.columns.attempts_at(start), self.columns.first_ms_at(start))
+        assert one == (run[0].state, run[0].attempts, run[0].first_ms)
 
     @rule(now=times, holder=holders)
     def ask_the_clock(self, now: int, holder: int) -> None:

@@ -106,16 +106,40 @@ def test_receipts_read_together_say_what_they_say_one_by_one(
             expected.append((found.channel_id, found.sequence, found.attempt))
         else:
             expected = None
-    assert Seal(b"secret", queue_id).read(texts) == expected
+    seal = Seal(b"secret", queue_id)
+    assert seal.read(texts) == expected
+    singly = [seal.read_one(text) for text in texts]
+    assert (None if None in singly else singly) == expected
 
 
 def test_a_receipt_that_was_moved_across_the_border_of_two_is_refused() -> None:
     seal = Seal(b"secret", 3)
     joined = "".join(seal.make(1, 5, [1, 1]))
-    assert seal.read([joined[:55], joined[55:]]) is None
+    assert seal.read([joined[:51], joined[51:]]) is None
     assert seal.read([joined]) is None
-    assert seal.read([joined[:54] + "==", joined[56:]]) is None
-    assert seal.read([joined[:56], joined[56:110] + "=="]) is None
+    assert seal.read([joined[:50] + "==", joined[52:]]) is None
+    assert seal.read([joined[:52], joined[52:102] + "=="]) is None
+
+
+def test_the_seals_of_neighbours_are_not_each_others() -> None:
+    """They come of one MAC, and none of them fits another message, channel or attempt."""
+    texts = [Receipt(3, 1, sequence, 2).seal(b"secret") for sequence in range(8, 12)]
+    seals = [text[32:] for text in texts]
+    assert len(set(seals)) == 4
+    for text in texts:
+        for seal in set(seals) - {text[32:]}:
+            assert Seal(b"secret", 3).read_one(text[:32] + seal) is None
+    others = [Receipt(3, 1, 12, 2), Receipt(3, 1, 8, 3), Receipt(3, 2, 8, 2), Receipt(4, 1, 8, 2)]
+    assert not {each.seal(b"secret")[32:] for each in others} & set(seals)
+
+
+def test_receipts_of_the_older_kind_are_refused() -> None:
+    older = "AAAAAAAAAAEAAAABAAAAAAAAACoAAAAC" + "A" * 24
+    assert len(older) == 56
+    with pytest.raises(ForgedReceipt):
+        Receipt.open(older, lambda _: b"secret")
+    assert Seal(b"secret", 1).read_one(older) is None
+    assert Seal(b"secret", 1).read([older]) is None
 
 
 def test_every_changed_character_is_refused_among_many() -> None:

@@ -5,14 +5,16 @@ came. `at` is a slice, or an array of row numbers; every operation costs a few a
 Nothing here checks whether an event may happen: `rows_allowing` says so for a whole run beforehand, from the one
 table in `states.py`.
 
-An array operation has its price whatever it is about, so that a few rows are cheaper to look at as a list. Where that
-pays, up to `FEW` rows are; both ways give the same, and the tests compare them.
+An array operation has its price whatever it is about, so that a few rows are cheaper to look at one by one. Where that
+pays, up to `FEW` rows are; both ways give the same, and the tests compare them. numpy is slow at single values, too: so
+each column has a *twin*, an `array.array` over the same memory, which is quick at them.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from array import array
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +22,17 @@ from numpy.typing import NDArray
 from penstock.core.states import Event, State, allowed
 
 Rows = slice | NDArray[np.intp]
-DONE, READY, LEASED, DELAYED = (int(state) for state in (State.DONE, State.READY, State.LEASED, State.DELAYED))
+DONE: Final = 0
+READY: Final = 1
+LEASED: Final = 2
+DELAYED: Final = 3
+assert (DONE, READY, LEASED, DELAYED) == (State.DONE, State.READY, State.LEASED, State.DELAYED)
 """The states as plain numbers: looking up a member of an enum costs more than comparing it."""
-_CAPACITY_MIN = 256
-FEW = 64
+_CAPACITY_MIN: Final = 256
+FEW: Final = 64
 """Up to so many rows, lists are faster than arrays."""
+_TYPE_CODES: Final[dict[Any, str]] = {np.uint8: "B", np.uint32: "I", np.int64: "q"}
+assert all(array(code).itemsize == np.dtype(kind).itemsize for kind, code in _TYPE_CODES.items())
 
 _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("state", np.uint8),
@@ -41,6 +49,9 @@ _PERSISTED: Any = np.dtype([("length", np.uint32), *_COLUMNS])
 _NO_LATER = np.iinfo(np.int64).max
 
 
+_NONE: Final[NDArray[Any]] = np.zeros(0)
+
+
 class Columns:
     """The rows of a window.
 
@@ -54,6 +65,13 @@ class Columns:
     """
 
     __slots__ = (
+        "_attempts",
+        "_deadline_ms",
+        "_first_ms",
+        "_holder",
+        "_received_ms",
+        "_sequence",
+        "_state",
         "attempts",
         "capacity",
         "deadline_ms",
@@ -75,8 +93,23 @@ class Columns:
         self.first_ms: NDArray[np.int64]
         self.holder: NDArray[np.uint32]
         self.sequence: NDArray[np.int64]
+        self._state: Any
+        self._attempts: Any
+        self._deadline_ms: Any
+        self._received_ms: Any
+        self._first_ms: Any
+        self._holder: Any
+        self._sequence: Any
         for name, dtype in (*_COLUMNS, ("sequence", np.int64)):
-            setattr(self, name, np.zeros(_CAPACITY_MIN, dtype=dtype))
+            self._renew(name, dtype, _CAPACITY_MIN)
+
+    def _renew(self, name: str, dtype: Any, capacity: int) -> NDArray[Any]:
+        """A new column and its twin, all zero; returns the old one, if there was one."""
+        old: NDArray[Any] = getattr(self, name, _NONE)
+        twin = array(_TYPE_CODES[dtype], bytes(capacity * np.dtype(dtype).itemsize))
+        setattr(self, "_" + name, twin)
+        setattr(self, name, np.frombuffer(twin, dtype=dtype))
+        return old
 
     # -- rows come and go --
 
@@ -96,23 +129,25 @@ class Columns:
     def _grow(self, capacity: int) -> None:
         capacity = self.capacity = max(capacity, 2 * self.capacity)
         for name, dtype in (*_COLUMNS, ("sequence", np.int64)):
-            grown = np.zeros(capacity, dtype=dtype)
-            grown[: self.size] = getattr(self, name)[: self.size]
-            setattr(self, name, grown)
+            old = self._renew(name, dtype, capacity)
+            getattr(self, name)[: self.size] = old[: self.size]
 
     def keep(self, rows: NDArray[np.intp]) -> None:
         """Forget every row but these, which move together in this order."""
         capacity = self.capacity = max(_CAPACITY_MIN, 2 * len(rows))
         for name, dtype in (*_COLUMNS, ("sequence", np.int64)):
-            kept = np.zeros(capacity, dtype=dtype)
-            kept[: len(rows)] = getattr(self, name)[rows]
-            setattr(self, name, kept)
+            old = self._renew(name, dtype, capacity)
+            getattr(self, name)[: len(rows)] = old[rows]
         self.size = len(rows)
 
     # -- what happens to messages --
 
     def lease(self, at: Rows, now_ms: int, deadline_ms: int, holder: int) -> None:
         """LEASE: hand out, one attempt more."""
+        if isinstance(at, slice) and at.stop - at.start <= FEW:
+            for row in range(at.start, at.stop):
+                self.lease_one(row, now_ms, deadline_ms, holder)
+            return
         self.state[at] = LEASED
         self.attempts[at] += 1
         self.deadline_ms[at] = deadline_ms
@@ -120,25 +155,27 @@ class Columns:
         self.holder[at] = holder
         first = self.first_ms[at]
         if isinstance(at, slice):
-            if not first[0] and not first[-1] and not _any(first):
-                first[:] = now_ms
-            else:
-                first[first == 0] = now_ms
+            first[first == 0] = now_ms
         else:
             self.first_ms[at] = np.where(first == 0, now_ms, first)
 
     def lease_one(self, row: int, now_ms: int, deadline_ms: int, holder: int) -> None:
         """LEASE of one message: as `lease`, without the price of slices."""
-        self.state[row] = LEASED
-        self.attempts[row] += 1
-        self.deadline_ms[row] = deadline_ms
-        self.received_ms[row] = now_ms
-        self.holder[row] = holder
-        if not self.first_ms[row]:
-            self.first_ms[row] = now_ms
+        self._state[row] = LEASED
+        self._attempts[row] += 1
+        self._deadline_ms[row] = deadline_ms
+        self._received_ms[row] = now_ms
+        self._holder[row] = holder
+        if not self._first_ms[row]:
+            self._first_ms[row] = now_ms
 
     def settle(self, at: Rows) -> None:
         """ACK, MOVE or DROP: over and done with."""
+        if isinstance(at, slice) and at.stop - at.start <= FEW:
+            state = self._state
+            for row in range(at.start, at.stop):
+                state[row] = DONE
+            return
         self.state[at] = DONE
 
     def retry(self, at: Rows) -> None:
@@ -171,8 +208,66 @@ class Columns:
         mask &= self.attempts[at] == attempt
         return mask
 
+    # -- questions about one row, or a few --
+
+    def state_at(self, row: int) -> int:
+        """The state of one message."""
+        found: int = self._state[row]
+        return found
+
+    def attempts_at(self, row: int) -> int:
+        """How often one message was handed out."""
+        found: int = self._attempts[row]
+        return found
+
+    def first_ms_at(self, row: int) -> int:
+        """When one message was handed out first."""
+        found: int = self._first_ms[row]
+        return found
+
+    def ready_from(self, start: int, stop: int) -> int:
+        """How many rows from the first on are ready, before one that is not.
+
+        >>> columns = Columns()
+        >>> rows = columns.append(100, 3)
+        >>> columns.settle(slice(2, 3))
+        >>> columns.ready_from(0, 3), columns.ready_from(2, 3)
+        (2, 0)
+        """
+        if stop - start > FEW:
+            ready = self.state[start:stop] == READY
+            return stop - start if ready.all() else int(ready.argmin())
+        state = self._state
+        for row in range(start, stop):
+            if state[row] != READY:
+                return row - start
+        return stop - start
+
+    def are_alike(self, start: int, stop: int) -> bool:
+        """Whether a few rows were handed out equally often, and first at the same time.
+
+        >>> columns = Columns()
+        >>> rows = columns.append(100, 3)
+        >>> columns.lease_one(2, now_ms=5, deadline_ms=35, holder=1)
+        >>> columns.are_alike(0, 2), columns.are_alike(0, 3)
+        (True, False)
+        """
+        attempts, first_ms = self._attempts, self._first_ms
+        one_attempt: int = attempts[start]
+        one_ms: int = first_ms[start]
+        for row in range(start + 1, stop):  # noqa: SIM110 (a generator costs more than all of it)
+            if attempts[row] != one_attempt or first_ms[row] != one_ms:
+                return False
+        return True
+
     def all_leased(self, at: slice, attempt: int) -> bool:
         """Whether every row is leased on that attempt: the question of the happy path."""
+        if at.stop - at.start <= FEW:
+            state, attempts = self._state, self._attempts
+            for row in range(at.start, at.stop):  # noqa: SIM110
+                if state[row] != LEASED or attempts[row] != attempt:
+                    return False
+            return True
         return are_all(self.state[at], LEASED) and are_all(self.attempts[at], attempt)
 
     def expired(self, now_ms: int) -> NDArray[np.intp]:
@@ -286,11 +381,6 @@ def are_all(values: NDArray[Any], wanted: int) -> bool:
         return bool((values == wanted).all())
     found: list[int] = values.tolist()
     return found.count(wanted) == len(found)
-
-
-def _any(values: NDArray[Any]) -> bool:
-    """Whether any value is not zero."""
-    return bool(values.any()) if len(values) > FEW else any(values.tolist())
 
 
 _ONE = struct.Struct("<IIBIqqqI")

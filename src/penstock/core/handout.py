@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.core import keys
 from penstock.core.chunk import Chunk
-from penstock.core.columns import DELAYED, LEASED, READY, are_all
+from penstock.core.columns import DELAYED, FEW, LEASED, READY, are_all
 from penstock.core.commands import Failure, Run
 from penstock.core.config import PRIORITY_MAX
 from penstock.core.cursor import Cursor
@@ -323,9 +323,11 @@ class Handout:
         columns = window.columns
         start, stop = rows.start - entry.start, rows.stop - entry.start
         if stop - start == 1:
-            return Run(
-                chunk, start, stop, int(columns.attempts[rows.start]), int(columns.first_ms[rows.start]), failures
-            )
+            row: int = rows.start
+            return Run(chunk, start, stop, columns.attempts_at(row), columns.first_ms_at(row), failures)
+        if stop - start <= FEW and columns.are_alike(rows.start, rows.stop):
+            row = rows.start
+            return Run(chunk, start, stop, columns.attempts_at(row), columns.first_ms_at(row), failures)
         attempts, first_ms = columns.attempts[rows].copy(), columns.first_ms[rows].copy()
         one_attempt = are_all(attempts, int(attempts[0]))
         one_time = are_all(first_ms, int(first_ms[0]))

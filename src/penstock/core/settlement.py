@@ -76,7 +76,7 @@ class Settlement:
             if entry is None or entry.is_whole:
                 continue
             row = entry.start + sequence - entry.base
-            if window.columns.state[row] == LEASED and window.columns.attempts[row] == attempt:
+            if window.columns.state_at(row) == LEASED and window.columns.attempts_at(row) == attempt:
                 self.channel.freed_rows(window, entry, sequence, sequence + 1)
                 window.leased -= 1
                 self.channel.acked += 1

@@ -332,14 +332,15 @@ class Window:
                 continue
             if end - first == 1:
                 self._rest(heap, end, stop)
-                if self.columns.state[first + entry.start - entry.base] == READY:
+                if self.columns.state_at(first + entry.start - entry.base) == READY:
                     return entry, first, end
                 continue
-            ready = self.columns.state[entry.rows_of(first, end)] == READY
-            length = len(ready) if ready.all() else int(ready.argmin())
+            shift = entry.start - entry.base
+            length = self.columns.ready_from(first + shift, end + shift)
             if length:
                 self._rest(heap, first + length, stop)
                 return entry, first, first + length
+            ready = self.columns.state[entry.rows_of(first, end)] == READY
             skip = int(ready.argmax()) if ready.any() else len(ready)
             self._rest(heap, first + skip, stop)
         return None

@@ -14,7 +14,6 @@ compare them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 REMEMBERED_MAX: Final = 20_000
@@ -75,9 +74,10 @@ class Remembered:
             return None
         found: list[str] = []
         for sequence in range(first, first + count):
-            checksum = queue.pop(sequence, None)
+            checksum = queue.get(sequence)
             if checksum is None:
                 return None
+            del queue[sequence]
             found.append(checksum)
         return found
 
@@ -97,14 +97,14 @@ def sent_batch(ids: list[str], message_ids: list[str], checksums: list[str]) -> 
     >>> sent_batch(["a"], ["0-1"], ["5d41"])
     b'{"Successful":[{"Id":"a","MessageId":"0-1","MD5OfMessageBody":"5d41"}]}'
     """
-    entries = [
-        f'{{"Id":"{each}","MessageId":"{message_id}","MD5OfMessageBody":"{checksum}"}}'
-        for each, message_id, checksum in zip(ids, message_ids, checksums, strict=True)
-    ]
+    assert len(ids) == len(message_ids) == len(checksums)
+    entries: list[str] = []
+    for at in range(len(ids)):
+        entries.append(f'{{"Id":"{ids[at]}","MessageId":"{message_ids[at]}","MD5OfMessageBody":"{checksums[at]}"}}')
     return f'{{"Successful":[{",".join(entries)}]}}'.encode("ascii")
 
 
-def received(message_ids: list[str], receipts: list[str], checksums: list[str], bodies: Sequence[bytes]) -> list[bytes]:
+def received(message_ids: list[str], receipts: list[str], checksums: list[str], bodies: list[bytes]) -> list[bytes]:
     """Pieces of the messages of a ReceiveMessage: each is followed by the next after a comma.
 
     >>> b"".join(received(["0-1"], ["r"], ["5d41"], [b"text"]))
@@ -112,10 +112,14 @@ def received(message_ids: list[str], receipts: list[str], checksums: list[str], 
     """
     pieces: list[bytes] = []
     start = "{"
-    for message_id, receipt, checksum, body in zip(message_ids, receipts, checksums, bodies, strict=True):
-        head = f'{start}"MessageId":"{message_id}","ReceiptHandle":"{receipt}","MD5OfBody":"{checksum}","Body":"'
+    assert len(message_ids) == len(receipts) == len(checksums) == len(bodies)
+    for at in range(len(bodies)):
+        head = (
+            f'{start}"MessageId":"{message_ids[at]}","ReceiptHandle":"{receipts[at]}",'
+            f'"MD5OfBody":"{checksums[at]}","Body":"'
+        )
         pieces.append(head.encode("ascii"))
-        pieces.append(body)
+        pieces.append(bodies[at])
         start = '"},{'
     pieces.append(b'"}')
     return pieces
