@@ -188,6 +188,17 @@ def test_a_publish_of_a_piece_that_is_not_there_does_nothing(writer: Connection)
     assert publish(writer, "t5", ["a"], "job-5", 0)["messages"] == 1
 
 
+def test_more_than_one_commit_takes_is_refused_and_nothing_is_sent(writer: Connection, reader: ServerPlace) -> None:
+    send(writer, piece("r5a", b"before"))
+    stage(writer, "t5a", "a", piece("r5a", *[bytes(1_000_000)] * 30))
+    with pytest.raises(ServerFailed, match="limit the batches of a stream with maxOffsetsPerTrigger") as failed:
+        publish(writer, "t5a", ["a"] * 9, "job-5a", 0)
+    assert (failed.value.code, failed.value.status) == ("batch_too_large", 413)
+    assert values(reader, "r5a") == [b"before"]
+    stage(writer, "t5a", "b", piece("r5a", b"after"))
+    assert publish(writer, "t5a", ["b"], "job-5a", 0)["messages"] == 1
+
+
 def test_an_aborted_write_is_gone(writer: Connection) -> None:
     stage(writer, "t6", "a", piece("r6", b"one"))
     writer.ask("DELETE", "/v1/bulk/staging/t6")
@@ -438,6 +449,17 @@ def test_a_piece_that_is_not_kept_counts_for_nothing(tmp_path: Path) -> None:
     new.discard()
     assert staging.nbytes == 0
     assert list((tmp_path / "staging" / "a").iterdir()) == []
+
+
+def test_a_token_can_be_used_anew_while_its_old_files_are_removed(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "staging")
+    stage_directly(staging, "t", "p", [b"old"])
+    aside = staging.set_aside("t")
+    assert staging.nbytes == 0
+    stage_directly(staging, "t", "p", [b"new"])
+    again = Staging(tmp_path / "staging")  # as after a crash: what was not removed goes now
+    assert not aside.exists()
+    assert [bytes(view) for view in again.open("t", ["p"])] == [b"new"]
 
 
 def test_what_nobody_publishes_is_dropped_when_it_is_old(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +35,8 @@ from starlette.types import Receive as Receiving
 from starlette.types import Scope
 from starlette.types import Send as Sending
 
-from penstock.core.chunk import Chunk
+from penstock.core.broker import BATCH_BYTES_MAX
+from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.commands import (
     Ack,
     AckUpTo,
@@ -56,7 +57,7 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
-from penstock.core.errors import MessageTooLarge, PenstockError, QueueNotFound
+from penstock.core.errors import BatchTooLarge, MessageTooLarge, PenstockError, QueueNotFound
 from penstock.core.partition import SHARD_SHIFT
 from penstock.protocols.bulk.requests import (
     AckReply,
@@ -76,7 +77,7 @@ from penstock.protocols.bulk.requests import (
     SettleRequest,
     TakeRequest,
 )
-from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, Staging
+from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, Staging, remove
 from penstock.protocols.rest.guard import Guard
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, code_of, headers_of, invalid, problem_of
 from penstock.server.auth import Principal, Right
@@ -112,7 +113,7 @@ class Bulk:
         self._guard = Guard(services)
         self._staging: Staging | None = None
         self._cleaned_s = time.monotonic()
-        self._dropping: set[asyncio.Future[None]] = set()
+        self._removing: set[asyncio.Future[None]] = set()
 
     def routes(self) -> list[BaseRoute]:
         """Where each method is found."""
@@ -296,19 +297,20 @@ class Bulk:
             await asyncio.to_thread(staging.drop, asked.token)
             return PublishReply(0, already_done=True)
         pieces = await asyncio.to_thread(staging.open, asked.token, asked.pieces) if asked.pieces else []
-        sends = await asyncio.to_thread(lambda: [send for piece in pieces for send in _sends(piece, principal)])
+        sends = await asyncio.to_thread(_sends_of_all, pieces, principal)
         work = CommitWork(acks=[], sends=sends, mark=(asked.name, asked.number))
         replies = await self._shard.call(work)
-        self._drop_soon(staging, asked.token)
+        await self._drop_soon(staging, asked.token)
         if isinstance(replies, AlreadyDone):
             return PublishReply(0, already_done=True)
         return PublishReply(sum(len(each.bodies) for each in sends))
 
-    def _drop_soon(self, staging: Staging, token: str) -> None:
-        """Nobody waits for the removal of what was sent. What it leaves, age removes."""
-        dropping = asyncio.get_running_loop().run_in_executor(None, staging.drop, token)
-        self._dropping.add(dropping)
-        dropping.add_done_callback(self._dropping.discard)
+    async def _drop_soon(self, staging: Staging, token: str) -> None:
+        """Nobody waits until the files of what was sent are removed."""
+        dropped = await asyncio.to_thread(staging.set_aside, token)
+        removing = asyncio.get_running_loop().run_in_executor(None, remove, dropped)
+        self._removing.add(removing)
+        removing.add_done_callback(self._removing.discard)
 
     async def abort(self, request: Request, principal: Principal) -> None:
         """Forget what was staged."""
@@ -342,6 +344,23 @@ def _sends(piece: bytes | memoryview, principal: Principal, *, sizes_only: bool 
     for target, chunk in decode_piece(piece):
         _need(principal, "write", target.queue)
         sends.append(send_of(target, chunk, sizes_only=sizes_only))
+    return sends
+
+
+def _sends_of_all(pieces: Sequence[memoryview], principal: Principal) -> list[Send]:
+    """What pieces hold; no more of them is read than one commit takes."""
+    sends: list[Send] = []
+    left = BATCH_BYTES_MAX
+    for piece in pieces:
+        some = _sends(piece, principal)
+        left -= sum(len(each.bodies.data) for each in some if isinstance(each.bodies, PackedBodies))
+        if left < 0:
+            raise BatchTooLarge(
+                f"the pieces hold more than {BATCH_BYTES_MAX} bytes, and one commit takes no more: publish less "
+                "at once (in Spark: limit the batches of a stream with maxOffsetsPerTrigger or maxBytesPerTrigger, "
+                "write a table in parts, or send with delivery=at-least-once)"
+            )
+        sends += some
     return sends
 
 

@@ -24,6 +24,7 @@ import re
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,6 +37,8 @@ TOKENS_MAX = 1_000
 AGE_S_MAX = 24 * 3_600.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SUFFIX = ".piece"
+_ASIDE = ".dropped-"
+"""No token begins like this."""
 _FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 """Pages that are in memory already are mapped all at once."""
 
@@ -90,6 +93,9 @@ class Staging:
         self._sizes: dict[str, int] = {}
         """Bytes of each token."""
         for directory in root.iterdir() if root.is_dir() else ():
+            if directory.name.startswith(_ASIDE):  # the server ended before it was removed
+                remove(directory)
+                continue
             self._sizes[directory.name] = sum(file.stat().st_size for file in directory.iterdir())
         self.drop_old()
 
@@ -123,10 +129,16 @@ class Staging:
 
     def drop(self, token: str) -> None:
         """Forget everything under a token; one that is not known is fine."""
-        directory = self._directory(token)
-        shutil.rmtree(directory, ignore_errors=True)
+        remove(self.set_aside(token))
+
+    def set_aside(self, token: str) -> Path:
+        """Forget everything under a token, which may be used anew at once; its files are left to `remove`."""
+        aside = self._root / f"{_ASIDE}{uuid.uuid4().hex}"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._directory(token), aside)
         with self._lock:
             self._sizes.pop(token, None)
+        return aside
 
     def drop_old(self) -> None:
         """Forget what has not changed for too long."""
@@ -138,6 +150,11 @@ class Staging:
 
     def _directory(self, token: str) -> Path:
         return self._root / _check_name(token, "token")
+
+
+def remove(aside: Path) -> None:
+    """Remove the files of what was set aside."""
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write_all(descriptor: int, parts: Sequence[bytes]) -> None:
