@@ -231,6 +231,36 @@ async def _ways() -> None:
     await side.shard.close()
 
 
+def test_a_queue_that_was_deleted_changed_or_created_again_is_not_mistaken_for_what_it_was(
+    runner: asyncio.Runner,
+) -> None:
+    async def main() -> None:
+        short, long = Side(is_short=True), Side(is_short=False)
+        asked: list[Asked] = [
+            ("CreateQueue", {"QueueName": "q"}),
+            ("SendMessage", {"QueueUrl": URL, "MessageBody": "x" * 2_000}),
+            ("SetQueueAttributes", {"QueueUrl": URL, "Attributes": {"MaximumMessageSize": "1024"}}),
+            ("SendMessage", {"QueueUrl": URL, "MessageBody": "x" * 2_000}),
+            ("SetQueueAttributes", {"QueueUrl": URL, "Attributes": {"DelaySeconds": "9"}}),
+            ("SendMessage", {"QueueUrl": URL, "MessageBody": "later"}),
+            ("ReceiveMessage", {"QueueUrl": URL, "MaxNumberOfMessages": 10}),
+            ("DeleteQueue", {"QueueUrl": URL}),
+            ("SendMessage", {"QueueUrl": URL, "MessageBody": "x"}),
+            ("ReceiveMessage", {"QueueUrl": URL}),
+            ("CreateQueue", {"QueueName": "q", "Attributes": {"VisibilityTimeout": "7"}}),
+            ("SendMessage", {"QueueUrl": URL, "MessageBody": "x" * 2_000}),
+            ("ReceiveMessage", {"QueueUrl": URL}),
+        ]
+        for action, parameters in asked:
+            assert await short.ask(action, parameters) == await long.ask(action, parameters), (action, parameters)
+            for side in (short, long):
+                side.clock.advance_ms(61_000 if action == "DeleteQueue" else 1)
+        await short.shard.close()
+        await long.shard.close()
+
+    runner.run(main())
+
+
 def test_with_credentials_everybody_takes_the_longer_way(runner: asyncio.Runner) -> None:
     async def main() -> None:
         shard = AsyncShard(Shard(MemoryStore, ManualClock(), lambda: ENTROPY))

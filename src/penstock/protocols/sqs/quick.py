@@ -73,13 +73,14 @@ assert ReceiveMessageRequest.__struct_fields__[4:] == (
 
 
 class KnownQueue:
-    """What is remembered of a queue, as long as it is the same, with the same configuration."""
+    """What is remembered of a queue, as long as it is the same, with the same configuration. Not the queue itself: one
+    that is deleted must not stay because somebody knew it."""
 
-    __slots__ = ("bytes_max", "config", "ids", "is_quick", "name", "queue", "seal", "wait_ms")
+    __slots__ = ("bytes_max", "config", "id", "ids", "is_quick", "name", "seal", "wait_ms")
 
     def __init__(self, queue: Queue, seal: Seal, ids: Numbered) -> None:
         config = queue.config
-        self.queue = queue
+        self.id = queue.id
         self.config: QueueConfig = config
         self.name = queue.name
         self.seal = seal
@@ -183,7 +184,7 @@ class Quick:
         if found is None:
             return False
         channel_id, sequence, attempt = found
-        channel = _channel_of(known.queue, channel_id)
+        channel = self._channel(known, channel_id)
         if channel is None:
             return False
         span = _tuple_of(_Span, (sequence, sequence, attempt))
@@ -210,7 +211,7 @@ class Quick:
             return False
         found = known.seal.read(handles)
         spans = None if found is None else joined_spans(found)
-        channel = None if found is None else _channel_of(known.queue, found[0][0])
+        channel = None if found is None else self._channel(known, found[0][0])
         if spans is None or channel is None:
             return False
         command = Ack(queue=known.name, channel=channel.name, spans=spans)
@@ -226,9 +227,20 @@ class Quick:
             return None
         broker = self._shard.shard.broker
         known = self._known.get(url)
-        if known is None or broker.queues.get(known.name) is not known.queue or known.config is not known.queue.config:
+        if known is not None:
+            queue = broker.queues.get(known.name)
+            if queue is None or queue.id != known.id or queue.config is not known.config:
+                known = None
+        if known is None:
             known = self._look_up(url, broker)
         return known if known is not None and known.is_quick else None
+
+    def _channel(self, known: KnownQueue, channel_id: int) -> Channel | None:
+        """The channel of a queue that was just looked up."""
+        for channel in self._shard.shard.broker.queues[known.name].channels.values():
+            if channel.id == channel_id:
+                return channel
+        return None
 
     def _look_up(self, url: str, broker: Broker) -> KnownQueue | None:
         self._known.pop(url, None)
@@ -248,13 +260,6 @@ class Quick:
     def take_back(self, call: CallbackCall) -> None:
         """The receiver is gone: so are its leases."""
         self._shard.withdraw(call)
-
-
-def _channel_of(queue: Queue, channel_id: int) -> Channel | None:
-    for channel in queue.channels.values():
-        if channel.id == channel_id:
-            return channel
-    return None
 
 
 def joined_spans(found: list[tuple[int, int, int]]) -> list[Span] | None:
