@@ -6,9 +6,12 @@ import json
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 from penstock.core import errors
 from penstock.protocols.rest.problems import STATUSES, code_of, status_of
@@ -87,6 +90,29 @@ def fits(expected: Any, found: Any) -> bool:
 def test_the_python_example_runs(serve: Callable[..., Server]) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     exec(example, {"PENSTOCK": serve().url})
+
+
+def test_every_block_of_code_is_run_by_a_test() -> None:
+    blocks = Counter(re.findall(r"^```(\w+)$", TEXT, re.MULTILINE))
+    shown = sum(example.printed is not None for example in examples())
+    assert blocks == {"bash": len(examples()), "json": shown, "python": 1, "javascript": 1}
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    (curl .*) …$", TEXT, re.MULTILINE))
+def test_the_ways_to_give_credentials_open_the_server(serve: Callable[..., Server], line: str) -> None:
+    needed("bash")
+    needed("curl")
+    server = serve("[[credentials]]\naccess_key = 'AK'\nsecret_key = 'secret'\ntoken = 'token'")
+    right = {"TOKEN": "token", "ACCESS_KEY": "AK", "SECRET_KEY": "secret"}
+    for given, status in ((right, "200"), (dict.fromkeys(right, "wrong"), "401")):
+        command = f"{line} -s -o /dev/null -w '%{{http_code}}' {server.url}/v1/queues"
+        environment = {"PATH": os.environ["PATH"], **given}
+        run = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+        assert run.stdout == status, run.stderr
+
+
+def test_there_are_three_ways_to_give_credentials() -> None:
+    assert len(re.findall(r"^    (curl .*) …$", TEXT, re.MULTILINE)) == 3
 
 
 def test_the_javascript_function_gives_the_vectors() -> None:

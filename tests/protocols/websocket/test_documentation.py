@@ -15,9 +15,16 @@ from tests.client.serving import Server
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "websocket.md").read_text()
 
 
-def test_the_example_prints_what_the_page_says(server: Server) -> None:
-    code, printed = re.findall(r"```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", PAGE, re.DOTALL)[0]
-    code = code.replace("ws://127.0.0.1:9325", server.url.replace("penstock://", "ws://"))
+EXAMPLES = re.findall(r"```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_every_example_of_the_page_is_one_that_prints_something() -> None:
+    assert len(EXAMPLES) == PAGE.count("```python\n") == 3
+
+
+@pytest.mark.parametrize(("code", "printed"), EXAMPLES, ids=["websocket", "push", "poll"])
+def test_an_example_prints_what_the_page_says(server: Server, code: str, printed: str) -> None:
+    code = code.replace("//127.0.0.1:9325", server.url.removeprefix("penstock:"))
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ran.stdout, ran.stderr) == (printed, "")
 
