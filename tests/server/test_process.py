@@ -1,0 +1,30 @@
+"""A service as a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import contextlib, os, signal, sys
+from penstock.process import run_telling
+
+@contextlib.asynccontextmanager
+async def service():
+    yield None
+
+def tell(ready):
+    print(sys.getswitchinterval(), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+run_telling(service(), tell)
+print("ended")
+"""
+
+
+def test_no_thread_of_a_service_keeps_the_loop_waiting_for_longer_than_a_commit_takes() -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    switch_s, ended = done.stdout.split()
+    assert float(switch_s) <= 0.001
+    assert ended == "ended", "SIGTERM ends it in order"
