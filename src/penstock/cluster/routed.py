@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -18,6 +19,13 @@ class Settler(Protocol):
     def settled(self, call: Routed) -> None:
         """A call has come back, with an error, or with something to be noted."""
         ...
+
+    def landed(self, call: Routed) -> None:
+        """Another node has answered a call that is counted."""
+        ...
+
+
+_orders = itertools.count()
 
 
 def ignore(_call: Call) -> None:
@@ -35,8 +43,10 @@ class Routed(CallbackCall):
         "caller",
         "deadline_s",
         "inner",
+        "is_away",
         "is_noted",
         "is_over",
+        "order",
         "place",
         "router",
         "served",
@@ -54,6 +64,10 @@ class Routed(CallbackCall):
         super().__init__(command, on_settled)
         self.router = router
         self.caller = caller
+        self.order = next(_orders)
+        """Who came first."""
+        self.is_away = False
+        """Whether the router counts it among those that another node has, and has not answered."""
         self.is_noted = False
         """Whether the router wants to see its reply."""
         self.is_over = False
@@ -86,5 +100,7 @@ class Routed(CallbackCall):
     def inner_settled(self, inner: Call) -> None:
         """The place has answered."""
         self.inner = None
+        if self.is_away:
+            self.router.landed(self)
         self.reply, self.error = inner.reply, inner.error
         self.settle()

@@ -9,7 +9,8 @@ Who knows how many partitions a queue has? Its first partition. Here it is looke
 for (once, and then remembered); commands that come meanwhile wait for the answer, in their order.
 
 A shard moves. The command was not done (`ShardMoved`): the router tries again, when the map changes and every now and
-then, for `PATIENCE_S`. Receives go on waiting with what is left of their time. When nobody knows whether a command was
+then, for `PATIENCE_S`; whatever else comes for that shard waits behind it (`line.py`), so that commands stay in their
+order. Receives go on waiting with what is left of their time. When nobody knows whether a command was
 done (`LinkBroken`), it is sent again only if that is harmless: it reads, or it is named (`once`).
 """
 
@@ -27,6 +28,7 @@ import msgspec
 
 from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, shard_of_id
 from penstock.cluster.catalog import Catalog, meta_of
+from penstock.cluster.line import Line
 from penstock.cluster.placement import PLACEMENTS, Home, Placement, Split, home_of, merge_stats
 from penstock.cluster.routed import Routed, ignore
 from penstock.cluster.sessions import RoutedSession, RoutedSessions
@@ -164,6 +166,10 @@ class Router:
         """Calls that wait until it is known how many partitions their queue has."""
         self._displaced: dict[Routed, asyncio.TimerHandle] = {}
         """Calls whose shard is served by nobody, as far as is known."""
+        self._lines: dict[int, Line] = {}
+        """Calls that wait for a shard behind one whose shard is served by nobody, as far as is known."""
+        self._away: dict[int, tuple[int, Place]] = {}
+        """Shard -> how many calls (no receives) are with another node, and with which: as long as there are any."""
         self._far: set[Routed] = set()
         """Receives that wait elsewhere, and calls that tasks work at."""
         self._listeners: list[Callable[[CatalogEvent], None]] = []
@@ -215,6 +221,9 @@ class Router:
             return call
         call.shard = shard
         call.served = served
+        if (self._lines or self._away) and self._has_to_wait(call, None):
+            self.dispatch(call, shard)
+            return call
         if kind in _OF_A_SESSION and command.session and not self._localise(call, command):  # type: ignore[attr-defined]
             return call
         try:
@@ -349,7 +358,12 @@ class Router:
         if self._closing:
             return
         self._closing = True
-        for call in [*self._displaced, *self._far, *(call for calls in self._asking.values() for call in calls)]:
+        waiting = [*self._displaced, *self._far, *(call for calls in self._asking.values() for call in calls)]
+        for line in self._lines.values():
+            line.stop()
+            waiting += line.calls
+        self._lines.clear()
+        for call in waiting:
             self._end_wait(call)
         await self._host.close()
 
@@ -491,8 +505,15 @@ class Router:
         command = call.command
         if command.__class__ in _OF_A_SESSION and not self._localise(call, command):
             return
-        if command.__class__ is Receive and not call.since_ms:
-            call.since_ms = self._clock.now_ms()
+        if command.__class__ is Receive:
+            call.since_ms = call.since_ms or self._clock.now_ms()
+        elif (self._lines or self._away) and self._has_to_wait(call, self._target(shard)):
+            self._join_line(call)
+            return
+        self._go(call, shard)
+
+    def _go(self, call: Routed, shard: int) -> None:
+        """Take a call to a shard that nobody else waits for."""
         served = self._served.get(shard)
         if served is not None:
             call.served, call.place, call.inner = served, None, None
@@ -517,7 +538,37 @@ class Router:
         if call.command.__class__ is Receive:
             self._far.add(call)
             call.is_noted = True
+        else:
+            call.is_away = True
+            self._away[shard] = (self._away.get(shard, (0, call.place))[0] + 1, call.place)
         call.inner = call.place.submit(shard, call.command, call.inner_settled, call.caller)
+
+    def _target(self, shard: int) -> Place | None:
+        """The other node that serves a shard; None: nobody, or this one."""
+        known = self._maps.current()
+        owner = known.owners[shard]
+        return None if shard in self._served or not owner or owner == known.own else self._remote(owner)
+
+    def _has_to_wait(self, call: Routed, target: Place | None) -> bool:
+        """Whether calls to the same shard wait, or are with another node than this one would go to."""
+        if call.command.__class__ is Receive:
+            return False
+        shard = call.shard
+        if shard in self._lines:
+            return True
+        away = self._away.get(shard)
+        return away is not None and away[1] is not target
+
+    def landed(self, call: Routed) -> None:
+        """Another node has answered a call that is counted."""
+        call.is_away = False
+        count, place = self._away[call.shard]
+        if count > 1:
+            self._away[call.shard] = (count - 1, place)
+        else:
+            del self._away[call.shard]
+            if call.shard in self._lines:
+                self._loop.call_soon(self._look_soon, call.shard)
 
     def fail_soon(self, call: Routed, error: BaseException) -> None:
         """Answer a call with an error, in the loop's next turn."""
@@ -533,10 +584,12 @@ class Router:
     def settled(self, call: Routed) -> None:
         """A call has come back, with an error, or with something to be noted."""
         self._far.discard(call)
+        error = call.error
+        if self._lines and not (error is not None and self._is_worth_repeating(call, error)):
+            self._open_line(call)
         if call.is_over:
             self.give_back(call.reply)
             return
-        error = call.error
         if error is not None:
             if self.subscriptions.is_moving(call) and isinstance(
                 error, ShardMoved | ShardClosed | LinkBroken | NotFound
@@ -602,13 +655,70 @@ class Router:
         if not call.deadline_s or (_waits(call.command) and now_s > call.tried_s + 2 * PAUSE_S_MAX):
             call.deadline_s, call.tries = now_s + self._patience_s, 0  # it has waited with somebody meanwhile
         if now_s >= call.deadline_s:
-            call.error = ShardUnserved(f"nobody serves shard {call.shard} just now: it was not done; try again later")
-            self._finish(call)
+            self._open_line(call)
+            self._give_up(call)
+            return
+        if call.command.__class__ is not Receive:
+            self._join_line(call)
             return
         call.tried_s = now_s
         pause_s = min(PAUSE_S * 2 ** min(call.tries, 10), PAUSE_S_MAX, call.deadline_s - now_s)
         call.tries += 1
         self._displaced[call] = self._loop.call_later(pause_s, self._again, call)
+
+    def _give_up(self, call: Routed) -> None:
+        call.error = ShardUnserved(f"nobody serves shard {call.shard} just now: it was not done; try again later")
+        self._finish(call)
+
+    def _join_line(self, call: Routed) -> None:
+        """Wait for a shard, behind those that came before."""
+        line = self._lines.get(call.shard)
+        if line is None:
+            line = self._lines[call.shard] = Line()
+        call.deadline_s = call.deadline_s or self._loop.time() + self._patience_s
+        line.join(call)
+        if line.probe is None and line.timer is None:
+            pause_s = min(PAUSE_S * 2 ** min(line.tries, 10), PAUSE_S_MAX)
+            line.tries += 1
+            line.timer = self._loop.call_later(pause_s, self._look, call.shard)
+
+    def _look_soon(self, shard: int) -> None:
+        """There is reason to believe that the shard is served."""
+        line = self._lines.get(shard)
+        if line is not None and line.probe is None:
+            line.stop()
+            self._look(shard)
+
+    def _look(self, shard: int) -> None:
+        """Send the first of a line, if nothing before it is with another node any more."""
+        line = self._lines[shard]
+        line.timer = None
+        now_s = self._loop.time()
+        overdue = [call for call in line.calls if now_s >= call.deadline_s]
+        line.calls = [call for call in line.calls if now_s < call.deadline_s and not call.is_over]
+        if not line.calls:
+            del self._lines[shard]
+        elif shard in self._away and self._away[shard][1] is not self._target(shard):
+            line.timer = self._loop.call_later(PAUSE_S_MAX, self._look, shard)
+        else:
+            line.probe = probe = line.calls.pop(0)
+            probe.is_noted, probe.reply, probe.error = True, None, None
+            self._go(probe, shard)
+        for call in overdue:
+            if not call.is_over:
+                self._give_up(call)
+
+    def _open_line(self, probe: Routed) -> None:
+        """The first of a line was answered: all others follow."""
+        line = self._lines.get(probe.shard)
+        if line is None or line.probe is not probe:
+            return
+        line.stop()
+        del self._lines[probe.shard]
+        for call in line.calls:
+            if not call.is_over:
+                call.reply = call.error = None
+                self._go(call, call.shard)
 
     def _again(self, call: Routed) -> None:
         timer = self._displaced.pop(call, None)
@@ -643,6 +753,10 @@ class Router:
             owner = changed.owners[call.shard]
             if call.shard in self._served or (owner and owner != changed.own):
                 self._again(call)
+        for shard in list(self._lines):
+            owner = changed.owners[shard]
+            if shard in self._served or (owner and owner != changed.own):
+                self._look_soon(shard)
 
     # -- sessions --
 
