@@ -83,8 +83,7 @@ def test_nothing_staged_is_left_behind(queues: Queues) -> None:
     with pytest.raises(Exception, match="it is null"):
         write(queues, bad, topic=queues.name())
     staged = queues.server.data / "staging"
-    left = [path for path in staged.iterdir() if path.is_dir() and any(path.iterdir())]
-    assert [path for path in left if path.name.startswith("write-")] == []
+    assert [path for path in staged.iterdir() if path.name.startswith("write-") and any(path.iterdir())] == []
 
 
 def test_a_stream_goes_from_queue_to_queue_once(queues: Queues) -> None:

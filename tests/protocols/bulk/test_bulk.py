@@ -20,9 +20,11 @@ from penstock.core.attributes import encode_attributes
 from penstock.core.chunk import Chunk
 from penstock.core.errors import InvalidRequest, OverLimit
 from penstock.protocols.bulk.staging import PieceNotFound, Staging
-from penstock.spark.errors import ServerFailed
+from penstock.spark import pieces
+from penstock.spark.errors import InvalidRow, ServerFailed
 from penstock.spark.options import Where
 from penstock.spark.place import Range
+from penstock.spark.rows import Rows
 from penstock.spark.server import Connection, ServerPlace
 from penstock.wire.pieces import Target, decode_piece, encode_section, piece_bytes
 from tests.compat.server import PATIENCE_S, Server, serving
@@ -415,6 +417,36 @@ def test_rights_end_where_the_pattern_does(writer: Connection, reader: ServerPla
     ):
         with pytest.raises(ServerFailed, match="no read right on queue 'other'"):
             call()
+
+
+# -- handing over, piece by piece --
+
+
+def table(*values: bytes) -> Any:
+    return pa.record_batch({"value": pa.array(values, pa.binary())})
+
+
+def test_pieces_arrive_in_their_order(writer: Connection, reader: ServerPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1)
+    expected = [b"%d" % number for number in range(20)]
+    batches = [table(*expected[low : low + 2]) for low in range(0, 20, 2)]
+    sent = pieces.Pieces(writer, 0, None)
+    assert sent.add_all(Rows("r9", 0), batches) == 20
+    assert len(sent.names) == 10
+    assert values(reader, "r9") == expected
+
+
+def test_a_piece_that_is_refused_names_its_rows_and_none_follows(
+    writer: Connection, reader: ServerPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1)
+    send(writer, piece("r9a", b"before"))
+    batches = [table(b"one", b"two"), table(bytes(3_000_000)), table(b"four"), table(b"five")]
+    sent = pieces.Pieces(writer, 7, None)
+    with pytest.raises(InvalidRow, match="partition 7, rows 2 to 2: message 0 has 3000000 bytes"):
+        sent.add_all(Rows("r9a", 7), batches)
+    assert len(sent.names) == 1
+    assert values(reader, "r9a") == [b"before", b"one", b"two"]
 
 
 # -- staging itself --
