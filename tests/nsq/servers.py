@@ -188,7 +188,7 @@ class Penstock(Broker):
 class PenstockCluster(Penstock):
     """Three processes of `penstock serve` on a real Kafka. Each new connection and each request goes to the next one.
 
-    What only the node says that has a topic, as its statistics, is asked of all of them.
+    What each node says of its part of a topic, as its statistics, is asked of all of them, and added up.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -229,14 +229,33 @@ class PenstockCluster(Penstock):
         return self._next.sqs_url
 
     def topic(self, name: str) -> Any:
-        found = (node.topic(name) for node in self.nodes)
-        return next((each for each in found if each is not None), None)
+        found = [part for part in (node.topic(name) for node in self.nodes) if part is not None]
+        return _added_up(found) if found else None
 
     def kill(self) -> None:
         self._opened.close()
 
     def failures_logged(self) -> list[str]:
         return [line for node in self.nodes for line in node.failures_logged()]
+
+
+def _added_up(parts: list[Any]) -> Any:
+    """What several nodes say of their parts of a topic, or of a channel, as one would say it."""
+    whole = dict(parts[0])
+    for name, value in whole.items():
+        values = [part[name] for part in parts]
+        if name == "channels":
+            named: dict[str, list[Any]] = {}
+            for channel in itertools.chain.from_iterable(values):
+                named.setdefault(channel["channel_name"], []).append(channel)
+            whole[name] = [_added_up(named[each]) for each in sorted(named)]
+        elif isinstance(value, bool):
+            whole[name] = any(values)
+        elif isinstance(value, int):
+            whole[name] = sum(values)
+        elif name == "clients":
+            whole[name] = [client for each in values for client in each or ()]
+    return whole
 
 
 class Nsqd(Broker):
