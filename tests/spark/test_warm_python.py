@@ -13,12 +13,13 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock.spark.worker_python import ONE_THREAD, STREAM
+from penstock.spark.worker_python import IMPOSSIBLE, ONE_THREAD, STREAM
 from tests.compat.server import until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there are no warm Pythons without pidfd_open")
@@ -30,8 +31,7 @@ class Spark:
     """Starts streams' processes, and hears from them."""
 
     def __init__(self, directory: Path) -> None:
-        self.temporary = directory / "tmp"
-        self.temporary.mkdir()
+        self.temporary = directory
         self._path = directory / "spark.sock"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._path))
@@ -95,8 +95,15 @@ def is_running(process_id: int) -> bool:
 
 
 @pytest.fixture
-def cold(tmp_path: Path) -> Iterator[Spark]:
-    made = Spark(tmp_path)
+def directory() -> Iterator[Path]:
+    """The names of socket files are short."""
+    with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp", ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def cold(directory: Path) -> Iterator[Spark]:
+    made = Spark(directory)
     try:
         yield made
     finally:
@@ -146,15 +153,15 @@ def test_a_stream_ends_as_it_would_alone(warm: Spark) -> None:
     assert ends[0][0] != 0
 
 
-def test_the_warm_python_ends_with_spark(tmp_path: Path) -> None:
+def test_the_warm_python_ends_with_spark(directory: Path) -> None:
     spark = subprocess.Popen(["sleep", "600"])
-    path = tmp_path / f"{spark.pid}-1"
-    (tmp_path / "999999999-1").touch()  # of a Spark that was killed long ago
+    path = directory / f"{spark.pid}-1"
+    (directory / "999999999-1").touch()  # of a Spark that was killed long ago
     program = [sys.executable, "-m", "penstock.spark.warm_python", str(path), str(spark.pid)]
     warm = subprocess.Popen(program, env=os.environ | ONE_THREAD)
     try:
         until(path.exists, PATIENCE_S)
-        assert os.listdir(tmp_path) == [path.name]
+        assert os.listdir(directory) == [path.name]
         spark.kill()
         assert warm.wait(PATIENCE_S) == 0
         assert not path.exists()
@@ -169,6 +176,27 @@ def test_a_directory_that_others_may_open_is_not_used(warm: Spark) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     directory.chmod(0o755)
     assert not warm.start().is_forked
+
+
+def test_where_a_library_starts_threads_nobody_forks(directory: Path) -> None:
+    spark = subprocess.Popen(["sleep", "600"])
+    path = directory / f"{spark.pid}-1"
+    threads = {"OMP_NUM_THREADS": "2", "JE_ARROW_MALLOC_CONF": "background_thread:true"}
+    program = [sys.executable, "-m", "penstock.spark.warm_python", str(path), str(spark.pid)]
+    try:
+        ran = subprocess.run(program, env=os.environ | threads, capture_output=True, timeout=PATIENCE_S, check=False)
+        assert b"has started a thread" in ran.stderr
+        assert os.listdir(directory) == [path.name + IMPOSSIBLE]
+    finally:
+        spark.kill()
+        spark.wait(PATIENCE_S)
+
+
+def test_a_place_whose_name_is_too_long_is_not_used(cold: Spark) -> None:
+    cold.temporary /= "x" * 100
+    cold.temporary.mkdir()
+    assert not cold.start().is_forked
+    assert [path.name for path in cold.temporary.glob("*/*")] == []
 
 
 def test_one_that_was_killed_is_replaced(warm: Spark) -> None:

@@ -32,7 +32,7 @@ import struct
 import sys
 from contextlib import suppress
 
-from penstock.spark.worker_python import LENGTH, PROCESS, STATUS, STREAM, decode_request
+from penstock.spark.worker_python import IMPOSSIBLE, LENGTH, PROCESS, STATUS, STREAM, decode_request
 
 _LOADED = (STREAM, "pyspark_penstock", "penstock.spark.kafka", "penstock.spark.server", "penstock.spark.directory")
 _REQUEST_S_MAX = 10.0
@@ -199,6 +199,8 @@ def main() -> None:
     path, spark_process_id = sys.argv[1], int(sys.argv[2])
     _load()
     if len(os.listdir("/proc/self/task")) > 1:
+        with open(path + IMPOSSIBLE, "w"):  # so that not every stream tries it
+            pass
         sys.exit("a library has started a thread: no process can be forked from here")
     _forget_dead(os.path.dirname(path))
     try:

@@ -30,7 +30,11 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread
 LENGTH = struct.Struct("<I")
 PROCESS = struct.Struct("<I")
 STATUS = struct.Struct("<i")
+IMPOSSIBLE = ".impossible"
+"""The end of the name of a file that says: there can be no warm Python here."""
 _KILLED = 128
+_PATH_LENGTH_MAX = 90
+"""Of a socket file; the system's limit is 107, and a warm Python puts something behind it."""
 
 
 def worker_python() -> str:
@@ -127,6 +131,8 @@ def decode_request(data: bytes) -> tuple[str, list[str], dict[bytes, bytes]]:
 
 
 def _leave_warm_python(path: str, spark_process_id: int) -> None:
+    if os.path.exists(path + IMPOSSIBLE):
+        return
     program = [sys.executable, "-m", "penstock.spark.warm_python", path, str(spark_process_id)]
     nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
     os.posix_spawn(sys.executable, program, os.environ | ONE_THREAD, file_actions=nothing)
@@ -148,7 +154,10 @@ def _socket_path(spark_process_id: int) -> str:
     told = b"\0".join(
         [started, os.fsencode(sys.executable), os.environb.get(b"PYTHONPATH", b""), os.fsencode(__file__)]
     )
-    return os.path.join(directory, f"{spark_process_id}-{zlib.crc32(told)}")
+    path = os.path.join(directory, f"{spark_process_id}-{zlib.crc32(told)}")
+    if len(os.fsencode(path)) > _PATH_LENGTH_MAX:
+        raise OSError(f"{path} is too long for a socket file")
+    return path
 
 
 if __name__ == "__main__":
