@@ -14,9 +14,9 @@ from tests.server.stores import TroubledStore
 class BareShard:
     """Steps by hand."""
 
-    def __init__(self, store: TroubledStore) -> None:
+    def __init__(self, store: TroubledStore, **options: Any) -> None:
         self.clock = ManualClock()
-        self.shard = Shard(store.open, self.clock, lambda: ENTROPY)
+        self.shard = Shard(store.open, self.clock, lambda: ENTROPY, **options)
 
     def run(self, *commands: Command) -> list[Call]:
         """One step. Every call must be answered in it."""

@@ -70,6 +70,19 @@ def test_leases_wait_a_little_for_a_commit_to_go_along_with(world: World, store:
     assert store.commits == before + 1
 
 
+def test_where_commits_cost_more_leases_wait_longer() -> None:
+    store = TroubledStore()
+    bare = BareShard(store, lazy_commit_ms=100)
+    bare.do(Send("orders", [b"a"]))
+    before = store.commits
+    bare.do(Receive(queue="orders"))
+    assert bare.shard.wake_at_ms() == bare.clock.now_ms() + 100
+    bare.advance(0.099)
+    assert store.commits == before
+    bare.advance(0.001)
+    assert store.commits == before + 1
+
+
 def test_a_lease_that_must_not_be_forgotten_is_committed_before_it_is_told(store: TroubledStore, ps: Any) -> None:
     ps.create_queue("orders", policy="consume_once")
     ps.queue("orders").send(b"a")
