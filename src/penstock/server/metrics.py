@@ -20,7 +20,7 @@ from penstock.core.commands import ChannelStats, Stats
 from penstock.store.embedded import StoreStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
+BOUNDS_S: tuple[float, ...] = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 """The upper bounds of the duration histogram. The last is SQS's longest poll."""
 _BOUNDS: Final[list[float]] = list(BOUNDS_S)
 _bisect: Final = bisect_left
