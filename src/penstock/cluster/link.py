@@ -29,7 +29,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -68,6 +68,9 @@ from penstock.server.settings import InvalidSettings
 from penstock.server.shard import Call, Ticket, give_back
 from penstock.server.tasks import CallbackCall
 
+if TYPE_CHECKING:
+    from penstock.cluster.link_tls import LinkTls
+
 log = logging.getLogger("penstock.link")
 
 _LEFT = -1
@@ -84,6 +87,8 @@ class LinkIdentity(msgspec.Struct, frozen=True):
     secret: bytes = b""
     """What all nodes of the cluster know; empty: nothing, which is enough on one machine."""
     incarnation: bytes = msgspec.field(default_factory=lambda: os.urandom(16))
+    tls: LinkTls | None = None
+    """How links over TCP are encrypted; None: they are not."""
 
     def __repr__(self) -> str:
         return f"LinkIdentity({self.cluster!r}, {self.node!r})"
@@ -326,7 +331,8 @@ class Link:
         if isinstance(where, str):
             _, connection = await self._loop.create_unix_connection(lambda: _Connection(self), where)
         else:
-            _, connection = await self._loop.create_connection(lambda: _Connection(self), *where)
+            tls = None if self.identity.tls is None else self.identity.tls.client
+            _, connection = await self._loop.create_connection(lambda: _Connection(self), *where, ssl=tls)
         try:
             await connection.welcomed
         except BaseException:

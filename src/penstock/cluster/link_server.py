@@ -102,7 +102,11 @@ class LinkServer:
             self._listener = await loop.create_unix_server(make, where, backlog=_BACKLOG)
             os.chmod(where, 0o600)
         else:
-            self._listener = await loop.create_server(make, *where, backlog=_BACKLOG)
+            tls = None if self.identity.tls is None else self.identity.tls.server
+            limit_s = None if tls is None else self.limits.handshake_s
+            self._listener = await loop.create_server(
+                make, *where, backlog=_BACKLOG, ssl=tls, ssl_handshake_timeout=limit_s
+            )
             host, port = self._listener.sockets[0].getsockname()[:2]
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return address

@@ -27,6 +27,7 @@ from penstock.cluster.host import ShardHost
 from penstock.cluster.ledger import LoadRecord, NodeRecord, NodeState
 from penstock.cluster.link import Link, LinkIdentity, LinkLimits
 from penstock.cluster.link_server import LinkServer
+from penstock.cluster.link_tls import link_tls
 from penstock.cluster.loads import LoadMeter, shard_families
 from penstock.cluster.membership import Batch, KafkaMaps, Membership
 from penstock.cluster.ownership import Ownership
@@ -138,7 +139,8 @@ class ClusterNode(Node):
 
     async def _listen_for_links(self, host: ShardHost) -> None:
         cluster, secret = self._settings.cluster, self._settings.cluster.open_secret()
-        self._identity = LinkIdentity(cluster.name, self._name, b"" if secret is None else secret.reveal().encode())
+        secret_bytes = b"" if secret is None else secret.reveal().encode()
+        self._identity = LinkIdentity(cluster.name, self._name, secret_bytes, tls=link_tls(cluster))
         self._links: dict[str, Link] = {}
         self._links_place = RouterPlace(host)
         server = LinkServer(self._links_place, self._identity)

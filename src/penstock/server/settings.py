@@ -270,6 +270,11 @@ class ClusterSettings(_Section, frozen=True):
     """The environment variable that holds the secret."""
     secret_file: str | None = None
     """The file that holds the secret."""
+    tls_certificate: str | None = None
+    """The file of this node's certificate (PEM), signed by `tls_ca`: links are encrypted then. All nodes, or none."""
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    """The file of the authority whose certificates nodes have, and nobody else."""
     session_timeout_s: float = 10.0
     """A node that is silent for so long is taken for dead, and others take its shards."""
     move_pause_s: float = 5.0
@@ -306,6 +311,8 @@ class ClusterSettings(_Section, frozen=True):
             raise InvalidSettings(f"[cluster] link_port is {self.link_port}: a port is from 0 to 65535")
         if self.link_address is not None:
             parse_address(self.link_address, "[cluster] link_address")
+        if len({self.tls_certificate is None, self.tls_key is None, self.tls_ca is None}) > 1:
+            raise InvalidSettings("[cluster] tls_certificate, tls_key and tls_ca go together: give all, or none")
         if not 1 <= self.session_timeout_s <= 300:
             raise InvalidSettings(f"[cluster] session_timeout_s is {self.session_timeout_s}: it must be from 1 to 300")
         if not 0 <= self.move_pause_s <= 86_400:
