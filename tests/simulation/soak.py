@@ -1,4 +1,7 @@
-"""Run many seeds: `python -m tests.simulation.soak --seeds 10000 [--start N] [--jobs 2]`."""
+"""Run many seeds: `python -m tests.simulation.soak --seeds 10000 [--start N] [--jobs 2]`.
+
+Without `--start`, half of them are of the kind whose clients do all that there is, and the rest of the older kinds.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import argparse
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 
 from tests.simulation.model import Violation
 from tests.simulation.shrink import reason
-from tests.simulation.simulator import run_seed
+from tests.simulation.simulator import PUSHING_SEEDS, REPEATING_SEEDS, WHOLE_SEEDS, run_seed
 
 FAILURES_SHOWN_MAX = 3
 
@@ -23,7 +26,24 @@ def _attempt(seed: int) -> tuple[int, Counter[str], str]:
         return seed, Counter(), str(violation)
 
 
-def _results(seeds: range, jobs: int) -> Iterator[tuple[int, Counter[str], str]]:
+def spread(count: int) -> list[int]:
+    """So many seeds, of every kind.
+
+    >>> [seed // 1_000_000 for seed in spread(10)]
+    [0, 0, 0, 1, 2, 3, 3, 3, 3, 3]
+    """
+    pushing = repeating = count // 10
+    whole = count // 2
+    counts = {
+        0: count - pushing - repeating - whole,
+        PUSHING_SEEDS: pushing,
+        REPEATING_SEEDS: repeating,
+        WHOLE_SEEDS: whole,
+    }
+    return [seed for first, some in counts.items() for seed in range(first, first + some)]
+
+
+def _results(seeds: Sequence[int], jobs: int) -> Iterator[tuple[int, Counter[str], str]]:
     if jobs == 1:
         yield from map(_attempt, seeds)
         return
@@ -31,7 +51,7 @@ def _results(seeds: range, jobs: int) -> Iterator[tuple[int, Counter[str], str]]
         yield from pool.imap_unordered(_attempt, seeds, chunksize=16)
 
 
-def soak(seeds: range, jobs: int) -> int:
+def soak(seeds: Sequence[int], jobs: int) -> int:
     """Run the seeds, print progress and a summary, and say how many failed."""
     totals: Counter[str] = Counter()
     failed: list[int] = []
@@ -48,7 +68,7 @@ def soak(seeds: range, jobs: int) -> int:
             print(
                 f"{done:>7} of {len(seeds)} seeds, {time.monotonic() - began:.0f} s, failed: {len(failed)}", flush=True
             )
-    print(f"\nseeds {seeds.start} to {seeds.stop - 1}, in {time.monotonic() - began:.0f} s:")
+    print(f"\n{len(seeds)} seeds, {seeds[0]} to {seeds[-1]}, in {time.monotonic() - began:.0f} s:")
     for name, count in sorted(totals.items()):
         print(f"  {count:>10,}  {name}")
     print(f"  {len(failed):>10,}  seeds failed" + (f": {sorted(failed)[:50]}" if failed else ""))
@@ -61,10 +81,11 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1_000, help="how many seeds to run")
-    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--start", type=int, help="the first seed, of seeds in a row")
     parser.add_argument("--jobs", type=int, default=2, help="how many processes")
     arguments = parser.parse_args()
-    seeds = range(arguments.start, arguments.start + arguments.seeds)
+    start = arguments.start
+    seeds = spread(arguments.seeds) if start is None else range(start, start + arguments.seeds)
     return 1 if soak(seeds, arguments.jobs) else 0
 
 

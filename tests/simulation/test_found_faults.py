@@ -241,6 +241,20 @@ def test_what_a_session_waited_for_counts_for_what_it_may_hold(case: Case) -> No
     assert len(case.do(send(b"1", b"2"))) == 2, "the send's answer, and one delivery"
 
 
+def test_a_channel_is_moved_into_a_chunk_that_is_longer_than_all_it_has_seen(case: Case) -> None:
+    case.do(create(), send(*(b"%d" % number for number in range(2_000))))
+    assert case.do(c.AckUpTo(queue="q", channel=c.MAIN, offset=1_500))[0] == 1_500
+    assert case.do(receive(limit=1_000))[0].count == 500
+
+
+def test_what_is_pushed_of_groups_ends_with_the_room_in_bytes_as_well(case: Case) -> None:
+    count, step = 200, 32
+    case.do(create())
+    case.do(send(*(b"%100d" % number for number in range(count)), groups=[f"g{at % 50}" for at in range(count)]))
+    pushed = case.do(c.Subscribe(queue="q", credit=count, ticket=1, room_bytes=500))[-1]
+    assert 5 <= pushed.count <= 5 + step
+
+
 def test_the_world_can_fail(case: Case) -> None:
     """A broker that answers wrongly is caught: here one that forgets a message."""
     case.do(create(), send(b"1"))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LOOK_AHEAD = 250_000
 """How many waiting messages a FIFO or fair channel looks at."""
+_PICKED_TOGETHER = 32
+"""How many messages a fair channel picks before it looks again how many bytes more may be handed out."""
 
 
 class Grant:
@@ -223,7 +225,10 @@ class Handout:
     # -- handing out --
 
     def take(self, limit: int, now_ms: int, lease_ms: int, session: int, room_bytes: int | None = None) -> list[Run]:
-        """Lease up to `limit` messages, and say which. What goes beyond `room_bytes` is the last run."""
+        """Lease up to `limit` messages, and say which. What goes beyond `room_bytes` is the last run.
+
+        A fair channel picks a few more. FIFO channels do not look at bytes: what is left of a group is blocked.
+        """
         if self.channel.paused or limit <= 0:
             return []
         grant = Grant(limit, now_ms, now_ms + lease_ms, session, room_bytes)
@@ -276,7 +281,9 @@ class Handout:
         index = self._fair_index(window)
         while index.size < LOOK_AHEAD and self.enter_next(window, cursor, grant.now_ms) is not None:
             pass
-        self._lease_sequences(window, index.take(grant.left), grant)
+        together = grant.left if grant.room_bytes is None else _PICKED_TOGETHER
+        while grant.left and (taken := index.take(min(grant.left, together))):
+            self._lease_sequences(window, taken, grant)
 
     def _lease_sequences(self, window: Window, sequences: list[int], grant: Grant) -> None:
         for first, stop in neighbours(sequences):

@@ -57,7 +57,8 @@ def _finish(channel: Channel, window: Window, entry: Entry, offset: int) -> int:
         window.uncount(entry, entry.base, stop)
         channel.finish(window, entry, entry.base, stop)
         return entry.count
-    left = window.columns.state[window.rows(entry, entry.base, stop)] != DONE
+    rows = window.rows(entry, entry.base, stop)  # which may make room for them: not in one line with the columns
+    left = window.columns.state[rows] != DONE
     done = 0
     for is_left, first, end in cut(left, entry.base):
         if is_left:
