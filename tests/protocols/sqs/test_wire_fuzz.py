@@ -72,6 +72,9 @@ class Catching:
         exchange.end()
         self.answers.append((status, body))
 
+    def answer_well(self, exchange: Exchange, _lines: str, body: bytes) -> None:
+        self.answer(exchange, 200, (), body)
+
 
 def statuses(server: Server, *requests: Request) -> list[int]:
     """What the front end answers; long polls are let run out."""
