@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.states import State
 from tests.simulation.model.sessions import Sessions
 from tests.simulation.model.state import Channel, Copy, Queue
@@ -19,6 +20,8 @@ class Time(Sessions):
     def due(self, now_ms: int) -> None:
         """What is due at this time happens."""
         self.now_ms = max(self.now_ms, now_ms)
+        if self.now_ms >= self.done_ms + DEDUP_WINDOW_MS:
+            self.done = {}  # for good, even if the clock goes back over a restart
         for number, session in list(self.sessions.items()):
             if session.expires_ms is not None and session.expires_ms <= self.now_ms:
                 self._end_session(number, "session expired")
