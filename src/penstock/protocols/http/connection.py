@@ -17,7 +17,6 @@ import httptools
 
 from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers
 from penstock.protocols.http.request import Request
-from penstock.protocols.http.whole import read_whole
 
 if TYPE_CHECKING:
     from penstock.protocols.http.server import HttpServer
@@ -70,7 +69,6 @@ class HttpConnection:
         "_fed_bytes",
         "_headers",
         "_in_flight",
-        "_is_between",
         "_is_closing",
         "_is_eof",
         "_is_pumping",
@@ -80,7 +78,6 @@ class HttpConnection:
         "_last_keeps_alive",
         "_parser",
         "_peer",
-        "_piece_bytes",
         "_reading",
         "_rejection",
         "_server",
@@ -102,10 +99,6 @@ class HttpConnection:
         self._body: bytes | bytearray = b""
         self._fed_bytes = 0
         """Read since the last complete request."""
-        self._piece_bytes = 0
-        """The length of the last piece of a body."""
-        self._is_between = True
-        """Whether the parser is known to be between two requests, so that it need not see the next one."""
         self._waiting: list[tuple[Request, bool]] = []
         """Complete requests, and whether the connection stays open after each."""
         self._in_flight: Exchange | None = None
@@ -149,47 +142,22 @@ class HttpConnection:
     def data_received(self, data: bytes) -> None:
         """Parse, then hand out what is complete."""
         parser = self._parser
-        if parser is None or (self._is_between and self._is_taken_whole(data)):
+        if parser is None:
             return
         was_reading = self._reading
         self._fed_bytes += len(data)
-        self._is_between = False
-        self._piece_bytes = 0
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._reject(400, f"this is not HTTP: {error}")
-        self._is_between = self._reading == _IDLE and self._piece_bytes == len(data)
         if self._reading == _HEAD and self._fed_bytes > self._server.limits.header_bytes_max:
             self._reject(431, f"the header is larger than {self._server.limits.header_bytes_max} bytes")
         if self._waiting or self._rejection is not None:
             self._pump()
         elif self._reading != was_reading and self._in_flight is None:
             self._set_deadline()
-
-    def _is_taken_whole(self, data: bytes) -> bool:
-        """Whether these bytes were one ordinary request, which is in the handler's hands now, or waits."""
-        server = self._server
-        if self._rejection is not None or self._is_eof:
-            return False
-        found = read_whole(data, server.header_bytes_max, server.body_bytes_max)
-        if found is None:
-            return False
-        target, headers, body = found
-        request = Request("POST", target, headers, body, self._peer, self._is_tls)
-        if self._waiting or self._in_flight is not None or self._is_write_paused or self._is_closing:
-            self._waiting.append((request, True))
-            self._pump()
-            return True
-        self._is_pumping = True
-        self._last_keeps_alive = True
-        self._handle(request)
-        self._is_pumping = False
-        if self._waiting or self._rejection is not None or self._is_eof or server.is_draining:
-            self._pump()
-        return True
 
     def eof_received(self) -> bool:
         """The client sends no more. What is in flight is answered, unless it waits."""
@@ -261,7 +229,6 @@ class HttpConnection:
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body."""
-        self._piece_bytes = len(piece)
         if self._rejection is not None:
             return
         if not self._body:

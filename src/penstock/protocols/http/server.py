@@ -53,8 +53,6 @@ class HttpServer:
         """The loop's time, as of the last sweep: exact enough for timeouts."""
         self.idle_until = 0.0
         """The deadline of who is idle from now on."""
-        self.header_bytes_max = self.limits.header_bytes_max
-        self.body_bytes_max = self.limits.body_bytes_max
         self._connections: set[HttpConnection] = set()
         self._listener: Any = None
         """An asyncio server: its sockets are a tuple or a list, as the loop has it."""
@@ -66,12 +64,12 @@ class HttpServer:
     ) -> int:
         """Listen, on a socket that is there already or on one of its own. Port 0 picks a free one; returns the port."""
         loop = asyncio.get_running_loop()
-        self.start_clock()
+        self._sweep()
         if listener is not None:
-            self._listener = await loop.create_server(self.make_connection, sock=listener, ssl=ssl, backlog=_BACKLOG)
+            self._listener = await loop.create_server(self._make_connection, sock=listener, ssl=ssl, backlog=_BACKLOG)
         else:
             self._listener = await loop.create_server(
-                self.make_connection,
+                self._make_connection,
                 host,
                 port,
                 ssl=ssl,
@@ -80,12 +78,7 @@ class HttpServer:
             )
         return int(self._listener.sockets[0].getsockname()[1])
 
-    def start_clock(self) -> None:
-        """Keep the time of the connections. `start` does; so does who brings connections of his own."""
-        self._sweep()
-
-    def make_connection(self) -> asyncio.Protocol:
-        """A connection to be: for a loop's `create_server`."""
+    def _make_connection(self) -> asyncio.Protocol:
         return cast(asyncio.Protocol, HttpConnection(self))
 
     @property
