@@ -22,7 +22,7 @@ from penstock.server.settings import LogSettings, Settings, parse
 from tests.cluster.linking import in_loop
 from tests.cluster.routing import until
 from tests.cluster.test_router_pair import NAMES, SHARDS, Pair
-from tests.nsq.wire import Connection, fin
+from tests.nsq.wire import Connection, fin, req, touch
 
 MESSAGES = 20
 
@@ -228,3 +228,43 @@ async def test_a_topic_that_another_made_keeps_its_partitions(tmp_path: Path) ->
             await asyncio.to_thread(_publish, pair, name, 3)
         info = await pair.routers["a"].call(DescribeQueue(name="topic"))
         assert (info.config.partitions, info.messages) == (1, 6)
+
+
+@in_loop
+async def test_a_message_whose_time_has_run_out_comes_again_from_wherever_it_is(tmp_path: Path) -> None:
+    async with nsq_pair(tmp_path) as pair:
+        for name in NAMES:
+            await asyncio.to_thread(_publish, pair, name, 1)
+
+        def time_out() -> list[tuple[bytes, int]]:
+            seen = []
+            with pair.connect("a") as client:
+                client.identify(msg_timeout=1_000)
+                client.subscribe("topic", "ch", ready=1)
+                for _ in range(2):
+                    first = client.message()
+                    while (again := client.message()).body != first.body:
+                        continue
+                    seen.append((again.body, again.attempts))
+                    client.send(fin(again))
+            return seen
+
+        seen = await asyncio.to_thread(time_out)
+        assert {body for body, _ in seen} == {b"a 0", b"b 0"} and all(attempts >= 2 for _, attempts in seen)
+
+
+@in_loop
+async def test_after_cls_nothing_comes_any_more(tmp_path: Path) -> None:
+    async with nsq_pair(tmp_path) as pair:
+        for name in NAMES:
+            await asyncio.to_thread(_publish, pair, name, 5)
+
+        def close() -> bool:
+            with pair.connect("a") as client:
+                client.subscribe("topic", "ch", ready=3)
+                held = client.messages(3)
+                assert client.ask(b"CLS\n") == b"CLOSE_WAIT"
+                client.send(*map(fin, held[:2]), touch(held[2]), req(held[2]), b"RDY 10\n", b"NOP\n")
+                return client.is_silent()
+
+        assert await asyncio.to_thread(close)

@@ -55,13 +55,15 @@ def shares(credit: int, parts: int, start: int = 0) -> list[int]:
 class Part:
     """A subscription in one shard: its ticket there."""
 
-    __slots__ = ("credit", "delivered_s", "deliveries", "held", "number", "shard", "subscription")
+    __slots__ = ("credit", "delivered_s", "deliveries", "given", "held", "number", "shard", "subscription")
 
     def __init__(self, subscription: Subscription, shard: int, credit: int) -> None:
         self.subscription = subscription
         self.shard = shard
         self.credit = credit
         """How many more it may push, or how many it may hold."""
+        self.given = credit
+        """The most that the shard may believe it has: it holds no more, whatever was counted here."""
         self.number = 0
         """0 while there is none."""
         self.held = 0
@@ -203,7 +205,7 @@ class Subscriptions:
         return Subscribed(subscription.number)
 
     async def _subscribe_part(self, subscription: Subscription, part: Part) -> None:
-        given = part.credit
+        given = part.given = part.credit
         reply: Subscribed = await self._router.ask(part.shard, subscription.command(part))
         part.number = reply.subscription
         if subscription.is_over:
@@ -299,6 +301,7 @@ class Subscriptions:
         """Whether a delivery may be passed on; if not, it goes back."""
         if not subscription.is_generous and part.held < part.credit:
             return True
+        part.held = min(part.held, max(part.given, delivery.count))  # some leases have run out
         held = sum(self._held(subscription, each) for each in subscription.parts)
         is_fitting = held <= subscription.credit
         if not is_fitting:
@@ -340,9 +343,13 @@ class Subscriptions:
     async def _set(self, subscription: Subscription, part: Part) -> None:
         if not part.number or subscription.is_over:
             return
-        command = SetCredit(subscription=part.number, credit=part.credit, room_bytes=subscription.room_bytes)
+        credit = part.credit
+        part.given = max(part.given, credit)
+        command = SetCredit(subscription=part.number, credit=credit, room_bytes=subscription.room_bytes)
         try:
             await self._router.ask(part.shard, command)
+            if part.credit == credit:
+                part.given = credit
         except SessionNotFound:
             if not subscription.is_over and part.number:
                 raise
