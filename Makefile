@@ -12,7 +12,7 @@ SEEDS ?= 10000
 KILLS ?= 500
 FAULT_SEEDS ?= 100
 SOAK_SECONDS ?= 180
-CLUSTER_SUITES := protocols-sqs protocols-rest protocols-websocket client nsq shards
+CLUSTER_SUITES := protocols-sqs protocols-rest protocols-websocket client nsq cluster-test_group_silence.py shards
 PIPELINE_KILLS ?= 20
 LISTENER_KILLS ?= 200
 OUTBOX_KILLS ?= 200
@@ -79,7 +79,7 @@ cluster-test: $(addprefix cluster-test-,$(CLUSTER_SUITES)) ## Run the suites of 
 
 cluster-test-%: $(INSTALLED)
 	@echo "== tests/$(subst -,/,$*) on three nodes over three brokers"
-	PENSTOCK_TEST_CLUSTER=3 $(BIN)/python -m pytest tests/$(subst -,/,$*) $(if $(filter nsq,$*),--ignore=tests/nsq/test_kill.py)
+	CI=true PENSTOCK_TEST_CLUSTER=3 $(BIN)/python -m pytest tests/$(subst -,/,$*) $(if $(filter nsq,$*),--ignore=tests/nsq/test_kill.py)
 
 cluster-test-shards: $(INSTALLED)
 	@echo "== front ends and client on shards of two nodes"
