@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cluster.placement import home_of
-from penstock.core.commands import CreateQueue, DescribeQueue, QueueStats
+from penstock.core.commands import CreateQueue, DescribeQueue, PurgeChannel, QueueStats
 from penstock.core.config import QueueConfig
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.nsq.stats import read_loads
@@ -268,3 +268,25 @@ async def test_after_cls_nothing_comes_any_more(tmp_path: Path) -> None:
                 return client.is_silent()
 
         assert await asyncio.to_thread(close)
+
+
+@in_loop
+async def test_who_held_a_message_of_a_channel_that_was_emptied_elsewhere_is_served_on(tmp_path: Path) -> None:
+    """Its node is not told that the message is gone, and must not wait until its lease would have run out."""
+    async with nsq_pair(tmp_path) as pair:
+        await asyncio.to_thread(_publish, pair, "b", 1)
+
+        def hold() -> Connection:
+            client = pair.connect("a")
+            client.identify(msg_timeout=300_000)
+            client.subscribe("topic", "ch", ready=1)
+            assert client.message().body == b"b 0"
+            return client
+
+        client = await asyncio.to_thread(hold)
+        try:
+            await pair.routers["b"].call(PurgeChannel(queue="topic", channel="ch"))
+            await asyncio.to_thread(_publish, pair, "a", 1)
+            assert await asyncio.to_thread(_take, client) == b"a 0"
+        finally:
+            client.close()

@@ -90,7 +90,7 @@ EXAMPLES: list[tuple[Command, Any]] = [
     (commands.Receive(queue="q", channel="c", limit=5, wait_ms=6, lease_ms=7, session=8, attempt_id="a"), DELIVERY),
     (commands.Receive(queue="q"), Delivery("q", 1, "main", 2, 3, 4)),
     (commands.Receive(queue="q"), None),
-    (commands.SetCredit(subscription=3, credit=5, room_bytes=7), None),
+    (commands.SetCredit(subscription=3, credit=5, room_bytes=7), 2),
     (commands.AddCredit(subscription=3, credit=5), None),
     (commands.Ack(queue="q", spans=SPANS, channel="c", receipts=["r"], once=ONCE), SETTLED),
     (commands.AckSequences(queue="q", channel="c", sequences=SEQUENCES, session=3, durable=False), SETTLED),

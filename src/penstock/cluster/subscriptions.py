@@ -11,7 +11,8 @@ messages may all be in one partition. So shares follow what is held. They begin 
 share, and there is room left, every partition gets room for an even part of that, or for one message: then they add up
 to more than was given. The moment that the client has all that it may have, what is left of the shares is taken back; a
 message that is on its way nevertheless goes back from here, as if it had never been handed out. When there is no room
-at all, and the client goes on settling, even shares go round, so that no partition is left out.
+at all, and the client goes on settling, even shares go round, so that no partition is left out. While it settles
+nothing, partitions at other nodes are asked what it holds: a lease may have run out there, or the channel been emptied.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def shares(credit: int, parts: int, start: int = 0) -> list[int]:
 class Part:
     """A subscription in one shard: its ticket there."""
 
-    __slots__ = ("credit", "delivered_s", "deliveries", "given", "held", "number", "shard", "subscription")
+    __slots__ = ("changes", "credit", "delivered_s", "deliveries", "given", "held", "number", "shard", "subscription")
 
     def __init__(self, subscription: Subscription, shard: int, credit: int) -> None:
         self.subscription = subscription
@@ -68,6 +69,8 @@ class Part:
         """0 while there is none."""
         self.held = 0
         """Several partitions, credit by what is in flight: how many it has handed out that are not settled."""
+        self.changes = 0
+        """How often that was counted."""
         self.delivered_s = 0.0
         self.deliveries: list[Delivery] = []
 
@@ -147,6 +150,7 @@ class Subscription:
         if self.channel_id is not None:
             delivery.channel_id = self.channel_id
             part.held += count
+            part.changes += 1
             part.delivered_s = self._owner.time_s()
 
 
@@ -290,9 +294,14 @@ class Subscriptions:
             wanted = shares(credit, len(parts), subscription.turn)
         else:
             wanted = held
+        idle = room <= 0 and not subscription.has_settled
         subscription.has_settled = False
         subscription.is_generous = sum(map(max, wanted, held)) > credit
-        changed = [part for part, share in zip(parts, wanted, strict=True) if share != part.credit]
+        changed = [
+            part
+            for part, share in zip(parts, wanted, strict=True)
+            if share != part.credit or (idle and part.held and part.shard not in self._router.served)
+        ]
         for part, share in zip(parts, wanted, strict=True):
             part.credit = share
         await asyncio.gather(*(self._set(subscription, part) for part in changed))
@@ -343,13 +352,15 @@ class Subscriptions:
     async def _set(self, subscription: Subscription, part: Part) -> None:
         if not part.number or subscription.is_over:
             return
-        credit = part.credit
+        credit, changes = part.credit, part.changes
         part.given = max(part.given, credit)
         command = SetCredit(subscription=part.number, credit=credit, room_bytes=subscription.room_bytes)
         try:
-            await self._router.ask(part.shard, command)
+            held = await self._router.ask(part.shard, command)
             if part.credit == credit:
                 part.given = credit
+            if part.changes == changes:
+                part.held = min(part.held, held)
         except SessionNotFound:
             if not subscription.is_over and part.number:
                 raise
@@ -361,6 +372,7 @@ class Subscriptions:
                 for part in subscription.parts:
                     if part.shard == shard:
                         part.held = max(0, part.held - count)
+                        part.changes += 1
                         subscription.has_settled = True
 
     def _mind_rotation(self, subscription: Subscription) -> None:

@@ -216,6 +216,7 @@ REPLIES: dict[type[Command], Any] = {kind: reply for kind, reply in answers.REPL
     commands.ReleaseSequences: commands.Settled,
     commands.ExtendSequences: commands.Settled,
     commands.Subscribe: commands.Subscribed,
+    commands.SetCredit: int,
     commands.AckUpTo: int,
     commands.FindOffsets: commands.Offsets,
     commands.ListChunks: commands.ChunkList,
@@ -232,7 +233,6 @@ REPLIES: dict[type[Command], Any] = {kind: reply for kind, reply in answers.REPL
 WITHOUT_REPLY: frozenset[type[Command]] = frozenset(
     {
         commands.DeleteQueue,
-        commands.SetCredit,
         commands.AddCredit,
         commands.CancelWait,
         commands.DeleteChannel,

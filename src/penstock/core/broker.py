@@ -1203,7 +1203,7 @@ class Broker:
             waiter.hold(channel.held_by(waiter.session))
         channel.line_up(waiter)
 
-    def _set_credit(self, command: SetCredit) -> None:
+    def _set_credit(self, command: SetCredit) -> int:
         channel, waiter = self._subscription(command.subscription)
         if command.room_bytes is not None:
             waiter.room_bytes = command.room_bytes
@@ -1211,6 +1211,7 @@ class Broker:
             self._credit(channel, waiter, command.credit)
         else:
             channel.line_up(waiter)
+        return waiter.held
 
     def _add_credit(self, command: AddCredit) -> None:
         channel, waiter = self._subscription(command.subscription)

@@ -211,7 +211,8 @@ class Subscribed(msgspec.Struct):
 class SetCredit(Command):
     """Set how many more messages a subscription may be pushed, or may hold (NSQ's RDY). 0 pauses it.
 
-    None leaves the credit as it is, or the room.
+    None leaves the credit as it is, or the room. Replies with how many messages its session holds, if that is what
+    counts; else with 0.
     """
 
     subscription: int

@@ -52,9 +52,14 @@ class Waiting(Receiving):
             return 0
         if not waiter.in_flight:
             return waiter.limit
+        return max(0, waiter.limit - self._in_hand(waiter))
+
+    def _in_hand(self, waiter: Waiter) -> int:
+        """How many messages the session of one who waits holds, if that limits what it is given."""
+        if not waiter.in_flight:
+            return 0
         copies = self.queues[waiter.queue].channels[waiter.channel].copies.values()
-        held = sum(copy.state is State.LEASED and copy.session == waiter.session for copy in copies)
-        return max(0, waiter.limit - held)
+        return sum(copy.state is State.LEASED and copy.session == waiter.session for copy in copies)
 
     def _subscription(self, number: int) -> Waiter | None:
         return next((w for w in self.waiters if w.deadline_ms is None and w.subscription == number), None)
@@ -63,6 +68,7 @@ class Waiting(Receiving):
         waiter = self._subscription(command.subscription)
         if self._refused(outcome, [] if waiter else [e.PenstockError]) or waiter is None:
             return
+        demand(outcome == self._in_hand(waiter), lambda: f"{outcome} are said to be held, not {self._in_hand(waiter)}")
         waiter.limit = waiter.limit if command.credit is None else command.credit
         waiter.room_bytes = waiter.room_bytes if command.room_bytes is None else command.room_bytes
 
