@@ -268,10 +268,10 @@ def test_a_handler_that_takes_longer_than_the_lease_keeps_it(room: Room, ps: Any
     handled: list[int] = []
 
     def work(message: Any) -> None:
-        time.sleep(2.0)
+        time.sleep(3.0)
         handled.append(message.attempts)
 
-    with ps.listen("in", room.handler(work), workers=10, prefetch=10, lease=0.9) as listener:
+    with ps.listen("in", room.handler(work), workers=10, prefetch=10, lease=2.0) as listener:
         until(lambda: listener.metrics.handled == 20)
     assert handled == [1] * 20
     assert listener.metrics.lost == 0

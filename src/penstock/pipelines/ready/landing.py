@@ -152,8 +152,9 @@ class Landing:
         return gone
 
     def files(self) -> list[Path]:
-        """Every file of rows."""
-        return [file for file in self.path.rglob("*.parquet") if OWN not in file.relative_to(self.path).parts]
+        """Every file of rows. What is being written comes and goes, and is not looked at."""
+        below = [each for each in self.path.glob("*") if each.name != OWN]
+        return [file for each in below for file in ([each] if each.suffix == ".parquet" else each.rglob("*.parquet"))]
 
     def _join(self, directory: Path, files: list[Path]) -> int:
         if len(files) < 2:

@@ -279,7 +279,7 @@ class Topics:
 
     async def clean(self) -> None:
         """Delete what is ephemeral: the server starts, and nobody is connected."""
-        for topic, queue in self.shard.identity.queues.items():
+        for topic, queue in list(self.shard.identity.queues.items()):
             if is_ephemeral(topic):
                 await self.shard.call(DeleteQueue(name=topic))
                 continue
