@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.pipelines.errors import AlreadyRunning, IncompatibleCheckpoint, PipelineFailed
-from penstock.pipelines.ready.archive import archive, read_archive
+from penstock.pipelines.ready.archive import archive, compact_iceberg, read_archive
 from penstock.pipelines.ready.landing import Landing
 from penstock.pipelines.where import Where
 from tests.spark.running import Queues
@@ -61,6 +61,23 @@ def test_small_files_are_joined_and_no_row_is_lost(
     assert archive(spark, where, archive_path, [name]).joined == 10
     assert len(landing.files()) == 1
     assert numbers(spark, archive_path) == list(range(1_000))
+
+
+def test_small_files_of_an_iceberg_table_are_joined_and_no_row_is_lost(
+    spark: Any, queues: Queues, where: Where, archive_path: Path
+) -> None:
+    names = [queues.send(1_000), queues.send(300, "few", start=5_000)]
+    archive(spark, where, archive_path, names, format="iceberg", batch_messages=100, compact=False)
+    assert compact_iceberg(archive_path, small_bytes=1) == 0, "nothing is that small"
+    joined = archive(spark, where, archive_path, names, format="iceberg").joined
+    assert joined >= 8
+    assert numbers(spark, archive_path, names[0]) == list(range(1_000))
+    assert numbers(spark, archive_path, names[1]) == list(range(5_000, 5_300))
+    queues.send(50, start=1_000)
+    done = archive(spark, where, archive_path, names, format="iceberg")
+    assert (done.rows, done.joined) == (50, 0), "batches are remembered over it"
+    assert compact_iceberg(archive_path, small_files=2) >= 2
+    assert numbers(spark, archive_path, names[0]) == list(range(1_050))
 
 
 def test_a_batch_that_is_done_again_is_there_once(spark: Any, queues: Queues, where: Where, archive_path: Path) -> None:

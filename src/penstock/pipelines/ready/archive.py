@@ -6,21 +6,22 @@ checkpoint: so to go on is to run the same again. The stream is a channel of the
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.pipelines.errors import IncompatibleCheckpoint, SparkMissing
 from penstock.pipelines.lakes import append_delta, append_iceberg
 from penstock.pipelines.progress import Display
 from penstock.pipelines.ready.following import follow, start
-from penstock.pipelines.ready.landing import OWN, Landing, write_json
+from penstock.pipelines.ready.landing import JOINED_BYTES, OWN, SMALL_BYTES, SMALL_FILES, Landing, write_json
 from penstock.pipelines.where import Where
 
 FORMATS = ("parquet", "delta", "iceberg")
@@ -160,7 +161,81 @@ def _compact(landing: Landing, format: str) -> int:
 
         if DeltaTable.is_deltatable(str(landing.path)):
             return int(DeltaTable(str(landing.path)).optimize.compact()["numFilesRemoved"])
-    return 0
+        return 0
+    return compact_iceberg(landing.path)
+
+
+def compact_iceberg(path: Path, *, small_bytes: int = SMALL_BYTES, small_files: int = SMALL_FILES) -> int:
+    """Join small files of an archive's table, where there are many. Returns how many went.
+
+    Files of one queue and date hold ranges of offsets that do not overlap: so those between two larger files are all
+    that a range of offsets has, and are replaced in one commit by what they hold. Older snapshots keep them.
+    """
+    catalog = _iceberg(path)
+    try:
+        if not catalog.table_exists(ICEBERG_TABLE):
+            return 0
+        table = catalog.load_table(ICEBERG_TABLE)
+        groups = list(_small_groups(table, small_bytes, small_files))
+        return sum(_join_iceberg(table, group) for group in groups)
+    finally:
+        catalog.close()
+
+
+class _File(NamedTuple):
+    """A file of an Iceberg table: the part of a queue and date that it holds."""
+
+    queue: str
+    days: int
+    first: int
+    last: int
+    size: int
+
+
+def _small_groups(table: Any, small_bytes: int, small_files: int) -> Iterator[list[_File]]:
+    """Neighbours that are small, of each queue and date that has many small files."""
+    parts: dict[tuple[str, int], list[_File]] = {}
+    for file in sorted(_iceberg_files(table)):
+        parts.setdefault((file.queue, file.days), []).append(file)
+    for files in parts.values():
+        if sum(file.size < small_bytes for file in files) < small_files:
+            continue
+        group: list[_File] = []
+        for file in files:
+            if group and (file.size >= small_bytes or sum(each.size for each in group) >= JOINED_BYTES):
+                yield group
+                group = []
+            if file.size < small_bytes:
+                group.append(file)
+        yield group
+
+
+def _iceberg_files(table: Any) -> Iterator[_File]:
+    from pyiceberg.conversions import from_bytes
+
+    offset = table.schema().find_field("offset")
+    for task in table.scan().plan_files():
+        file = task.file
+        bounds = (file.lower_bounds[offset.field_id], file.upper_bounds[offset.field_id])
+        first, last = (int(from_bytes(offset.field_type, bound)) for bound in bounds)
+        yield _File(file.partition[0], file.partition[1], first, last, file.file_size_in_bytes)
+
+
+def _join_iceberg(table: Any, files: list[_File]) -> int:
+    from pyiceberg import expressions
+
+    made: Any = expressions
+    if len(files) < 2:
+        return 0
+    held = made.And(
+        made.EqualTo("queue", files[0].queue),
+        made.EqualTo("date", dt.date(1970, 1, 1) + dt.timedelta(days=files[0].days)),
+        made.GreaterThanOrEqual("offset", files[0].first),
+        made.LessThanOrEqual("offset", files[-1].last),
+    )
+    rows = table.scan(row_filter=held).to_arrow().sort_by("offset")
+    table.overwrite(rows, overwrite_filter=held)
+    return len(files)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
