@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.core.commands import Ack, Extend, Send, Sent, Settled, Span
 from penstock.core.config import QueueConfig
@@ -49,6 +49,10 @@ from penstock.protocols.sqs.shapes import (
     SettledResult,
 )
 from penstock.server.shards import QueueFace
+
+_tuple_of: Final[Any] = tuple.__new__
+_Span: Final[Any] = Span
+"""A named tuple is made by a function in Python; one of its base's is a fifth of the price."""
 
 _ID_LENGTH_MAX = 80
 _ID = re.compile(rf"[A-Za-z0-9_-]{{1,{_ID_LENGTH_MAX}}}\Z")
@@ -265,7 +269,7 @@ class BatchActions(MessageActions):
         if found is None:
             return None
         channel_id = found[0][0]
-        spans = _neighbours(found)
+        spans = joined_spans(found)
         name = channel_name(queue, channel_id)
         return None if spans is None or name is None else (name, spans)
 
@@ -372,12 +376,12 @@ def _first_repeated(entries: Sequence[Entry]) -> str | None:
     return None
 
 
-def _neighbours(found: list[tuple[int, int, int]]) -> list[Span] | None:
+def joined_spans(found: list[tuple[int, int, int]]) -> list[Span] | None:
     """Messages of one channel as spans, neighbours on the same attempt joined; None if one is there twice.
 
-    >>> _neighbours([(1, 6, 1), (1, 5, 1), (1, 7, 2)])
+    >>> joined_spans([(1, 6, 1), (1, 5, 1), (1, 7, 2)])
     [Span(first=5, last=6, attempt=1), Span(first=7, last=7, attempt=2)]
-    >>> _neighbours([(1, 6, 1), (1, 6, 2)]), _neighbours([(1, 6, 1), (2, 7, 1)])
+    >>> joined_spans([(1, 6, 1), (1, 6, 2)]), joined_spans([(1, 6, 1), (2, 7, 1)])
     (None, None)
     """
     ordered = sorted(found)
@@ -388,10 +392,10 @@ def _neighbours(found: list[tuple[int, int, int]]) -> list[Span] | None:
         if of_channel != channel_id or sequence == last:
             return None
         if sequence != last + 1 or on_attempt != attempt:
-            spans.append(Span(first, last, attempt))
+            spans.append(_tuple_of(_Span, (first, last, attempt)))
             first, attempt = sequence, on_attempt
         last = sequence
-    spans.append(Span(first, last, attempt))
+    spans.append(_tuple_of(_Span, (first, last, attempt)))
     return spans
 
 

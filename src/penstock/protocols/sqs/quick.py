@@ -32,7 +32,7 @@ from penstock.core.receipt import Seal
 from penstock.protocols.http import Exchange
 from penstock.protocols.sqs import json_wire, plain
 from penstock.protocols.sqs.attributes import message_bytes_max
-from penstock.protocols.sqs.batches import is_id
+from penstock.protocols.sqs.batches import is_id, joined_spans
 from penstock.protocols.sqs.errors import INTERNAL_FAILURE, SqsError, from_core
 from penstock.protocols.sqs.limits import NAME_LENGTH_MAX, VISIBILITY_SECONDS_MAX
 from penstock.protocols.sqs.received import NOTHING, Unpacking, md5
@@ -260,29 +260,6 @@ class Quick:
     def take_back(self, call: CallbackCall) -> None:
         """The receiver is gone: so are its leases."""
         self._shard.withdraw(call)
-
-
-def joined_spans(found: list[tuple[int, int, int]]) -> list[Span] | None:
-    """Messages of one channel as spans, neighbours on the same attempt joined; None if one is there twice.
-
-    >>> joined_spans([(1, 6, 1), (1, 5, 1), (1, 7, 2)])
-    [Span(first=5, last=6, attempt=1), Span(first=7, last=7, attempt=2)]
-    >>> joined_spans([(1, 6, 1), (1, 6, 2)]), joined_spans([(1, 6, 1), (2, 7, 1)])
-    (None, None)
-    """
-    ordered = sorted(found)
-    channel_id, first, attempt = ordered[0]
-    last = first
-    spans: list[Span] = []
-    for of_channel, sequence, on_attempt in ordered[1:]:
-        if of_channel != channel_id or sequence == last:
-            return None
-        if sequence != last + 1 or on_attempt != attempt:
-            spans.append(_tuple_of(_Span, (first, last, attempt)))
-            first, attempt = sequence, on_attempt
-        last = sequence
-    spans.append(_tuple_of(_Span, (first, last, attempt)))
-    return spans
 
 
 def _ignore(_call: Call) -> None:
