@@ -38,6 +38,7 @@ COMPILED = (
     "protocols/http/exchange.py",
     "protocols/http/request.py",
     "protocols/http/server.py",
+    "protocols/http/whole.py",
     "protocols/front_end.py",
     "protocols/nsq/http_front_end.py",
     "protocols/sqs/actions.py",
