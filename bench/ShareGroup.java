@@ -1,6 +1,6 @@
-// A share group's consumer for bench/share_group.py. Each line that it reads is a turn: TOPIC COUNT COMMITTED. It consumes
-// so many messages, acknowledges each, and prints how many seconds that took. COMMITTED: `each` message, each `poll`, or
-// `later`, with the next poll.
+// A share group's consumer for bench/share_group.py. Each line that it reads is a turn: TOPIC COUNT HELD COMMITTED. It
+// consumes so many messages, acknowledges each, and prints how many seconds that took. HELD: how many it holds at most;
+// 0: as is the default. COMMITTED: `each` message, each `poll`, or `later`, with the next poll.
 
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
@@ -24,28 +24,26 @@ public final class ShareGroup {
     private static final long SILENCE_NS_MAX = TimeUnit.SECONDS.toNanos(60);
 
     private final String bootstrap;
-    private final int inFlight;
 
-    private ShareGroup(String bootstrap, int inFlight) {
+    private ShareGroup(String bootstrap) {
         this.bootstrap = bootstrap;
-        this.inFlight = inFlight;
     }
 
     public static void main(String[] arguments) throws Exception {
-        ShareGroup bench = new ShareGroup(arguments[0], Integer.parseInt(arguments[1]));
+        ShareGroup bench = new ShareGroup(arguments[0]);
         BufferedReader turns = new BufferedReader(new InputStreamReader(System.in));
         for (String line = turns.readLine(); line != null; line = turns.readLine()) {
             String[] turn = line.split(" ");
-            System.out.println(bench.consume(turn[0], Integer.parseInt(turn[1]), turn[2]));
+            System.out.println(bench.consume(turn[0], Integer.parseInt(turn[1]), Integer.parseInt(turn[2]), turn[3]));
             System.out.flush();
         }
     }
 
     /** Seconds from the first messages until the last acknowledgement is confirmed; joining the group does not count. */
-    private double consume(String topic, int count, String committed) throws Exception {
+    private double consume(String topic, int count, int held, String committed) throws Exception {
         String group = topic + "-group";
         startAtTheBeginning(group);
-        try (KafkaShareConsumer<byte[], byte[]> consumer = new KafkaShareConsumer<>(settings(group))) {
+        try (KafkaShareConsumer<byte[], byte[]> consumer = new KafkaShareConsumer<>(settings(group, held))) {
             consumer.subscribe(List.of(topic));
             long startNs = 0;
             long heardNs = System.nanoTime();
@@ -76,15 +74,17 @@ public final class ShareGroup {
         }
     }
 
-    private Properties settings(String group) {
+    private Properties settings(String group, int held) {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", bootstrap);
         settings.put("group.id", group);
         settings.put("key.deserializer", ByteArrayDeserializer.class.getName());
         settings.put("value.deserializer", ByteArrayDeserializer.class.getName());
         settings.put("share.acknowledgement.mode", "explicit");
-        settings.put("share.acquire.mode", "record_limit");
-        settings.put("max.poll.records", inFlight);
+        if (held > 0) {
+            settings.put("share.acquire.mode", "record_limit");
+            settings.put("max.poll.records", held);
+        }
         return settings;
     }
 

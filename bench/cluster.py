@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import uvloop
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -54,16 +54,22 @@ IN_FLIGHT = 64
 KAFKA = "Kafka"
 ONE = "Penstock, 1 node"
 THREE = "Penstock, 3 nodes"
-SHARE_GROUPS: dict[str, Committed] = {
-    "acks go with the next poll": "later",
-    f"acks are confirmed, {IN_FLIGHT} at a time": "poll",
-    "acks are confirmed one by one": "each",
+DEFAULTS = "defaults"
+FEW = f"{IN_FLIGHT} at most"
+HOLDING = {DEFAULTS: 0, FEW: IN_FLIGHT}
+"""How many messages a consumer holds: as it does when it is not told, and a few."""
+SHARE_GROUPS: dict[str, tuple[str, Committed]] = {
+    f"{DEFAULTS}; acks go with the next poll": (DEFAULTS, "later"),
+    f"{DEFAULTS}; acks are confirmed, poll by poll": (DEFAULTS, "poll"),
+    f"{FEW}; acks go with the next poll": (FEW, "later"),
+    f"{FEW}; acks are confirmed, poll by poll": (FEW, "poll"),
+    f"{FEW}; acks are confirmed one by one": (FEW, "each"),
 }
 
 SEND_RUNS = f"send in runs of {RUN}"
 RECEIVE_RUNS = f"receive and ack in runs of {RUN}"
 SINGLES = "receive, and ack one by one"
-LISTENED = f"{SINGLES}, by a listener"
+LISTENED = {holding: f"{SINGLES}, by a listener, {holding}" for holding in HOLDING}
 
 RUNS_TARGET = 0.5
 SINGLES_TARGET = 1.5
@@ -97,7 +103,7 @@ class Amounts(NamedTuple):
     @classmethod
     def of(cls, scale: Scale) -> Amounts:
         """The real thing, or just enough to see that it runs."""
-        return cls(5, 500, 20, 10_000, 0) if scale.quick else cls(80, 6_000, 150, 1_000_000, 1)
+        return cls(5, 500, 20, 10_000, 0) if scale.quick else cls(80, 50_000, 150, 1_000_000, 1)
 
 
 class Outcome(NamedTuple):
@@ -197,10 +203,13 @@ class PlainKafka:
 class Shared:
     """A share group, on a topic that a plain producer fills. It measures nothing but messages one by one."""
 
-    def __init__(self, plain_kafka: PlainKafka, group: ShareGroup, meter: Meter, committed: Committed) -> None:
+    def __init__(
+        self, plain_kafka: PlainKafka, group: ShareGroup, meter: Meter, held_max: int, committed: Committed
+    ) -> None:
         self._plain = plain_kafka
         self._group = group
         self._meter = meter
+        self._held_max = held_max
         self._committed = committed
 
     async def turn(self, amounts: Amounts) -> Turn:
@@ -215,7 +224,7 @@ class Shared:
         return topic
 
     def _consume_s(self, topic: str, count: int) -> float:
-        return self._group.consume_s(topic, count, self._committed)
+        return self._group.consume_s(topic, count, self._held_max, self._committed)
 
 
 # -- Penstock ----------------------------------------------------------------------------------------------------------
@@ -305,9 +314,11 @@ class PenstockCluster:
             queue, count = await self._new_queue(), amounts.singles
             await self._send_runs(queue, count // RUN + 1)
             found[SINGLES] = await self._meter.measure(count, receive_singles(self._singles, queue, count))
-            queue = await self._new_queue()
-            await self._send_runs(queue, count // RUN + 1)
-            found[LISTENED] = await self._meter.measure(count, listen_singles(self._clients[0], queue, count))
+            for holding, line in LISTENED.items():
+                queue = await self._new_queue()
+                await self._send_runs(queue, count // RUN + 1)
+                listened = listen_singles(self._clients[0], queue, count, HOLDING[holding])
+                found[line] = await self._meter.measure(count, listened)
         return found
 
     async def _new_queue(self) -> str:
@@ -360,15 +371,16 @@ async def receive_singles(client: penstock.AsyncPenstock, queue: str, count: int
     await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
 
 
-async def listen_singles(client: penstock.AsyncPenstock, queue: str, count: int) -> float:
-    """A listener, with no more than `IN_FLIGHT` messages whose ack is not confirmed. How long until so many are."""
+async def listen_singles(client: penstock.AsyncPenstock, queue: str, count: int, held_max: int) -> float:
+    """A listener, and how long until so many acks are confirmed. `held_max` 0: with its defaults."""
     started_s, seen = time.perf_counter(), 0
 
     async def handle(message: penstock.AsyncMessage) -> None:
         nonlocal seen
         seen += len(message.body) // BODY_BYTES
 
-    async with await client.listen(queue, handle, workers=IN_FLIGHT, max_in_hand=IN_FLIGHT) as listener:
+    settings: Any = {"workers": held_max, "max_in_hand": held_max} if held_max else {}
+    async with await client.listen(queue, handle, **settings) as listener:
         while listener.metrics.handled < count:
             await asyncio.sleep(0.001)
         taken_s = time.perf_counter() - started_s
@@ -414,7 +426,7 @@ def by_line(found: Mapping[str, Sequence[Turn]], field: str) -> dict[str, Measur
                 if all(line in turn for turn in turns)
             }
         )
-        for line in (SEND_RUNS, RECEIVE_RUNS, SINGLES, LISTENED)
+        for line in (SEND_RUNS, RECEIVE_RUNS, SINGLES, *LISTENED.values())
     }
 
 
@@ -442,9 +454,12 @@ async def penstock_clusters(
 
 def share_groups(kafka: KafkaCluster, plain_kafka: PlainKafka, stack: ExitStack) -> dict[str, Contender]:
     """Every way to acknowledge in a share group."""
-    group = stack.enter_context(share_group(kafka.bootstrap, IN_FLIGHT, stack.enter_context(empty_directory())))
+    group = stack.enter_context(share_group(kafka.bootstrap, stack.enter_context(empty_directory())))
     meter = Meter(kafka.pid(0), group.pid)
-    return {name: Shared(plain_kafka, group, meter, committed) for name, committed in SHARE_GROUPS.items()}
+    return {
+        name: Shared(plain_kafka, group, meter, HOLDING[holding], committed)
+        for name, (holding, committed) in SHARE_GROUPS.items()
+    }
 
 
 async def failover_s(nodes: list[Node], directory: Path) -> float:
@@ -518,8 +533,9 @@ def runs_table(figures: Figures) -> str:
 def singles_table(figures: Figures) -> str:
     """Messages one by one, both of our ways against share groups."""
     rows = []
-    for name in SHARE_GROUPS:
-        for way, line in (("listener", LISTENED), ("tasks", SINGLES)):
+    for name, (holding, _) in SHARE_GROUPS.items():
+        ways = {"listener": LISTENED[holding]} | ({"tasks": SINGLES} if holding == FEW else {})
+        for way, line in ways.items():
             rates, cpu_us = (_beside(found, line, name) for found in (figures.rates, figures.cpu_us))
             ratio = rates.ratio(ONE, to=name)
             cells = [plain(rates.rate(name)), plain(rates.rate(ONE)), str(ratio), str(cpu_us.ratio(ONE, to=name))]
@@ -554,13 +570,16 @@ offset after every {RUN}. Penstock has {RUNS_IN_FLIGHT} runs in flight, and each
 ack, of {RUN} messages. Through three nodes the queue has three partitions. Both sides read every body. The processor
 time is that of client, nodes and broker together.
 
-One by one: the share group's consumer (Java) gets {IN_FLIGHT} messages a poll, and calls `acknowledge` for each. That
-goes to the broker with the next poll, and nobody waits for it; or it is confirmed (`commitSync`) before the next poll;
-or after each message, so that there is one in flight. Penstock does it in two ways, with {IN_FLIGHT} messages in flight
-in both. A *listener* calls a function with each message, which is acknowledged when it returns; at no time are there
-more than {IN_FLIGHT} messages whose ack is not durable, and the time is that until the last one is. Or {IN_FLIGHT}
-*tasks* on a connection with a prefetch of {IN_FLIGHT}: each takes a message, acknowledges it, and goes on when that is
-durable. Joining a group does not count; starting a listener does.
+One by one: the share group's consumer (Java) calls `acknowledge` for each message. That goes to the broker with the
+next poll, and nobody waits for it; or it is confirmed (`commitSync`) before the next poll; or after each message, so
+that there is one in flight. A Penstock *listener* calls a function with each message, which is acknowledged when it
+returns; it gets more messages meanwhile, and the time is that until the last ack is durable. With *defaults*, neither
+is told how many messages to hold: share groups lock 2,000 of a partition, and a poll gives 500 of them or a batch; a
+listener has 2,000 that are not handled, and up to 2,000 whose ack is not durable. With *{FEW}*, a poll gives
+{IN_FLIGHT} messages (`max.poll.records`, `record_limit`), and a listener has so many that are not handled
+(`max_in_hand`). *Tasks*: {IN_FLIGHT} of them, on a connection with a prefetch of {IN_FLIGHT}; each takes a message,
+acknowledges it, and goes on when that is durable, which is more than a share group does unless it confirms each.
+Joining a group does not count; starting a listener does.
 
 A failover is looked at with the session timeout of {SESSION_S:g} s that is the default.
 """

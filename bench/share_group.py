@@ -35,11 +35,14 @@ class ShareGroup:
         self._printed = printed
         self.pid = process.pid
 
-    def consume_s(self, topic: str, count: int, committed: Committed) -> float:
-        """Consume and acknowledge so many messages of a topic; how many seconds it took."""
+    def consume_s(self, topic: str, count: int, held_max: int, committed: Committed) -> float:
+        """Consume and acknowledge so many messages of a topic; how many seconds it took.
+
+        It holds `held_max` messages at a time; 0: what is the default.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{topic} {count} {committed}\n")
+        self._process.stdin.write(f"{topic} {count} {held_max} {committed}\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
@@ -48,8 +51,8 @@ class ShareGroup:
 
 
 @contextmanager
-def share_group(bootstrap: str, in_flight: int, directory: Path) -> Iterator[ShareGroup]:
-    """A consumer that holds so many messages at most."""
+def share_group(bootstrap: str, directory: Path) -> Iterator[ShareGroup]:
+    """A consumer, started and stopped."""
     if shutil.which("javac") is None:
         raise KafkaError("`javac` is not installed: the share groups' consumer needs a Java development kit")
     classes = str(jars() / "*")
@@ -64,7 +67,7 @@ def share_group(bootstrap: str, in_flight: int, directory: Path) -> Iterator[Sha
     command = ["java", f"-Xmx{HEAP_MB}m", f"-Dlog4j2.configurationFile={logging}", "-cp", f"{directory}:{classes}"]
     with printed.open("wb") as errors:
         process = subprocess.Popen(
-            [*command, "ShareGroup", bootstrap, str(in_flight)],
+            [*command, "ShareGroup", bootstrap],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -14,7 +14,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import penstock
 from penstock.client.aio.penstock import AsyncPenstock
+from penstock.client.aio.settler import AsyncSettler
 from penstock.client.sync.penstock import Penstock
+from penstock.client.sync.settler import Settler
 from penstock.core.commands import Ack, CommitWork, Extend, Release, Span
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Shard
@@ -617,14 +619,58 @@ def test_a_lease_that_is_changed_while_a_listener_runs_is_kept_as_it_is_now(room
 
 def test_max_in_hand_holds(room: Room, ps: Any) -> None:
     ps.queue("in").send_many([b"x"] * 100)
-    most: list[int] = []
+    begun: list[int] = []
+    go_on = threading.Event()
 
     def work(message: Any) -> None:
-        most.append(ps.queue("in").stats().channels["main"].leased)
+        begun.append(message.sequence)
+        assert go_on.wait(60)
 
     with ps.listen("in", room.handler(work), workers=4, max_in_hand=6) as listener:
+        until(lambda: len(begun) == 4)
+        until(lambda: leased(ps) >= 6)
+        time.sleep(0.2)
+        assert leased(ps) == 6
+        go_on.set()
         until(lambda: listener.metrics.handled == 100)
-    assert max(most) <= 6
+
+
+def leased(ps: Any) -> int:
+    return int(ps.queue("in").stats().channels["main"].leased)
+
+
+@pytest.mark.parametrize("flavour", ["threads websocket", "tasks websocket", "threads", "tasks"])
+def test_messages_that_are_being_settled_take_no_room(flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that takes long holds up nobody; but not more than so many."""
+    monkeypatch.setattr("penstock.client.aio.listener._UNSETTLED_MAX", 10)
+    monkeypatch.setattr("penstock.client.sync.listener._UNSETTLED_MAX", 10)
+    room, seen = Room(flavour), list[bytes]()
+    may_settle = threading.Event()
+
+    async def slow(self: Any, messages: list[Any]) -> None:
+        while not may_settle.is_set():
+            await asyncio.sleep(0.01)
+        await aio_acknowledge(self, messages)
+
+    def slow_sync(self: Any, messages: list[Any]) -> None:
+        assert may_settle.wait(60)
+        sync_acknowledge(self, messages)
+
+    aio_acknowledge, sync_acknowledge = AsyncSettler._acknowledge, Settler._acknowledge
+    monkeypatch.setattr(AsyncSettler, "_acknowledge", slow)
+    monkeypatch.setattr(Settler, "_acknowledge", slow_sync)
+    try:
+        room.ps.queue("in").send_many([b"x"] * 100)
+        with room.ps.listen("in", lambda message: seen.append(message.body), workers=4, max_in_hand=6) as listener:
+            until(lambda: len(seen) > 6)
+            time.sleep(0.2)
+            assert len(seen) <= 16
+            assert leased(room.ps) <= 16
+            may_settle.set()
+            until(lambda: listener.metrics.handled == 100)
+    finally:
+        may_settle.set()
+        room.close()
 
 
 def test_slow_handlers_fetch_little_ahead(room: Room, ps: Any) -> None:

@@ -40,7 +40,7 @@ class ListenerSettings(TypedDict, total=False):
     prefetch: int
     """How many messages wait here for a worker; what the workers do in half a second."""
     max_in_hand: int
-    """How many messages are leased here at most."""
+    """How many messages wait for a worker, or are worked on, at most; those being settled do not count."""
     name: str
     """The listener's name in logs and metrics; the handler's."""
 

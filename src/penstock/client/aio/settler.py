@@ -75,6 +75,8 @@ class AsyncSettler:
         self._gone: set[AsyncMessage] = set()
         """Held, but the lease is lost."""
         self._ended: deque[AsyncOutcome] = deque()
+        self._settling = 0
+        """Messages that the settler has taken from there, and is at."""
         self._wake = Signal()
         self._finishing = False
         self._enough = 0
@@ -92,6 +94,11 @@ class AsyncSettler:
     def in_hand(self) -> int:
         """How many messages are held."""
         return len(self._held)
+
+    @property
+    def unhandled(self) -> int:
+        """How many of them wait for a worker, or are worked on; the others are only to be settled."""
+        return max(0, len(self._held) - len(self._ended) - self._settling)
 
     def is_gone(self, message: AsyncMessage) -> bool:
         """Whether a message's lease is lost."""
@@ -112,6 +119,8 @@ class AsyncSettler:
     def ended(self, outcome: AsyncOutcome) -> None:
         """A handler has ended: settle it soon."""
         self._ended.append(outcome)
+        if self._settling:
+            self._on_room()  # a slow commit holds up nobody
         if len(self._ended) >= self._enough or not _is_plain(outcome):
             self._wake.set()
 
@@ -147,11 +156,15 @@ class AsyncSettler:
         outcomes = [self._ended.popleft() for _ in range(len(self._ended))]
         if not outcomes:
             return
+        self._settling = len(outcomes)
+        self._on_room()
         try:
             await self._settle(outcomes)
         except Exception:  # a fault in here must not end the listener: leases run out, and messages come again
             _LOG.exception("listener on %r could not settle %d messages", self._queue, len(outcomes))
             await self._let_go([outcome.message for outcome in outcomes], "lost")
+        finally:
+            self._settling = 0
 
     async def _settle(self, outcomes: list[AsyncOutcome]) -> None:
         done: list[AsyncMessage] = []

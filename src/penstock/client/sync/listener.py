@@ -7,7 +7,8 @@ handler's call and little more, and a slow commit holds up nobody.
 
 How much is in hand. Messages that wait here cannot go to anybody else, and too few of them leave workers idle. Unless
 `prefetch` says otherwise, the fetcher aims at what the workers will do in the next half second, by what the last
-messages took. With an at-most policy nothing is fetched ahead: a message counts as consumed once it left the server.
+messages took. A message whose handler has ended takes no room any more: the next one comes while it is settled. With an
+at-most policy nothing is fetched ahead: a message counts as consumed once it left the server.
 
 A receive that fails is tried again after a pause which grows, with jitter; so a listener outlives its server. It ends
 when it is stopped, and not before.
@@ -61,7 +62,9 @@ from penstock.core.errors import InvalidRequest, QueueExists, QueueNotFound
 _LOG = logging.getLogger("penstock.listener")
 WORKERS_MAX = 10_000
 _IN_HAND = 2_000
-"""How many messages a listener has in hand at most, unless it is told."""
+"""How many messages wait for a worker, or are worked on, at most, unless it is told."""
+_UNSETTLED_MAX = 2_000
+"""How many more may be leased here because their handlers have ended and their settlement is under way."""
 _AHEAD_SECONDS = 0.5
 """How much work is fetched ahead, unless it is told."""
 _GRACE_SECONDS = 5.0
@@ -271,7 +274,11 @@ class Listener:
 
     def room(self) -> int:
         """How many messages may be on their way: see `Hearer`."""
-        return max(0, self._wanted() - self._settler.in_hand)
+        return self._room_for(self._wanted())
+
+    def _room_for(self, wanted: int) -> int:
+        settler = self._settler
+        return max(0, min(wanted - settler.unhandled, wanted + _UNSETTLED_MAX - settler.in_hand))
 
     def ask(self) -> None:
         """The stream has something to tell: see `Hearer`."""
@@ -331,7 +338,7 @@ class Listener:
     def _room_now(self) -> int:
         """How many messages to ask for; 0 while it is not worth asking."""
         wanted = self._wanted()
-        room = wanted - self._settler.in_hand
+        room = self._room_for(wanted)
         return room if room >= max(1, (wanted - self.workers) // 2) else 0
 
     def _spare_room(self) -> int:
