@@ -38,7 +38,6 @@ COMPILED = (
     "protocols/http/exchange.py",
     "protocols/http/request.py",
     "protocols/http/server.py",
-    "protocols/http/whole.py",
     "protocols/front_end.py",
     "protocols/nsq/http_front_end.py",
     "protocols/sqs/actions.py",

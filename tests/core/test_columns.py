@@ -197,3 +197,20 @@ def test_equal_rows_are_stored_as_one(
     wanted = [Row(5 + at, state, attempts, deadline_ms, received_ms, first_ms, holder) for at in range(count)]
     assert _rows_of(columns) == wanted
     assert columns.encode(rows) == stored
+
+
+@given(st.lists(st.integers(0, 3), min_size=FEW + 2, max_size=4 * FEW), st.integers(0, 5))
+def test_many_runs_are_stored_as_few_are(picked: list[int], before: int) -> None:
+    """Rows that are ready, leased in two ways, and done, in any order."""
+    columns = Columns()
+    columns.append(1, before)
+    rows = columns.append(100, len(picked))
+    for index, pick in enumerate(picked):
+        if pick:
+            columns.lease_one(rows.start + index, now_ms=pick, deadline_ms=30 + pick % 2, holder=pick % 2)
+        if pick == 3:
+            columns.settle(slice(rows.start + index, rows.start + index + 1))
+    stored = columns._encode_few(rows)
+    assert columns.encode(rows) == stored
+    starts = [rows.start] + [rows.start + at for at in range(1, len(picked)) if picked[at] != picked[at - 1]]
+    assert columns._encode_runs(np.array(starts), rows.stop) == stored

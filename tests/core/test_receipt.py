@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ForgedReceipt
-from penstock.core.receipt import Receipt, Seal
+from penstock.core.receipt import Receipt, Recent, Seal
 
 receipts = st.builds(
     Receipt,
@@ -157,3 +157,31 @@ def test_no_two_texts_are_the_same_receipt() -> None:
         with pytest.raises(ForgedReceipt):
             Receipt.open(twin, lambda _: b"secret")
         assert Seal(b"secret", 3).read([twin]) is None
+
+
+# -- remembered --------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 12), st.data())
+def test_a_seal_that_remembers_reads_what_one_that_does_not_reads(count_max: int, data: st.DataObject) -> None:
+    """Whatever is made, read, read again or changed, and however little is remembered."""
+    recent = Recent(count_max)
+    seals = {queue: (Seal(b"key %d" % queue, queue, recent), Seal(b"key %d" % queue, queue)) for queue in (1, 2)}
+    texts: list[str] = ["forged"]
+    for _ in range(data.draw(st.integers(1, 10))):
+        remembering, forgetful = seals[data.draw(st.sampled_from((1, 2)))]
+        if data.draw(st.booleans()):
+            first, attempts = data.draw(st.integers(0, 20)), data.draw(st.lists(st.integers(1, 3), max_size=4))
+            made = remembering.make(1, first, attempts)
+            assert made == forgetful.make(1, first, attempts)
+            texts += made
+        chosen = data.draw(st.lists(st.sampled_from(texts), min_size=1, max_size=4))
+        assert remembering.read(chosen) == forgetful.read(chosen)
+        assert remembering.read_one(chosen[0]) == forgetful.read_one(chosen[0])
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    recent = Recent(10)
+    for queue in range(1, 100):
+        Seal(b"key", queue, recent).make(1, 1, [1] * 5)
+        assert sum(map(len, recent._queues.values())) <= 10

@@ -31,6 +31,8 @@ assert (DONE, READY, LEASED, DELAYED) == (State.DONE, State.READY, State.LEASED,
 _CAPACITY_MIN: Final = 256
 FEW: Final = 64
 """Up to so many rows, lists are faster than arrays."""
+_FEW_LEASED: Final = 12
+"""So many, where six columns change."""
 _TYPE_CODES: Final[dict[Any, str]] = {np.uint8: "B", np.uint32: "I", np.int64: "q"}
 assert all(array(code).itemsize == np.dtype(kind).itemsize for kind, code in _TYPE_CODES.items())
 
@@ -144,7 +146,7 @@ class Columns:
 
     def lease(self, at: Rows, now_ms: int, deadline_ms: int, holder: int) -> None:
         """LEASE: hand out, one attempt more."""
-        if isinstance(at, slice) and at.stop - at.start <= FEW:
+        if isinstance(at, slice) and at.stop - at.start <= _FEW_LEASED:
             for row in range(at.start, at.stop):
                 self.lease_one(row, now_ms, deadline_ms, holder)
             return
@@ -333,26 +335,48 @@ class Columns:
         return b"".join(parts)
 
     def _encode_many(self, at: slice) -> bytes:
-        live = self.state[at] != DONE
-        count = len(live)
-        values = [getattr(self, name)[at] for name, _ in _COLUMNS]
-        if count > 1 and not live.all():
-            values = [np.where(live, column, 0) for column in values]
-        elif count == 1 and not live[0]:
-            values = [np.zeros_like(column) for column in values]
-        if count == 1:
-            starts = np.zeros(1, dtype=np.intp)
-        else:
-            differs = np.zeros(count, dtype=np.bool_)
-            differs[0] = True
-            for column in values:
-                differs[1:] |= column[1:] != column[:-1]
-            starts = np.flatnonzero(differs)
+        first, stop = int(at.start), int(at.stop)
+        low, high = slice(first, stop - 1), slice(first + 1, stop)
+        state = self.state
+        differs = self.attempts[high] != self.attempts[low]
+        for column in (self.deadline_ms, self.received_ms, self.first_ms, self.holder):
+            differs |= column[high] != column[low]
+        differs &= state[high] != DONE
+        differs |= state[high] != state[low]
+        found = np.flatnonzero(differs) + (first + 1)
+        if len(found) > FEW:
+            return self._encode_runs(np.append(first, found), stop)
+        parts: list[bytes] = [_COUNT.pack(len(found) + 1)]
+        start = first
+        ends: list[int] = found.tolist()
+        ends.append(stop)
+        for end in ends:
+            parts.append(_RUN.pack(end - start, *self._row(start)))
+            start = end
+        return b"".join(parts)
+
+    def _encode_runs(self, starts: NDArray[np.intp], stop: int) -> bytes:
+        """Runs that start at these rows."""
+        live = self.state[starts] != DONE
         runs = np.zeros(len(starts), dtype=_PERSISTED)
-        runs["length"] = np.diff(np.append(starts, count))
-        for (name, _), column in zip(_COLUMNS, values, strict=True):
-            runs[name] = column[starts]
+        runs["length"] = np.diff(starts, append=stop)
+        for name, _ in _COLUMNS:
+            runs[name] = np.where(live, getattr(self, name)[starts], 0)
         return _COUNT.pack(len(starts)) + runs.tobytes()
+
+    def _row(self, row: int) -> tuple[int, int, int, int, int, int]:
+        """What is kept of a message."""
+        state: int = self._state[row]
+        if state == DONE:
+            return _DONE_ROW
+        return (
+            state,
+            self._attempts[row],
+            self._deadline_ms[row],
+            self._received_ms[row],
+            self._first_ms[row],
+            self._holder[row],
+        )
 
     def append_encoded(self, base: int, data: bytes) -> slice:
         """Add rows in the stored form; returns where they are."""

@@ -12,6 +12,9 @@ mostly holds neighbours, costs a third of the MACs.
 
 Receipts that belong together are sealed, and opened, together: the key is mixed in once (a `Seal` is copied for each
 MAC), and the text of all of them is made, or read, in one piece. `Receipt.seal` and `Receipt.open` are the model.
+
+Most receipts come back soon after they were made, and once. A store's last few thousand are remembered (`Recent`) with
+what they say; one that is the same text, character by character, needs no other proof.
 """
 
 from __future__ import annotations
@@ -87,6 +90,60 @@ class Receipt(NamedTuple):
         raise ForgedReceipt(_FORGED)
 
 
+Told = tuple[int, int, int]
+"""What a receipt says of its queue: channel id, sequence number, attempt."""
+
+
+class Recent:
+    """Receipts that were made lately, by queue. Each is forgotten when it is read; all are when there are too many.
+
+    >>> recent = Recent(2)
+    >>> recent.made(1, ["a", "b"], [(1, 7, 1), (1, 8, 1)])
+    >>> recent.read(1, ["b"]), recent.read(2, ["a"]), recent.read(1, ["a", "b"])
+    ([(1, 8, 1)], None, None)
+    """
+
+    __slots__ = ("_count", "_count_max", "_queues")
+
+    def __init__(self, count_max: int = 8_192) -> None:
+        self._queues: dict[int, dict[str, Told]] = {}
+        self._count = 0
+        """Made since everything was forgotten; some of it has been read."""
+        self._count_max = count_max
+
+    def made(self, queue_id: int, texts: list[str], told: list[Told]) -> None:
+        """These were made, and say this."""
+        self._count += len(texts)
+        if self._count > self._count_max:
+            self._make_room(len(texts))
+        known = self._queues.get(queue_id)
+        if known is None:
+            known = self._queues[queue_id] = {}
+        for index, text in enumerate(texts):
+            known[text] = told[index]
+
+    def _make_room(self, count: int) -> None:
+        """Much of what was made may have been read since: count again, and forget only if it must be."""
+        self._queues = {queue_id: known for queue_id, known in self._queues.items() if known}
+        self._count = count + sum([len(known) for known in self._queues.values()])
+        if self._count > self._count_max // 2:
+            self._queues = {}
+            self._count = count
+
+    def read(self, queue_id: int, texts: Sequence[str]) -> list[Told] | None:
+        """What these say; None if any is not known."""
+        known = self._queues.get(queue_id)
+        if known is None:
+            return None
+        found: list[Told] = []
+        for text in texts:
+            told = known.pop(text, None)
+            if told is None:
+                return None
+            found.append(told)
+        return found
+
+
 class Seal:
     """The seal of one queue, to make and to read many receipts at a time.
 
@@ -98,10 +155,11 @@ class Seal:
     [(1, 42, 1), (1, 43, 2)]
     """
 
-    __slots__ = ("_keyed", "_queue_id")
+    __slots__ = ("_keyed", "_queue_id", "_recent")
 
-    def __init__(self, key: bytes, queue_id: int) -> None:
+    def __init__(self, key: bytes, queue_id: int, recent: Recent | None = None) -> None:
         self._queue_id = queue_id
+        self._recent = recent
         self._keyed: Any = hashlib.blake2b(key=key, digest_size=_MAC_BYTES)
 
     def _mac(self, channel_id: int, quad: int, attempt: int) -> bytes:
@@ -115,6 +173,7 @@ class Seal:
         """The receipts of neighbours: from the first sequence number on, one for each attempt."""
         start = _START.pack(self._queue_id, channel_id)
         parts: list[bytes] = []
+        told: list[Told] = []
         sequence, known_quad, known_attempt, mac, end = first, -1, -1, b"", b""
         for attempt in attempts:
             quad = sequence >> 2
@@ -124,19 +183,27 @@ class Seal:
                 known_quad, known_attempt = quad, attempt
             at = (sequence & 3) * _SEAL_BYTES
             parts.append(start + sequence.to_bytes(8, "big") + end + mac[at : at + _SEAL_BYTES])
+            told.append((channel_id, sequence, attempt))
             sequence += 1
         text = _to_text(b"".join(parts), newline=False).translate(_TO_URL).decode("ascii")
-        if len(parts) == 1:
-            return [text]
-        return [text[at : at + _TEXT_LENGTH] for at in range(0, len(text), _TEXT_LENGTH)]
+        texts = (
+            [text] if len(parts) == 1 else [text[at : at + _TEXT_LENGTH] for at in range(0, len(text), _TEXT_LENGTH)]
+        )
+        if self._recent is not None:
+            self._recent.made(self._queue_id, texts, told)
+        return texts
 
-    def read_one(self, text: str) -> tuple[int, int, int] | None:
+    def read_one(self, text: str) -> Told | None:
         """As `read`, for a single one.
 
         >>> seal = Seal(b"key of queue 1", queue_id=1)
         >>> seal.read_one(seal.make(1, 42, [2])[0]), seal.read_one("forged")
         ((1, 42, 2), None)
         """
+        if self._recent is not None:
+            known = self._recent.read(self._queue_id, [text])
+            if known is not None:
+                return known[0]
         data = _decode(text) if len(text) == _TEXT_LENGTH else None
         if data is None or len(data) != _BYTES:
             return None
@@ -153,8 +220,12 @@ class Seal:
             return None
         return channel_id, sequence, attempt
 
-    def read(self, texts: Sequence[str]) -> list[tuple[int, int, int]] | None:
-        """(channel id, sequence number, attempt) of each, if all are receipts of this queue; None if any is not."""
+    def read(self, texts: Sequence[str]) -> list[Told] | None:
+        """What each says, if all are receipts of this queue; None if any is not."""
+        if self._recent is not None:
+            known = self._recent.read(self._queue_id, texts)
+            if known is not None:
+                return known
         for text in texts:
             if len(text) != _TEXT_LENGTH:
                 return None
@@ -162,7 +233,7 @@ class Seal:
         if data is None or len(data) != len(texts) * _BYTES:
             return None
         queue_id = self._queue_id
-        found: list[tuple[int, int, int]] = []
+        found: list[Told] = []
         seals: list[bytes] = []
         macs: list[bytes] = []
         known_channel, known_quad, known_attempt, mac = -1, -1, -1, b""

@@ -1,10 +1,8 @@
 """HTTP/1.1 for front ends that answer many small requests: an asyncio protocol on httptools.
 
-`request` and `exchange` are what handlers see, `connection` is one client, `server` is all of them, `whole` reads
-requests that come in one piece.
+`request` and `exchange` are what handlers see, `connection` is one client, `server` is all of them.
 
-How it works. A connection feeds what it reads to the parser, unless it is a whole request in the common form, which
-needs none (`whole`). Complete requests wait in a short line; one at a time is
+How it works. A connection feeds what it reads to the parser. Complete requests wait in a short line; one at a time is
 *in flight*: the handler has an `Exchange` for it, and answers at once or later, from any callback of the loop. No task
 and no future is made for a request, and no timer: every connection has one deadline, and one sweep a second looks at
 all of them.

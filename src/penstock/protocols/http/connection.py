@@ -17,7 +17,6 @@ import httptools
 
 from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers
 from penstock.protocols.http.request import Request
-from penstock.protocols.http.whole import METHODS, whole_request
 
 if TYPE_CHECKING:
     from penstock.protocols.http.server import HttpServer
@@ -33,6 +32,9 @@ _JOIN_BYTES_MAX: Final = 64 * 1024
 _NAMES_KEPT: Final = 512
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+_METHODS: Final[dict[bytes, str]] = {
+    name.encode(): name for name in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS")
+}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _CLOSED_BY_CLIENT = getattr(select, "POLLRDHUP", 0)
@@ -142,12 +144,6 @@ class HttpConnection:
         parser = self._parser
         if parser is None:
             return
-        if self._reading == _IDLE and self._fed_bytes == 0 and self._rejection is None:
-            request = whole_request(data, self._server.limits, self._peer, self._is_tls)
-            if request is not None:
-                self._waiting.append((request, True))
-                self._pump()
-                return
         was_reading = self._reading
         self._fed_bytes += len(data)
         try:
@@ -251,7 +247,7 @@ class HttpConnection:
         parser = self._parser
         method = parser.get_method()
         request = Request(
-            METHODS.get(method) or method.decode("latin-1"),
+            _METHODS.get(method) or method.decode("latin-1"),
             self._target,
             self._headers,
             bytes(self._body),

@@ -17,7 +17,7 @@ from typing import Any, Final
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue, ListQueues
 from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError, QueueChanged, QueueExists, QueueNotFound
-from penstock.core.receipt import Seal
+from penstock.core.receipt import Recent, Seal
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES
 from penstock.protocols.sqs.names import FIFO_SUFFIX, Arns, Urls, queue_url
@@ -121,6 +121,7 @@ class ServiceBase:
         self.account = settings.account
         self._numbered: dict[int, Numbered] = {}
         self._seals: dict[int, Seal] = {}
+        self._recent = Recent()
         self.remembered = Remembered()
         self._changing: set[str] = set()
         """Queues whose configuration has a change on its way."""
@@ -159,7 +160,7 @@ class ServiceBase:
         if seal is None:
             if len(self._seals) >= _SEALS_MAX:
                 self._seals.clear()
-            seal = self._seals[queue_id] = Seal(self.broker.receipt_key(queue_id), queue_id)
+            seal = self._seals[queue_id] = Seal(self.broker.receipt_key(queue_id), queue_id, self._recent)
         return seal
 
     def config(self, name: str) -> QueueConfig | None:
