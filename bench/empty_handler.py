@@ -12,6 +12,7 @@ from pathlib import Path
 import uvloop
 
 from penstock.process import seldom_look_for_garbage
+from penstock.protocols.front_end import UNREAD
 from penstock.protocols.http import Exchange, HttpServer
 
 _HEADERS = (("content-type", "application/x-amz-json-1.0"),)
@@ -25,7 +26,7 @@ def handle(exchange: Exchange) -> None:
 
 async def serve(port_file: Path) -> None:
     """Serve until killed."""
-    port = await HttpServer(handle).start("127.0.0.1", 0)
+    port = await HttpServer(handle, unread=UNREAD).start("127.0.0.1", 0)
     seldom_look_for_garbage()
     partial = port_file.with_suffix(".partial")
     partial.write_text(str(port))

@@ -542,6 +542,33 @@ def test_the_limits_are_exact() -> None:
     run(main())
 
 
+def test_headers_that_nobody_reads_are_checked_and_counted_and_not_kept() -> None:
+    async def main() -> None:
+        unread = frozenset({"user-agent"})
+        async with serving(limits=HttpLimits(header_bytes_max=200), unread=unread) as server:
+            head = b"GET / HTTP/1.1\r\nHost: x\r\nUSER-agent: %s\r\nX-A: b\r\nConnection: close\r\n\r\n"
+            for _ in range(2):
+                [(status, body)] = responses_in(await server.talk(head % b"somebody"))
+                assert status == 200
+                assert b"x-a=b" in body
+                assert b"somebody" not in body
+            assert responses_in(await server.talk(head % (b"s" * 200)))[0][0] == 431
+            assert responses_in(await server.talk(head % b"\x01"))[0][0] == 400
+
+    run(main())
+
+
+def test_spaces_around_a_value_are_no_part_of_it() -> None:
+    async def main() -> None:
+        async with serving() as server:
+            head = b"GET / HTTP/1.1\r\nHost: x\r\nX-A: \t b c \t\r\nConnection: close\r\n\r\n"
+            [(status, body)] = responses_in(await server.talk(head))
+            assert status == 200
+            assert b"\nx-a=b c\n" in body
+
+    run(main())
+
+
 def test_a_large_body_in_the_same_read_is_no_large_header() -> None:
     async def main() -> None:
         async with serving(limits=HttpLimits(header_bytes_max=200)) as server:

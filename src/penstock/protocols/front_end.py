@@ -21,6 +21,23 @@ from penstock.server.settings import InvalidSettings, ServerSettings
 
 _UNKNOWN_ACTION: Final = "unknown"
 
+UNREAD: Final = frozenset(
+    (
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "amz-sdk-invocation-id",
+        "amz-sdk-request",
+        "authorization",
+        "user-agent",
+        "x-amz-content-sha256",
+        "x-amz-date",
+        "x-amz-security-token",
+        "x-amzn-trace-id",
+    )
+)
+"""Headers that no front end reads when nobody has to prove who he is."""
+
 
 class HttpFrontEnd:
     """Serves what `make_handler` makes, on the host of the settings and this port."""
@@ -34,11 +51,11 @@ class HttpFrontEnd:
     async def start(self, services: Services) -> Address:
         """Listen."""
         settings = services.settings.server
-        handler = self._make_handler(services)
+        handler, unread = self._make_handler(services), frozenset[str]()
         if not services.credentials.are_required:
-            handler = refusing_browsers(handler)
+            handler, unread = refusing_browsers(handler), UNREAD
         observer = RequestObserver(self.name, services.meter, services.request_log)
-        self._server = HttpServer(handler, self.limits(services), observer.note)
+        self._server = HttpServer(handler, self.limits(services), observer.note, unread)
         tls = tls_context(settings)
         port = await self._server.start(settings.host, self._port, tls, services.listeners.get(self.name))
         services.metric_sources.append(self._families)

@@ -29,7 +29,6 @@ LINGER_S: Final = 2.0
 """How long a refused client may go on sending before it is cut off."""
 _JOIN_BYTES_MAX: Final = 64 * 1024
 """Responses up to this size are written as one piece; larger ones as head and body, to save the copy."""
-_NAMES_KEPT: Final = 512
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _METHODS: Final[dict[bytes, str]] = {
@@ -76,6 +75,7 @@ class HttpConnection:
         "_is_tls",
         "_is_write_paused",
         "_last_keeps_alive",
+        "_names",
         "_parser",
         "_peer",
         "_reading",
@@ -83,6 +83,7 @@ class HttpConnection:
         "_server",
         "_target",
         "_transport",
+        "_unread_bytes",
         "_waiting",
         "deadline",
     )
@@ -95,7 +96,10 @@ class HttpConnection:
         self._is_tls = False
         self._reading = _IDLE
         self._target = b""
+        self._names = server.names
         self._headers: dict[str, str] = {}
+        self._unread_bytes = 0
+        """Of headers that nobody reads."""
         self._body: bytes | bytearray = b""
         self._fed_bytes = 0
         """Read since the last complete request."""
@@ -193,6 +197,7 @@ class HttpConnection:
         self._reading = _HEAD
         self._target = b""
         self._headers = {}
+        self._unread_bytes = 0
         self._body = b""
 
     def on_url(self, piece: bytes) -> None:
@@ -203,7 +208,12 @@ class HttpConnection:
         """A header; after the body (a trailer) it is passed over."""
         if self._reading != _HEAD:
             return
-        key = _NAMES.get(name) or _name(name)
+        key = self._names.get(name)
+        if key is None:
+            key = self._server.name_of(name)
+        if not key:
+            self._unread_bytes += len(name) + 4 + (0 if value is None else len(value))
+            return
         text = "" if value is None else value.decode("latin-1").rstrip(" \t")
         headers = self._headers
         known = len(headers)
@@ -400,7 +410,11 @@ class HttpConnection:
             self.deadline = self._server.now + limits.body_timeout_s
 
     def _header_bytes(self) -> int:
-        return len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
+        return (
+            len(self._target)
+            + self._unread_bytes
+            + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
+        )
 
     def _mind_reading(self) -> None:
         """Do not read from one who pipelines too much; read again when the line is short."""
@@ -516,17 +530,6 @@ class HttpConnection:
         self._waiting.clear()
         self._reject(503, "the server stops")
         self._pump()
-
-
-_NAMES: Final[dict[bytes, str]] = {}
-
-
-def _name(name: bytes) -> str:
-    """A header's name in lower case. The common ones are remembered."""
-    text = name.lower().decode("latin-1")
-    if len(_NAMES) < _NAMES_KEPT:
-        _NAMES[name] = text
-    return text
 
 
 def _pair(line: str) -> tuple[str, str]:

@@ -20,6 +20,7 @@ log = logging.getLogger("penstock.http")
 
 _SWEEP_S_MAX = 1.0
 _BACKLOG = 4_096
+_NAMES_KEPT = 512
 
 
 class HttpCounters:
@@ -37,13 +38,26 @@ class HttpCounters:
 
 
 class HttpServer:
-    """Listens, and keeps the connections in order. All in one event loop."""
+    """Listens, and keeps the connections in order. All in one event loop.
 
-    def __init__(self, handler: Handler, limits: HttpLimits | None = None, observer: Observer | None = None) -> None:
+    Headers that the handler never reads may be named (`unread`): they are checked and counted as all others, and not
+    kept.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: HttpLimits | None = None,
+        observer: Observer | None = None,
+        unread: frozenset[str] = frozenset(),
+    ) -> None:
         self.handler = handler
         self.limits = limits or HttpLimits()
         self.observer = observer
         self.counters = HttpCounters()
+        self.names: dict[bytes, str] = {}
+        """Headers' names as clients write them -> in lower case, or "" if the handler does not read them."""
+        self._unread = unread
         self.is_draining = False
         self.date_line = ""
         """The Date header, as of the last sweep."""
@@ -131,6 +145,15 @@ class HttpServer:
         return True
 
     # -- for the connections --
+
+    def name_of(self, name: bytes) -> str:
+        """A header's name in lower case; "" for one that the handler does not read. The common ones are remembered."""
+        text = name.lower().decode("latin-1")
+        if text in self._unread:
+            text = ""
+        if len(self.names) < _NAMES_KEPT:
+            self.names[name] = text
+        return text
 
     def admit(self, connection: HttpConnection) -> bool:
         """Note a new connection; False if it is one too many."""
