@@ -103,3 +103,35 @@ class _Caller:
             asyncio.get_running_loop().call_later(0.0005, self.send)
         else:
             self.done.set_result(None)
+
+
+def test_calls_that_come_while_others_are_read_share_their_step() -> None:
+    asyncio.run(_come_turn_by_turn())
+
+
+async def _come_turn_by_turn() -> None:
+    store = TroubledStore()
+    shard = AsyncShard(Shard(store.open, SystemClock(), lambda: os.urandom(64)))
+    await shard.call(CreateQueue(name="q"))
+    loop, settled = asyncio.get_running_loop(), list[int]()
+
+    def send(number: int) -> None:
+        shard.submit(Send(queue="q", bodies=[b"x"]), lambda _call: settled.append(number))
+
+    def send_and_go_on(number: int) -> None:
+        send(number)
+        if number < 6:
+            loop.call_soon(send_and_go_on, number + 1)
+
+    before = store.commits
+    send(0)
+    send_and_go_on(1)
+    while len(settled) < 7:
+        await asyncio.sleep(0)
+    assert store.commits == before + 1, "each turn brought one more"
+    send(7)
+    loop.call_soon(send, 8)
+    while len(settled) < 9:
+        await asyncio.sleep(0)
+    assert store.commits == before + 3, "one who is alone waits for nobody"
+    await shard.close()

@@ -147,8 +147,16 @@ class Columns:
     def lease(self, at: Rows, now_ms: int, deadline_ms: int, holder: int) -> None:
         """LEASE: hand out, one attempt more."""
         if isinstance(at, slice) and at.stop - at.start <= _FEW_LEASED:
+            state, attempts, deadlines = self._state, self._attempts, self._deadline_ms
+            received, holders, firsts = self._received_ms, self._holder, self._first_ms
             for row in range(at.start, at.stop):
-                self.lease_one(row, now_ms, deadline_ms, holder)
+                state[row] = LEASED
+                attempts[row] += 1
+                deadlines[row] = deadline_ms
+                received[row] = now_ms
+                holders[row] = holder
+                if not firsts[row]:
+                    firsts[row] = now_ms
             return
         self.state[at] = LEASED
         self.attempts[at] += 1

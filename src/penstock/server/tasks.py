@@ -1,8 +1,10 @@
 """A shard for the tasks of one event loop.
 
 How it works. Commands that tasks bring in one turn of the loop are gathered and go through one step in the next turn;
-their futures are resolved, or their callbacks called, after its commit. The commit runs right there (the loop waits
-for the disk), or, with `commit_in_thread`, in a thread of its own while the loop goes on and gathers the next step.
+their futures are resolved, or their callbacks called, after its commit. Where several came, others are likely to have
+come while they were read: the step is put off turn by turn, as long as each brings more. The commit runs right there
+(the loop waits for the disk), or, with `commit_in_thread`, in a thread of its own while the loop goes on and gathers
+the next step.
 
 A cancelled receive is withdrawn: if a delivery is on its way to it already, the messages are given back.
 
@@ -35,6 +37,8 @@ from penstock.core.errors import PenstockError
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
 from penstock.server.siblings import Siblings
 
+_TOGETHER_MAX = 256
+"""So many calls are enough for a step."""
 _MOMENT_S = 0.00001
 """What a step is put off for at a time; with what the system adds to it, some 60 us."""
 
@@ -105,6 +109,8 @@ class AsyncShard:
         self._inbox: list[Call] = []
         self._busy = False
         """A step is running, or will run in the loop's next turn."""
+        self._seen = 0
+        """How many calls there were when a step was put off so that more of them come along."""
         self._idle = asyncio.Event()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
@@ -247,6 +253,13 @@ class AsyncShard:
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
+        """A step with all who are there; or, if that is more than one, and more than a turn ago, only another turn."""
+        count = len(self._inbox)
+        if self._seen < count < _TOGETHER_MAX and count > 1 and not self._closed:
+            self._seen = count
+            self._loop.call_soon(self._step)
+            return
+        self._seen = 0
         callers, start_s = self._callers, 0.0
         if callers:
             start_s = perf_counter()
