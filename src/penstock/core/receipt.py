@@ -13,7 +13,7 @@ mostly holds neighbours, costs a third of the MACs.
 Receipts that belong together are sealed, and opened, together: the key is mixed in once (a `Seal` is copied for each
 MAC), and the text of all of them is made, or read, in one piece. `Receipt.seal` and `Receipt.open` are the model.
 
-Most receipts come back soon after they were made, and once. A store's last few thousand are remembered (`Recent`) with
+Most receipts come back soon after they were made. The last few thousand are remembered (`Recent`) with
 what they say; one that is the same text, character by character, needs no other proof.
 """
 
@@ -95,11 +95,11 @@ Told = tuple[int, int, int]
 
 
 class Recent:
-    """Receipts that were made lately, by queue. Each is forgotten when it is read; all are when there are too many.
+    """Receipts that were made lately, by queue. When there are too many, all are forgotten.
 
-    >>> recent = Recent(2)
+    >>> recent = Recent(3)
     >>> recent.made(1, ["a", "b"], [(1, 7, 1), (1, 8, 1)])
-    >>> recent.read(1, ["b"]), recent.read(2, ["a"]), recent.read(1, ["a", "b"])
+    >>> recent.read(1, ["b"]), recent.read(2, ["a"]), recent.read(1, ["a", "c"])
     ([(1, 8, 1)], None, None)
     """
 
@@ -108,27 +108,19 @@ class Recent:
     def __init__(self, count_max: int = 8_192) -> None:
         self._queues: dict[int, dict[str, Told]] = {}
         self._count = 0
-        """Made since everything was forgotten; some of it has been read."""
         self._count_max = count_max
 
     def made(self, queue_id: int, texts: list[str], told: list[Told]) -> None:
         """These were made, and say this."""
         self._count += len(texts)
         if self._count > self._count_max:
-            self._make_room(len(texts))
+            self._queues = {}
+            self._count = len(texts)
         known = self._queues.get(queue_id)
         if known is None:
             known = self._queues[queue_id] = {}
         for index, text in enumerate(texts):
             known[text] = told[index]
-
-    def _make_room(self, count: int) -> None:
-        """Much of what was made may have been read since: count again, and forget only if it must be."""
-        self._queues = {queue_id: known for queue_id, known in self._queues.items() if known}
-        self._count = count + sum([len(known) for known in self._queues.values()])
-        if self._count > self._count_max // 2:
-            self._queues = {}
-            self._count = count
 
     def read(self, queue_id: int, texts: Sequence[str]) -> list[Told] | None:
         """What these say; None if any is not known."""
@@ -137,7 +129,7 @@ class Recent:
             return None
         found: list[Told] = []
         for text in texts:
-            told = known.pop(text, None)
+            told = known.get(text)
             if told is None:
                 return None
             found.append(told)
