@@ -167,21 +167,40 @@ def test_a_seal_that_remembers_reads_what_one_that_does_not_reads(count_max: int
     """Whatever is made, read, read again or changed, and however little is remembered."""
     recent = Recent(count_max)
     seals = {queue: (Seal(b"key %d" % queue, queue, recent), Seal(b"key %d" % queue, queue)) for queue in (1, 2)}
-    texts: list[str] = ["forged"]
+    made: list[list[str]] = [["forged"]]
     for _ in range(data.draw(st.integers(1, 10))):
         remembering, forgetful = seals[data.draw(st.sampled_from((1, 2)))]
         if data.draw(st.booleans()):
-            first, attempts = data.draw(st.integers(0, 20)), data.draw(st.lists(st.integers(1, 3), max_size=4))
-            made = remembering.make(1, first, attempts)
-            assert made == forgetful.make(1, first, attempts)
-            texts += made
-        chosen = data.draw(st.lists(st.sampled_from(texts), min_size=1, max_size=4))
-        assert remembering.read(chosen) == forgetful.read(chosen)
+            first = data.draw(st.integers(0, 20))
+            attempts = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=4))
+            made.append(remembering.make(1, first, attempts))
+            assert made[-1] == forgetful.make(1, first, attempts)
+        chosen = data.draw(st.sampled_from(made))
+        if data.draw(st.booleans()):
+            chosen = data.draw(st.lists(st.sampled_from([text for texts in made for text in texts]), min_size=1))
+        known = forgetful.read(chosen)
+        assert remembering.read(chosen) == known
         assert remembering.read_one(chosen[0]) == forgetful.read_one(chosen[0])
+        assert forgetful.read_run(chosen) is None
+        run = remembering.read_run(chosen)
+        if run is not None:
+            channel, first, last, attempt = run
+            assert known == [(channel, sequence, attempt) for sequence in range(first, last + 1)]
+
+
+def test_receipts_of_a_run_come_back_as_one() -> None:
+    seal = Seal(b"key", 1, Recent())
+    texts = seal.make(1, 5, [2, 2, 2])
+    assert seal.read_run(texts) == (1, 5, 7, 2)
+    assert seal.read_run(texts[:2]) is None
+    joined = "".join(texts)
+    assert seal.read_run([joined]) is None
+    assert seal.read_run([joined[:51], joined[51:104], joined[104:]]) is None
+    assert Seal(b"key", 2, seal._recent).read_run(texts) is None
 
 
 def test_what_is_remembered_is_bounded() -> None:
     recent = Recent(10)
     for queue in range(1, 100):
         Seal(b"key", queue, recent).make(1, 1, [1] * 5)
-        assert sum(map(len, recent._queues.values())) <= 10
+        assert len(recent._known) <= 2

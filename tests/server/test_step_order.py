@@ -2,21 +2,40 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.core.commands import Ack, Delivery, ListQueues, Receive, Send, Span
+from penstock.core.commands import (
+    Ack,
+    AddCredit,
+    Command,
+    Delivery,
+    ListQueues,
+    OpenSession,
+    Receive,
+    Send,
+    Span,
+    Subscribe,
+)
 from penstock.server.clock import ManualClock
 from penstock.server.shard import Call, Shard
 from penstock.server.tasks import AsyncShard, in_order
 from penstock.store.memory import MemoryStore
+from tests.server.stores import TroubledStore
+from tests.server.test_subscriptions import Subscriber
 
 
 def kinds(calls: list[Call]) -> list[str]:
     return [type(call.command).__name__ for call in calls]
 
 
-def test_sends_go_first_then_what_settles_then_receives() -> None:
-    span = Span(0, 0, 1)
-    commands = [Receive(queue="q"), Ack(queue="q", spans=[span]), Send(queue="q", bodies=[b"1"]), Receive(queue="q")]
-    assert kinds(in_order([Call(command) for command in commands])) == ["Send", "Ack", "Receive", "Receive"]
+def test_credit_goes_first_then_sends_then_what_settles_then_receives() -> None:
+    commands: list[Command] = [
+        Receive(queue="q"),
+        Ack(queue="q", spans=[Span(0, 0, 1)]),
+        Send(queue="q", bodies=[b"1"]),
+        AddCredit(subscription=1, credit=1),
+        Receive(queue="q"),
+    ]
+    ordered = ["AddCredit", "Send", "Ack", "Receive", "Receive"]
+    assert kinds(in_order([Call(command) for command in commands])) == ordered
 
 
 def test_calls_of_one_kind_keep_their_order() -> None:
@@ -45,3 +64,27 @@ def test_sends_and_receives_of_one_step_share_a_chunk() -> None:
     deliveries = asyncio.run(sent_and_received())
     assert [run.chunk.count for delivery in deliveries for run in delivery.runs][:2] == [1, 10]
     assert sum(delivery.count for delivery in deliveries) == 11
+
+
+def test_what_credit_brings_does_not_wait_for_the_commit_of_an_ack_that_came_with_it() -> None:
+    asyncio.run(_credit_and_ack())
+
+
+async def _credit_and_ack() -> None:
+    store, subscriber = TroubledStore(), Subscriber()
+    shard = AsyncShard(Shard(store.open, ManualClock(), lambda: bytes(64)))
+    await shard.call(Send(queue="q", bodies=[b"1", b"2", b"3"]))
+    session = await shard.call(OpenSession(name="client", bound=True))
+    subscription = (await shard.call(Subscribe(queue="q", session=session, ticket=subscriber, credit=1))).subscription
+    first = subscriber.deliveries[0].runs[0].chunk.base
+    had_at_commit: list[int] = []
+    store.on_commit = lambda changes: had_at_commit.append(sum(each.count for each in subscriber.deliveries))
+    credit, ack = AddCredit(subscription=subscription, credit=1), Ack(queue="q", spans=[Span(first, first, 1)])
+    settled, _ = await asyncio.gather(shard.call(ack), shard.call(credit))
+    assert settled.count == 1
+    assert had_at_commit == [2], "one commit, and the message was there before it"
+    credit, send = AddCredit(subscription=subscription, credit=9), Send(queue="q", bodies=[b"4"])
+    await asyncio.gather(shard.call(credit), shard.call(send))
+    assert had_at_commit == [2, 3], "what is new was not there before its commit"
+    assert subscriber.bodies() == [b"1", b"2", b"3", b"4"]
+    await shard.close()

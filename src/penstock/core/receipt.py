@@ -13,8 +13,8 @@ mostly holds neighbours, costs a third of the MACs.
 Receipts that belong together are sealed, and opened, together: the key is mixed in once (a `Seal` is copied for each
 MAC), and the text of all of them is made, or read, in one piece. `Receipt.seal` and `Receipt.open` are the model.
 
-Most receipts come back soon after they were made. The last few thousand are remembered (`Recent`) with
-what they say; one that is the same text, character by character, needs no other proof.
+Most receipts come back soon, and together with those that they were made with. The last few thousand are remembered
+(`Recent`) with what they say: the same text, character by character, needs no other proof.
 """
 
 from __future__ import annotations
@@ -94,46 +94,38 @@ Told = tuple[int, int, int]
 """What a receipt says of its queue: channel id, sequence number, attempt."""
 
 
+Made = tuple[int, int, int, list[int]]
+"""Receipts that were made together: queue id, channel id, the first sequence number, the attempts of all."""
+
+
 class Recent:
-    """Receipts that were made lately, by queue. When there are too many, all are forgotten.
+    """Receipts that were made lately, those that were made together end to end. Too many, and all are forgotten.
 
     >>> recent = Recent(3)
-    >>> recent.made(1, ["a", "b"], [(1, 7, 1), (1, 8, 1)])
-    >>> recent.read(1, ["b"]), recent.read(2, ["a"]), recent.read(1, ["a", "c"])
-    ([(1, 8, 1)], None, None)
+    >>> recent.add("two receipts", (1, 1, 7, [1, 1]))
+    >>> recent.find("two receipts"), recent.find("two")
+    ((1, 1, 7, [1, 1]), None)
     """
 
-    __slots__ = ("_count", "_count_max", "_queues")
+    __slots__ = ("_count", "_count_max", "_known")
 
     def __init__(self, count_max: int = 8_192) -> None:
-        self._queues: dict[int, dict[str, Told]] = {}
+        self._known: dict[str, Made] = {}
         self._count = 0
         self._count_max = count_max
 
-    def made(self, queue_id: int, texts: list[str], told: list[Told]) -> None:
-        """These were made, and say this."""
-        self._count += len(texts)
+    def add(self, text: str, made: Made) -> None:
+        """These were made."""
+        count = len(made[3])
+        self._count += count
         if self._count > self._count_max:
-            self._queues = {}
-            self._count = len(texts)
-        known = self._queues.get(queue_id)
-        if known is None:
-            known = self._queues[queue_id] = {}
-        for index, text in enumerate(texts):
-            known[text] = told[index]
+            self._known = {}
+            self._count = count
+        self._known[text] = made
 
-    def read(self, queue_id: int, texts: Sequence[str]) -> list[Told] | None:
-        """What these say; None if any is not known."""
-        known = self._queues.get(queue_id)
-        if known is None:
-            return None
-        found: list[Told] = []
-        for text in texts:
-            told = known.get(text)
-            if told is None:
-                return None
-            found.append(told)
-        return found
+    def find(self, text: str) -> Made | None:
+        """What these say; None if they are not known, or were not made together."""
+        return self._known.get(text)
 
 
 class Seal:
@@ -165,7 +157,6 @@ class Seal:
         """The receipts of neighbours: from the first sequence number on, one for each attempt."""
         start = _START.pack(self._queue_id, channel_id)
         parts: list[bytes] = []
-        told: list[Told] = []
         sequence, known_quad, known_attempt, mac, end = first, -1, -1, b"", b""
         for attempt in attempts:
             quad = sequence >> 2
@@ -175,15 +166,13 @@ class Seal:
                 known_quad, known_attempt = quad, attempt
             at = (sequence & 3) * _SEAL_BYTES
             parts.append(start + sequence.to_bytes(8, "big") + end + mac[at : at + _SEAL_BYTES])
-            told.append((channel_id, sequence, attempt))
             sequence += 1
         text = _to_text(b"".join(parts), newline=False).translate(_TO_URL).decode("ascii")
-        texts = (
-            [text] if len(parts) == 1 else [text[at : at + _TEXT_LENGTH] for at in range(0, len(text), _TEXT_LENGTH)]
-        )
-        if self._recent is not None:
-            self._recent.made(self._queue_id, texts, told)
-        return texts
+        if self._recent is not None and parts:
+            self._recent.add(text, (self._queue_id, channel_id, first, list(attempts)))
+        if len(parts) == 1:
+            return [text]
+        return [text[at : at + _TEXT_LENGTH] for at in range(0, len(text), _TEXT_LENGTH)]
 
     def read_one(self, text: str) -> Told | None:
         """As `read`, for a single one.
@@ -193,9 +182,9 @@ class Seal:
         ((1, 42, 2), None)
         """
         if self._recent is not None:
-            known = self._recent.read(self._queue_id, [text])
-            if known is not None:
-                return known[0]
+            made = self._recent.find(text)
+            if made is not None and made[0] == self._queue_id and len(made[3]) == 1:
+                return made[1], made[2], made[3][0]
         data = _decode(text) if len(text) == _TEXT_LENGTH else None
         if data is None or len(data) != _BYTES:
             return None
@@ -212,12 +201,30 @@ class Seal:
             return None
         return channel_id, sequence, attempt
 
+    def read_run(self, texts: Sequence[str]) -> tuple[int, int, int, int] | None:
+        """(channel id, first and last sequence number, attempt) of receipts that were made together lately, all on one
+        attempt; None of others, whatever is wrong with them.
+
+        >>> seal = Seal(b"key of queue 1", 1, Recent())
+        >>> seal.read_run(seal.make(1, 42, [1, 1])), seal.read_run(seal.make(1, 44, [1, 2]))
+        ((1, 42, 43, 1), None)
+        """
+        if self._recent is None:
+            return None
+        for text in texts:
+            if len(text) != _TEXT_LENGTH:
+                return None
+        made = self._recent.find("".join(texts))
+        if made is None or made[0] != self._queue_id:
+            return None
+        first, attempts = made[2], made[3]
+        count, attempt = len(attempts), attempts[0]
+        if count != len(texts) or attempts.count(attempt) != count:
+            return None
+        return made[1], first, first + count - 1, attempt
+
     def read(self, texts: Sequence[str]) -> list[Told] | None:
         """What each says, if all are receipts of this queue; None if any is not."""
-        if self._recent is not None:
-            known = self._recent.read(self._queue_id, texts)
-            if known is not None:
-                return known
         for text in texts:
             if len(text) != _TEXT_LENGTH:
                 return None

@@ -22,6 +22,7 @@ from typing import Any
 from penstock.core.broker import Broker
 from penstock.core.commands import (
     Ack,
+    AddCredit,
     CancelWait,
     CatalogEvent,
     Command,
@@ -82,11 +83,11 @@ def _ignore(_call: Call) -> None:
     """Nobody waits any more."""
 
 
-_ORDER: dict[type[Command], int] = {Send: 0, Ack: 1, Extend: 1, Release: 1, Receive: 2}
+_ORDER: dict[type[Command], int] = {AddCredit: 0, Send: 1, Ack: 2, Extend: 2, Release: 2, Receive: 3}
 
 
 def in_order(calls: list[Call]) -> list[Call]:
-    """The calls of a step with sends first, then what settles, then receives; as they came if there are others.
+    """The calls of a step: credit, sends, what settles, receives; as they came if there are others.
 
     Nobody has been answered yet, so all of them are concurrent, and any order is right; those of one kind keep theirs.
     In this one a step's sends make one chunk: a receive between two sends would have it sealed, and every chunk has a
@@ -269,7 +270,7 @@ class AsyncShard:
                 return
             self._callers = set()
         calls, self._inbox = self._inbox, []
-        step = Step(in_order(calls))
+        step = Step(self._credit_alone(in_order(calls)))
         if self._committer is None:
             try:
                 self.shard.run(step)
@@ -289,6 +290,21 @@ class AsyncShard:
         else:
             committed = self._loop.run_in_executor(self._committer, self.shard.commit, step)
             committed.add_done_callback(lambda _: self._end(step))
+
+    def _credit_alone(self, calls: list[Call]) -> list[Call]:
+        """Those of the calls that the step is for: credit goes first and alone, the others are next.
+
+        What credit brings is there already, and need not wait for the commit of an acknowledgement which came with it.
+        """
+        count = 0
+        for call in calls:
+            if call.command.__class__ is not AddCredit:
+                break
+            count += 1
+        if 0 < count < len(calls):
+            self._inbox = calls[count:]
+            return calls[:count]
+        return calls
 
     def _end(self, step: Step) -> None:
         if step.is_open:

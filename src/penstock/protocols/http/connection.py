@@ -255,12 +255,13 @@ class HttpConnection:
         if self._rejection is not None:
             return
         parser = self._parser
-        method = parser.get_method()
+        method: bytes = parser.get_method()
+        body = self._body
         request = Request(
             _METHODS.get(method) or method.decode("latin-1"),
             self._target,
             self._headers,
-            bytes(self._body),
+            bytes(body) if isinstance(body, bytearray) else body,
             self._peer,
             self._is_tls,
         )

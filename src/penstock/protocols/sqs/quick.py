@@ -209,15 +209,23 @@ class Quick:
             handles.append(said[1])
         if len(set(ids)) != len(ids):
             return False
-        found = known.seal.read(handles)
-        spans = None if found is None else joined_spans(found)
-        channel = None if found is None else self._channel(known, found[0][0])
+        channel_id, spans = self._spans(known, handles)
+        channel = None if spans is None else self._channel(known, channel_id)
         if spans is None or channel is None:
             return False
         command = Ack(queue=known.name, channel=channel.name, spans=spans)
         exchange.action = "DeleteMessageBatch"
         self._shard.put(DeleteBatchCall(command, self, exchange, known, ids), exchange.client)
         return True
+
+    def _spans(self, known: KnownQueue, handles: list[str]) -> tuple[int, list[Span] | None]:
+        """The channel of receipts, and their messages; no messages if any is unusual."""
+        seal = known.seal
+        run = seal.read_run(handles)
+        if run is not None:
+            return run[0], [_tuple_of(_Span, (run[1], run[2], run[3]))]
+        found = seal.read(handles)
+        return (0, None) if found is None else (found[0][0], joined_spans(found))
 
     # -- queues --
 
