@@ -11,6 +11,9 @@ all of them.
                 │                              (one)
                 └──► rejection: answered when nothing is in flight any more, then the connection closes
 
+Responses that are made in one turn of the loop are written in the next, one right after the other: a client that waits
+for several of them wakes up once, and makes its next requests together.
+
 Whoever is refused hears why. A rejection is a response with a short reason in plain text; after it the connection is
 shut for writing, and what the client still sends is read and thrown away for a moment. (Closing at once would reset the
 connection while the client is sending, and the reason would be lost on its way.)

@@ -84,6 +84,7 @@ class HttpConnection:
         "_target",
         "_transport",
         "_unread_bytes",
+        "_unsent",
         "_waiting",
         "deadline",
     )
@@ -114,6 +115,8 @@ class HttpConnection:
         self._is_pumping = False
         self._is_read_paused = False
         self._is_write_paused = False
+        self._unsent = b""
+        """Responses that are written when this turn's work is done."""
         self.deadline = _NEVER
         """When the sweep has to look after this connection."""
 
@@ -323,10 +326,11 @@ class HttpConnection:
         exchange.end()
         self._in_flight = None
         if exchange.request.method == "HEAD":
-            transport.write(head)
+            self._put(head)
         elif len(body) <= _JOIN_BYTES_MAX:
-            transport.write(head + body)
+            self._put(head + body)
         else:
+            self.flush()
             transport.writelines((head, body))
         if self._server.observer is not None:
             self._server.observe(exchange, status)
@@ -336,6 +340,20 @@ class HttpConnection:
         self._set_deadline()
         if (self._waiting or self._rejection is not None or self._is_read_paused) and not self._is_pumping:
             self._pump()
+
+    def _put(self, data: bytes) -> None:
+        """Write soon: with the responses of others, one right after the other (see the package)."""
+        if self._unsent:
+            self._unsent += data
+        else:
+            self._unsent = data
+            self._server.flush_soon(self)
+
+    def flush(self) -> None:
+        """Write what is there to be written."""
+        data, self._unsent = self._unsent, b""
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
     def has_hung_up(self) -> bool:
         """Ask the kernel whether the client has closed; give up the request in flight if so. For `Exchange.respond`.
@@ -432,7 +450,7 @@ class HttpConnection:
         if expected.lower() != "100-continue":
             self._reject(417, "the only expectation that can be met is 100-continue")
         elif self._in_flight is None and not self._waiting and self._transport is not None:
-            self._transport.write(_CONTINUE)
+            self._put(_CONTINUE)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Take a request that offers another protocol for what it is.
@@ -473,11 +491,12 @@ class HttpConnection:
         self._server.count_rejection(rejection.status)
         self._is_closing = True
         self._parser = None
-        transport.write(self._head(rejection.status, PLAIN_TEXT, len(body), False) + body)
+        self._put(self._head(rejection.status, PLAIN_TEXT, len(body), False) + body)
         self._close_after_response()
 
     def _close_after_response(self) -> None:
         """Close for writing; for reading a moment later, or when the client has closed as well."""
+        self.flush()
         transport = self._transport
         can_half_close = transport is not None and transport.can_write_eof()
         if transport is None or self._is_eof or (self._rejection is None and not can_half_close):
@@ -492,6 +511,7 @@ class HttpConnection:
             transport.write_eof()
 
     def _close(self) -> None:
+        self.flush()
         self._is_closing = True
         self._parser = None
         if self._transport is not None:
@@ -512,7 +532,7 @@ class HttpConnection:
     def is_owed(self) -> bool:
         """Whether some response has not left yet, or may still have to be made."""
         unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
-        return unsent or self._in_flight is not None or not self._is_closing
+        return bool(self._unsent) or unsent or self._in_flight is not None or not self._is_closing
 
     def leave(self) -> None:
         """Close at once, whatever the client still sends or has not read."""

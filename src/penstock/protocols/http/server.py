@@ -68,6 +68,7 @@ class HttpServer:
         self.idle_until = 0.0
         """The deadline of who is idle from now on."""
         self._connections: set[HttpConnection] = set()
+        self._to_flush: list[HttpConnection] = []
         self._listener: Any = None
         """An asyncio server: its sockets are a tuple or a list, as the loop has it."""
         self._timer: asyncio.TimerHandle | None = None
@@ -145,6 +146,17 @@ class HttpServer:
         return True
 
     # -- for the connections --
+
+    def flush_soon(self, connection: HttpConnection) -> None:
+        """A connection has something to write: when what this turn of the loop has to do is done."""
+        self._to_flush.append(connection)
+        if len(self._to_flush) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        connections, self._to_flush = self._to_flush, []
+        for connection in connections:
+            connection.flush()
 
     def name_of(self, name: bytes) -> str:
         """A header's name in lower case; "" for one that the handler does not read. The common ones are remembered."""
