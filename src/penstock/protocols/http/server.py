@@ -21,6 +21,7 @@ log = logging.getLogger("penstock.http")
 _SWEEP_S_MAX = 1.0
 _BACKLOG = 4_096
 _NAMES_KEPT = 512
+_NAME_BYTES_KEPT = 64
 
 
 class HttpCounters:
@@ -156,14 +157,17 @@ class HttpServer:
     def _flush(self) -> None:
         connections, self._to_flush = self._to_flush, []
         for connection in connections:
-            connection.flush()
+            try:
+                connection.flush()
+            except Exception:
+                log.exception("a response could not be written")
 
     def name_of(self, name: bytes) -> str:
         """A header's name in lower case; "" for one that the handler does not read. The common ones are remembered."""
         text = name.lower().decode("latin-1")
         if text in self._unread:
             text = ""
-        if len(self.names) < _NAMES_KEPT:
+        if len(self.names) < _NAMES_KEPT and len(name) <= _NAME_BYTES_KEPT:
             self.names[name] = text
         return text
 
