@@ -270,7 +270,7 @@ def test_a_handler_that_takes_longer_than_the_lease_keeps_it(room: Room, ps: Any
     handled: list[int] = []
 
     def work(message: Any) -> None:
-        time.sleep(3.0)
+        time.sleep(3.0)  # what the handler does: longer than the lease of two seconds
         handled.append(message.attempts)
 
     with ps.listen("in", room.handler(work), workers=10, prefetch=10, lease=2.0) as listener:
@@ -629,7 +629,7 @@ def test_max_in_hand_holds(room: Room, ps: Any) -> None:
     with ps.listen("in", room.handler(work), workers=4, max_in_hand=6) as listener:
         until(lambda: len(begun) == 4)
         until(lambda: leased(ps) >= 6)
-        time.sleep(0.2)
+        time.sleep(0.2)  # long enough for more to come, if any did
         assert leased(ps) == 6
         go_on.set()
         until(lambda: listener.metrics.handled == 100)
@@ -663,7 +663,7 @@ def test_messages_that_are_being_settled_take_no_room(flavour: str, monkeypatch:
         room.ps.queue("in").send_many([b"x"] * 100)
         with room.ps.listen("in", lambda message: seen.append(message.body), workers=4, max_in_hand=6) as listener:
             until(lambda: len(seen) > 6)
-            time.sleep(0.2)
+            time.sleep(0.2)  # long enough for more to come, if any did
             assert len(seen) <= 16
             assert leased(room.ps) <= 16
             may_settle.set()
