@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from penstock.cluster.placement import home_of
 from penstock.core.commands import CreateQueue, DescribeQueue, PurgeChannel, QueueStats
@@ -22,7 +25,7 @@ from penstock.server.settings import LogSettings, Settings, parse
 from tests.cluster.linking import in_loop
 from tests.cluster.routing import until
 from tests.cluster.test_router_pair import NAMES, SHARDS, Pair
-from tests.nsq.wire import Connection, fin, req, touch
+from tests.nsq.wire import Connection, Message, fin, req, touch
 
 MESSAGES = 20
 
@@ -173,6 +176,64 @@ async def test_a_client_that_holds_messages_gets_as_many_as_it_allows_wherever_t
                 return [message.body for message in held + client.messages(19)]
 
         assert len(set(await asyncio.to_thread(hold))) == 59
+
+
+@in_loop
+async def test_a_lower_rdy_counts_what_is_in_flight_wherever_it_is(tmp_path: Path) -> None:
+    async with nsq_pair(tmp_path) as pair:
+        await asyncio.to_thread(_publish, pair, "b", 20)
+
+        def lower() -> None:
+            with pair.connect("a").subscribe("topic", "ch", ready=5) as client:
+                held = client.messages(5)
+                client.send(b"RDY 2\n", *map(fin, held[:3]))
+                assert client.is_silent(), "two are in flight"
+                client.send(fin(held[3]))
+                client.message()
+                assert client.is_silent(), "two again"
+
+        await asyncio.to_thread(lower)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@in_loop
+async def test_in_flight_stays_within_rdy_whatever_is_settled_how(tmp_path: Path, seed: int) -> None:
+    """FIN and REQ in any mixture, of messages of both nodes, while others publish and RDY grows."""
+    rng, count = random.Random(seed), 200
+    finished: set[bytes] = set()
+
+    def work(pair: NsqPair) -> None:
+        held: list[Message] = []
+        ready, published = 2, 0
+        with pair.connect("a").subscribe("topic", "ch", ready=ready) as client:
+            while len(finished) < 2 * count:
+                if published < count and rng.random() < 0.3:
+                    for name in NAMES:
+                        with pair.connect(name) as writer:
+                            for number in range(published, published + 20):
+                                writer.publish("topic", b"%s %d" % (name.encode(), number))
+                    published += 20
+                if not held and 2 * published > len(finished):
+                    held.append(client.message())
+                held += client.arriving(0.002)
+                assert len(held) <= ready
+                assert not finished.intersection(message.body for message in held)
+                rng.shuffle(held)
+                chosen = [held.pop() for _ in range(rng.randrange(len(held) + 1))]
+                commands = [rng.choice([fin, fin, req])(message) for message in chosen]
+                finished.update(
+                    message.body for message, line in zip(chosen, commands, strict=True) if line.startswith(b"FIN")
+                )
+                client.send(*commands)
+                if rng.random() < 0.05:
+                    ready += 1
+                    client.send(b"RDY %d\n" % ready)
+            assert client.is_silent()
+
+    async with nsq_pair(tmp_path) as pair:
+        await pair.topics("a").create_topic("topic")
+        await asyncio.to_thread(work, pair)
+        await until(lambda: pair.left("topic") == {"a": 0, "b": 0}, "the last FIN")
 
 
 @in_loop

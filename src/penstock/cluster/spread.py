@@ -488,19 +488,29 @@ class Spread:
     async def _settle_sequences(self, command: Sequences, split: SplitQueue) -> Settled:
         partitions = command.sequences >> PARTITION_SHIFT
         asked = []
-        places = []
         for partition in np.unique(partitions).tolist():
             chosen = command.sequences[partitions == partition]
             place = partition if 0 <= partition < len(split.shards) else 0  # nobody has it: it is refused there
-            places.append(place)
-            asked.append(self.ask(split, place, msgspec.structs.replace(command, sequences=chosen)))
+            part = msgspec.structs.replace(command, sequences=chosen)
+            is_settling = not isinstance(command, ExtendSequences)
+            asked.append(self._settle_held(split, place, part) if is_settling else self.ask(split, place, part))
         settled = await asyncio.gather(*asked, return_exceptions=True)
-        for place, reply in zip(places, settled, strict=True):
+        for reply in settled:
             if isinstance(reply, BaseException):
                 raise reply
-            if not isinstance(command, ExtendSequences):
-                self._router.subscriptions.settled(command.session, split.shards[place], reply.count)
         return merge_settled(settled)  # type: ignore[arg-type]
+
+    async def _settle_held(self, split: SplitQueue, place: int, command: Sequences) -> Settled:
+        """Settle messages of one partition that a session holds: there is room for others then."""
+        subscriptions = self._router.subscriptions
+        parts = subscriptions.settling(command.session, split.shards[place])
+        count = 0
+        try:
+            settled: Settled = await self.ask(split, place, command)
+            count = settled.count
+        finally:
+            subscriptions.settled(parts, count)
+        return settled
 
     # -- reading by offset --
 

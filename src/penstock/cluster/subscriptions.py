@@ -11,8 +11,12 @@ messages may all be in one partition. So shares follow what is held. They begin 
 share, and there is room left, every partition gets room for an even part of that, or for one message: then they add up
 to more than was given. The moment that the client has all that it may have, what is left of the shares is taken back; a
 message that is on its way nevertheless goes back from here, as if it had never been handed out. When there is no room
-at all, and the client goes on settling, even shares go round, so that no partition is left out. While it settles
-nothing, partitions at other nodes are asked what it holds: a lease may have run out there, or the channel been emptied.
+at all, and the client goes on settling, even shares go round, so that no partition is left out.
+
+What the client holds is counted here, and never too low, for then it would get more than it allows: a message counts
+from its arrival until its settling is answered. What it holds no longer because a lease ran out, or the channel was
+emptied, only its shard knows: while the client settles nothing, partitions at other nodes are asked. Their answer counts
+if nothing was delivered meanwhile, and no settling is on its way, which would be counted twice.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from penstock.core.commands import (
     Subscribed,
 )
 from penstock.core.errors import InvalidRequest, PenstockError, SessionNotFound
-from penstock.server.shard import ShardClosed, Ticket
+from penstock.server.shard import ShardClosed, Ticket, give_back
 
 if TYPE_CHECKING:
     from penstock.cluster.router import Router
@@ -53,26 +57,63 @@ def shares(credit: int, parts: int, start: int = 0) -> list[int]:
     return [even + ((index - start) % parts < rest) for index in range(parts)]
 
 
+def _capped(held: list[int], credit: int) -> list[int]:
+    """Shares by which nothing more comes to one who holds so much, and no more than `credit` together.
+
+    >>> _capped([3, 0, 2], 4), _capped([3, 0, 2], 9)
+    ([3, 0, 1], [3, 0, 2])
+    """
+    left, capped = credit, []
+    for each in held:
+        capped.append(min(each, left))
+        left -= capped[-1]
+    return capped
+
+
 class Part:
     """A subscription in one shard: its ticket there."""
 
-    __slots__ = ("changes", "credit", "delivered_s", "deliveries", "given", "held", "number", "shard", "subscription")
+    __slots__ = (
+        "asking",
+        "changes",
+        "credit",
+        "delivered_s",
+        "deliveries",
+        "has_lost",
+        "held",
+        "number",
+        "settling",
+        "shard",
+        "subscription",
+        "told",
+    )
 
     def __init__(self, subscription: Subscription, shard: int, credit: int) -> None:
         self.subscription = subscription
         self.shard = shard
         self.credit = credit
         """How many more it may push, or how many it may hold."""
-        self.given = credit
-        """The most that the shard may believe it has: it holds no more, whatever was counted here."""
+        self.told: int | None = None
+        """The credit that the shard was told last; None if it may not have heard of it."""
+        self.asking = 0
+        """How many such commands are not answered yet."""
         self.number = 0
         """0 while there is none."""
         self.held = 0
         """Several partitions, credit by what is in flight: how many it has handed out that are not settled."""
         self.changes = 0
-        """How often that was counted."""
+        """How often that has changed."""
+        self.has_lost = False
+        """Leases have run out: the shard has to say how many before it hands out more."""
+        self.settling = 0
+        """How many commands are on their way that settle some of it, or give back what was not passed on."""
         self.delivered_s = 0.0
         self.deliveries: list[Delivery] = []
+
+    def count(self, change: int) -> None:
+        """The client holds so many messages more, or fewer."""
+        self.held = max(0, self.held + change)
+        self.changes += 1
 
     def take(self, delivery: Delivery) -> None:
         """Keep a delivery until it may leave."""
@@ -104,8 +145,6 @@ class Subscription:
         self.is_over = False
         self.can_give_back = False
         """Several partitions, and messages can be given back (not if being handed out counts): shares follow need."""
-        self.is_generous = False
-        """Whether the shares, or what is held beyond them, add up to more than the credit."""
         self.has_settled = False
         """Whether the client has settled anything since shares were last looked at."""
         self.turn = 0
@@ -149,8 +188,7 @@ class Subscription:
             self.credit -= count
         if self.channel_id is not None:
             delivery.channel_id = self.channel_id
-            part.held += count
-            part.changes += 1
+            part.count(count)
             part.delivered_s = self._owner.time_s()
 
 
@@ -162,6 +200,8 @@ class Subscriptions:
         self._loop = asyncio.get_running_loop()
         self._next = 1
         self._subscriptions: dict[int, Subscription] = {}
+        self._split: dict[int, list[Subscription]] = {}
+        """Session -> its subscriptions to queues with several partitions."""
         self._by_ticket: dict[Any, Subscription] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -200,6 +240,8 @@ class Subscriptions:
         given = shares(command.credit, len(shards))
         subscription.parts = [Part(subscription, shard, share) for shard, share in zip(shards, given, strict=True)]
         self._by_ticket[command.ticket] = self._subscriptions[subscription.number] = subscription
+        if is_split:
+            self._split.setdefault(subscription.session, []).append(subscription)
         try:
             await asyncio.gather(*(self._subscribe_part(subscription, part) for part in subscription.parts))
         except BaseException:
@@ -209,9 +251,9 @@ class Subscriptions:
         return Subscribed(subscription.number)
 
     async def _subscribe_part(self, subscription: Subscription, part: Part) -> None:
-        given = part.given = part.credit
+        given = part.credit
         reply: Subscribed = await self._router.ask(part.shard, subscription.command(part))
-        part.number = reply.subscription
+        part.number, part.told = reply.subscription, given
         if subscription.is_over:
             await self._router.ask(part.shard, CancelWait(ticket=part))
         elif part.credit != given and subscription.in_flight:  # it was set meanwhile
@@ -258,6 +300,9 @@ class Subscriptions:
         if command.credit is not None and command.credit < 0:
             raise InvalidRequest(f"credit is {command.credit}: it must not be negative")
         self._count_credit(command, subscription)
+        if isinstance(command, SetCredit) and command.room_bytes is not None:
+            for part in subscription.parts:  # every one has to hear of it
+                part.told = None
         await self._share_out(subscription)
         self._mind_rotation(subscription)
 
@@ -293,42 +338,60 @@ class Subscriptions:
             subscription.turn = (subscription.turn + 1) % len(parts)
             wanted = shares(credit, len(parts), subscription.turn)
         else:
-            wanted = held
+            wanted = _capped(held, credit)
         idle = room <= 0 and not subscription.has_settled
         subscription.has_settled = False
-        subscription.is_generous = sum(map(max, wanted, held)) > credit
-        changed = [
-            part
-            for part, share in zip(parts, wanted, strict=True)
-            if share != part.credit or (idle and part.held and part.shard not in self._router.served)
-        ]
-        for part, share in zip(parts, wanted, strict=True):
-            part.credit = share
+        changed = self._allot(subscription, wanted)
+        for part in parts:
+            is_in_doubt = part.has_lost or (idle and part.held and part.shard not in self._router.served)
+            if is_in_doubt and part not in changed:
+                changed.append(part)
         await asyncio.gather(*(self._set(subscription, part) for part in changed))
 
     def has_room(self, subscription: Subscription, part: Part, delivery: Delivery) -> bool:
         """Whether a delivery may be passed on; if not, it goes back."""
-        if not subscription.is_generous and part.held < part.credit:
-            return True
-        part.held = min(part.held, max(part.given, delivery.count))  # some leases have run out
-        held = sum(self._held(subscription, each) for each in subscription.parts)
-        is_fitting = held <= subscription.credit
+        parts = subscription.parts
+        held = [self._held(subscription, each) for each in parts]
+        is_fitting = sum(held) <= subscription.credit
         if not is_fitting:
-            part.held -= delivery.count
-            self._router.give_back(delivery)
-        if held >= subscription.credit:
-            self._take_back(subscription, part, 0 if is_fitting else delivery.count)
+            place = parts.index(part)
+            if part.told is not None and held[place] > part.told and not part.asking and not part.settling:
+                part.has_lost = True  # else it would come again and again
+            held[place] -= delivery.count
+            part.settling += 1
+            part.count(-delivery.count)
+            self._spawn(self._return(subscription, part, delivery))
+        if not is_fitting or sum(held) == subscription.credit:
+            self._take_back(subscription, held)
         self._mind_rotation(subscription)
         return is_fitting
 
-    def _take_back(self, subscription: Subscription, last: Part, given_back: int) -> None:
+    async def _return(self, subscription: Subscription, part: Part, delivery: Delivery) -> None:
+        """Give back what there is no room for; the shard has it as held until then."""
+        try:
+            await self._router.ask(part.shard, give_back(delivery))
+        except PenstockError:
+            pass  # the shard moves: nobody holds it there
+        finally:
+            part.settling -= 1
+            part.changes += 1
+        if part.has_lost:
+            await self._set_quietly(subscription, part)
+
+    def _take_back(self, subscription: Subscription, held: list[int]) -> None:
         """The client has all that it may have: no partition has credit for more."""
-        subscription.is_generous = False
-        for part in subscription.parts:
-            held = self._held(subscription, part) - (given_back if part is last else 0)
-            if part.credit > held or part is last:
-                part.credit = max(0, held)
-                self._spawn(self._set_quietly(subscription, part))
+        for part in self._allot(subscription, _capped(held, subscription.credit)):
+            self._spawn(self._set_quietly(subscription, part))
+
+    @staticmethod
+    def _allot(subscription: Subscription, wanted: list[int]) -> list[Part]:
+        """Divide the credit. Returns the parts that have to be told."""
+        changed = []
+        for part, share in zip(subscription.parts, wanted, strict=True):
+            part.credit = 0 if part.has_lost else share
+            if part.credit != part.told:
+                changed.append(part)
+        return changed
 
     async def _set_quietly(self, subscription: Subscription, part: Part) -> None:
         with contextlib.suppress(PenstockError):  # a part is on its way elsewhere
@@ -352,28 +415,37 @@ class Subscriptions:
     async def _set(self, subscription: Subscription, part: Part) -> None:
         if not part.number or subscription.is_over:
             return
-        credit, changes = part.credit, part.changes
-        part.given = max(part.given, credit)
+        credit = part.told = part.credit
+        changes = part.changes
+        part.asking += 1
         command = SetCredit(subscription=part.number, credit=credit, room_bytes=subscription.room_bytes)
         try:
             held = await self._router.ask(part.shard, command)
-            if part.credit == credit:
-                part.given = credit
-            if part.changes == changes:
-                part.held = min(part.held, held)
-        except SessionNotFound:
-            if not subscription.is_over and part.number:
-                raise
+        except PenstockError as error:
+            part.told = None
+            if isinstance(error, SessionNotFound) and (subscription.is_over or not part.number):
+                return
+            raise
+        finally:
+            part.asking -= 1
+        if part.changes == changes and not part.settling:
+            part.held = min(part.held, held)
+            part.has_lost = False
 
-    def settled(self, session: int, shard: int, count: int) -> None:
-        """Messages that a session held in a shard were settled."""
-        for subscription in self._subscriptions.values():
-            if subscription.session == session and subscription.channel_id is not None:
-                for part in subscription.parts:
-                    if part.shard == shard:
-                        part.held = max(0, part.held - count)
-                        part.changes += 1
-                        subscription.has_settled = True
+    def settling(self, session: int, shard: int) -> list[Part]:
+        """Messages that a session may hold in a shard are about to be settled: the parts to tell `settled` of."""
+        found = [part for each in self._split.get(session, ()) for part in each.parts if part.shard == shard]
+        for part in found:
+            part.settling += 1
+        return found
+
+    @staticmethod
+    def settled(parts: list[Part], count: int) -> None:
+        """So many messages were settled."""
+        for part in parts:
+            part.settling -= 1
+            part.count(-count)
+            part.subscription.has_settled = part.subscription.has_settled or count > 0
 
     def _mind_rotation(self, subscription: Subscription) -> None:
         """Look at the shares again, soon, while a partition has no credit left, or none at all."""
@@ -381,7 +453,7 @@ class Subscriptions:
             return
         parts = subscription.parts
         if subscription.can_give_back:
-            is_short = any(part.credit <= self._held(subscription, part) for part in parts)
+            is_short = any(part.credit <= self._held(subscription, part) or part.told is None for part in parts)
         else:
             is_short = any(not part.credit for part in parts)
         if subscription.credit > 0 and is_short:
@@ -414,7 +486,8 @@ class Subscriptions:
 
     def lost(self, subscription: Subscription, part: Part) -> None:
         """A part's shard has moved: subscribe at its new owner."""
-        part.number = part.held = 0
+        part.number, part.told, part.has_lost = 0, None, False
+        part.count(-part.held)
         self._spawn(self._again(subscription, part))
 
     async def _again(self, subscription: Subscription, part: Part) -> None:
@@ -443,6 +516,10 @@ class Subscriptions:
     def _forget(self, subscription: Subscription) -> None:
         subscription.is_over = True
         self._subscriptions.pop(subscription.number, None)
+        if subscription in self._split.get(subscription.session, ()):
+            self._split[subscription.session].remove(subscription)
+            if not self._split[subscription.session]:
+                del self._split[subscription.session]
         if self._by_ticket.get(subscription.ticket) is subscription:
             del self._by_ticket[subscription.ticket]
         if subscription.rotation is not None:
