@@ -15,8 +15,8 @@ at all, and the client goes on settling, even shares go round, so that no partit
 
 What the client holds is counted here, and never too low, for then it would get more than it allows: a message counts
 from its arrival until its settling is answered. What it holds no longer because a lease ran out, or the channel was
-emptied, only its shard knows: while the client settles nothing, partitions at other nodes are asked. Their answer counts
-if nothing was delivered meanwhile, and no settling is on its way, which would be counted twice.
+emptied, only its shard knows: while the client settles nothing, partitions at other nodes are asked. Their answer is
+taken if nothing was delivered meanwhile, and no settling is on its way, which would be counted twice.
 """
 
 from __future__ import annotations
