@@ -105,6 +105,10 @@ class ServedPair(Pair):
             found[action] += count
         return found
 
+    def forwarded(self, name: str) -> Counter[str]:
+        """How many commands of each kind a node has handed on to the other."""
+        return Counter({kind.__name__: count for kind, count in self.routers[name].forwarded.items()})
+
     def queue_of(self, owner: str, number: int = 0) -> str:
         """The name of a queue that a node owns now."""
         found = [name for name in (f"q{each}" for each in range(100)) if self.owners[home_of(name, SHARDS)] == owner]

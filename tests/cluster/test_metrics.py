@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from urllib.request import urlopen
 
-from penstock.core.commands import CreateQueue, Send
+from penstock.core.commands import CreateQueue, QueueStats, Send
 from penstock.core.config import QueueConfig
 from tests.cluster.linking import PATIENCE_S, in_loop
 from tests.cluster.routing import ServedPair, served_pair
@@ -55,3 +55,17 @@ async def test_each_node_tells_of_the_partitions_that_it_has(tmp_path: Path) -> 
             assert 0 < of_node["wide"] < 40
             found.update({queue: int(count) for queue, count in of_node.items()})
         assert found["wide"] == 40
+
+
+@in_loop
+async def test_a_node_counts_what_it_hands_on_to_others(tmp_path: Path) -> None:
+    async with served_pair(tmp_path) as pair:
+        here, there = pair.queue_of("a"), pair.queue_of("b")
+        router = pair.routers["a"]
+        for queue in (here, there):
+            await router.call(Send(queue=queue, bodies=[b"x", b"y"]))
+            await router.call(QueueStats(name=queue))
+        (family,) = router.families()
+        counts = {sample.labels["command"]: sample.value for sample in family.samples}
+        assert (counts["Send"], counts["QueueStats"]) == (1, 1)
+        assert "Send" not in pair.forwarded("b")

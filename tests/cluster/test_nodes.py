@@ -95,6 +95,7 @@ def _metrics_tell_of_each_shard(node: ThreadNode) -> None:
     for shard in range(SHARDS):
         assert f'penstock_shard_commits_total{{node="{node.name}",shard="{shard}"}}' in text
         assert f'penstock_shard_backlog{{node="{node.name}",shard="{shard}"}} 0.0' in text
+    assert "# TYPE penstock_forwarded_commands_total counter" in text
 
 
 def test_two_processes_with_one_name_do_not_go_on_together(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811

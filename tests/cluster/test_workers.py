@@ -243,7 +243,8 @@ def test_metrics_of_any_worker_tell_of_all(server: WorkersServer) -> None:
             assert sum(line.startswith(commits) for line in lines) == 1
             assert any(line.startswith(f'process_cpu_seconds_total{{worker="{index}"}} ') for line in lines)
             assert f'penstock_outbox_failures_total{{shard="{index}",worker="{index}"}} 0.0' in lines
-        assert sum(line.startswith("# TYPE penstock_requests_total ") for line in lines) == 1
+        for name in ("penstock_requests_total", "penstock_forwarded_commands_total"):
+            assert sum(line.startswith(f"# TYPE {name} ") for line in lines) == 1
 
 
 # -- workers that die --------------------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ class ClusterNode(Node):
         self.maps: KafkaMaps
         self.ownership: Ownership
         self._membership: Membership
+        self._router: Router
 
     # -- starting --
 
@@ -161,7 +162,7 @@ class ClusterNode(Node):
                 f"{self._options.shards}: the number is fixed when a cluster is made"
             )
         router = SessionRouter(self._name, host, self._place, self.maps, found.shards, found.entropy, self._clock)
-        self._links_place.router = router
+        self._links_place.router = self._router = router
         self.ownership.submit = router.submit_to
         return router
 
@@ -179,7 +180,7 @@ class ClusterNode(Node):
 
     async def _listen(self) -> dict[str, Address]:
         self.services.partition_maps = _RestMaps(self.maps)
-        self.services.metric_sources.append(self._shard_metrics)
+        self.services.metric_sources += [self._shard_metrics, self._router.families]
         listening = await super()._listen()
         urls = {name: self._reachable(address) for name, address in listening.items()}
         self._record_of_node = msgspec.structs.replace(self._record_of_node, urls=urls)

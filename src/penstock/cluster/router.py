@@ -20,11 +20,13 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, shard_of_id
 from penstock.cluster.catalog import Catalog, meta_of
@@ -172,6 +174,8 @@ class Router:
         """Shard -> how many calls (no receives) are with another node, and with which: as long as there are any."""
         self._far: set[Routed] = set()
         """Receives that wait elsewhere, and calls that tasks work at."""
+        self.forwarded: Counter[type[Command]] = Counter()
+        """How many commands of each kind went to other nodes."""
         self._listeners: list[Callable[[CatalogEvent], None]] = []
         self._heard: dict[int, AsyncShard] = {}
         """The shards whose events we hear."""
@@ -535,6 +539,7 @@ class Router:
             self._displace(call)
             return
         call.place = self._remote(owner)
+        self.forwarded[call.command.__class__] += 1
         if call.command.__class__ is Receive:
             self._far.add(call)
             call.is_noted = True
@@ -542,6 +547,15 @@ class Router:
             call.is_away = True
             self._away[shard] = (self._away.get(shard, (0, call.place))[0] + 1, call.place)
         call.inner = call.place.submit(shard, call.command, call.inner_settled, call.caller)
+
+    def families(self) -> Iterator[Metric]:
+        """What went to other nodes."""
+        family = CounterMetricFamily(
+            "penstock_forwarded_commands", "Commands that went to the node that owns their shard.", labels=("command",)
+        )
+        for kind, count in self.forwarded.items():
+            family.add_metric((kind.__name__,), count)
+        yield family
 
     def _target(self, shard: int) -> Place | None:
         """The other node that serves a shard; None: nobody, or this one."""

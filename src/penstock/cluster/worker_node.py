@@ -138,6 +138,7 @@ class WorkerNode(Node):
         self._opened_once = False
         self._process = ProcessMetrics()
         self._forwarder: Forwarder | None = None
+        self._router: Router
 
     async def _open_shards(self) -> Shards:
         """Open this worker's shard, and wait for the siblings to have opened theirs."""
@@ -176,7 +177,7 @@ class WorkerNode(Node):
         router = _Router(
             self._index, self._all_settled, host, self._links, maps, self._workers, self._entropy, self._clock
         )
-        place.router = router
+        place.router = self._router = router
         await self._until_all_serve()
         self._forwarder = Forwarder(served, router.submit_to)
         self._forwarder.start()
@@ -185,6 +186,7 @@ class WorkerNode(Node):
 
     async def _listen(self) -> dict[str, Address]:
         self.services.gather_metrics = self._gather_metrics
+        self.services.metric_sources.append(self._router.families)
         return await super()._listen()
 
     # -- metrics --
