@@ -15,16 +15,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import uvloop
 
-from bench.client_peers import WORKERS, NatsPeer, Peer, PenstockPeer, RabbitPeer, RedisPeer, send_singles
+from bench.client_floor import FloorPeer, floor_server
+from bench.client_peers import WORKERS, Handler, NatsPeer, Peer, PenstockPeer, RabbitPeer, RedisPeer, send_singles
 from bench.client_servers import nats_server, penstock_server, rabbitmq_server, redis_server
 from bench.measure import RUN, Measured, Scale, at_least, at_most, bodies, empty_directory, parse_scale, plain, report
 from bench.measure import table as markdown
 from bench.sqs_load import Server
 
+C = TypeVar("C")
 T = TypeVar("T")
 
 PENSTOCK = "Penstock"
@@ -32,6 +34,7 @@ REDIS_ALWAYS = "Redis, fsync always"
 REDIS_EVERYSEC = "Redis, fsync every second"
 RABBITMQ = "RabbitMQ"
 NATS = "NATS"
+FLOOR = "only sync and echo"
 
 IN_FLIGHT = 64
 TURNS = 5
@@ -63,6 +66,22 @@ class Amounts(NamedTuple):
     def of(cls, scale: Scale) -> Amounts:
         """The real thing, or just enough to see that it runs."""
         return cls(2_000, 300, 50, 0.3) if scale.quick else cls(MESSAGES, SINGLES, UNITS, LATENCY_S)
+
+
+class Late(Protocol):
+    """As much of a `Peer` as a latency needs."""
+
+    async def create(self, queue: str) -> None:
+        """See `Peer`."""
+        ...
+
+    async def send(self, queue: str, body: bytes) -> None:
+        """See `Peer`."""
+        ...
+
+    async def listen(self, queue: str, count: int, handler: Handler) -> float:
+        """See `Peer`."""
+        ...
 
 
 class Contender(NamedTuple):
@@ -119,9 +138,8 @@ async def measured(server: Server, count: int, work: Awaitable[float | None]) ->
 # -- latency -----------------------------------------------------------------------------------------------------------
 
 
-async def latencies_ms(contender: Contender, per_second: float, seconds: float) -> list[float]:
+async def latencies_ms(peer: Late, per_second: float, seconds: float) -> list[float]:
     """How long messages took from before the send to the handler, sent at an even pace whatever becomes of them."""
-    peer = contender.peer
     queue = f"bench-{next(_queue_numbers)}"
     await peer.create(queue)
     count = max(20, round(per_second * seconds))
@@ -168,7 +186,9 @@ class Figures(NamedTuple):
     p99_ms: Measured
 
 
-async def compare(servers: Mapping[str, Server], amounts: Amounts, turns: int, *, warm_up: bool) -> Figures:
+async def compare(
+    servers: Mapping[str, Server], floor: Server, amounts: Amounts, turns: int, *, warm_up: bool
+) -> Figures:
     """Let everybody take turns."""
     async with AsyncExitStack() as stack:
         contenders: dict[str, Contender] = {}
@@ -178,7 +198,9 @@ async def compare(servers: Mapping[str, Server], amounts: Amounts, turns: int, *
         found = await take_turns(contenders, partial(turn, amounts=amounts), turns, warm_up=warm_up)
         rates = by_line(found, lambda outcome: outcome.rate)
         per_second = LOAD_SHARE * min(rates[SEND_SINGLES].rate(name) for name in contenders)
-        times = await take_turns(contenders, lambda each: latencies_ms(each, per_second, amounts.latency_s), turns)
+        late: dict[str, Late] = {name: contender.peer for name, contender in contenders.items()}
+        late[FLOOR] = await FloorPeer.connect(floor.address.port)
+        times = await take_turns(late, lambda each: latencies_ms(each, per_second, amounts.latency_s), turns)
         p50, p99 = (
             Measured({name: [percentile(each, share) for each in of_name] for name, of_name in times.items()})
             for share in (0.5, 0.99)
@@ -197,7 +219,7 @@ def by_line(
 
 
 async def take_turns(
-    contenders: Mapping[str, Contender], do: Callable[[Contender], Awaitable[T]], turns: int, *, warm_up: bool = False
+    contenders: Mapping[str, C], do: Callable[[C], Awaitable[T]], turns: int, *, warm_up: bool = False
 ) -> dict[str, list[T]]:
     """A B A B ..., after a turn that does not count, if so wanted."""
     found: dict[str, list[T]] = {name: [] for name in contenders}
@@ -260,16 +282,17 @@ def processor_times(figures: Figures) -> str:
 
 
 def latency(figures: Figures) -> str:
-    """From the send to the handler, and the ratio to the best of the others."""
+    """From the send to the handler, and the ratios to the best of the others, and to the one that syncs before."""
     rows = []
     for label, times in (("p50", figures.p50_ms), ("p99", figures.p99_ms)):
-        rivals = [name for name in times.rates if name != PENSTOCK]
-        best = min(rivals, key=times.rate)
+        best = min((name for name in times.rates if name not in (PENSTOCK, FLOOR)), key=times.rate)
         ratio = times.ratio(PENSTOCK, to=best)
         cells = [plain(times.rate(name)) for name in times.rates]
-        rows.append([label, *cells, f"{ratio} to {best}", at_most(1, ratio.median)])
+        to_synced = str(times.ratio(PENSTOCK, to=REDIS_ALWAYS))
+        rows.append([label, *cells, f"{ratio} to {best}", at_most(1, ratio.median), to_synced])
     names = list(figures.p50_ms.rates)
-    return markdown([f"ms, at {plain(figures.per_second)} messages/s", *names, "ratio to the best", "target"], rows)
+    columns = ["ratio to the best", "target", f"ratio to {REDIS_ALWAYS}"]
+    return markdown([f"ms, at {plain(figures.per_second)} messages/s", *names, *columns], rows)
 
 
 TEXT = f"""
@@ -282,7 +305,10 @@ share the units of work. All clients run on one event loop (uvloop's), redis-py 
 says how each is driven.
 
 The latency is that from the send to the listener's handler, at an even pace of a tenth of the rate at which the slowest
-contender sends singles: the same for everybody.
+contender sends singles: the same for everybody. Redis with `appendfsync always` is the only other one that syncs before
+it hands a message on: RabbitMQ syncs before it confirms, and hands on before that. "{FLOOR}" is no contender
+(`bench/client_floor.py`): a Python server that appends what it reads to a file, syncs it and echoes it, with a client
+that does nothing but look at the clock. With a sync before the handler is called, nothing in Python is faster here.
 """
 
 
@@ -293,8 +319,9 @@ def main() -> None:
     with ExitStack() as stack:
         directories = {name: stack.enter_context(empty_directory()) for name in SERVERS}
         servers = {name: stack.enter_context(serve(directories[name])) for name, serve in SERVERS.items()}
+        floor = stack.enter_context(floor_server(stack.enter_context(empty_directory())))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            figures = runner.run(compare(servers, amounts, scale.turns(TURNS), warm_up=not scale.quick))
+            figures = runner.run(compare(servers, floor, amounts, scale.turns(TURNS), warm_up=not scale.quick))
     tables = [throughput(figures), processor_times(figures), latency(figures)]
     report("client. The client over the network, against other brokers' clients", TEXT, *tables)
 
