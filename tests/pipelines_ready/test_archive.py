@@ -58,9 +58,11 @@ def test_small_files_are_joined_and_no_row_is_lost(
     assert (done.batches, done.joined) == (10, 0)
     landing = Landing(archive_path)
     assert len(landing.files()) == 10
+    rows = read_archive(spark, archive_path).orderBy("offset").collect()
     assert archive(spark, where, archive_path, [name]).joined == 10
     assert len(landing.files()) == 1
     assert numbers(spark, archive_path) == list(range(1_000))
+    assert read_archive(spark, archive_path).orderBy("offset").collect() == rows, "and every column can be read"
 
 
 def test_small_files_of_an_iceberg_table_are_joined_and_no_row_is_lost(

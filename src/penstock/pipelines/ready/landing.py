@@ -164,7 +164,9 @@ class Landing:
         name = uuid.uuid4().hex
         joined = self._stage / name / "joined.parquet"
         joined.parent.mkdir()
-        with pq.ParquetWriter(joined, pq.read_schema(files[0]), compression="snappy") as writer:
+        # Times as Spark writes them: pyarrow's own (INT64, nanoseconds) it does not read.
+        settings = {"compression": "snappy", "use_deprecated_int96_timestamps": True}
+        with pq.ParquetWriter(joined, pq.read_schema(files[0]), **settings) as writer:
             for file in files:
                 writer.write_table(pq.ParquetFile(file).read())
         self._plan(name, [(joined, directory / f"joined-{name[:12]}.parquet")], files, None)
