@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +42,9 @@ def _look(config: Path | None, bootstrap: str | None, cluster: str | None) -> In
 def show(config: Config = None, bootstrap: Bootstrap = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Show the nodes, and the shards: who owns and serves each, and what there is to do."""
     found = _look(config, bootstrap, cluster)
+    if found.silence is not None:
+        said = f"Kafka does not say which nodes are alive ({found.silence}); known are those that were heard just now"
+        print(f"penstock: {said}", file=sys.stderr)
     if as_json:
         print_json([*found.nodes(), *found.rows()])
     else:

@@ -6,8 +6,9 @@ controllers share one transactional id: one that was paused, and goes on after a
 steps down. The first thing that a controller writes is its own name; when it reads that, it has read whatever former
 controllers had decided, and plans from there.
 
-A broker that stands still keeps librdkafka from telling who is in the group: it asks all of them. Then the nodes that
-were heard in the topic within a session timeout count as alive (`heartbeats.py`), and the group is asked again later.
+Alive is who is in the group, and who was heard in the topic within a session timeout (`heartbeats.py`). For the group
+may not answer, and when its coordinator stands still, and another broker takes its place, nodes that are well drop out
+of it and join again.
 
 Nothing here is needed for safety: if two controllers decided differently, shards would be fenced back and forth, and
 no message would be handed out twice because of it.
@@ -23,20 +24,18 @@ from collections.abc import Mapping
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
 
-from penstock.cluster.group import living
+from penstock.cluster.group import GroupAsker, GroupSilent
 from penstock.cluster.heartbeats import Heartbeats
 from penstock.cluster.ledger import ClusterRecord, ControllerRecord, Ledger, Record, ServingRecord, ShardRecord, encode
 from penstock.cluster.plan import Member, ShardLoad, plan
 from penstock.store.journal.kafka_options import KafkaOptions
-from penstock.store.journal.kafka_topics import made_client
 
 ENTROPY_BYTES = 64
 ASK_S = 10.0
 """How long Kafka may take to take a decision."""
 ASK_GROUP_S = 2.0
-"""How long it may take to say who is alive. Nothing is read meanwhile: so it is less than `heartbeats.SILENCE_S`."""
+"""How long it may take to say who is alive."""
 SEEN_S_MAX = 10.0
 """How long a decision may take to be read again, before it is made once more."""
 LOOKS_PER_SESSION = 6
@@ -64,10 +63,11 @@ class Controller:
         self._cool_down_s = cool_down_s
         self._is_up = False
         self._producer: Producer | None = None
-        self._admin: AdminClient | None = None
+        self._group = GroupAsker(options)
         self._nonce = ""
         self._has_read_own_name = False
-        self._members: set[str] = set()
+        self._members: set[str] | None = None
+        """Who is in the group; None while that is not known."""
         self._session_timeout_s = session_timeout_s
         self._beats = Heartbeats()
         self._is_group_silent = False
@@ -92,6 +92,7 @@ class Controller:
             log.info("node %s is not the controller any more", self._node)
         self._is_up = False
         self._drop_producer()
+        self._group.close()
 
     def heard(self, name: str) -> None:
         """A node has said in the topic what its shards do."""
@@ -127,7 +128,7 @@ class Controller:
         )
         producer.init_transactions(ASK_S)
         self._producer = producer
-        self._asked_s = float("-inf")
+        self._members, self._is_group_silent, self._asked_s = None, False, float("-inf")
         self._nonce = uuid.uuid4().hex
         self._has_read_own_name = False
         self._written.clear()
@@ -190,24 +191,32 @@ class Controller:
         self._next_look_s = time.monotonic() + self._look_s
 
     def _alive(self, now_s: float) -> list[str]:
-        """The nodes in the group that have said where they are, and do not leave."""
-        if now_s - self._asked_s >= (self._session_timeout_s if self._is_group_silent else self._look_s):
-            self._ask_group()
-            self._asked_s = time.monotonic()
-        members = self._beats.alive(self._session_timeout_s) if self._is_group_silent else self._members
+        """The nodes in the group, or heard lately, that have said where they are, and do not leave."""
+        self._look_at_group(now_s)
+        if self._members is None and not self._is_group_silent:
+            return []  # it is asked: a moment
+        members = self._beats.alive(self._session_timeout_s) | (self._members or set())
         nodes = self._ledger.nodes
         return sorted(name for name in members if name in nodes and nodes[name].state != "gone")
 
-    def _ask_group(self) -> None:
-        self._admin = self._admin or made_client(AdminClient, self._options)
-        was_silent, self._is_group_silent = self._is_group_silent, False
+    def _look_at_group(self, now_s: float) -> None:
+        """Take the answer to the last question, if there is one, and ask again when it is time."""
         try:
-            self._members = living(self._admin, self._options, ASK_GROUP_S)
-        except KafkaException as error:
-            self._is_group_silent = True
-            self._admin = None
-            if not was_silent:
-                log.warning("Kafka does not say which nodes are alive (%s): those count that are heard", error.args[0])
+            members = self._group.answer()
+            if members is not None:
+                self._members, self._is_group_silent = members, False
+            elif self._group.is_asked and now_s - self._asked_s >= ASK_GROUP_S:
+                self._group_is_silent("it takes too long")
+        except GroupSilent as silence:
+            self._group_is_silent(str(silence))
+        if not self._group.is_asked and now_s - self._asked_s >= self._look_s:
+            self._group.ask(ASK_GROUP_S)
+            self._asked_s = now_s
+
+    def _group_is_silent(self, why: str) -> None:
+        if not self._is_group_silent:
+            log.warning("Kafka does not say which nodes are alive (%s): those count that are heard", why)
+        self._members, self._is_group_silent = None, True
 
     def _shard_load(self, number: int) -> ShardLoad:
         load = self._ledger.load_of(number)

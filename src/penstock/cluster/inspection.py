@@ -1,15 +1,23 @@
-"""A look at a cluster from outside, and wishes for it: through the partitions topic, without being a node."""
+"""A look at a cluster from outside, and wishes for it: through the partitions topic, without being a node.
+
+Who is alive is asked of the consumer group while the topic is read. If the group does not answer, or misses a node that
+has not left, the topic is read on for a moment: nodes speak every second, and who is heard is alive.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock.cluster.group import living
+from penstock.cluster.group import GroupAsker, GroupSilent
+from penstock.cluster.group_process import quick
 from penstock.cluster.ledger import DrainRecord, Ledger, Record, WishRecord, encode
 from penstock.core.errors import InvalidRequest
 from penstock.store.errors import LogUnavailable
@@ -17,6 +25,11 @@ from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import made_client, said
 
 ANSWER_S = 30.0
+GROUP_S = 4.0
+"""How long the group's coordinator may take to answer."""
+LISTEN_S = 3.0
+"""How long nodes are listened to that the group does not know of: they speak every second."""
+PAUSE_S = 0.2
 _BEGINNING = -2
 _EOF = KafkaError._PARTITION_EOF
 
@@ -30,12 +43,18 @@ class Inspection:
 
     def __init__(self, options: KafkaOptions) -> None:
         self._options = options
-        self._admin = made_client(AdminClient, options)
+        self._admin = made_client(AdminClient, self._impatient())
+        self.ledger = Ledger()
+        self.alive: set[str] = set()
+        self.silence: str | None = None
+        """Why the group does not say who is alive, if so: then nothing is known of nodes that are not heard."""
+        group = GroupAsker(options)
         try:
-            self.ledger = self._read()
-            self.alive = living(self._admin, options, ANSWER_S)
+            self._look(group)
         except KafkaException as error:
             raise said(error, options, f"the cluster {options.cluster} cannot be looked at") from error
+        finally:
+            group.close()
         if self.ledger.cluster is None:
             raise NoCluster(
                 f"there is no cluster {options.cluster!r} at {options.bootstrap}: no node of it was ever started there"
@@ -81,7 +100,7 @@ class Inspection:
             "shard": shard,
             "owner": owner,
             "served_by": server,
-            "state": state if not server or server in self.alive else "not served",
+            "state": state if not server or server in self.alive else self._lost("not served"),
             "epoch": 0 if decided is None else decided.epoch,
             "wish": None if wish is None else wish.node,
             "queues": load.queues,
@@ -93,8 +112,12 @@ class Inspection:
 
     def _state(self, name: str) -> str:
         if name not in self.alive:
-            return "gone"
+            return self._lost("gone")
         return "draining" if self.ledger.is_draining(name) else "serving"
+
+    def _lost(self, state: str) -> str:
+        """What has become of a node that is not there, or of its shards, if that can be known."""
+        return state if self.silence is None else "not known"
 
     # -- wishing --
 
@@ -124,36 +147,84 @@ class Inspection:
 
     # -- Kafka --
 
-    def _read(self) -> Ledger:
+    def _impatient(self) -> KafkaOptions:
+        """Options of clients that soon turn to another broker, when one stands still."""
+        return dataclasses.replace(self._options, properties=quick(dict(self._options.properties), GROUP_S))
+
+    def _look(self, group: GroupAsker) -> None:
+        """Read the topic to its end; then see who is alive."""
+        with contextlib.suppress(GroupSilent):  # it is said when the answer is looked for
+            group.ask(GROUP_S)
         if self._options.partitions_topic not in self._admin.list_topics(timeout=ANSWER_S).topics:
-            return Ledger()
-        consumer = made_client(
-            Consumer,
-            self._options,
-            group_id=f"{self._options.prefix}.reader.{uuid.uuid4().hex}",
-            enable_auto_commit=False,
-            enable_partition_eof=True,
-            isolation_level="read_committed",
-        )
-        ledger, deadline_s = Ledger(), time.monotonic() + ANSWER_S
+            return
+        consumer, end = self._reader()
         try:
-            _, end = consumer.get_watermark_offsets(TopicPartition(self._options.partitions_topic, 0), ANSWER_S)
-            consumer.assign([TopicPartition(self._options.partitions_topic, 0, _BEGINNING)])
-            while time.monotonic() < deadline_s:
-                message = consumer.poll(0.2)
-                if message is None:
-                    continue
-                error = message.error()
-                if error is None:
-                    offset = message.offset() or 0
-                    ledger.apply(offset, (message.key() or b"").decode(), message.value())
-                    if offset + 1 >= end:  # with many nodes there is always more to read, and never an end
-                        return ledger
-                elif error.code() == _EOF:
-                    return ledger
+            for offset, key in self._records(consumer, ANSWER_S):
+                if not key or offset + 1 >= end:  # with many nodes there is always more to read, and never an end
+                    break
+            else:
+                raise LogUnavailable(f"Kafka at {self._options.bootstrap} does not answer")
+            self._see_who_is_alive(group, consumer)
         finally:
             consumer.close()
-        raise LogUnavailable(f"Kafka at {self._options.bootstrap} does not answer")
+
+    def _reader(self) -> tuple[Consumer, int]:
+        """Who reads the topic from its start, and where it ends. A client believes in a leader that stands still for as
+        long as it waits for it: another one is made, which asks who leads now."""
+        partition = TopicPartition(self._options.partitions_topic, 0, _BEGINNING)
+        deadline_s = time.monotonic() + ANSWER_S
+        while True:
+            consumer = made_client(
+                Consumer,
+                self._impatient(),
+                group_id=f"{self._options.prefix}.reader.{uuid.uuid4().hex}",
+                enable_auto_commit=False,
+                enable_partition_eof=True,
+                isolation_level="read_committed",
+            )
+            try:
+                _, end = consumer.get_watermark_offsets(partition, GROUP_S)
+            except KafkaException:
+                consumer.close()
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(PAUSE_S)
+            else:
+                consumer.assign([partition])
+                return consumer, end
+
+    def _see_who_is_alive(self, group: GroupAsker, consumer: Consumer) -> None:
+        try:
+            members = group.answer(GROUP_S)
+            self.silence = None if members is not None else f"there is no answer in {GROUP_S:g} s"
+        except GroupSilent as silence:
+            members, self.silence = None, str(silence)
+        self.alive = set(members or ())
+        if self.alive >= self._expected():
+            return
+        for _, key in self._records(consumer, LISTEN_S):
+            kind, _, name = key.partition("/")
+            if kind == "load":
+                self.alive.add(name)
+                if self.alive >= self._expected():
+                    return
+
+    def _expected(self) -> set[str]:
+        """The nodes that have not left."""
+        return {name for name, node in self.ledger.nodes.items() if node.state != "gone"}
+
+    def _records(self, consumer: Consumer, seconds: float) -> Iterator[tuple[int, str]]:
+        """The offset and the key of each record that is read in this time; there is no key at the end of the topic."""
+        deadline_s = time.monotonic() + seconds
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            message = consumer.poll(min(0.2, left_s))
+            error = None if message is None else message.error()
+            if message is not None and error is None:
+                offset, key = message.offset() or 0, (message.key() or b"").decode()
+                self.ledger.apply(offset, key, message.value())
+                yield offset, key
+            elif error is not None and error.code() == _EOF:
+                yield 0, ""
 
     def _write(self, key: str, record: Record | None) -> None:
         producer = made_client(Producer, self._options, acks="all")

@@ -2,8 +2,8 @@
 
 One thread for each node does all of it:
 
-- A consumer in the group `<prefix>.nodes`, subscribed to the partitions topic, which has one partition. Being in the
-  group is being alive; being assigned the partition is being the *controller* (`controller.py`), which this thread does
+- A consumer in the group `<prefix>.nodes`, subscribed to the partitions topic, which has one partition. Whoever is in
+  the group is alive; being assigned the partition is being the *controller* (`controller.py`), which this thread does
   as well. The consumer reads nothing.
 - A second consumer, in no group, reads the topic from its start. What it reads goes to the ledger of this thread, and,
   in batches, to the event loop, which has a ledger of its own (`KafkaMaps`). So nothing is shared, and nothing locked.
@@ -140,6 +140,7 @@ class Membership:
         batch: Batch = []
         for message in reader.consume(READ_RECORDS_MAX, POLL_S):
             error = message.error()
+        was_current = self._is_current
             if error is None:
                 offset = message.offset() or 0
                 batch.append((offset, (message.key() or b"").decode(), message.value()))
@@ -151,7 +152,7 @@ class Membership:
         for record in batch:
             self._ledger.apply(*record)
             kind, _, name = record[1].partition("/")
-            if kind == "load":
+            if kind == "load" and was_current:  # before, it may have been said long ago
                 self.controller.heard(name)
         if batch:
             self._tell(self._on_records, batch)
@@ -201,6 +202,7 @@ class Membership:
             )
         )
         group.subscribe(
+                    **self._patience(session_ms),
             [self._options.partitions_topic],
             on_assign=self._assigned,
             on_revoke=lambda consumer, partitions: self.controller.step_down(),
@@ -216,6 +218,11 @@ class Membership:
 
     def _properties(self, **more: object) -> dict[str, object]:
         return {**self._options.client_properties(), "client.id": self._node, "logger": log, **more}
+    def _patience(self, answer_ms: int) -> dict[str, int]:
+        """How long a coordinator that stands still is believed in, unless the properties say it."""
+        names = ("socket.timeout.ms", "socket.connection.setup.timeout.ms")
+        return {name: answer_ms for name in names if name not in self._options.properties}
+
 
 
 def _delivered(error: KafkaError | None, message: Any) -> None:
