@@ -123,6 +123,14 @@ def test_reports_are_counted_once_and_lag_follows_idle_ones() -> None:
     assert query.batches == 2
 
 
+def test_the_lag_of_a_queue_is_that_of_all_its_partitions() -> None:
+    end = {"queues": {"q": {"0": 7, "1": (1 << 48) + 5, "id": 3, "kept": [0, 1 << 48]}}}
+    latest = {"queues": {"q": {"0": 10, "1": (1 << 48) + 9, "id": 3, "kept": [0, 1 << 48]}}}
+    source = {"endOffset": end, "latestOffset": latest}
+    report = {"batchId": 1, "timestamp": "t", "numInputRows": 3, "sources": [source]}
+    assert Batch.of(report).lag == {"q": 7}
+
+
 def test_a_batch_that_does_not_say_where_the_queue_ends_has_no_lag() -> None:
     report = {
         "batchId": 1,

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from penstock.core.chunk import Chunk
 from penstock.spark.options import Where
-from penstock.spark.place import Range
+from penstock.spark.place import Part, Range
 from penstock.spark.server import Connection, ServerPlace
 from penstock.wire.pieces import Target, encode_section
 from tests.compat.server import ROOT, Server
@@ -153,7 +153,7 @@ def files_output(directory: Path) -> list[str]:
 def queue_output(url: str) -> list[str]:
     """Every message of queue `out`."""
     with contextlib.closing(ServerPlace(Where(url=url))) as place:
-        at = place.find(["out"])["out"]
+        at = place.find(["out"])[Part("out", 0)]
         batches = place.batches(Range("out", 0, at.end, 0), include_headers=False)
         return [value.decode() for batch in batches for value in batch["value"].to_pylist()]
 

@@ -17,11 +17,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from penstock.core.chunk import Chunk
+from penstock.core.partition import PARTITION_SHIFT
 from penstock.spark import kafka as reading
 from penstock.spark.errors import DataLoss, InvalidOption, ServerFailed
 from penstock.spark.kafka import KafkaPlace, Listing
 from penstock.spark.options import SourceOptions, Where
-from penstock.spark.place import Range
+from penstock.spark.place import Part, Range
 from penstock.spark.server import Connection
 from penstock.spark.source import RangePartition, read_range
 from penstock.store.journal.kafka_records import value_key
@@ -41,6 +42,7 @@ SOON_CLEANED = """
 "segment.ms" = 500
 "min.cleanable.dirty.ratio" = 0.01
 """
+PARTITION_MASK = (1 << PARTITION_SHIFT) - 1
 _READS = re.compile(r'^penstock_requests_total\{(?=.*action="read")(?=.*protocol="bulk").*\} (\S+)$', re.MULTILINE)
 
 
@@ -86,7 +88,7 @@ def values(queues: Queues, at: KafkaPlace, start: int = 0, stop: int | None = No
     """Offset and body of the messages of a range, as they come."""
     name = queues.name()
     with contextlib.closing(at):
-        wanted = Range(name, start, at.find([name])[name].end if stop is None else stop, 0)
+        wanted = Range(name, start, at.find([name])[Part(name, 0)].end if stop is None else stop, 0)
         batches = list(at.batches(wanted, include_headers=True))
     return [(row["offset"], row["value"]) for batch in batches for row in batch.to_pylist()]
 
@@ -156,7 +158,7 @@ def test_messages_that_are_done_are_left_out(queues: Queues) -> None:
     queues.send(300, chunk=100)
     with contextlib.closing(place(queues)) as at:
         for channel in ("main", "other"):
-            at.ack_up_to(channel, {queues.name(): 200})
+            at.ack_up_to(channel, {Part(queues.name(), 0): 200})
     assert values(queues, place(queues)) == numbered(200, 300)
 
 
@@ -170,7 +172,7 @@ def test_what_goes_between_the_question_and_the_reading_is_still_read(
 
     def list_then_finish(at: KafkaPlace, wanted: Range) -> Any:
         found = listed(at, wanted)
-        at.ack_up_to("main", {wanted.queue: 300})
+        at.ack_up_to("main", {Part(wanted.queue, 0): 300})
         return found
 
     monkeypatch.setattr(KafkaPlace, "_list", list_then_finish)
@@ -204,7 +206,7 @@ def test_chunks_that_kafka_has_cleaned_away_are_looked_for_at_the_server_which_k
         assert listing is not None
         gone = {key.packed for key in listing.keys}
         assert len(gone & set(stored_keys(listing))) == 3
-        at.ack_up_to("main", {asked.queue: 300})
+        at.ack_up_to("main", {Part(asked.queue, 0): 300})
 
     def is_cleaned() -> bool:
         queues.send(1, start=300)  # a segment is closed when something comes after it
@@ -306,10 +308,54 @@ def test_a_queue_without_messages_gives_none_and_one_that_is_not_there_is_an_err
     assert values(queues, place(queues), 0, 100) == []
 
 
-def test_a_queue_with_several_partitions_is_refused_and_not_read_in_part(queues: Queues) -> None:
+def spread_out(queues: Queues, count: int, start: int = 0) -> None:
+    """Send messages with the numbers from `start` on to all partitions of a queue: groups say to which."""
+    for number, group in enumerate((b"tea", b"milk", b"sugar", b"lemon", b"honey", b"mint")):
+        queues.send(count // 6, start=start + number * (count // 6), groups=group)
+
+
+def test_each_partition_of_a_queue_is_read_from_its_own_partition_in_kafka(queues: Queues) -> None:
+    name = queues.create(partitions=3)
+    spread_out(queues, 600)
+    before = reads(queues.server)
+    found: list[bytes] = []
+    partitions = set()
+    with contextlib.closing(place(queues)) as at:
+        until(lambda: sum(each.end & PARTITION_MASK for each in at.find([name]).values()) == 600)
+        for part, each in at.find([name]).items():
+            wanted = Range(name, part.partition << PARTITION_SHIFT, each.end, 0)
+            listing = at._list(wanted)
+            assert listing is not None
+            partitions.add(listing.partition)
+            batches = list(at.batches(wanted, include_headers=False))
+            assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == list(
+                range(wanted.start, wanted.stop)
+            )
+            found += [value for batch in batches for value in batch["value"].to_pylist()]
+    assert sorted(map(int, found)) == list(range(600))
+    assert len(partitions) == 3
+    assert reads(queues.server) == before, "all of it was found in Kafka"
+
+
+def test_a_stream_reads_all_partitions_from_kafka_and_commits_across_a_killed_node(queues: Queues, spark: Any) -> None:
     queues.create(partitions=3)
-    with contextlib.closing(place(queues)) as at, pytest.raises(InvalidOption, match="has 3 partitions: only queues"):
-        at.find([queues.name()])
+    spread_out(queues, 600)
+    before = reads(queues.server)
+
+    def stream() -> Any:
+        return queues.stream(readFrom="kafka", channel="spark", maxOffsetsPerTrigger=400)
+
+    queues.run(stream())
+    assert queues.output() == list(range(600))
+    assert reads(queues.server) == before
+    queues.server.kill()
+    start(queues.server)
+    spread_out(queues, 60, start=600)
+    queues.run(stream())
+    queues.run(stream())
+    assert queues.output() == list(range(660))
+    assert reads(queues.server) == 0, "it counts from its start"
+    assert queues.channels()["spark"]["acked"] >= 600
 
 
 def test_a_server_with_another_engine_has_no_kafka_to_read_from(server: Server, tmp_path: Path) -> None:

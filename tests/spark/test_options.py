@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.core.partition import PARTITION_SHIFT
 from penstock.spark.errors import InvalidOption
 from penstock.spark.options import EARLIEST, LATEST, SinkOptions, SourceOptions
 
@@ -28,13 +29,19 @@ def parse(streaming: bool = False, **options: Any) -> SourceOptions:
         ({"subscribe": "no/slash"}, False, "no/slash"),
         ({"subscribe": None, "subscribePattern": "("}, False, "no regular expression"),
         ({"subscribe": None, "assign": "orders"}, False, r'\{"orders": \[0\]\}'),
-        ({"subscribe": None, "assign": '{"orders": [0, 1]}'}, False, "a queue has one"),
+        ({"subscribe": None, "assign": '{"orders": []}'}, False, r"a list such as \[0\]"),
+        ({"subscribe": None, "assign": '{"orders": [0, -1]}'}, False, r"a list such as \[0\]"),
         ({"url": None}, False, "say where the queues are"),
         ({"path": "/data"}, False, "say where the queues are"),
         ({"url": "localhost:9325"}, False, "http://host:port"),
         ({"url": None, "path": "/data", "token": "x"}, False, "token is for a server"),
         ({"startingOffsets": "newest"}, False, "earliest, latest or"),
         ({"startingOffsets": '{"orders": 7}'}, False, "-2 is earliest"),
+        ({"startingOffsets": '{"orders": {}}'}, False, "-2 is earliest"),
+        ({"startingOffsets": '{"orders": {"0": -3}}'}, False, "-2 is earliest"),
+        ({"startingOffsets": '{"orders": {"id": 7}}'}, False, "-2 is earliest"),
+        ({"startingOffsets": '{"orders": {"0": 7, "1": 7}}'}, False, "times 2\\^48"),
+        ({"endingOffsets": '{"orders": {"0": 7, "1": -2}}'}, False, "cannot be earliest"),
         ({"startingOffsets": '{"billing": {"0": 7}}'}, False, "name the same ones"),
         ({"startingOffsets": "latest"}, False, "cannot be latest"),
         ({"startingOffsets": "earliest", "startingTimestamp": "1"}, False, "give one of them"),
@@ -71,7 +78,9 @@ def test_names_of_options_are_the_same_in_any_case() -> None:
 def test_offsets_are_words_or_numbers() -> None:
     assert parse(startingOffsets="EARLIEST").starting == EARLIEST
     assert parse(streaming=True, startingOffsets="latest").starting == LATEST
-    assert parse(startingOffsets='{"orders": {"0": 23}}').starting == {"orders": 23}
+    assert parse(startingOffsets='{"orders": {"0": 23}}').starting == {"orders": {0: 23}}
+    several = parse(startingOffsets='{"orders": {"0": -2, "1": 281474976710657}}').starting
+    assert several == {"orders": {0: EARLIEST, 1: (1 << PARTITION_SHIFT) + 1}}
 
 
 def test_a_token_shows_in_no_error_and_no_repr() -> None:

@@ -16,6 +16,7 @@ from penstock.pipelines.ready.sending import Sender
 from penstock.pipelines.where import Where as PipelineWhere
 from penstock.spark.errors import ServerFailed
 from penstock.spark.options import Where
+from penstock.spark.place import Part
 from penstock.spark.server import ServerPlace
 from tests.compat.server import Server, serving
 
@@ -65,7 +66,7 @@ def test_pipelines_send_to_it(url: str, certificate: Path) -> None:
     with contextlib.closing(Sender(PipelineWhere(url, ca_file=str(certificate)), "tls-sent")) as sender:
         sender.publish(pa.table({"value": [b"one", b"two"]}), "test", 0)
     with contextlib.closing(ServerPlace(Where(url=url, ca_file=str(certificate)))) as place:
-        assert place.find(["tls-sent"])["tls-sent"].end == 2
+        assert place.find(["tls-sent"])[Part("tls-sent", 0)].end == 2
 
 
 def test_the_systems_authorities_are_asked_without_a_file(

@@ -246,6 +246,8 @@ class Spread:
             return await self._delete_consumer(command, split)
         if isinstance(command, ChangeQueue):
             return await self._change_queue(command, split)
+        if isinstance(command, CreateChannel):
+            _check_offsets(command, split)
         first = await self.ask(split, 0, _part_of(command, 0))
         if isinstance(first, QueueInfo):
             self._router.catalog.note(first)
@@ -768,11 +770,22 @@ class Spread:
         return config
 
 
+def _check_offsets(command: CreateChannel, split: SplitQueue) -> None:
+    """A partition without an offset would start somewhere else, and nobody would notice."""
+    partitions = sorted(offset >> PARTITION_SHIFT for offset in command.offsets)
+    if partitions and partitions != list(range(len(split.shards))):
+        raise InvalidRequest(
+            f"the offsets are of the partitions {partitions}: queue {split.name!r} has {len(split.shards)}, and each "
+            "needs one"
+        )
+
+
 def _part_of(command: _Command, partition: int) -> _Command:
     """A command for all partitions, as one of them takes it: numbers of messages are those of one partition."""
-    if isinstance(command, CreateChannel) and command.offset is not None:
-        offset = command.offset if command.offset >> PARTITION_SHIFT == partition else None
-        return msgspec.structs.replace(command, offset=offset)
+    if isinstance(command, CreateChannel):
+        offsets = command.offsets if command.offset is None else (command.offset,)
+        own = [offset for offset in offsets if offset >> PARTITION_SHIFT == partition]
+        return msgspec.structs.replace(command, offset=own[0] if own else None, offsets=())
     if isinstance(command, StartRedrive) and command.sequences is not None:
         own = [sequence for sequence in command.sequences if sequence >> PARTITION_SHIFT == partition]
         return msgspec.structs.replace(command, sequences=own)

@@ -1503,6 +1503,8 @@ class Broker:
             raise InvalidRequest(
                 f"start is {command.start!r}: it must be 'head', 'tail', 'first', or a time in milliseconds"
             )
+        if command.offsets:
+            raise InvalidRequest(f"there are {len(command.offsets)} offsets: queue {queue.name!r} has one partition")
         self.must_commit = True
         if command.offset is None:
             return queue.add_channel(command.channel, command.start, self.now_ms).id
@@ -1651,7 +1653,7 @@ class Broker:
         self.must_commit = True  # what it tells of may still be on its way to the disk
         found = position.chunks_between(queue, command.offset, command.end, command.limit)
         next_offset = found[-1].base + found[-1].messages if found else command.offset
-        return ChunkList(queue.name, queue.id, [key.packed for key in found], next_offset)
+        return ChunkList(queue.name, queue.id, [key.packed for key in found], next_offset, self.meta.shard)
 
     def _ack_consumer(self, command: AckConsumer) -> int:
         queue = self._queue(command.queue)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError
+from penstock.core.partition import PARTITION_SHIFT
 from penstock.core.states import State
 
 MAIN = "main"
@@ -562,6 +563,8 @@ class CreateChannel(Command):
     start: str | int = "head"
     offset: int | None = None
     """Start at this sequence number, instead."""
+    offsets: tuple[int, ...] = ()
+    """Where to start in each partition of a queue with several, instead."""
 
 
 class DeleteChannel(Command):
@@ -695,6 +698,11 @@ class Offsets(msgspec.Struct):
     partitions: int = 1
     """Over how many shards the queue is spread: the others have messages of their own."""
 
+    @property
+    def partition(self) -> int:
+        """Which of them this is of: every sequence number says it."""
+        return self.end >> PARTITION_SHIFT
+
 
 class ListChunks(Command):
     """Which chunks hold a queue's messages, by key. Replies with `ChunkList`, when all of them are committed.
@@ -717,6 +725,8 @@ class ChunkList(msgspec.Struct):
     keys: list[bytes]
     next_offset: int
     """From where to go on; the offset that was asked for when there are no more."""
+    shard: int | None = None
+    """Where they are; nodes of earlier versions do not say."""
 
 
 class AckConsumer(Command):

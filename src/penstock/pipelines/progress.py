@@ -48,12 +48,21 @@ class Batch:
 
 
 def _offsets(found: Any) -> dict[str, int]:
-    """The offsets of a source of ours, by queue; empty for another source's."""
+    """The offsets of a source of ours, by queue, added up over its partitions; empty for another source's."""
     try:
         plain = json.loads(found) if isinstance(found, str) else found
-        return {queue: int(each["0"]) for queue, each in plain["queues"].items()}
+        return {queue: sum(partition_offsets(each)) for queue, each in plain["queues"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def partition_offsets(position: dict[str, Any]) -> list[int]:
+    """The offsets of one queue in a checkpoint, by partition.
+
+    >>> partition_offsets({"0": 120, "1": 281474976710700, "id": 7, "kept": [80, 281474976710656]})
+    [120, 281474976710700]
+    """
+    return [int(position[str(partition)]) for partition in range(sum(key.isdecimal() for key in position))]
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.pipelines.checkpoints import State, last_batch
 from penstock.pipelines.definition import Pipeline
+from penstock.pipelines.progress import partition_offsets
 from penstock.pipelines.where import Where
 
 _ASK_S = 1.0
@@ -30,7 +31,7 @@ def status_of(pipeline: Pipeline, state: State, where: Where) -> dict[str, Any]:
 
 
 def _query(
-    known: dict[str, Any] | None, name: str, state: State, ends: dict[str, int], is_running: bool
+    known: dict[str, Any] | None, name: str, state: State, ends: dict[str, list[int]], is_running: bool
 ) -> dict[str, Any]:
     """One query: what its last run said, and where its checkpoint is now."""
     row = dict(known or {"query": name, "state": "never run", "rows": 0, "batches": 0, "recent": []})
@@ -45,7 +46,7 @@ def _query(
             "queue": queue,
             "channel": offset["channel"],
             "offset": int(each["0"]),
-            "lag": max(0, ends[queue] - int(each["0"])) if queue in ends else None,
+            "lag": _lag(partition_offsets(each), ends.get(queue)),
         }
         for offset in offsets
         for queue, each in offset["queues"].items()
@@ -56,8 +57,15 @@ def _query(
     return row
 
 
-def _ends(pipeline: Pipeline, state: State, where: Where) -> dict[str, int]:
-    """Where the queues end now; empty if nobody can be asked."""
+def _lag(offsets: list[int], ends: list[int] | None) -> int | None:
+    """How many messages of a queue were not read yet, in all its partitions; None if that is not known."""
+    if ends is None or len(ends) != len(offsets):
+        return None
+    return sum(max(0, end - offset) for offset, end in zip(offsets, ends, strict=True))
+
+
+def _ends(pipeline: Pipeline, state: State, where: Where) -> dict[str, list[int]]:
+    """Where the queues end now, by partition; empty if nobody can be asked."""
     queues: set[str] = set()
     for name in pipeline.queries:
         done = last_batch(state.checkpoint(name))
@@ -71,5 +79,8 @@ def _ends(pipeline: Pipeline, state: State, where: Where) -> dict[str, int]:
         parsed = SourceOptions.parse({**where.options(), "subscribe": ",".join(queues)}, streaming=True)
         place = open_place(dataclasses.replace(parsed.where, timeout_s=_ASK_S))
         with contextlib.closing(place):
-            return {name: each.end for name, each in place.find(sorted(queues)).items()}
+            ends: dict[str, list[int]] = {}
+            for part, at in place.find(sorted(queues)).items():
+                ends.setdefault(part.queue, []).append(at.end)
+            return ends
     return {}

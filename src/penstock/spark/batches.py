@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.core.partition import PARTITION_SHIFT
+
 ROWS_MIN = 4_096
 """Smaller batches are joined: each one costs Spark some time."""
-_PARTITION = pa.scalar(0, pa.int32())
 _CREATE_TIME = pa.scalar(0, pa.int32())
 
 
@@ -33,14 +34,15 @@ def arrow_schema(*, include_headers: bool) -> Any:
 
 
 def kafka_columns(queue: str, batch: Any, *, include_headers: bool) -> Any:
-    """A batch of `wire/arrow.py` with the columns that Spark is promised."""
+    """A batch of `wire/arrow.py` with the columns that Spark is promised. Its messages are of one partition."""
     schema = arrow_schema(include_headers=include_headers)
     rows = batch.num_rows
+    partition = batch["offset"][0].as_py() >> PARTITION_SHIFT if rows else 0
     columns = [
         batch["key"],
         batch["value"],
         pa.repeat(pa.scalar(queue, pa.string()), rows),
-        pa.repeat(_PARTITION, rows),
+        pa.repeat(pa.scalar(partition, pa.int32()), rows),
         batch["offset"],
         batch["timestamp"],
         pa.repeat(_CREATE_TIME, rows),

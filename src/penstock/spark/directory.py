@@ -10,8 +10,8 @@ from typing import Any
 from penstock.core.broker import Broker
 from penstock.core.commands import FindOffsets, ListQueues, Offsets, ReadRecords, Records
 from penstock.core.errors import ChunkDamaged, QueueNotFound
-from penstock.spark.errors import SparkError
-from penstock.spark.place import Range
+from penstock.spark.errors import InvalidOption, SparkError
+from penstock.spark.place import Part, Range
 from penstock.store.view import StoreView
 
 _READ_BYTES = 16 * 1024 * 1024
@@ -50,23 +50,29 @@ class DirectoryPlace:
         queues: Sequence[str],
         *,
         times_ms: Sequence[int] = (),
-        after: Mapping[str, int] | None = None,
+        after: Mapping[Part, int] | None = None,
         bytes_max: Mapping[str, int] | None = None,
-    ) -> dict[str, Offsets]:
+    ) -> dict[Part, Offsets]:
         """Where the messages of queues stand."""
         self._refresh()
-        found: dict[str, Offsets] = {}
+        found: dict[Part, Offsets] = {}
         for queue in queues:
             command = FindOffsets(
                 queue=queue,
                 times_ms=tuple(times_ms),
-                after=(after or {}).get(queue, 0),
+                after=(after or {}).get(Part(queue, 0), 0),
                 bytes_max=(bytes_max or {}).get(queue),
             )
             try:
-                found[queue] = self._call(command)
+                at: Offsets = self._call(command)
             except QueueNotFound:
                 continue
+            if at.partitions > 1:
+                raise InvalidOption(
+                    f"queue {queue!r} has {at.partitions} partitions, and {self._path} holds one of them: read it from "
+                    "the server (option url)"
+                )
+            found[Part(queue, 0)] = at
         return found
 
     def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
@@ -90,11 +96,11 @@ class DirectoryPlace:
                 return
             offset = records.next_offset
 
-    def create_channel(self, queue: str, channel: str, offset: int) -> None:
+    def create_channel(self, queue: str, channel: str, offsets: Sequence[int]) -> None:
         """Refused: nothing is written here."""
         raise SparkError(f"{self._path} is only read: a stream that commits needs a server (option url)")
 
-    def ack_up_to(self, channel: str, offsets: Mapping[str, int]) -> None:
+    def ack_up_to(self, channel: str, offsets: Mapping[Part, int]) -> None:
         """Refused: nothing is written here."""
         raise SparkError(f"{self._path} is only read: a stream that commits needs a server (option url)")
 

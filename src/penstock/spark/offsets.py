@@ -2,32 +2,47 @@
 
     {"channel": "spark-3f2a...", "queues": {"orders": {"0": 120, "id": 7, "kept": 80}}}
 
-`0` is the partition (a queue has one), and its value the offset of the next message to read. `id` is the queue's own
-number: a queue that was deleted and created again is another one. From offset `kept` on, the stream's channel keeps
-every message until it is committed; what is missing there was lost (retention, a purge), and what is missing before
-was gone when the stream began.
+`0` is the partition, and its value the offset of the next message to read. `id` is the queue's own number: a queue that
+was deleted and created again is another one. From offset `kept` on, the stream's channel keeps every message until it
+is committed; what is missing there was lost (retention, a purge), and what is missing before was gone when the stream
+began. A queue with several partitions has an offset in each, and a list of what is kept:
+
+    {"0": 120, "1": 281474976710700, "id": 7, "kept": [80, 281474976710656]}
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.spark.errors import DataLoss
-from penstock.spark.place import Range
+from penstock.spark.place import Part, Range
 
+Key = TypeVar("Key")
 _PARTITION_MESSAGES = 250_000
 _PARTITIONS_MAX = 64
 
 
 @dataclass(frozen=True)
 class QueuePosition:
-    """Where a stream is in one queue."""
+    """Where a stream is in one queue: in each of its partitions."""
 
-    offset: int
+    offsets: tuple[int, ...]
     queue_id: int
-    kept: int
+    kept: tuple[int, ...]
+
+    @classmethod
+    def decode(cls, found: dict[str, Any]) -> QueuePosition:
+        """Read what `encode` has made."""
+        kept = found["kept"] if isinstance(found["kept"], list) else [found["kept"]]
+        offsets = tuple(int(found[str(partition)]) for partition in range(len(kept)))
+        return cls(offsets, int(found["id"]), tuple(map(int, kept)))
+
+    def encode(self) -> dict[str, Any]:
+        """The form in which Spark keeps it."""
+        offsets = {str(partition): offset for partition, offset in enumerate(self.offsets)}
+        return offsets | {"id": self.queue_id, "kept": self.kept[0] if len(self.kept) == 1 else list(self.kept)}
 
 
 @dataclass(frozen=True)
@@ -41,38 +56,36 @@ class StreamOffset:
     def decode(cls, found: dict[str, Any]) -> StreamOffset:
         """Read what `encode` has made.
 
-        >>> offset = StreamOffset("spark", {"orders": QueuePosition(120, 7, 80)})
+        >>> offset = StreamOffset("spark", {"orders": QueuePosition((120,), 7, (80,))})
         >>> StreamOffset.decode(offset.encode()) == offset
         True
         """
-        queues = {
-            name: QueuePosition(int(each["0"]), int(each["id"]), int(each["kept"]))
-            for name, each in found["queues"].items()
-        }
-        return cls(found["channel"], queues)
+        return cls(found["channel"], {name: QueuePosition.decode(each) for name, each in found["queues"].items()})
 
     def encode(self) -> dict[str, Any]:
         """The form in which Spark keeps it."""
-        return {
-            "channel": self.channel,
-            "queues": {
-                name: {"0": each.offset, "id": each.queue_id, "kept": each.kept}
-                for name, each in sorted(self.queues.items())
-            },
-        }
+        return {"channel": self.channel, "queues": {name: each.encode() for name, each in sorted(self.queues.items())}}
 
-    def moved(self, offsets: dict[str, int]) -> StreamOffset:
+    def moved(self, offsets: dict[Part, int]) -> StreamOffset:
         """The same stream further on."""
-        queues = {name: replace(each, offset=offsets.get(name, each.offset)) for name, each in self.queues.items()}
+        now = self.offsets() | offsets
+        queues = {
+            name: replace(each, offsets=tuple(now[Part(name, number)] for number in range(len(each.offsets))))
+            for name, each in self.queues.items()
+        }
         return StreamOffset(self.channel, queues)
 
-    def offsets(self) -> dict[str, int]:
-        """The offset in each queue."""
-        return {name: each.offset for name, each in self.queues.items()}
+    def offsets(self) -> dict[Part, int]:
+        """The offset in each partition of each queue."""
+        return {
+            Part(name, partition): offset
+            for name, each in self.queues.items()
+            for partition, offset in enumerate(each.offsets)
+        }
 
 
-def share_out(available: dict[str, int], total: int) -> dict[str, int]:
-    """Divide a number of messages among queues by what each has; every queue that has any gets one at least.
+def share_out(available: dict[Key, int], total: int) -> dict[Key, int]:
+    """Divide a number of messages among partitions by what each has; every one that has any gets one at least.
 
     >>> share_out({"orders": 900, "billing": 100, "idle": 0}, 100)
     {'orders': 90, 'billing': 10, 'idle': 0}
@@ -82,7 +95,7 @@ def share_out(available: dict[str, int], total: int) -> dict[str, int]:
     everything = sum(available.values())
     if everything <= total:
         return dict(available)
-    return {name: min(has, max(1, has * total // everything)) if has else 0 for name, has in available.items()}
+    return {key: min(has, max(1, has * total // everything)) if has else 0 for key, has in available.items()}
 
 
 def cut_ranges(ranges: list[Range], min_partitions: int | None) -> list[Range]:

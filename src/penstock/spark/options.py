@@ -7,17 +7,19 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from typing import Any
 
 from penstock.core.config import check_name
 from penstock.core.errors import InvalidName
+from penstock.core.partition import PARTITION_SHIFT
 from penstock.spark.errors import InvalidOption
 from penstock.store.journal.kafka_options import RESERVED_PROPERTIES
 
 EARLIEST = -2
 LATEST = -1
-Start = int | dict[str, int]
-"""EARLIEST or LATEST for every queue, or an offset (or one of these) for each."""
+Start = int | dict[str, dict[int, int]]
+"""EARLIEST or LATEST for every queue, or an offset (or one of these) for each, by partition."""
 
 _WHERE = ("url", "token", "caFile", "timeout")
 SOURCE_OPTIONS = (
@@ -77,6 +79,8 @@ class SourceOptions:
     queues: tuple[str, ...] | None
     """The queues to read; None: those that match the pattern."""
     pattern: str | None
+    assigned: dict[str, list[int]] | None
+    """The partitions to read of each queue; None: all."""
     starting: Start | None
     """None: earliest for a batch, latest for a stream."""
     ending: Start
@@ -104,11 +108,12 @@ class SourceOptions:
         penstock.spark.errors.InvalidOption: there is no option 'subscribed' (did you mean subscribe?); ...
         """
         given = _Given(options, SOURCE_OPTIONS, "source")
-        queues, pattern = _queues(given)
+        queues, pattern, assigned = _queues(given)
         parsed = cls(
             where=_with_kafka(_where(given), given),
             queues=queues,
             pattern=pattern,
+            assigned=assigned,
             starting=_offsets(given, "startingOffsets"),
             ending=_ending(given),
             starting_ms=given.number("startingTimestamp", 0),
@@ -241,7 +246,7 @@ def _with_kafka(where: Where, given: _Given) -> Where:
     return replace(where, read_from=read_from, kafka_bootstrap=bootstrap, kafka_properties=tuple(named.items()))
 
 
-def _queues(given: _Given) -> tuple[tuple[str, ...] | None, str | None]:
+def _queues(given: _Given) -> tuple[tuple[str, ...] | None, str | None, dict[str, list[int]] | None]:
     chosen = [name for name in ("subscribe", "subscribePattern", "assign") if given.text(name) is not None]
     if len(chosen) != 1:
         raise InvalidOption(
@@ -254,13 +259,14 @@ def _queues(given: _Given) -> tuple[tuple[str, ...] | None, str | None]:
             re.compile(text)
         except re.error as error:
             raise InvalidOption(f"subscribePattern is {text!r}, which is no regular expression: {error}") from None
-        return None, text
-    names = _assigned(text) if chosen == ["assign"] else [name.strip() for name in text.split(",") if name.strip()]
+        return None, text, None
+    assigned = _assigned(text) if chosen == ["assign"] else None
+    names = [name.strip() for name in text.split(",") if name.strip()] if assigned is None else list(assigned)
     if not names:
         raise InvalidOption(f"{chosen[0]} is {text!r}: it must name at least one queue")
     for name in names:
         _check_queue(name, chosen[0])
-    return tuple(dict.fromkeys(names)), None
+    return tuple(dict.fromkeys(names)), None, assigned
 
 
 def _check_queue(name: str, option: str) -> None:
@@ -270,12 +276,19 @@ def _check_queue(name: str, option: str) -> None:
         raise InvalidOption(f"{option}: {error}") from None
 
 
-def _assigned(text: str) -> list[str]:
+def _assigned(text: str) -> dict[str, list[int]]:
     found = _json(text, "assign", '{"orders": [0]}')
     for name, partitions in found.items():
-        if partitions != [0]:
-            raise InvalidOption(f"assign gives {name!r} the partitions {partitions!r}: a queue has one, [0]")
-    return list(found)
+        if not isinstance(partitions, list) or not partitions or not all(map(_is_whole, partitions)):
+            raise InvalidOption(
+                f"assign gives {name!r} the partitions {partitions!r}: it must be a list such as [0], or [0, 1] of a "
+                "queue with several"
+            )
+    return {name: sorted(set(partitions)) for name, partitions in found.items()}
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _json(text: str, option: str, example: str) -> dict[str, Any]:
@@ -295,21 +308,26 @@ def _offsets(given: _Given, option: str) -> Start | None:
     if text.lower() in ("earliest", "latest"):
         return EARLIEST if text.lower() == "earliest" else LATEST
     found = _json(text, option, 'earliest, latest or {"orders": {"0": 120}}')
-    offsets = {}
     for name, partitions in found.items():
-        offset = partitions.get("0") if isinstance(partitions, dict) else None
-        if not isinstance(offset, int) or isinstance(offset, bool) or offset < EARLIEST or len(partitions) != 1:
+        if not isinstance(partitions, dict) or not partitions or not all(starmap(_is_offset, partitions.items())):
             raise InvalidOption(
                 f"{option} gives {name!r} {partitions!r}: it must be "
-                '{"0": offset}, where -2 is earliest and -1 is latest'
+                '{"0": offset}, where -2 is earliest and -1 is latest. Of several partitions each has one, and '
+                "its offsets begin at its number times 2^48"
             )
-        offsets[name] = offset
-    return offsets
+    return {name: {int(key): offset for key, offset in partitions.items()} for name, partitions in found.items()}
+
+
+def _is_offset(partition: str, offset: Any) -> bool:
+    """Whether this is an offset, or a word for one, and is in its partition."""
+    if not partition.isdecimal() or not isinstance(offset, int) or isinstance(offset, bool):
+        return False
+    return offset in (EARLIEST, LATEST) or (offset >= 0 and offset >> PARTITION_SHIFT == int(partition))
 
 
 def _ending(given: _Given) -> Start:
     ending = _offsets(given, "endingOffsets")
-    if ending == EARLIEST or (isinstance(ending, dict) and EARLIEST in ending.values()):
+    if ending == EARLIEST or (isinstance(ending, dict) and any(EARLIEST in each.values() for each in ending.values())):
         raise InvalidOption("endingOffsets cannot be earliest: there would be nothing to read")
     return LATEST if ending is None else ending
 

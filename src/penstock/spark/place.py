@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.core.commands import Offsets
 from penstock.spark.options import Where
 
 
+class Part(NamedTuple):
+    """A partition of a queue. Its offsets are a range of their own: each of them says which partition it is in."""
+
+    queue: str
+    partition: int
+
+
 @dataclass(frozen=True)
 class Range:
-    """Messages of one queue, from offset `start` up to, not including, `stop`."""
+    """Messages of one partition of a queue, from offset `start` up to, not including, `stop`."""
 
     queue: str
     start: int
@@ -33,21 +40,25 @@ class Place(Protocol):
         queues: Sequence[str],
         *,
         times_ms: Sequence[int] = (),
-        after: Mapping[str, int] | None = None,
+        after: Mapping[Part, int] | None = None,
         bytes_max: Mapping[str, int] | None = None,
-    ) -> dict[str, Offsets]:
-        """Where the messages of queues stand; those that are not there are left out."""
+    ) -> dict[Part, Offsets]:
+        """Where the messages of queues stand; those that are not there are left out.
+
+        All partitions of a queue come, in their order; with `after`, those that it names. Each of them may have
+        `bytes_max`.
+        """
         ...
 
     def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
         """The messages of a range that are there, as record batches of `wire/arrow.py`."""
         ...
 
-    def create_channel(self, queue: str, channel: str, offset: int) -> None:
-        """Keep what is sent from an offset on for a channel; one that is there stays as it is."""
+    def create_channel(self, queue: str, channel: str, offsets: Sequence[int]) -> None:
+        """Keep what is sent from an offset of each partition on for a channel; one that is there stays as it is."""
         ...
 
-    def ack_up_to(self, channel: str, offsets: Mapping[str, int]) -> None:
+    def ack_up_to(self, channel: str, offsets: Mapping[Part, int]) -> None:
         """A channel is done with what was sent before these offsets."""
         ...
 

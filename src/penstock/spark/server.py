@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.core.commands import Offsets
-from penstock.spark.errors import InvalidOption, ServerFailed
+from penstock.spark.errors import ServerFailed
 from penstock.spark.options import Where
-from penstock.spark.place import Range
+from penstock.spark.place import Part, Range
 
 _PAUSE_S_MIN = 0.05
 _PAUSE_S_MAX = 2.0
@@ -96,13 +96,30 @@ class Connection:
             self._connection = None
 
 
-def _check_partitions(at: Offsets) -> None:
-    """Reading one partition of several would leave messages out, and nobody would notice."""
-    if at.partitions > 1:
-        raise InvalidOption(
-            f"queue {at.queue!r} has {at.partitions} partitions: only queues with one can be read from Spark. Leave it "
-            "out, or copy it to a queue with one"
-        )
+def _check_partitions(found: dict[Part, Offsets]) -> None:
+    """Reading some partitions of several would leave messages out, and nobody would notice."""
+    for at in found.values():
+        if any(Part(at.queue, partition) not in found for partition in range(at.partitions)):
+            raise ServerFailed(
+                f"queue {at.queue!r} has {at.partitions} partitions, and the server tells of some only: its version is "
+                "too old for such queues"
+            )
+
+
+def _by_queue(offsets: Mapping[Part, int]) -> dict[str, int | list[int]]:
+    """Offsets as requests have them: a number, or several.
+
+    >>> _by_queue({Part("orders", 0): 7, Part("wide", 0): 1, Part("wide", 1): 281474976710656})
+    {'orders': 7, 'wide': [1, 281474976710656]}
+    """
+    queues: dict[str, list[int]] = {}
+    for part, offset in offsets.items():
+        queues.setdefault(part.queue, []).append(offset)
+    return {queue: _plain(some) for queue, some in queues.items()}
+
+
+def _plain(offsets: Sequence[int]) -> int | list[int]:
+    return offsets[0] if len(offsets) == 1 else list(offsets)
 
 
 def _trusting(ca_file: str | None) -> ssl.SSLContext:
@@ -145,20 +162,21 @@ class ServerPlace:
         queues: Sequence[str],
         *,
         times_ms: Sequence[int] = (),
-        after: Mapping[str, int] | None = None,
+        after: Mapping[Part, int] | None = None,
         bytes_max: Mapping[str, int] | None = None,
-    ) -> dict[str, Offsets]:
+    ) -> dict[Part, Offsets]:
         """Where the messages of queues stand."""
         body = {
             "queues": list(queues),
             "times_ms": list(times_ms),
-            "after": dict(after or {}),
+            "after": _by_queue(after or {}),
             "bytes_max": dict(bytes_max or {}),
         }
         reply = self._connection.ask("POST", "/v1/bulk/offsets", body)
-        found = {each["queue"]: msgspec.convert(each, Offsets) for each in reply["offsets"]}
-        for at in found.values():
-            _check_partitions(at)
+        replies = [msgspec.convert(each, Offsets) for each in reply["offsets"]]
+        found = {Part(at.queue, at.partition): at for at in replies}
+        if after is None:
+            _check_partitions(found)
         return found
 
     def batches(self, wanted: Range, *, include_headers: bool) -> Iterator[Any]:
@@ -202,14 +220,15 @@ class ServerPlace:
                 return
             offset = next_offset
 
-    def create_channel(self, queue: str, channel: str, offset: int) -> None:
-        """Keep what is sent from an offset on."""
-        self._connection.ask("POST", "/v1/bulk/channels", {"queue": queue, "channel": channel, "offset": offset})
+    def create_channel(self, queue: str, channel: str, offsets: Sequence[int]) -> None:
+        """Keep what is sent from an offset of each partition on."""
+        body = {"queue": queue, "channel": channel, "offset": _plain(offsets)}
+        self._connection.ask("POST", "/v1/bulk/channels", body)
 
-    def ack_up_to(self, channel: str, offsets: Mapping[str, int]) -> None:
+    def ack_up_to(self, channel: str, offsets: Mapping[Part, int]) -> None:
         """A channel is done with what was sent before these offsets."""
         if offsets:
-            self._connection.ask("POST", "/v1/bulk/ack", {"channel": channel, "offsets": dict(offsets)})
+            self._connection.ask("POST", "/v1/bulk/ack", {"channel": channel, "offsets": _by_queue(offsets)})
 
     def take(self, queue: str, channel: str, limit: int, *, include_headers: bool) -> tuple[Any, list[Any]]:
         """Lease messages: a table of them, and the spans to settle."""

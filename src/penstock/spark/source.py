@@ -1,8 +1,8 @@
 """`format("penstock")`: queues as a table and as a stream.
 
-The driver plans by offset: `[start, stop)` of each queue, cut into ranges that are read in parallel. The executors read
-their ranges from the server or from the directory, as Arrow batches whose bodies nobody copies. A range is a pure
-function of its offsets as long as its messages are kept, so a batch that is done again reads the same.
+The driver plans by offset: `[start, stop)` of each partition of each queue, cut into ranges that are read in parallel.
+The executors read their ranges from the server or from the directory, as Arrow batches whose bodies nobody copies. A
+range is a pure function of its offsets as long as its messages are kept, so a batch that is done again reads the same.
 
 A stream is a channel: created where the stream starts (when its first batch is planned), it keeps what the stream has
 not committed. Its name is in the stream's offsets, so a restart from the checkpoint finds it. Spark commits a batch one
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -29,17 +29,20 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.core.commands import MAIN, Offsets
+from penstock.core.partition import PARTITION_SHIFT
 from penstock.spark.columns import HEADERS_SCHEMA, SCHEMA
 from penstock.spark.errors import DataLoss, InvalidOption, ServerFailed
 from penstock.spark.offsets import LossCheck, QueuePosition, StreamOffset, cut_ranges, data_loss, share_out
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions, Start
-from penstock.spark.place import Place, Range, open_place
+from penstock.spark.place import Part, Place, Range, open_place
 
 if TYPE_CHECKING:
     from penstock.spark.sink import BatchSink, StreamSink
 
 _TAKE_MESSAGES = 50_000
 _KEPT_NOTHING = 1 << 62
+_LOST = ("queue_not_found", "channel_not_found", "invalid_request")
+"""What the server says to the offsets of a queue that is gone, or is another one: fewer partitions, fewer messages."""
 
 
 class PenstockDataSource(DataSource):
@@ -118,18 +121,54 @@ def chosen_queues(options: SourceOptions, place: Place) -> list[str]:
 
 def find_all(
     options: SourceOptions, place: Place, queues: Sequence[str], times_ms: Sequence[int]
-) -> dict[str, Offsets]:
+) -> dict[Part, Offsets]:
     """Where the messages of all these queues stand; a queue that was named and is not there is an error."""
     found = place.find(queues, times_ms=times_ms)
-    missing = [queue for queue in queues if queue not in found]
+    there = {part.queue for part in found}
+    missing = [queue for queue in queues if queue not in there]
     if missing and options.queues is not None:
         raise InvalidOption(f"there is no queue {', '.join(map(repr, missing))}: create it, or send to it, first")
+    if options.assigned is not None:
+        found = _assigned(options.assigned, found)
+    for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        if isinstance(offsets, dict):
+            _check_named(name, offsets, found)
     return found
+
+
+def _check_named(option: str, named: Mapping[str, Iterable[int]], found: dict[Part, Offsets]) -> None:
+    """Who gives offsets gives one for each partition: the others would be read from anywhere."""
+    for queue, partitions in named.items():
+        there = [part.partition for part in found if part.queue == queue]
+        if there and sorted(partitions) != there:
+            raise InvalidOption(
+                f"{option} gives offsets in the partitions {sorted(partitions)} of queue {queue!r}, and {there} are "
+                "read: name each of them"
+            )
+
+
+def _assigned(assigned: dict[str, list[int]], found: dict[Part, Offsets]) -> dict[Part, Offsets]:
+    """The partitions that were asked for."""
+    wanted = [Part(queue, partition) for queue, partitions in assigned.items() for partition in partitions]
+    for part in wanted:
+        if part not in found:
+            raise InvalidOption(f"assign gives queue {part.queue!r} the partition {part.partition}: it has no such one")
+    return {part: found[part] for part in wanted}
+
+
+def need_all_partitions(found: dict[Part, Offsets]) -> None:
+    """A channel is of a whole queue: what is not read of it would stay in it."""
+    for part, at in found.items():
+        if any(Part(part.queue, partition) not in found for partition in range(at.partitions)):
+            raise InvalidOption(
+                f"assign gives queue {part.queue!r} some of its {at.partitions} partitions: a stream, and a batch with "
+                "consume, read all of them. Name all, or use subscribe"
+            )
 
 
 def resolve(start: Start, at: Offsets, what: str) -> int:
     """An offset of the options as a number."""
-    wanted = start.get(at.queue, EARLIEST) if isinstance(start, dict) else start
+    wanted = start.get(at.queue, {}).get(at.partition, EARLIEST) if isinstance(start, dict) else start
     if wanted == EARLIEST:
         return at.first
     if wanted == LATEST:
@@ -186,10 +225,11 @@ class ConsumingReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Plan: in the driver. How many messages each task may take."""
+        """Plan: in the driver. How many messages each task may take, of whichever partition has them."""
         options = self.options
         with contextlib.closing(open_place(options.where)) as place:
             found = find_all(options, place, chosen_queues(options, place), ())
+        need_all_partitions(found)
         ranges = [Range(at.queue, at.first, at.end, 0) for at in found.values() if at.end > at.first]
         return [RangePartition(each) for each in cut_ranges(ranges, options.min_partitions)]
 
@@ -237,16 +277,16 @@ class ConsumingReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream: a channel, and an offset in each queue."""
+    """A stream: a channel, and an offset in each partition of each queue."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._place: Place | None = None
         self._is_planned = False
-        self._target: dict[str, int] | None = None
-        """`availableNow`: where each queue ended when the run began."""
+        self._target: dict[Part, int] | None = None
+        """`availableNow`: where each partition ended when the run began."""
         self._ends: StreamOffset | None = None
-        self._acked: dict[str, int] = {}
+        self._acked: dict[Part, int] = {}
         self._keeping: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -274,8 +314,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         times_ms = [] if options.starting_ms is None else [options.starting_ms]
         found = find_all(options, self.place, chosen_queues(options, self.place), times_ms)
         channel = options.channel or f"{options.group_id_prefix}-{uuid.uuid4().hex[:16]}"
-        positions = {at.queue: self._begin(at, self._starting_offset(at)) for at in found.values()}
-        return StreamOffset(channel, positions).encode()
+        need_all_partitions(found)
+        return StreamOffset(channel, self._positions(found, self._starting_offset)).encode()
 
     def _starting_offset(self, at: Offsets) -> int:
         if self.options.starting_ms is not None:
@@ -283,19 +323,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = LATEST if self.options.starting is None else self.options.starting
         return resolve(start, at, "startingOffsets")
 
-    def _begin(self, at: Offsets, offset: int) -> QueuePosition:
+    def _positions(self, found: dict[Part, Offsets], begin: Callable[[Offsets], int]) -> dict[str, QueuePosition]:
+        """Where a stream begins in queues that it has not read."""
+        queues: dict[str, list[Offsets]] = {}
+        for at in found.values():
+            queues.setdefault(at.queue, []).append(at)
+        positions = {}
+        for queue, parts in queues.items():
+            offsets = tuple(begin(at) for at in parts)
+            for at, offset in zip(parts, offsets, strict=True):
+                self._check_begin(at, offset)
+            kept = tuple(max(offset, at.end) for at, offset in zip(parts, offsets, strict=True))
+            positions[queue] = QueuePosition(offsets, parts[0].queue_id, kept)
+        return positions
+
+    def _check_begin(self, at: Offsets, offset: int) -> None:
         if offset < at.first and self.options.fail_on_data_loss and at.first > 0:
             raise data_loss(
                 f"startingOffsets gives queue {at.queue!r} {offset}, and the first message that is there is {at.first}"
             )
-        return QueuePosition(offset, at.queue_id, max(offset, at.end))
 
     # -- how far it goes --
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Everything that is there now is read in this run, and nothing that comes later."""
         queues = chosen_queues(self.options, self.place)
-        self._target = {at.queue: at.end for at in self.place.find(queues).values()}
+        self._target = {part: at.end for part, at in self.place.find(queues).items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """How much Spark lets a batch have; both limits are kept to in `latestOffset`."""
@@ -318,14 +371,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_planned = True
         at = self._with_new_queues(at)
         found = self._checked(at, self.place.find(list(at.queues)))
-        at = StreamOffset(at.channel, {name: each for name, each in at.queues.items() if name in found})
+        there = {part.queue for part in found}
+        at = StreamOffset(at.channel, {name: each for name, each in at.queues.items() if name in there})
         self._keep(at)
-        ends = {name: self._end_of(each) for name, each in found.items()}
-        self._ends = at.moved({name: each.end for name, each in found.items()})
+        ends = {part: self._end_of(part, each) for part, each in found.items()}
+        self._ends = at.moved({part: each.end for part, each in found.items()})
         return at.moved(self._limited(at.offsets(), ends, limit)).encode()
 
-    def _end_of(self, found: Offsets) -> int:
-        return found.end if self._target is None else min(found.end, self._target.get(found.queue, 0))
+    def _end_of(self, part: Part, found: Offsets) -> int:
+        return found.end if self._target is None else min(found.end, self._target.get(part, 0))
 
     def _with_new_queues(self, at: StreamOffset) -> StreamOffset:
         """Queues that match the pattern and were not there before are read from their beginning."""
@@ -333,33 +387,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return at
         new = [name for name in chosen_queues(self.options, self.place) if name not in at.queues]
         found = self.place.find(new) if new else {}
-        positions = {each.queue: self._begin(each, each.first) for each in found.values()}
-        return StreamOffset(at.channel, at.queues | positions)
+        return StreamOffset(at.channel, at.queues | self._positions(found, lambda each: each.first))
 
     def _keep(self, at: StreamOffset) -> None:
         """Make sure that the stream's channel is there, and keeps what was not read yet."""
         for name, position in at.queues.items():
             if self._commits and name not in self._keeping:
-                self.place.create_channel(name, at.channel, position.offset)
+                self.place.create_channel(name, at.channel, position.offsets)
                 self._keeping.add(name)
 
-    def _checked(self, at: StreamOffset, found: dict[str, Offsets]) -> dict[str, Offsets]:
+    def _checked(self, at: StreamOffset, found: dict[Part, Offsets]) -> dict[Part, Offsets]:
         """The queues that are still what the stream knows; the others are lost, which is an error or is passed over."""
+        same: dict[Part, Offsets] = {}
         for name, position in at.queues.items():
-            now = found.get(name)
-            if now is None:
+            now = {part: each for part, each in found.items() if part.queue == name}
+            if not now:
                 self._lose(f"queue {name!r} is gone")
-            elif now.queue_id != position.queue_id:
+            elif any(each.queue_id != position.queue_id for each in now.values()):
                 self._lose(f"queue {name!r} was deleted and created again")
-                found.pop(name)
-        return found
+            elif len(now) != len(position.offsets):
+                self._lose(f"queue {name!r} has {len(now)} partitions, and had {len(position.offsets)}")
+            else:
+                same |= now
+        return same
 
     def _lose(self, what: str) -> None:
         if self.options.fail_on_data_loss:
             raise data_loss(what)
 
-    def _limited(self, starts: dict[str, int], ends: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        ends = {name: max(end, starts[name]) for name, end in ends.items()}
+    def _limited(self, starts: dict[Part, int], ends: dict[Part, int], limit: ReadLimit) -> dict[Part, int]:
+        ends = {part: max(end, starts[part]) for part, end in ends.items()}
         options = self.options
         max_rows, max_bytes = options.max_offsets, options.max_bytes
         if isinstance(limit, ReadAllAvailable):  # Trigger.Once asks for all there is, whatever the options say
@@ -369,13 +426,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif isinstance(limit, ReadMaxBytes):
             max_bytes = min(limit.max_bytes, max_bytes or limit.max_bytes)
         if max_rows is not None:
-            shares = share_out({name: end - starts[name] for name, end in ends.items()}, max_rows)
-            ends = {name: starts[name] + share for name, share in shares.items()}
+            shares = share_out({part: end - starts[part] for part, end in ends.items()}, max_rows)
+            ends = {part: starts[part] + share for part, share in shares.items()}
         if max_bytes is not None:
-            waiting = [name for name, end in ends.items() if end > starts[name]]
+            waiting = {part: starts[part] for part, end in ends.items() if end > starts[part]}
             each_bytes = max(1, max_bytes // max(1, len(waiting)))
-            found = self.place.find(waiting, after=starts, bytes_max=dict.fromkeys(waiting, each_bytes))
-            ends |= {name: min(ends[name], max(found[name].cut, starts[name])) for name in waiting if name in found}
+            queues = list(dict.fromkeys(part.queue for part in waiting))
+            found = self.place.find(queues, after=waiting, bytes_max=dict.fromkeys(queues, each_bytes))
+            ends |= {part: min(ends[part], max(found[part].cut, starts[part])) for part in waiting if part in found}
         return ends
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -390,17 +448,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = []
         for name, position in stop.queues.items():
             before = begin.queues.get(name)
-            first = position.kept if before is None else before.offset
-            if before is None:
-                first = self._first_of_new(name, position)
-            if position.offset > first:
-                ranges.append(Range(name, first, position.offset, position.kept))
+            firsts = self._first_of_new(name, position) if before is None else before.offsets
+            for first, end_offset, kept in zip(firsts, position.offsets, position.kept, strict=True):
+                if end_offset > first:
+                    ranges.append(Range(name, first, end_offset, kept))
         return [RangePartition(each) for each in cut_ranges(ranges, self.options.min_partitions)]
 
-    def _first_of_new(self, name: str, position: QueuePosition) -> int:
+    def _first_of_new(self, name: str, position: QueuePosition) -> tuple[int, ...]:
         """A queue that came up in this batch is read from its first message."""
-        found = self.place.find([name]).get(name)
-        return min(position.offset, found.first if found is not None else 0)
+        found = self.place.find([name])
+        return tuple(
+            min(offset, found[part].first) if (part := Part(name, partition)) in found else partition << PARTITION_SHIFT
+            for partition, offset in enumerate(position.offsets)
+        )
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read a range: in the executors."""
@@ -413,13 +473,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._acknowledge(StreamOffset.decode(end))
 
     def _acknowledge(self, at: StreamOffset) -> None:
-        new = {name: offset for name, offset in at.offsets().items() if self._acked.get(name) != offset}
+        new = {part: offset for part, offset in at.offsets().items() if self._acked.get(part) != offset}
         if not self._commits or not new:
             return
         try:
             self.place.ack_up_to(at.channel, new)
         except ServerFailed as error:
-            if error.code not in ("queue_not_found", "channel_not_found"):
+            if error.code not in _LOST:
                 raise
             self._lose(str(error))
         self._acked |= new

@@ -23,7 +23,7 @@ from penstock.protocols.bulk.staging import PieceNotFound, Staging
 from penstock.spark import pieces
 from penstock.spark.errors import InvalidRow, ServerFailed
 from penstock.spark.options import Where
-from penstock.spark.place import Range
+from penstock.spark.place import Part, Range
 from penstock.spark.rows import Rows
 from penstock.spark.server import Connection, ServerPlace
 from penstock.wire.pieces import Target, decode_piece, encode_section, piece_bytes
@@ -136,7 +136,7 @@ def publish(connection: Connection, token: str, pieces: list[str], name: str, nu
 
 
 def values(place: ServerPlace, queue: str) -> list[bytes]:
-    end = place.find([queue])[queue].end
+    end = place.find([queue])[Part(queue, 0)].end
     batches = place.batches(Range(queue, 0, end, 0), include_headers=False)
     return [value for batch in batches for value in batch["value"].to_pylist()]
 
@@ -250,9 +250,9 @@ def test_a_body_that_is_too_large_is_refused(writer: Connection) -> None:
 
 def test_a_channel_is_created_at_an_offset_and_moved_on(writer: Connection, reader: ServerPlace) -> None:
     send(writer, piece("r10", *[b"x"] * 10))
-    reader.create_channel("r10", "stream", 4)
-    reader.create_channel("r10", "stream", 0)
-    reader.ack_up_to("stream", {"r10": 7})
+    reader.create_channel("r10", "stream", [4])
+    reader.create_channel("r10", "stream", [0])
+    reader.ack_up_to("stream", {Part("r10", 0): 7})
     url = "/v1/queues/r10/channels/stream"
     assert writer.ask("GET", url)["ready"] == 3
 
@@ -266,11 +266,11 @@ def test_a_range_that_takes_many_requests_is_read_to_its_end(
         send(writer, piece("r14", *bodies[low : low + 25]))
     monkeypatch.setattr("penstock.spark.server._RECORDS_PER_REQUEST", 7)
     assert values(reader, "r14") == bodies
-    reader.ack_up_to("main", {"r14": 60})
+    reader.ack_up_to("main", {Part("r14", 0): 60})
     assert values(reader, "r14") == bodies[50:], "whole chunks go"
     monkeypatch.setattr("penstock.spark.server._RECORDS_PER_REQUEST_BYTES", 30)
     assert values(reader, "r14") == bodies[50:]
-    reader.ack_up_to("main", {"r14": 100})
+    reader.ack_up_to("main", {Part("r14", 0): 100})
     assert values(reader, "r14") == []
 
 
@@ -343,7 +343,7 @@ def test_a_stream_that_breaks_and_brings_nothing_fails(broken_off: tuple[Cutter,
 
 def test_queues_that_are_not_there_are_left_out(writer: Connection, reader: ServerPlace) -> None:
     send(writer, piece("r11", b"x"))
-    assert list(reader.find(["r11", "r-none"])) == ["r11"]
+    assert list(reader.find(["r11", "r-none"])) == [Part("r11", 0)]
     assert "r11" in reader.queues()
 
 
@@ -410,8 +410,8 @@ def test_rights_end_where_the_pattern_does(writer: Connection, reader: ServerPla
         send(writer, piece("other", b"x"))
     for call in (
         lambda: reader.find(["other"]),
-        lambda: reader.create_channel("other", "c", 0),
-        lambda: reader.ack_up_to("c", {"other": 0}),
+        lambda: reader.create_channel("other", "c", [0]),
+        lambda: reader.ack_up_to("c", {Part("other", 0): 0}),
         lambda: reader.take("other", "main", 1, include_headers=False),
         lambda: list(reader.batches(Range("other", 0, 1, 0), include_headers=False)),
     ):

@@ -169,7 +169,8 @@ def compact_iceberg(path: Path, *, small_bytes: int = SMALL_BYTES, small_files: 
     """Join small files of an archive's table, where there are many. Returns how many went.
 
     Files of one queue and date hold ranges of offsets that do not overlap: so those between two larger files are all
-    that a range of offsets has, and are replaced in one commit by what they hold. Older snapshots keep them.
+    that a range of offsets has, and are replaced in one commit by what they hold. Older snapshots keep them. Ranges of
+    a queue with several partitions do overlap: there, files are joined only if no others lie among them.
     """
     catalog = _iceberg(path)
     try:
@@ -201,13 +202,22 @@ def _small_groups(table: Any, small_bytes: int, small_files: int) -> Iterator[li
         if sum(file.size < small_bytes for file in files) < small_files:
             continue
         group: list[_File] = []
+        groups: list[list[_File]] = []
         for file in files:
             if group and (file.size >= small_bytes or sum(each.size for each in group) >= JOINED_BYTES):
-                yield group
+                groups.append(group)
                 group = []
             if file.size < small_bytes:
                 group.append(file)
-        yield group
+        yield from (each for each in [*groups, group] if _is_alone(each, files))
+
+
+def _is_alone(group: list[_File], files: list[_File]) -> bool:
+    """Whether no other file holds offsets among those of a group: they would all have to be read for it."""
+    if not group:
+        return False
+    first, last = group[0].first, max(file.last for file in group)
+    return sum(file.first <= last and file.last >= first for file in files) == len(group)
 
 
 def _iceberg_files(table: Any) -> Iterator[_File]:
@@ -231,7 +241,7 @@ def _join_iceberg(table: Any, files: list[_File]) -> int:
         made.EqualTo("queue", files[0].queue),
         made.EqualTo("date", dt.date(1970, 1, 1) + dt.timedelta(days=files[0].days)),
         made.GreaterThanOrEqual("offset", files[0].first),
-        made.LessThanOrEqual("offset", files[-1].last),
+        made.LessThanOrEqual("offset", max(file.last for file in files)),
     )
     rows = table.scan(row_filter=held).to_arrow().sort_by("offset")
     table.overwrite(rows, overwrite_filter=held)

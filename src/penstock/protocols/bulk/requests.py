@@ -13,6 +13,8 @@ PIECES_MAX = 100_000
 READ_MAX = 100_000
 CHUNKS_MAX = 10_000
 
+Offset = int | list[int]
+"""One offset; or several of a queue with several partitions, of which each says which it is in."""
 QueueNames = Annotated[list[str], msgspec.Meta(max_length=QUEUES_MAX)]
 
 
@@ -36,16 +38,17 @@ class QueuesReply(msgspec.Struct):
 
 
 class OffsetsRequest(_Request):
-    """Where do the messages of these queues stand?"""
+    """Where do the messages of these queues stand? In all their partitions, or in those of the offsets in `after`."""
 
     queues: QueueNames
     times_ms: Annotated[list[int], msgspec.Meta(max_length=100)] = []
-    after: dict[str, int] = {}
+    after: dict[str, Offset] = {}
     bytes_max: dict[str, int] = {}
+    """For each partition of a queue."""
 
 
 class OffsetsReply(msgspec.Struct):
-    """The queues that are there, in the order of the request, and those that are not."""
+    """The queues that are there, in the order of the request and of their partitions, and those that are not."""
 
     offsets: list[Offsets]
     missing: list[str]
@@ -95,14 +98,14 @@ class ChannelRequest(_Request):
 
     queue: str
     channel: str
-    offset: int
+    offset: Offset
 
 
 class AckRequest(_Request):
     """Everything before these offsets is done for a channel."""
 
     channel: str
-    offsets: dict[str, int]
+    offsets: dict[str, Offset]
 
 
 class AckReply(msgspec.Struct):

@@ -49,6 +49,7 @@ from penstock.core.commands import (
     LastMark,
     ListChunks,
     ListQueues,
+    Offsets,
     ReadRecords,
     Receive,
     Records,
@@ -58,7 +59,7 @@ from penstock.core.commands import (
     Span,
 )
 from penstock.core.errors import BatchTooLarge, MessageTooLarge, PenstockError, QueueNotFound
-from penstock.core.partition import SHARD_SHIFT
+from penstock.core.partition import PARTITION_SHIFT, SHARD_SHIFT
 from penstock.protocols.bulk.requests import (
     AckReply,
     AckRequest,
@@ -66,6 +67,7 @@ from penstock.protocols.bulk.requests import (
     ChunksReply,
     ChunksRequest,
     KafkaLog,
+    Offset,
     OffsetsReply,
     OffsetsRequest,
     PublishReply,
@@ -183,17 +185,25 @@ class Bulk:
         reply = OffsetsReply([], [])
         for name in asked.queues:
             _need(principal, "read", name)
-            command = FindOffsets(
-                queue=name,
-                times_ms=tuple(asked.times_ms),
-                after=asked.after.get(name, 0),
-                bytes_max=asked.bytes_max.get(name),
-            )
             try:
-                reply.offsets.append(await self._shard.call(command))
+                reply.offsets += await self._offsets_of(name, asked)
             except QueueNotFound:
                 reply.missing.append(name)
         return reply
+
+    async def _offsets_of(self, name: str, asked: OffsetsRequest) -> list[Offsets]:
+        """Where the messages of a queue stand: in the partitions that are asked for, or in all."""
+
+        def find(after: int) -> Awaitable[Offsets]:
+            bytes_max = asked.bytes_max.get(name)
+            command = FindOffsets(queue=name, times_ms=tuple(asked.times_ms), after=after, bytes_max=bytes_max)
+            return self._shard.call(command)
+
+        if name in asked.after:
+            return await asyncio.gather(*map(find, _offsets(asked.after[name])))
+        first = await find(0)
+        rest = [find(partition << PARTITION_SHIFT) for partition in range(1, first.partitions)]
+        return [first, *await asyncio.gather(*rest)]
 
     async def read(self, request: Request, principal: Principal) -> Response:
         """Messages by offset, as an Arrow stream. Nothing is leased, and nothing changes."""
@@ -220,7 +230,7 @@ class Bulk:
         log = KafkaLog(
             bootstrap=kafka.bootstrap,
             topic=f"{settings.cluster.topic_prefix}.data",
-            partition=found.queue_id >> SHARD_SHIFT,
+            partition=found.queue_id >> SHARD_SHIFT if found.shard is None else found.shard,
             is_open=not (kafka.properties or kafka.properties_env or kafka.properties_file),
         )
         return ChunksReply(log, found.keys, found.next_offset)
@@ -229,15 +239,22 @@ class Bulk:
         """Create a channel at an offset."""
         asked = await _body(request, ChannelRequest)
         _need(principal, "read", asked.queue)
-        await self._shard.call(CreateChannel(queue=asked.queue, channel=asked.channel, offset=asked.offset))
+        command = CreateChannel(queue=asked.queue, channel=asked.channel)
+        match _offsets(asked.offset):
+            case [offset]:
+                command.offset = offset
+            case offsets:
+                command.offsets = tuple(offsets)
+        await self._shard.call(command)
 
     async def ack(self, request: Request, principal: Principal) -> AckReply:
         """Everything before some offsets is done for a channel."""
         asked = await _body(request, AckRequest)
         acked = {}
-        for queue, offset in asked.offsets.items():
+        for queue, given in asked.offsets.items():
             _need(principal, "read", queue)
-            acked[queue] = await self._shard.call(AckUpTo(queue=queue, channel=asked.channel, offset=offset))
+            commands = [AckUpTo(queue=queue, channel=asked.channel, offset=offset) for offset in _offsets(given)]
+            acked[queue] = sum(await asyncio.gather(*map(self._shard.call, commands)))
         return AckReply(acked)
 
     async def take(self, request: Request, principal: Principal) -> Response:
@@ -337,6 +354,13 @@ class Bulk:
 def _need(principal: Principal, right: Right, queue: str) -> None:
     if not principal.allows(right, queue):
         raise RestError(403, "forbidden", f"{principal.name!r} has no {right} right on queue {queue!r}")
+
+
+def _offsets(given: Offset) -> list[int]:
+    offsets = [given] if isinstance(given, int) else given
+    if not offsets:
+        raise invalid("a list of offsets is empty: leave it out, or name one for each partition")
+    return offsets
 
 
 def _sends(piece: bytes | memoryview, principal: Principal, *, sizes_only: bool = False) -> list[Send]:
