@@ -74,13 +74,12 @@ class Part:
     """A subscription in one shard: its ticket there."""
 
     __slots__ = (
-        "asking",
         "changes",
         "credit",
         "delivered_s",
         "deliveries",
-        "has_lost",
         "held",
+        "in_doubt",
         "number",
         "settling",
         "shard",
@@ -95,16 +94,15 @@ class Part:
         """How many more it may push, or how many it may hold."""
         self.told: int | None = None
         """The credit that the shard was told last; None if it may not have heard of it."""
-        self.asking = 0
-        """How many such commands are not answered yet."""
         self.number = 0
         """0 while there is none."""
         self.held = 0
         """Several partitions, credit by what is in flight: how many it has handed out that are not settled."""
         self.changes = 0
         """How often that has changed."""
-        self.has_lost = False
-        """Leases have run out: the shard has to say how many before it hands out more."""
+        self.in_doubt = False
+        """It has handed out more than there was room for. Perhaps leases have run out: the shard has to say what is
+        held before it hands out more; else the same would come again and again."""
         self.settling = 0
         """How many commands are on their way that settle some of it, or give back what was not passed on."""
         self.delivered_s = 0.0
@@ -343,7 +341,7 @@ class Subscriptions:
         subscription.has_settled = False
         changed = self._allot(subscription, wanted)
         for part in parts:
-            is_in_doubt = part.has_lost or (idle and part.held and part.shard not in self._router.served)
+            is_in_doubt = part.in_doubt or (idle and part.held and part.shard not in self._router.served)
             if is_in_doubt and part not in changed:
                 changed.append(part)
         await asyncio.gather(*(self._set(subscription, part) for part in changed))
@@ -355,9 +353,8 @@ class Subscriptions:
         is_fitting = sum(held) <= subscription.credit
         if not is_fitting:
             place = parts.index(part)
-            if part.told is not None and held[place] > part.told and not part.asking and not part.settling:
-                part.has_lost = True  # else it would come again and again
             held[place] -= delivery.count
+            part.in_doubt = True
             part.settling += 1
             part.count(-delivery.count)
             self._spawn(self._return(subscription, part, delivery))
@@ -375,8 +372,10 @@ class Subscriptions:
         finally:
             part.settling -= 1
             part.changes += 1
-        if part.has_lost:
+        if part.in_doubt and not part.settling:
             await self._set_quietly(subscription, part)
+            if not part.in_doubt:
+                self._take_back(subscription, [self._held(subscription, each) for each in subscription.parts])
 
     def _take_back(self, subscription: Subscription, held: list[int]) -> None:
         """The client has all that it may have: no partition has credit for more."""
@@ -388,7 +387,7 @@ class Subscriptions:
         """Divide the credit. Returns the parts that have to be told."""
         changed = []
         for part, share in zip(subscription.parts, wanted, strict=True):
-            part.credit = 0 if part.has_lost else share
+            part.credit = 0 if part.in_doubt else share
             if part.credit != part.told:
                 changed.append(part)
         return changed
@@ -417,7 +416,6 @@ class Subscriptions:
             return
         credit = part.told = part.credit
         changes = part.changes
-        part.asking += 1
         command = SetCredit(subscription=part.number, credit=credit, room_bytes=subscription.room_bytes)
         try:
             held = await self._router.ask(part.shard, command)
@@ -426,11 +424,9 @@ class Subscriptions:
             if isinstance(error, SessionNotFound) and (subscription.is_over or not part.number):
                 return
             raise
-        finally:
-            part.asking -= 1
         if part.changes == changes and not part.settling:
             part.held = min(part.held, held)
-            part.has_lost = False
+            part.in_doubt = False
 
     def settling(self, session: int, shard: int) -> list[Part]:
         """Messages that a session may hold in a shard are about to be settled: the parts to tell `settled` of."""
@@ -486,7 +482,7 @@ class Subscriptions:
 
     def lost(self, subscription: Subscription, part: Part) -> None:
         """A part's shard has moved: subscribe at its new owner."""
-        part.number, part.told, part.has_lost = 0, None, False
+        part.number, part.told, part.in_doubt = 0, None, False
         part.count(-part.held)
         self._spawn(self._again(subscription, part))
 
