@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock.client.connecting import connect_async
 from penstock.client.remote import routed as routed_module
+from penstock.client.remote.address import TransportName
 from penstock.cluster.inspection import Inspection
 from penstock.cluster.placement import home_of
 from penstock.core.errors import InvalidRequest, NotSent
@@ -335,14 +336,15 @@ async def test_closing_ends_waits_streams_and_connections(tmp_path: Path) -> Non
         await until(lambda: not any(proxy._writers for proxy in pair.proxies.values()), "the end of all connections")
 
 
+@pytest.mark.parametrize("transport", ["websocket", "long_poll", "poll"])
 @in_loop
 async def test_nothing_is_lost_or_doubled_while_shards_move_and_connections_break(
-    tmp_path: Path, quick_maps: None
+    tmp_path: Path, quick_maps: None, transport: TransportName
 ) -> None:
     chance = random.Random(5)
     async with served_pair(tmp_path) as pair:
         queues = [pair.queue_of(owner, number) for owner in "ab" for number in range(2)]
-        async with connect_async(pair.url("a"), routing="direct") as ps:
+        async with connect_async(pair.url("a"), routing="direct", transport=transport) as ps:
             for queue in queues:
                 await ps.create_queue(queue)
             sent: dict[str, int] = dict.fromkeys(queues, 0)
@@ -404,11 +406,15 @@ def _url(node: ThreadNode) -> str:
     return node.node.maps.current().nodes[node.name].urls["http"]
 
 
+@pytest.mark.parametrize("transport", ["websocket", "long_poll", "poll"])
 def test_threads_follow_a_queue_from_node_to_node_of_a_cluster_on_kafka(
     kafka: KafkaCluster,  # noqa: F811
     tmp_path: Path,
-    quick_maps: None,
+    monkeypatch: pytest.MonkeyPatch,
+    transport: TransportName,
 ) -> None:
+    """Because of refusals alone: the map is not asked for otherwise."""
+    monkeypatch.setattr(routed_module, "REFRESH_S", 3_600.0)
     name = unique_prefix("routing")
     with thread_node(kafka, name, "a", tmp_path) as a, thread_node(kafka, name, "b", tmp_path) as b:
         eventually(lambda: len(a.own_shards) == len(b.own_shards) == KAFKA_SHARDS // 2, "an even share")
@@ -416,11 +422,12 @@ def test_threads_follow_a_queue_from_node_to_node_of_a_cluster_on_kafka(
         queue = next(each for each in map(str, range(99)) if home_of(each, KAFKA_SHARDS) == shard)
         wishes = Inspection(parse(settings_text(kafka, name, "cli", tmp_path, session_s=3.0)).kafka_options())
         heard: list[bytes] = []
-        with penstock.connect(_url(a).replace("http", "penstock") + "?routing=direct") as ps:
+        url = _url(a).replace("http", "penstock")
+        with penstock.connect(url, routing="direct", transport=transport) as ps:
             ps.create_queue(queue)
             sending = Sending(ps, queue)
             with ps.listen(queue, lambda message: heard.append(bytes(message.body)), workers=2):
-                for node in (b, a):
+                for node in (b, a, b):
                     wishes.move(shard, node.name)
                     eventually(partial(sending.goes_to, node), f"commands at {node.name}")
                 eventually(lambda: len(set(heard)) >= sending.sent, "all messages")

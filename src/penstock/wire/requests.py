@@ -77,7 +77,7 @@ class StopPush(Command):
 
 
 class Route(Command):
-    """How what follows on this connection is to be treated, if it is about a queue that another node owns.
+    """How what follows is to be treated, on this connection or, for who polls, in this frame: if it is another node's.
 
     With the version of the map by which the client has come here, such a command is not done, and answered with where
     it belongs (`Kind.MOVED`): if the node knows a newer map. Version 0, and so it begins: it is forwarded.

@@ -504,7 +504,7 @@ class RemoteCaller:
             return False
         if isinstance(outstanding.command, Receive) and outstanding.command.wait_ms:
             left_s = outstanding.deadline_s - self._loop.time() - self._options.timeout
-            outstanding.command.wait_ms = max(0, round(left_s * 1_000))
+            outstanding.command.wait_ms = max(0, min(outstanding.command.wait_ms, round(left_s * 1_000)))
         return True
 
     # -- patience --

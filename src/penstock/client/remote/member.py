@@ -172,9 +172,9 @@ class MemberCaller(RemoteCaller):
         self._give(link, leaving)
 
     def _requests(self, leaving: list[Outstanding]) -> list[Request]:
-        """As they travel; the node is told which of them it may refuse. (Who polls has no order between requests.)"""
+        """As they travel; the node is told which of them it may refuse."""
         if self.transport != "websocket":
-            return super()._requests(leaving)
+            self._route = 0  # who polls tells it with every request
         requests: list[Request] = []
         for outstanding in leaving:
             route = self._group.route_of(self, outstanding.command)

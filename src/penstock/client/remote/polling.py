@@ -4,6 +4,9 @@ By *long poll* a receive that waits has a request for itself, which the server a
 wait is over. By *plain poll* no request waits: the receive is asked again and again, with growing pauses. A long poll
 that is cut on the way (a proxy with little patience) twice in a row makes the link go on by plain poll.
 
+Every frame is for itself: what a `Route` says holds for the rest of its frame. So a route that the caller gives is told
+anew in each frame, before the requests that it is about.
+
 The server keeps a session for the link, and ends it when nothing is heard for some time; a link that has nothing to say
 sends a heartbeat. Waits are measured by the server's clock, which comes with every answer.
 """
@@ -46,8 +49,12 @@ from penstock.wire.requests import (
     Cancel,
     Hello,
     Request,
+    Route,
     encode_requests,
 )
+
+Directed = tuple[Request | None, Request]
+"""A request, and the `Route` that holds for it, if there is one."""
 
 _WAITS_MAX = 100
 """Requests that wait at a time, each with a connection of its own; more receives wait for their turn."""
@@ -133,18 +140,23 @@ class PollLink:
 
     def send(self, requests: Sequence[Request]) -> None:
         """Send requests: those that are answered at once together, each that waits for itself."""
-        at_once = [request for request in requests if not _waits(request[1])]
+        at_once: list[Directed] = []
+        waiting: list[Directed] = []
+        route: Request | None = None
+        for request in requests:
+            if isinstance(request[1], Route):
+                route = request
+            else:
+                (waiting if _waits(request[1]) else at_once).append((route, request))
         if at_once:
             self._send_at_once(at_once)
-        for number, command in requests:
-            if _waits(command):
-                assert isinstance(command, Receive)
-                self._wait_for(number, command)
+        for directed in waiting:
+            self._wait_for(directed)
 
-    def _send_at_once(self, requests: Sequence[Request]) -> None:
-        frame = encode_requests(requests)
+    def _send_at_once(self, requests: Sequence[Directed]) -> None:
+        frame = _frame_of(requests)
         if len(frame) <= self.welcome.limits.frame_bytes_max:
-            self._start(self._exchange(frame, {number for number, _ in requests}))
+            self._start(self._exchange(frame, {number for _, (number, _) in requests}))
         elif len(requests) > 1:
             middle = len(requests) // 2
             self._send_at_once(requests[:middle])
@@ -152,7 +164,7 @@ class PollLink:
         else:
             limit = self.welcome.limits.frame_bytes_max
             error = BatchTooLarge(f"{len(frame)} bytes are too many for one call: {self._address} takes {limit}")
-            self._loop.call_soon(self._listener.refused, requests[0][0], error)
+            self._loop.call_soon(self._listener.refused, requests[0][1][0], error)
 
     def cancel(self, request: int) -> None:
         """A receive need not wait any longer."""
@@ -227,27 +239,30 @@ class PollLink:
 
     # -- receives that wait --
 
-    def _wait_for(self, number: int, command: Receive) -> None:
-        waiting = self._start(self._receive(number, command))
+    def _wait_for(self, directed: Directed) -> None:
+        number = directed[1][0]
+        waiting = self._start(self._receive(directed))
         self._waits[number] = waiting
         waiting.add_done_callback(lambda _: self._waits.pop(number, None))
 
-    async def _receive(self, number: int, command: Receive) -> None:
+    async def _receive(self, directed: Directed) -> None:
         try:
             async with self._room:
-                if self.transport == "long_poll" and await self._long_poll(number, command):
+                if self.transport == "long_poll" and await self._long_poll(directed):
                     return
-                await self._poll(number, command)
+                await self._poll(directed)
         except (OSError, TimeoutError, PenstockError) as error:
             self._lose(error)
 
-    async def _long_poll(self, number: int, command: Receive) -> bool:
+    async def _long_poll(self, directed: Directed) -> bool:
         """Whether the server had the time to answer; False when long polls are cut on the way."""
+        _, (_, command) = directed
+        assert isinstance(command, Receive)
         wait_s = self._options.timeout if command.wait_ms is None else command.wait_ms / 1_000
         while True:
             try:
                 async with asyncio.timeout(wait_s + _GRACE_S):
-                    now_ms, answers = await self._post(encode_requests([(number, command)]))
+                    now_ms, answers = await self._ask(directed)
             except (TimeoutError, BrokenConnection):
                 self._cuts += 1
                 if self._cuts < _CUTS_MAX:
@@ -260,8 +275,10 @@ class PollLink:
                 self._lose(ConnectionLost(f"{self._address} stops"))
             return True
 
-    async def _poll(self, number: int, command: Receive) -> None:
+    async def _poll(self, directed: Directed) -> None:
         """Ask again and again, until there is something or the wait is over by the server's clock."""
+        route, (number, command) = directed
+        assert isinstance(command, Receive)
         wait_ms = command.wait_ms
         if wait_ms is None:
             wait_ms = await self._configured_wait_ms(command.queue)
@@ -269,16 +286,23 @@ class PollLink:
         until_ms: int | None = None
         pause_s = _FIRST_PAUSE_S
         while True:
-            now_ms, answers = await self._post(encode_requests([(number, once)]))
+            now_ms, answers = await self._ask((route, (number, once)))
             until_ms = now_ms + wait_ms if until_ms is None else until_ms
             if not answers:
                 self._lose(ConnectionLost(f"{self._address} stops"))
                 return
+            if answers[0][1] == Kind.MOVED:  # another node is asked with what is left of the wait
+                command.wait_ms = max(0, until_ms - now_ms)
             if now_ms >= until_ms or not _is_empty(answers[0]):
                 self._hand_on(now_ms, answers)
                 return
             await asyncio.sleep(min(pause_s, max(0.001, (until_ms - now_ms) / 1_000)))
             pause_s = min(pause_s * 1.5, _PAUSE_S_MAX)
+
+    async def _ask(self, directed: Directed) -> tuple[int, list[Answer]]:
+        """Ask for one thing. No answer: the server stops."""
+        now_ms, answers = await self._post(_frame_of([directed]))
+        return now_ms, [answer for answer in answers if answer[0] == directed[1][0]]
 
     async def _configured_wait_ms(self, queue: str) -> int:
         _, answers = await self._post(encode_requests([(1, DescribeQueue(name=queue))]))
@@ -345,6 +369,18 @@ class PollLink:
 
 def _waits(command: Command) -> bool:
     return isinstance(command, Receive) and command.wait_ms != 0
+
+
+def _frame_of(requests: Sequence[Directed]) -> bytes:
+    """Requests, and before each the route that holds for it, unless it does already."""
+    framed: list[Request] = []
+    told: Request | None = None
+    for route, request in requests:
+        if route is not None and route is not told:
+            framed.append(route)
+            told = route
+        framed.append(request)
+    return encode_requests(framed)
 
 
 def _is_empty(answer: Answer) -> bool:

@@ -14,11 +14,15 @@ A node that is gone to because the map says that it owns the queue is told so (`
 newer one by which the queue is another node's, it does not do the command, and says so. Then the lane stops; the map is
 fetched from that node; when everything that the lane has at the node is answered, what was refused goes to the new
 owner, under its old names and in its old order, and everything else follows. Where that does not lead anywhere,
-`_TRIES_MAX` times or because there is no newer map, the node is asked to forward.
+`_TRIES_MAX` times or because there is no newer map, the node is asked to forward. So it is while the map must not be
+asked for, because it has just been: nobody waits for that.
+
+Over a websocket all that a lane has at a node is in one order, and refusals keep it. Who polls has several requests on
+their way at a time, which may overtake each other, refused or not; what leaves together stays in order.
 
 When a connection is lost, its lanes go through the first one; if it is that which is lost, through any that stands. The
-map is asked for every `REFRESH_S`; after a refusal at once; after a loss, or an error of a store, at once, and again
-after growing pauses.
+map is asked for every `REFRESH_S`; after a refusal at once, but not again within `_CATCH_UP_S`; after a loss, or an
+error of a store, at once, and again after growing pauses.
 
 Not routed: sessions that were opened by name, since only the node at which they were opened knows them; and queues with
 prefetching. Both stay with the first connection. So do queues with several partitions: no single node has them.
@@ -54,13 +58,15 @@ REFRESH_S = 30.0
 """How often the map is asked for."""
 _FIRST_REFRESH_S = 0.25
 """How soon it is asked for again after something has gone wrong; twice as long each time."""
+_CATCH_UP_S = 0.5
+"""How soon it is asked for again because of a refusal."""
 _ASK_AGAIN_S = 1.0
 """How soon a queue that was not there is asked about again."""
 _BELIEVED_S = 300.0
 """How long it is believed how many partitions a queue has."""
 _LANES_MAX = 10_000
 _TRIES_MAX = 3
-"""How often in a row a lane's commands may be refused before they are forwarded; until the map is next asked for."""
+"""How often in a row a lane's commands may be refused before they are forwarded: until one of them is done."""
 
 
 class RoutingCounts(msgspec.Struct):
@@ -102,6 +108,11 @@ class RoutedCaller:
         self._refreshing: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
         """Asks the node that has refused something for the map."""
+        self._caught_up_s = float("-inf")
+        """When that was done last."""
+        self._catch_up_timer: asyncio.TimerHandle | None = None
+        self._wanted_version = 0
+        """The newest map that a node was heard to have."""
         self._is_redirect_planned = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -223,8 +234,9 @@ class RoutedCaller:
         if self._closed:
             return
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._catch_up_timer):
+            if timer is not None:
+                timer.cancel()
         asking = [task for task in (self._refreshing, self._catching_up) if task is not None]
         tasks = [*self._opening.values(), *asking]
         for task in tasks:
@@ -399,15 +411,26 @@ class RoutedCaller:
             lane.refused.append(taken)
             lane.is_draining = True
             lane.moved_version = max(lane.moved_version, map_version)
-            self._catch_up(member.address, map_version)
             self._redirect_soon()
 
     def _catch_up(self, address: Address, version: int) -> None:
-        """Have the map that somebody else has already; from whoever has it."""
-        known = self._partitions
-        if self._catching_up is None and (known is None or known.version < version):
-            log.info("%s does not own what it was asked for: asking it for map %d", address, version)
-            self._catching_up = self._loop.create_task(self._catch_up_with(address))
+        """Have the map that somebody else has already; from whoever has it. Now, or when it may be asked for again."""
+        self._wanted_version = max(self._wanted_version, version)
+        known, now_s = self._partitions, self._loop.time()
+        is_planned = self._catching_up is not None or self._catch_up_timer is not None
+        if self._closed or is_planned or (known is not None and known.version >= self._wanted_version):
+            return
+        soonest_s = self._caught_up_s + _CATCH_UP_S
+        if now_s < soonest_s:
+            self._catch_up_timer = self._loop.call_at(soonest_s, self._catch_up_at_last, address, version)
+            return
+        log.info("%s does not own what it was asked for: asking it for map %d", address, self._wanted_version)
+        self._caught_up_s = now_s
+        self._catching_up = self._loop.create_task(self._catch_up_with(address))
+
+    def _catch_up_at_last(self, address: Address, version: int) -> None:
+        self._catch_up_timer = None
+        self._catch_up(address, version)
 
     async def _catch_up_with(self, address: Address) -> None:
         try:
@@ -432,9 +455,12 @@ class RoutedCaller:
 
     def _redirect(self, lane: Lane) -> None:
         """Take what was refused to where it belongs, when the map has come, and all else of the lane is answered."""
-        if self._closed or self._catching_up is not None:
+        if self._closed:
             return
         former = lane.caller
+        self._catch_up(former.address, lane.moved_version)
+        if self._catching_up is not None:
+            return
         if not former.is_linked:
             self._rescue(former)
             return
@@ -462,8 +488,9 @@ class RoutedCaller:
             self._refresh_soon()
         if lane is None or self._closed:
             return
-        if lane.tries and error is None and lane.strict_version:
+        if lane.tries and error is None:
             lane.tries = 0
+            lane.version = -1  # if it was forwarded for that, it need not be any more
         if isinstance(reply, QueueInfo):
             self._learned(lane, reply.config.partitions)
         elif error is None and type(call.command) is DeleteQueue:
