@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster.base import ShardMoved
+from penstock.cluster.frames import LinkRefused
 from penstock.cluster.link import Link, LinkIdentity, LinkLimits
 from penstock.cluster.link_server import LinkServer
 from penstock.cluster.link_tls import LinkTls, link_tls
@@ -125,6 +126,36 @@ async def test_who_has_no_certificate_of_the_cluster_gets_nowhere(certificates: 
                 await ask(link, Send(queue="q", bodies=[b"x"]))
         finally:
             await link.close()
+
+
+@pytest.mark.parametrize("who", ["stranger", "believer in others", "one with another secret"])
+@in_loop
+async def test_who_is_not_let_in_hears_it_when_it_knocks(certificates: Path, who: str) -> None:
+    tls, secret, words = _tls(certificates, "a"), SECRET, "do not trust each other"
+    if who == "stranger":
+        tls = _tls(certificates, "stranger", "ours")
+    elif who == "believer in others":
+        tls = _tls(certificates, "a", "theirs")
+    else:
+        secret, words = b"another", "refuses this one"
+    async with served(_tls(certificates, "b")) as address:
+        link = Link(address, LinkIdentity("test", "a", secret, tls=tls), LinkLimits(backoff_max_s=0.01))
+        with pytest.raises(LinkRefused, match=words):
+            await link.knock()
+        await link.close()
+
+
+@in_loop
+async def test_who_is_let_in_has_a_link_and_who_reaches_nobody_hears_that(certificates: Path) -> None:
+    identity = LinkIdentity("test", "a", SECRET, tls=_tls(certificates, "a"))
+    async with served(_tls(certificates, "b")) as address:
+        link = Link(address, identity)
+        assert await link.knock() and link.is_connected
+        await ask(link, Send(queue="q", bodies=[b"x"]))
+        await link.close()
+    gone = Link(address, identity)
+    assert not await gone.knock() and not gone.is_connected
+    await gone.close()
 
 
 @in_loop

@@ -28,6 +28,7 @@ import ipaddress
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -199,6 +200,19 @@ class Pulse:
         self._timer = self._loop.call_later(self._limits.beat_s, self._tick)
 
 
+class Mistrusted(ConnectionResetError):
+    """With TLS 1.3 who shows a certificate that is not trusted hears nothing of it: the other node just goes away."""
+
+
+_MISTRUST = (ssl.SSLError, Mistrusted)
+_KNOCKS = 3
+"""A node that stops goes away as well, and cannot be reached the next time."""
+
+
+def _mistrust(address: str, error: Exception) -> str:
+    return f"the node at {address} and this one do not trust each other ([cluster] tls_certificate, tls_ca): {error}"
+
+
 class Link:
     """Takes commands to the shards of the node at an address. A `Place`."""
 
@@ -299,6 +313,24 @@ class Link:
 
     # -- connecting --
 
+    async def knock(self) -> bool:
+        """Connect, if the other node can be reached: whether it could. `LinkRefused` if it does not let this one in."""
+        for knocks in range(1, _KNOCKS + 1):
+            try:
+                async with asyncio.timeout(self.limits.handshake_s):
+                    self._connection = await self._dial()
+            except LinkRefused as refusal:
+                raise LinkRefused(f"the node at {self.address} refuses this one: {refusal}") from refusal
+            except _MISTRUST as error:
+                if knocks == _KNOCKS:
+                    raise LinkRefused(_mistrust(self.address, error)) from error
+                await asyncio.sleep(self.limits.backoff_max_s)
+            except (OSError, TimeoutError, BadFrame):
+                return False
+            else:
+                break
+        return True
+
     def _connect_soon(self) -> None:
         if self._connecting is None and not self._closed:
             self._connecting = self._loop.create_task(self._connect())
@@ -306,6 +338,7 @@ class Link:
     async def _connect(self) -> None:
         """Try, as long as somebody waits."""
         backoff_s = self.limits.backoff_s
+        is_mistrusted = False
         try:
             while self._outbox and not self._closed:
                 try:
@@ -315,6 +348,9 @@ class Link:
                 except LinkRefused as refusal:
                     self._give_up(refusal)
                 except (OSError, TimeoutError, BadFrame) as error:
+                    if isinstance(error, _MISTRUST) and not is_mistrusted:
+                        is_mistrusted = True
+                        log.error("%s", _mistrust(self.address, error))
                     log.debug("the node at %s cannot be reached: %s", self.address, error)
                     self._give_up_late()
                     if self._outbox:
@@ -451,9 +487,15 @@ class _Connection(asyncio.Protocol):
             self._pulse.stop()
         self.gone.set()
         if not self.welcomed.done():
-            self.welcomed.set_exception(exc or ConnectionResetError("the other node closed the connection"))
+            self.welcomed.set_exception(self._unwelcome(exc))
             self.welcomed.exception()
         self._link.lost(self)
+
+    def _unwelcome(self, exc: Exception | None) -> Exception:
+        is_reset = exc is None or isinstance(exc, ConnectionResetError)
+        if is_reset and self._identity.tls is not None and self._greeting is None:
+            return Mistrusted("it closed the connection before its greeting")
+        return exc or ConnectionResetError("the other node closed the connection")
 
     def pause_writing(self) -> None:
         """The other node is slow: what comes now waits in the outbox."""

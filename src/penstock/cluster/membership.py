@@ -75,6 +75,8 @@ class Membership:
         something to say. So a record that was beyond the end will do as well.
         """
         self._end = 0
+        self.has_caught_up = False
+        """Whether the loop has heard of everything that was in the topic at the start."""
         self._beat_s = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
@@ -138,9 +140,9 @@ class Membership:
 
     def _read(self, reader: Consumer) -> None:
         batch: Batch = []
+        was_current = self._is_current
         for message in reader.consume(READ_RECORDS_MAX, POLL_S):
             error = message.error()
-        was_current = self._is_current
             if error is None:
                 offset = message.offset() or 0
                 batch.append((offset, (message.key() or b"").decode(), message.value()))
@@ -156,6 +158,12 @@ class Membership:
                 self.controller.heard(name)
         if batch:
             self._tell(self._on_records, batch)
+        if self._is_current and not was_current:
+            self._tell(self._caught_up, [])
+
+    def _caught_up(self, nothing: Batch) -> None:
+        self.has_caught_up = True
+        self._on_records(nothing)
 
     def _note(self, message: Any) -> None:
         if message is not None and message.error() is not None:
@@ -194,6 +202,7 @@ class Membership:
                     "group.id": nodes_group(self._options),
                     "session.timeout.ms": session_ms,
                     "heartbeat.interval.ms": max(100, session_ms // 10),
+                    **self._patience(session_ms),
                     "max.poll.interval.ms": max(round(POLL_INTERVAL_S_MIN * 1_000), 2 * session_ms),
                     "partition.assignment.strategy": "cooperative-sticky",
                     "enable.auto.commit": False,
@@ -202,13 +211,17 @@ class Membership:
             )
         )
         group.subscribe(
-                    **self._patience(session_ms),
             [self._options.partitions_topic],
             on_assign=self._assigned,
             on_revoke=lambda consumer, partitions: self.controller.step_down(),
             on_lost=lambda consumer, partitions: self.controller.step_down(),
         )
         return group
+
+    def _patience(self, answer_ms: int) -> dict[str, int]:
+        """How long a coordinator that stands still is believed in, unless the properties say it."""
+        names = ("socket.timeout.ms", "socket.connection.setup.timeout.ms")
+        return {name: answer_ms for name in names if name not in self._options.properties}
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)
@@ -218,11 +231,6 @@ class Membership:
 
     def _properties(self, **more: object) -> dict[str, object]:
         return {**self._options.client_properties(), "client.id": self._node, "logger": log, **more}
-    def _patience(self, answer_ms: int) -> dict[str, int]:
-        """How long a coordinator that stands still is believed in, unless the properties say it."""
-        names = ("socket.timeout.ms", "socket.connection.setup.timeout.ms")
-        return {name: answer_ms for name in names if name not in self._options.properties}
-
 
 
 def _delivered(error: KafkaError | None, message: Any) -> None:

@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -84,6 +84,8 @@ class ClusterNode(Node):
         self._opened = contextlib.AsyncExitStack()
         self._record_of_node = NodeRecord(incarnation=uuid.uuid4().hex, link="", version=version)
         self._seen_own_record = False
+        self._heard: set[str] = set()
+        """The nodes that have spoken since this one has read what was said before."""
         self._loads = LoadMeter()
         self._recorder: Callable[[], Recorder] | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -130,8 +132,10 @@ class ClusterNode(Node):
         )
         self._opened.push_async_callback(self._leave)
         self._membership.start()
-        self._publish()
         self._beating = asyncio.get_running_loop().create_task(self._beat())
+        await self._until(lambda: self._membership.has_caught_up, "the partitions topic")
+        await self._knock()
+        self._publish()
         await self._until(lambda: self.maps.ledger.cluster is not None, "the cluster's controller")
         router = self._make_router(host)
         self.ownership.look()
@@ -152,6 +156,30 @@ class ClusterNode(Node):
         self._opened.push_async_callback(server.close)
         self._opened.push_async_callback(self._close_links)
         self._record_of_node = msgspec.structs.replace(self._record_of_node, link=cluster.link_address or address)
+
+    async def _knock(self) -> None:
+        """Make links to the nodes that are there. One that none of them lets in would get shards all the same, and
+        nobody could reach these: it does not join."""
+        nodes = self.maps.ledger.nodes
+        others = [name for name, node in nodes.items() if name != self._name and node.state != "gone" and node.link]
+        links = [self._links.setdefault(name, self._new_link(nodes[name].link)) for name in others]
+        answers = await asyncio.gather(*(link.knock() for link in links), return_exceptions=True)
+        refusals = {name: each for name, each in zip(others, answers, strict=True) if isinstance(each, BaseException)}
+        for name, refusal in refusals.items():
+            log.error("node %s: %s", name, refusal)
+        if refusals and True not in answers:
+            await self._end_if_alive(refusals)
+
+    async def _end_if_alive(self, refusals: Mapping[str, BaseException]) -> None:
+        """Who refuses counts if it is heard: where a node was that is dead, there may be somebody else now."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.cluster.session_timeout_s):
+                await self._until(lambda: not self._heard.isdisjoint(refusals), "a node")
+        for name in self._heard.intersection(refusals):
+            raise refusals[name]
+
+    def _new_link(self, address: str) -> Link:
+        return Link(address, self._identity, LinkLimits(patience_s=LINK_PATIENCE_S))
 
     def _make_router(self, host: ShardHost) -> Router:
         found = self.maps.ledger.cluster
@@ -232,6 +260,8 @@ class ClusterNode(Node):
 
     def _take(self, records: Batch) -> None:
         """The membership's thread has read some records."""
+        if self._membership.has_caught_up:
+            self._heard.update(key.removeprefix("load/") for _, key, _ in records if key.startswith("load/"))
         self.maps.take(records)
         self._mind_own_record()
         self.ownership.look()
@@ -261,7 +291,7 @@ class ClusterNode(Node):
         if link is None or link.address != address:
             if link is not None:
                 self._closing = asyncio.get_running_loop().create_task(link.close())
-            link = self._links[name] = Link(address, self._identity, LinkLimits(patience_s=LINK_PATIENCE_S))
+            link = self._links[name] = self._new_link(address)
         return link
 
     # -- what this node says --
