@@ -8,11 +8,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from penstock.cluster.placement import home_of
-from penstock.core.commands import CreateQueue, DescribeQueue, PurgeChannel, QueueStats
+from penstock.cluster.router import Router
+from penstock.core.commands import (
+    AckSequences,
+    Command,
+    CreateQueue,
+    DescribeQueue,
+    GiveBack,
+    PurgeChannel,
+    QueueStats,
+    SetCredit,
+)
 from penstock.core.config import QueueConfig
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.nsq.stats import read_loads
@@ -294,24 +305,44 @@ async def test_a_topic_that_another_made_keeps_its_partitions(tmp_path: Path) ->
 @in_loop
 async def test_a_message_whose_time_has_run_out_comes_again_from_wherever_it_is(tmp_path: Path) -> None:
     async with nsq_pair(tmp_path) as pair:
-        for name in NAMES:
-            await asyncio.to_thread(_publish, pair, name, 1)
+        assert await _time_out(pair) == {b"a 0", b"b 0"}
 
-        def time_out() -> list[tuple[bytes, int]]:
-            seen = []
-            with pair.connect("a") as client:
-                client.identify(msg_timeout=1_000)
-                client.subscribe("topic", "ch", ready=1)
-                for _ in range(2):
-                    first = client.message()
-                    while (again := client.message()).body != first.body:
-                        continue
-                    seen.append((again.body, again.attempts))
-                    client.send(fin(again))
-            return seen
 
-        seen = await asyncio.to_thread(time_out)
-        assert {body for body, _ in seen} == {b"a 0", b"b 0"} and all(attempts >= 2 for _, attempts in seen)
+@pytest.mark.parametrize("seed", [2, 5])
+@in_loop
+async def test_it_comes_again_if_answers_are_late_as_well(tmp_path: Path, seed: int) -> None:
+    """As on a busy machine: something is on its way all the time, and what is held has to be found out even so."""
+    rng, ask = random.Random(seed), Router.ask
+
+    async def ask_late(router: Router, shard: int, command: Command) -> Any:
+        reply = await ask(router, shard, command)
+        if isinstance(command, SetCredit | GiveBack | AckSequences):
+            await asyncio.sleep(rng.choice([0, 0, 0.001, 0.02, 0.15, 0.4]))
+        return reply
+
+    with patch.object(Router, "ask", ask_late):
+        async with nsq_pair(tmp_path) as pair:
+            assert await _time_out(pair) == {b"a 0", b"b 0"}
+
+
+async def _time_out(pair: NsqPair) -> set[bytes]:
+    """What comes a second time after nothing was done with it, of one message in each partition."""
+    for name in NAMES:
+        await asyncio.to_thread(_publish, pair, name, 1)
+
+    def work() -> set[bytes]:
+        again = set()
+        with pair.connect("a") as client:
+            client.identify(msg_timeout=2_000)
+            client.subscribe("topic", "ch", ready=1)
+            while len(again) < len(NAMES):
+                message = client.message()
+                if message.attempts > 1:
+                    again.add(message.body)
+                    client.send(fin(message))
+        return again
+
+    return await asyncio.to_thread(work)
 
 
 @in_loop
