@@ -331,7 +331,7 @@ async def _time_out(pair: NsqPair) -> set[bytes]:
         await asyncio.to_thread(_publish, pair, name, 1)
 
     def work() -> set[bytes]:
-        again = set()
+        again: set[bytes] = set()
         with pair.connect("a") as client:
             client.identify(msg_timeout=2_000)
             client.subscribe("topic", "ch", ready=1)
