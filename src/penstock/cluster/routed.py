@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from penstock.cluster.base import Place
-from penstock.core.commands import Command, Send
+from penstock.core.commands import Command
 from penstock.server.shard import Call
 from penstock.server.tasks import AsyncShard, CallbackCall
 
@@ -47,6 +47,7 @@ class Routed(CallbackCall):
         "is_noted",
         "is_over",
         "order",
+        "parts",
         "place",
         "router",
         "served",
@@ -86,8 +87,10 @@ class Routed(CallbackCall):
         self.tried_s = 0.0
         """When it was tried last."""
         self.tries = 0
-        self.whole: Send | None = None
+        self.whole: Command | None = None
         """The command as it came, if it went straight to one partition of several."""
+        self.parts: list[Any] = []
+        """The parts of subscriptions that are told how many messages it has settled."""
 
     def settle(self) -> None:
         """The shard has answered."""

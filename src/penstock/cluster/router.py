@@ -34,7 +34,7 @@ from penstock.cluster.line import Line
 from penstock.cluster.placement import PLACEMENTS, Home, Placement, Split, home_of, merge_stats
 from penstock.cluster.routed import Routed, ignore
 from penstock.cluster.sessions import RoutedSession, RoutedSessions
-from penstock.cluster.spread import Spread
+from penstock.cluster.spread import SEQUENCES, Sequences, Settlement, Spread
 from penstock.cluster.subscriptions import Subscriptions
 from penstock.core.commands import (
     AckSequences,
@@ -457,8 +457,26 @@ class Router:
             call.whole = command
             call.command = msgspec.structs.replace(command, create=False) if command.create else command
             self.dispatch(call, shard)
+        elif isinstance(command, SEQUENCES) and (parts := self.spread.parts_of(command)):
+            self._start_settling(call, parts)
         else:
             self.run(call, self.spread.do_split(command))
+
+    def _start_settling(self, call: Routed, parts: list[tuple[int, Sequences]]) -> None:
+        """Take each part to its shard at once: what a connection settles next must not overtake it."""
+        if len(parts) == 1:
+            self._settle_part(call, *parts[0])
+            return
+        together = Settlement(call, len(parts), self._finish)
+        for shard, part in parts:
+            self._settle_part(Routed(part, together.add, self, call.caller), shard, part)
+
+    def _settle_part(self, call: Routed, shard: int, command: Sequences) -> None:
+        call.whole = command
+        if not isinstance(command, ExtendSequences):
+            call.parts = self.subscriptions.settling(command.session, shard)
+            call.is_noted = bool(call.parts)
+        self.dispatch(call, shard)
 
     def _start_whole(self, call: Routed, name: str) -> None:
         """The queue has one partition."""
@@ -621,16 +639,31 @@ class Router:
             elif isinstance(error, QueueNotFound):
                 self._forget(call.command)
                 if call.whole is not None:  # the partition is missing, or the queue: that is the long way's matter
-                    whole, call.whole, call.error = call.whole, None, None
-                    call.served = call.place = None
-                    self.run(call, self.spread.send_again(whole, call.shard))
+                    self._take_the_long_way(call, call.whole)
                     return
         elif call.is_noted:
             self._note(call)
         self._finish(call)
 
+    def _take_the_long_way(self, call: Routed, whole: Command) -> None:
+        call.whole = call.error = call.served = call.place = None
+        if isinstance(whole, Send):
+            self.run(call, self.spread.send_again(whole, call.shard))
+            return
+        assert isinstance(whole, SEQUENCES)
+        whole.session = call.session or whole.session  # it had the shard's number
+        self._tell_settled(call)
+        self.run(call, self.spread.do_split(whole))
+
+    def _tell_settled(self, call: Routed) -> None:
+        """Tell subscriptions what a call has settled, once."""
+        parts, call.parts = call.parts, []
+        self.subscriptions.settled(parts, 0 if call.error is not None or call.reply is None else call.reply.count)
+
     def _finish(self, call: Routed) -> None:
         call.is_over = True
+        if call.parts:
+            self._tell_settled(call)
         call.on_settled(call)
 
     def _is_worth_repeating(self, call: Routed, error: BaseException) -> bool:

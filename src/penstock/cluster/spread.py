@@ -99,6 +99,7 @@ from penstock.core.errors import (
 )
 from penstock.core.partition import PARTITION_SHIFT
 from penstock.core.runs import merged_spans
+from penstock.server.shard import Call
 
 if TYPE_CHECKING:
     from penstock.cluster.router import Router
@@ -108,6 +109,7 @@ _SLICE_MS = 200
 
 Settle = Ack | Release | Extend | GiveBack
 Sequences = AckSequences | ReleaseSequences | ExtendSequences
+SEQUENCES = (AckSequences, ReleaseSequences, ExtendSequences)
 _Command = TypeVar("_Command", bound=Command)
 
 
@@ -119,6 +121,29 @@ class SplitQueue(msgspec.Struct):
     config: QueueConfig
     shards: list[int]
     channels: dict[str, int]
+
+
+class Settlement:
+    """Puts together what several partitions reply to a command that settles messages."""
+
+    def __init__(self, call: Routed, parts: int, finish: Callable[[Routed], None]) -> None:
+        self._call = call
+        self._finish = finish
+        self._left = parts
+        self._settled: list[Settled] = []
+        self._error: BaseException | None = None
+
+    def add(self, part: Call) -> None:
+        """A partition has answered."""
+        self._left -= 1
+        if part.error is None:
+            self._settled.append(part.reply)
+        else:
+            self._error = self._error or part.error
+        if not self._left:
+            self._call.error = self._error
+            self._call.reply = merge_settled(self._settled) if self._error is None else None
+            self._finish(self._call)
 
 
 class Spread:
@@ -487,14 +512,18 @@ class Spread:
                 )
         return merged_spans(Span(receipt.sequence, receipt.sequence, receipt.attempt) for receipt in opened)
 
+    def parts_of(self, command: Sequences) -> list[tuple[int, Sequences]]:
+        """The shards that have a command's messages, each with its part. Nothing: that is not so simple."""
+        config = self._router.catalog.config(command.queue)
+        if config is None:
+            return []
+        shards = shards_of(command.queue, config.partitions, self._router.shards)
+        return [(shards[place], part) for place, part in _by_partition(command, len(shards))]
+
     async def _settle_sequences(self, command: Sequences, split: SplitQueue) -> Settled:
-        partitions = command.sequences >> PARTITION_SHIFT
         asked = []
-        for partition in np.unique(partitions).tolist():
-            chosen = command.sequences[partitions == partition]
-            place = partition if 0 <= partition < len(split.shards) else 0  # nobody has it: it is refused there
-            part = msgspec.structs.replace(command, sequences=chosen)
-            is_settling = not isinstance(command, ExtendSequences)
+        is_settling = not isinstance(command, ExtendSequences)
+        for place, part in _by_partition(command, len(split.shards)):
             asked.append(self._settle_held(split, place, part) if is_settling else self.ask(split, place, part))
         settled = await asyncio.gather(*asked, return_exceptions=True)
         for reply in settled:
@@ -790,6 +819,23 @@ def _part_of(command: _Command, partition: int) -> _Command:
         own = [sequence for sequence in command.sequences if sequence >> PARTITION_SHIFT == partition]
         return msgspec.structs.replace(command, sequences=own)
     return msgspec.structs.replace(command)
+
+
+def _by_partition(command: Sequences, count: int) -> list[tuple[int, Sequences]]:
+    """What each partition has of a command's messages. What no partition can have is refused by the first."""
+    if not len(command.sequences):
+        return []
+    partitions = command.sequences >> PARTITION_SHIFT
+    first = int(partitions[0])
+    if 0 <= first < count and bool((partitions == first).all()):
+        return [(first, command)]
+    return [
+        (
+            partition if 0 <= partition < count else 0,
+            msgspec.structs.replace(command, sequences=command.sequences[partitions == partition]),
+        )
+        for partition in np.unique(partitions).tolist()
+    ]
 
 
 def _with_spans(command: Settle, spans: list[Span]) -> Settle:
