@@ -372,7 +372,8 @@ class Subscriptions:
         finally:
             part.settling -= 1
             part.changes += 1
-        if part.in_doubt and not part.settling:
+        was_in_doubt = part.in_doubt
+        if was_in_doubt and not part.settling:
             await self._set_quietly(subscription, part)
             if not part.in_doubt:
                 self._take_back(subscription, [self._held(subscription, each) for each in subscription.parts])
@@ -392,9 +393,11 @@ class Subscriptions:
                 changed.append(part)
         return changed
 
-    async def _set_quietly(self, subscription: Subscription, part: Part) -> None:
-        with contextlib.suppress(PenstockError):  # a part is on its way elsewhere
-            await self._set(subscription, part)
+    async def _set_quietly(self, subscription: Subscription, part: Part) -> bool:
+        try:
+            return await self._set(subscription, part)
+        except PenstockError:
+            return False  # the part is on its way elsewhere
 
     def _free(self, subscription: Subscription) -> int:
         """How much credit is neither given to a part, nor in flight beyond what its part may hold."""
@@ -411,9 +414,10 @@ class Subscriptions:
             part.held = 0
         return part.held
 
-    async def _set(self, subscription: Subscription, part: Part) -> None:
+    async def _set(self, subscription: Subscription, part: Part) -> bool:
+        """Tell a shard its part's credit. Returns whether it is certain now what is held there."""
         if not part.number or subscription.is_over:
-            return
+            return False
         credit = part.told = part.credit
         changes = part.changes
         command = SetCredit(subscription=part.number, credit=credit, room_bytes=subscription.room_bytes)
@@ -422,11 +426,13 @@ class Subscriptions:
         except PenstockError as error:
             part.told = None
             if isinstance(error, SessionNotFound) and (subscription.is_over or not part.number):
-                return
+                return False
             raise
-        if part.changes == changes and not part.settling:
+        is_certain = part.changes == changes and not part.settling
+        if is_certain:
             part.held = min(part.held, held)
             part.in_doubt = False
+        return is_certain
 
     def settling(self, session: int, shard: int) -> list[Part]:
         """Messages that a session may hold in a shard are about to be settled: the parts to tell `settled` of."""
