@@ -257,6 +257,19 @@ def test_a_channel_is_created_at_an_offset_and_moved_on(writer: Connection, read
     assert writer.ask("GET", url)["ready"] == 3
 
 
+@pytest.mark.parametrize("offsets", [[], [0] * 1_025])
+def test_offsets_of_no_partition_or_of_more_than_can_be_are_refused(writer: Connection, offsets: list[int]) -> None:
+    send(writer, piece("r10", b"x"))
+    for path, body in (
+        ("offsets", {"queues": ["r10"], "after": {"r10": offsets}}),
+        ("channels", {"queue": "r10", "channel": "stream", "offset": offsets}),
+        ("ack", {"channel": "stream", "offsets": {"r10": offsets}}),
+    ):
+        with pytest.raises(ServerFailed, match="length") as failed:
+            writer.ask("POST", f"/v1/bulk/{path}", body)
+        assert failed.value.status == 400
+
+
 def test_a_range_that_takes_many_requests_is_read_to_its_end(
     writer: Connection, reader: ServerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,9 @@ QUEUES_MAX = 10_000
 PIECES_MAX = 100_000
 READ_MAX = 100_000
 CHUNKS_MAX = 10_000
+PARTITIONS_MAX = 1_024
 
-Offset = int | list[int]
+Offset = int | Annotated[list[int], msgspec.Meta(min_length=1, max_length=PARTITIONS_MAX)]
 """One offset; or several of a queue with several partitions, of which each says which it is in."""
 QueueNames = Annotated[list[str], msgspec.Meta(max_length=QUEUES_MAX)]
 

@@ -357,10 +357,7 @@ def _need(principal: Principal, right: Right, queue: str) -> None:
 
 
 def _offsets(given: Offset) -> list[int]:
-    offsets = [given] if isinstance(given, int) else given
-    if not offsets:
-        raise invalid("a list of offsets is empty: leave it out, or name one for each partition")
-    return offsets
+    return [given] if isinstance(given, int) else given
 
 
 def _sends(piece: bytes | memoryview, principal: Principal, *, sizes_only: bool = False) -> list[Send]:
