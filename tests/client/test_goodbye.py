@@ -14,7 +14,7 @@ from websockets.protocol import State
 import penstock
 from penstock.store.memory import MemoryStore
 from tests.client.serving import serve
-from tests.shards import open_shards, stepping_clock
+from tests.shards import not_for_clusters, open_shards, stepping_clock
 
 GOODBYE = Frame(Opcode.CLOSE, (1012).to_bytes(2, "big")).serialize(mask=False)
 UNREAD_BYTES = 3_500_000
@@ -93,6 +93,7 @@ async def until(what: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
+@not_for_clusters("a server in the test's own loop")
 def test_what_is_sent_after_the_servers_goodbye_goes_over_the_next_connection() -> None:
     async def main() -> None:
         complaints: list[dict[str, Any]] = []
