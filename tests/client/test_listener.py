@@ -501,6 +501,8 @@ def test_a_unit_of_a_handler_may_take_more_and_gives_it_back_with_the_rest(room:
         until(lambda: listener.metrics.handled == 1)
     until(lambda: is_empty(ps, "parts") and is_empty(ps, "in"))  # in another shard the work is done a moment later
     assert ps.queue("out").receive(wait=10).body == b"12"
+    released = [command.queue for command in room.caller.asked if isinstance(command, Release)]
+    assert released == ["parts", "in"], "what it has taken is there before its message comes again"
 
 
 def test_metrics_are_counted_and_can_be_scraped(ps: Any) -> None:

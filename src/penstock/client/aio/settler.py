@@ -249,13 +249,17 @@ class AsyncSettler:
         return None
 
     async def _release(self, failed: list[AsyncOutcome]) -> None:
-        """Give messages back, with the reasons: one command for each place and reason."""
+        """Give messages back, with the reasons: one command for each place and reason.
+
+        What handlers have taken besides goes first: when their messages come again, it has to be there.
+        """
         spans: dict[tuple[str, str, str], list[Span]] = {}
         for outcome in failed:
             text = "rolled back" if outcome.error is None else error_text(outcome.error)
             for (queue, channel), taken in _taken(outcome).items():
                 spans.setdefault((queue, channel, text), []).extend(taken)
-        for (queue, channel, text), taken in spans.items():
+        own = (self._queue, self._channel)
+        for (queue, channel, text), taken in sorted(spans.items(), key=lambda each: each[0][:2] == own):
             release = Release(queue=queue, channel=channel, spans=merged_spans(taken), error=text)
             try:
                 await self._caller.call(release)
