@@ -21,7 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntFlag
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -52,11 +52,14 @@ class Section(IntFlag):
 _BINARY = (Section.ATTRIBUTES, Section.GROUPS, Section.DEDUP_IDS, Section.ORIGINS)
 
 Values = Sequence[bytes | None]
+_FEW = 16
 
 
 def _offsets_of(values: Sequence[Buffer]) -> NDArray[np.int32]:
     count = len(values)
-    if count > 1 and len(values[0]) == len(values[-1]) == len(values[count // 2]):
+    if count <= _FEW:  # a single message most of all: an array made of numbers takes a fifth of the time
+        return np.array([0, *accumulate(map(len, values))], dtype=np.int32)
+    if len(values[0]) == len(values[-1]) == len(values[count // 2]):
         lengths = list(map(len, values))
         if lengths.count(lengths[0]) == count:  # messages of one length are common, and quickly counted
             return np.arange(count + 1, dtype=np.int32) * np.int32(lengths[0])
