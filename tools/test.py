@@ -1,7 +1,8 @@
-"""Run every test, in two processes side by side: those on Spark, and all the others.
+"""Run every test, in two processes side by side: those on Spark with some more, and all the others.
 
 Spark's tests wait for a JVM most of the time, the others for disks and timers; together they take half as long as one
-after the other, on two cores. The second process leaves out exactly what the first one runs, so that nothing is missed.
+after the other, on two cores. What else runs beside Spark is there so that both take about as long; it comes first,
+before there is a JVM. The second process leaves out exactly what the first one runs, so that nothing is missed.
 
     python -m tools.test [OPTIONS OF PYTEST]
 
@@ -15,7 +16,14 @@ import sys
 import tempfile
 import time
 
-ON_SPARK = ("tests/spark", "tests/pipelines", "tests/pipelines_ready")
+BESIDE = (
+    "tests/nsq",
+    "tests/simulation",
+    "tests/faults",
+    "tests/spark",
+    "tests/pipelines",
+    "tests/pipelines_ready",
+)
 OTHERS = ("tests", "src/penstock")
 _NO_TESTS = 5
 """What pytest exits with when its options have left no test; fine, if the other process has some."""
@@ -26,15 +34,15 @@ def main(options: list[str]) -> int:
     pytest = [sys.executable, "-m", "pytest", *options]
     started_s = time.monotonic()
     with tempfile.TemporaryFile() as said:
-        on_spark = subprocess.Popen([*pytest, *ON_SPARK], stdout=said, stderr=subprocess.STDOUT)
+        beside = subprocess.Popen([*pytest, *BESIDE], stdout=said, stderr=subprocess.STDOUT)
         try:
-            ignored = [f"--ignore={path}" for path in ON_SPARK]
+            ignored = [f"--ignore={path}" for path in BESIDE]
             others = subprocess.run([*pytest, *ignored, *OTHERS], check=False).returncode
-            print(f"\n== {', '.join(ON_SPARK)} (beside the others)", flush=True)
-            statuses = {others, on_spark.wait()}
+            print(f"\n== {', '.join(BESIDE)} (beside the others)", flush=True)
+            statuses = {others, beside.wait()}
         finally:
-            on_spark.kill()
-            on_spark.wait()
+            beside.kill()
+            beside.wait()
             said.seek(0)
             sys.stdout.buffer.write(said.read())
             sys.stdout.buffer.flush()

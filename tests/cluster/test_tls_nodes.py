@@ -104,7 +104,7 @@ def test_nodes_forward_over_tls_and_who_is_not_trusted_does_not_get_in(
         assert "Traceback" not in refused.log
         rows = cluster.rows()
         assert {each for each, row in rows.items() if row["state"] == "serving"} == {"a", "b"}
-        assert {row["served_by"] for row in cluster.look().rows()} == {"a", "b"}
+        until(lambda: _serving(cluster) == {"a", "b"}, "shards at both nodes, and nowhere else")
     _everything_passes(b, a, "after")
 
 
@@ -117,7 +117,12 @@ def test_somebody_else_where_a_dead_node_was_keeps_nobody_out(cluster: TlsCluste
         threading.Thread(target=_talk, args=(somebody_else,), daemon=True).start()
         b.start()
         assert "node a: the node at" in b.log and "do not trust each other" in b.log
-        assert {row["served_by"] for row in cluster.look().rows()} == {"b"}
+        until(lambda: _serving(cluster) == {"b"}, "all shards at b")
+
+
+def _serving(cluster: TlsCluster) -> set[str]:
+    """Who serves shards; among them an empty name, if a shard is on its way."""
+    return {row["served_by"] for row in cluster.look().rows()}
 
 
 def _talk(server: socket.socket) -> None:
