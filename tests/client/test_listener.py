@@ -505,6 +505,21 @@ def test_a_unit_of_a_handler_may_take_more_and_gives_it_back_with_the_rest(room:
     assert released == ["parts", "in"], "what it has taken is there before its message comes again"
 
 
+def test_acks_are_patient_unless_there_is_an_order(room: Room, ps: Any) -> None:
+    """A server may leave those that nobody waits for. In a line the next message waits for them."""
+
+    def acks(queue: str) -> list[Ack]:
+        return [command for command in room.caller.asked if isinstance(command, Ack) and command.queue == queue]
+
+    ps.create_queue("line.fifo", kind="fifo", content_dedup=True)
+    for queue, group in (("in", None), ("line.fifo", "a")):
+        ps.queue(queue).send(b"x", group=group)
+        with ps.listen(queue, room.handler(lambda message: None)) as listener:
+            until(lambda listener=listener: listener.metrics.handled == 1)
+    assert [ack.patient for ack in acks("in")] == [True]
+    assert [ack.patient for ack in acks("line.fifo")] == [False]
+
+
 def test_metrics_are_counted_and_can_be_scraped(ps: Any) -> None:
     ps.create_queue("in", max_receives=1)
     ps.queue("in").send_many([b"1", b"2", b"bad"])

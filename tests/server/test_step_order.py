@@ -11,6 +11,7 @@ from penstock.core.commands import (
     OpenSession,
     Receive,
     Send,
+    Settled,
     Span,
     Subscribe,
 )
@@ -88,3 +89,40 @@ async def _credit_and_ack() -> None:
     assert had_at_commit == [2, 3], "what is new was not there before its commit"
     assert subscriber.bodies() == [b"1", b"2", b"3", b"4"]
     await shard.close()
+
+
+def test_an_ack_that_nobody_is_in_a_hurry_for_is_committed_with_what_comes_next() -> None:
+    asyncio.run(_patient_acks(commit_in_thread=False))
+
+
+def test_it_is_so_with_commits_in_a_thread() -> None:
+    asyncio.run(_patient_acks(commit_in_thread=True))
+
+
+async def _patient_acks(*, commit_in_thread: bool) -> None:
+    store, subscriber = TroubledStore(), Subscriber()
+    shard = AsyncShard(Shard(store.open, ManualClock(), lambda: bytes(64)), commit_in_thread=commit_in_thread)
+    await shard.call(Send(queue="q", bodies=[b"1", b"2", b"3", b"4"]))
+    session = await shard.call(OpenSession(name="client", bound=True))
+    subscription = (await shard.call(Subscribe(queue="q", session=session, ticket=subscriber, credit=1))).subscription
+    commits = store.commits
+
+    def ack(sequence: int) -> asyncio.Task[Settled]:
+        command = Ack(queue="q", spans=[Span(sequence, sequence, 1)], patient=True)
+        return asyncio.create_task(shard.call(command))
+
+    waiting = ack(0)
+    await shard.call(AddCredit(subscription=subscription, credit=3))
+    assert subscriber.bodies() == [b"1", b"2", b"3", b"4"]
+    assert (waiting.done(), store.commits) == (False, commits), "credit does not take it along"
+    await shard.call(Send(queue="q", bodies=[b"5"]))
+    assert (await waiting).count == 1
+    assert store.commits == commits + 1, "one commit for both"
+
+    assert (await ack(1)).count == 1, "nothing else comes: it has waited long enough"
+    assert store.commits == commits + 2
+
+    waiting = ack(2)
+    await asyncio.sleep(0)
+    await shard.close()
+    assert (await waiting).count == 1, "the shard closes: there is no next time"

@@ -326,6 +326,8 @@ class Ack(Command):
     channel: str = MAIN
     receipts: list[str] = []
     """Messages named by their receipts, besides those in `spans`."""
+    patient: bool = False
+    """Nobody is in a hurry for the reply: it may be left for some milliseconds, to be committed with something else."""
 
 
 class AckSequences(Command):

@@ -2,9 +2,10 @@
 
 How it works. Commands that tasks bring in one turn of the loop are gathered and go through one step in the next turn;
 their futures are resolved, or their callbacks called, after its commit. Where several came, others are likely to have
-come while they were read: the step is put off turn by turn, as long as each brings more. The commit runs right there
-(the loop waits for the disk), or, with `commit_in_thread`, in a thread of its own while the loop goes on and gathers
-the next step.
+come while they were read: the step is put off turn by turn, as long as each brings more. Acknowledgements that nobody
+is in a hurry for (`Ack.patient`) wait for something else to be committed with, for some milliseconds. The commit runs
+right there (the loop waits for the disk), or, with `commit_in_thread`, in a thread of its own while the loop goes on
+and gathers the next step.
 
 A cancelled receive is withdrawn: if a delivery is on its way to it already, the messages are given back.
 
@@ -40,6 +41,8 @@ from penstock.server.siblings import Siblings
 
 _TOGETHER_MAX = 256
 """So many calls are enough for a step."""
+_PATIENCE_S = 0.01
+"""How long an acknowledgement that is in no hurry waits for something else to be committed with."""
 _MOMENT_S = 0.00001
 """What a step is put off for at a time; with what the system adds to it, some 60 us."""
 
@@ -83,6 +86,11 @@ def _ignore(_call: Call) -> None:
     """Nobody waits any more."""
 
 
+def _is_patient(call: Call) -> bool:
+    command = call.command
+    return command.__class__ is Ack and command.patient
+
+
 _ORDER: dict[type[Command], int] = {AddCredit: 0, Send: 1, Ack: 2, Extend: 2, Release: 2, Receive: 3}
 
 
@@ -112,6 +120,9 @@ class AsyncShard:
         """A step is running, or will run in the loop's next turn."""
         self._seen = 0
         """How many calls there were when a step was put off so that more of them come along."""
+        self._is_urgent = False
+        """Whether anything in the inbox is in a hurry."""
+        self._patience: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
@@ -209,6 +220,7 @@ class AsyncShard:
         if moved is not None:
             await self._until_idle()
         self._closed = True
+        self._lose_patience()
         await self._until_idle()
         if self._timer is not None:
             self._timer.cancel()
@@ -236,7 +248,11 @@ class AsyncShard:
         if self._closed:
             raise ShardClosed("the store is closed: open it again")
         self._inbox.append(call)
-        self._step_soon()
+        if _is_patient(call) and len(self._inbox) < _TOGETHER_MAX:
+            self._step_late()
+        else:
+            self._is_urgent = True
+            self._step_soon()
 
     def _withdraw(self, call: Call) -> None:
         """The receiver leaves. Messages that it may have been handed go back."""
@@ -252,6 +268,17 @@ class AsyncShard:
         if not self._busy:
             self._busy = True
             self._loop.call_soon(self._step)
+
+    def _step_late(self) -> None:
+        """Nobody is in a hurry: a step when there is something else to do, or some milliseconds from now."""
+        if not self._busy and self._patience is None:
+            self._patience = self._loop.call_later(_PATIENCE_S, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        self._patience = None
+        if self._inbox:
+            self._is_urgent = True
+            self._step_soon()
 
     def _step(self) -> None:
         """A step with all who are there; or, if that is more than one, and more than a turn ago, only another turn."""
@@ -270,6 +297,7 @@ class AsyncShard:
                 return
             self._callers = set()
         calls, self._inbox = self._inbox, []
+        self._is_urgent = False
         step = Step(self._credit_alone(in_order(calls)))
         if self._committer is None:
             try:
@@ -303,6 +331,7 @@ class AsyncShard:
             count += 1
         if 0 < count < len(calls):
             self._inbox = calls[count:]
+            self._is_urgent = not all(map(_is_patient, self._inbox))
             return calls[:count]
         return calls
 
@@ -316,10 +345,12 @@ class AsyncShard:
         if step.outbox:
             self.shard.tell_outbox(step.outbox)
         self._busy = False
-        if self._inbox:
+        if self._inbox and (self._is_urgent or self._closed):
             self._step_soon()
         else:
             self._idle.set()
+            if self._inbox:
+                self._step_late()
         self._arm()
 
     # -- the timer --

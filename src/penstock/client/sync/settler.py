@@ -53,6 +53,8 @@ _GATHER_SHARE = 0.01
 """Of a lease, if that is less."""
 _GATHERED_MAX = 100
 """So many acknowledgements are enough for one command: no more are waited for."""
+_PATIENT_BELOW = 500
+"""With fewer to be acknowledged the server may take its time: nobody waits for room because of them."""
 _ROUNDS_A_LEASE = 6
 """How often a lease is looked at while it runs: it is extended at a third, and another time if that fails."""
 
@@ -202,7 +204,8 @@ class Settler:
             self._release(failed)
 
     def _acknowledge(self, messages: list[Message]) -> None:
-        command = Ack(queue=self._queue, channel=self._channel, spans=_spans(messages))
+        is_patient = len(messages) < _PATIENT_BELOW and self.order is None and not self._finishing
+        command = Ack(queue=self._queue, channel=self._channel, spans=_spans(messages), patient=is_patient)
         try:
             settled: Settled = self._caller.call(command)
         except (ConnectionLost, StoreError) as error:
