@@ -333,7 +333,7 @@ class PenstockCluster:
             for _ in left:
                 await client.queue(queue).send_many(messages)
 
-        await asyncio.gather(*(send(client) for client in self._takers(RUNS_IN_FLIGHT)))
+        await asyncio.gather(*(send(client) for client in self._takers()))
 
     async def _receive_runs(self, queue: str, count: int) -> float:
         """In runs, each of which is acknowledged before its task takes the next. How long until the last ack.
@@ -351,11 +351,11 @@ class PenstockCluster:
                     await batch.ack()
                     over_s = time.perf_counter()
 
-        await asyncio.gather(*(work(client) for client in self._takers(RUNS_IN_FLIGHT)))
+        await asyncio.gather(*(work(client) for client in self._takers()))
         return over_s - started_s
 
-    def _takers(self, count: int) -> list[penstock.AsyncPenstock]:
-        return list(itertools.islice(itertools.cycle(self._clients), count))
+    def _takers(self) -> list[penstock.AsyncPenstock]:
+        return [*self._clients] * RUNS_IN_FLIGHT
 
 
 async def receive_singles(client: penstock.AsyncPenstock, queue: str, count: int) -> None:
@@ -566,9 +566,9 @@ def times_table(figures: Figures) -> str:
 TEXT = f"""
 One broker of Kafka, so one copy, with acks=all; 200-byte messages, {COMPRESSION} for everybody, one client process, all
 on one machine. Kafka's producer sends as fast as it takes messages, to one partition; its consumer group commits the
-offset after every {RUN}. Penstock has {RUNS_IN_FLIGHT} runs in flight, and each is a durable send, or a receive and an
-ack, of {RUN} messages. Through three nodes the queue has three partitions. Both sides read every body. The processor
-time is that of client, nodes and broker together.
+offset after every {RUN}. Penstock has {RUNS_IN_FLIGHT} runs in flight at each node, and each is a durable send, or a
+receive and an ack, of {RUN} messages. Through three nodes the queue has three partitions. Both sides read every body.
+The processor time is that of client, nodes and broker together.
 
 One by one: the share group's consumer (Java) calls `acknowledge` for each message. That goes to the broker with the
 next poll, and nobody waits for it; or it is confirmed (`commitSync`) before the next poll; or after each message, so
