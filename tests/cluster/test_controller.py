@@ -20,7 +20,7 @@ def test_a_controller_decides_again_after_a_former_one_came_back_for_a_moment(
     name = unique_prefix("former")
     options = parse(settings_text(kafka, name, "former", tmp_path / "former", session_s=3.0)).kafka_options()
     with thread_node(kafka, name, "a", tmp_path) as a:
-        assert a.own_shards == list(range(SHARDS))
+        until(lambda: a.own_shards == list(range(SHARDS)), "all shards")
         former = Controller(options, "former", Ledger(), session_timeout_s=3.0, cool_down_s=0.2)
         former.step_up()
         former.turn()

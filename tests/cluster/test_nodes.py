@@ -49,7 +49,7 @@ def receive_and_ack(node: ThreadNode) -> list[bytes]:
 def test_nodes_share_the_shards_and_give_them_away_when_they_leave(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
     name = unique_prefix("nodes")
     with thread_node(kafka, name, "a", tmp_path) as a:
-        assert a.own_shards == list(range(SHARDS))
+        until(lambda: a.own_shards == list(range(SHARDS)), "all shards")
         send(a, b"one")
         with thread_node(kafka, name, "b", tmp_path) as b:
             until(lambda: len(b.own_shards) == len(a.own_shards) == SHARDS // 2, "an even share")
@@ -60,7 +60,7 @@ def test_nodes_share_the_shards_and_give_them_away_when_they_leave(kafka: KafkaC
         assert receive_and_ack(a) == [b"two"] * len(QUEUES)
         _metrics_tell_of_each_shard(a)
     with thread_node(kafka, name, "c", tmp_path) as c:
-        assert c.own_shards == list(range(SHARDS))
+        until(lambda: c.own_shards == list(range(SHARDS)), "all shards")
         send(c, b"three")
         assert receive_and_ack(c) == [b"three"] * len(QUEUES)
 
@@ -75,10 +75,11 @@ def _wishes_are_followed(cluster: KafkaCluster, name: str, a: ThreadNode, b: Thr
 
     def shows_a_serving_all() -> bool:
         rows[:] = cli(cluster, name, "show")
-        return [row["served_by"] for row in rows if "shard" in row] == ["a"] * SHARDS
+        states = {row["node"]: row["state"] for row in rows if "node" in row}
+        served_by = [row["served_by"] for row in rows if "shard" in row]
+        return (served_by, states) == (["a"] * SHARDS, {"a": "serving", "b": "draining"})
 
     until(shows_a_serving_all, "all served by the other")
-    assert {row["node"]: row["state"] for row in rows if "node" in row} == {"a": "serving", "b": "draining"}
     assert [row["wish"] for row in rows if row.get("shard") == moving] == ["b"]
     cli(cluster, name, "move", str(moving), "any")
     cli(cluster, name, "undrain", "b")

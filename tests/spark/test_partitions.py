@@ -255,7 +255,6 @@ def test_messages_that_are_gone_of_any_partition_stop_a_stream_unless_loss_is_fi
     else:
         wide.rest("DELETE", f"/v1/queues/{name}")
         wide.create(partitions=2)
-        wide.send(10)
     with pytest.raises(Exception, match=r"(gone|created again).*failOnDataLoss"):
         wide.run(wide.stream())
     wide.run(wide.stream(failOnDataLoss="false"))
