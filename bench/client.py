@@ -24,6 +24,7 @@ from bench.client_peers import WORKERS, Handler, NatsPeer, Peer, PenstockPeer, R
 from bench.client_servers import nats_server, penstock_server, rabbitmq_server, redis_server
 from bench.measure import RUN, Measured, Scale, at_least, at_most, bodies, empty_directory, parse_scale, plain, report
 from bench.measure import table as markdown
+from bench.pace import beats
 from bench.sqs_load import Server
 
 C = TypeVar("C")
@@ -150,10 +151,8 @@ async def latencies_ms(peer: Late, per_second: float, seconds: float) -> list[fl
         found.append((time.perf_counter_ns() - int(body[:STAMP_BYTES])) / 1e6)
 
     async def send_evenly() -> None:
-        started_s = time.perf_counter()
         sends = set()
-        for number in range(count):
-            await asyncio.sleep(max(0.0, started_s + number / per_second - time.perf_counter()))
+        async for _ in beats(per_second, count):
             body = b"%0*d" % (STAMP_BYTES, time.perf_counter_ns()) + filling[STAMP_BYTES:]
             sends.add(asyncio.ensure_future(peer.send(queue, body)))
         await asyncio.gather(*sends)

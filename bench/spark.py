@@ -75,7 +75,7 @@ class Bench:
             values = bodies_like_data(self.count)
             for low in range(0, self.count, _CHUNK):
                 section = encode_section(Target("rows"), Chunk.of(0, 0, values[low : low + _CHUNK]))
-                connection.request("POST", "/v1/bulk/send", b"".join(section), {}).read()
+                connection.fetch("POST", "/v1/bulk/send", b"".join(section), {})
         self.penstock(url=True).write.parquet(str(self.directory / "rows.parquet"))
 
     def penstock(self, *, url: bool, stream: bool = False) -> Any:
@@ -185,9 +185,9 @@ class Bench:
 
             def send(number: int) -> None:
                 section = encode_section(Target(queue), Chunk.of(0, 0, [b"%d" % number]))
-                connection.request("POST", "/v1/bulk/send", b"".join(section), {}).read()
+                connection.fetch("POST", "/v1/bulk/send", b"".join(section), {})
 
-            connection.request("POST", "/v1/queues", json.dumps({"name": queue}), _JSON).read()
+            connection.fetch("POST", "/v1/queues", json.dumps({"name": queue}), _JSON)
             options = {"url": self.server.url, "subscribe": queue, "startingOffsets": "earliest"}
             source = self.spark.readStream.format("penstock").options(**options).load()
             return self.latency_s(source.selectExpr("cast(cast(value as string) as int) as number"), send)

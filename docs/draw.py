@@ -26,7 +26,8 @@ _ELSEWHERE = {
     "kind": "see [FIFO](#fifo)",
     "backoff": "see [Backoff](#backoff)",
     "policy": "see [Policies](#policies)",
-    "partitions": "stored, and not used yet: see [ADR 0008](adr/0008-partitions-wait-for-many-shards.md)",
+    "partitions": "how many shards hold it, where there are several: "
+    "see [Queues with several partitions](cluster.md#queues-with-several-partitions)",
     "dedup_scope": "whether a dedup id counts for the queue or for its group: see [Duplicates](#duplicates)",
     "throughput_scope": "whether the rate below is the queue's or each group's: see [FIFO](#fifo)",
     "tags": "see `labels`",

@@ -308,16 +308,17 @@ class LentRouter(Router):
         await super().close()
         self._end_waits()
         self._home.node.maps._listeners.remove(self._map_changed)
-        for shard, served in self._heard.items():
+        heard = self._events._heard
+        for shard, served in heard.items():
             served.listeners[:] = [each for each in served.listeners if not self._is_own(each, shard)]
-        self._heard.clear()
+        heard.clear()
 
     def _end_waits(self) -> None:
         for call in list(self._lent):
             self._end_wait(cast(Routed, call))
 
     def _is_own(self, listener: object, shard: int) -> bool:
-        return isinstance(listener, partial) and listener.func == self._hear and listener.args[0] == shard
+        return isinstance(listener, partial) and listener.func == self._events._hear and listener.args[0] == shard
 
 
 _cluster: list[Cluster] = []

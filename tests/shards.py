@@ -21,12 +21,14 @@ import pytest
 from penstock.cluster.base import ClusterMap, NodeAddress
 from penstock.cluster.forwarder import Forwarder
 from penstock.cluster.host import ShardHost
-from penstock.cluster.link import Link, LinkIdentity
+from penstock.cluster.link import Link
 from penstock.cluster.link_server import LinkServer
+from penstock.cluster.link_settings import LinkIdentity
 from penstock.cluster.router import PATIENCE_S, Router
 from penstock.core.broker import Broker
 from penstock.server.clock import Clock, ManualClock, SystemClock
-from penstock.server.node import MEMORY, Node
+from penstock.server.node import Node
+from penstock.server.settings import MEMORY
 from penstock.server.shard import Shard, Tick
 from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard

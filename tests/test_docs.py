@@ -51,7 +51,7 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("room", ["core", "store", "server"])
+@pytest.mark.parametrize("room", ["core", "store", "server", "cluster"])
 def test_every_module_has_its_line_in_the_architecture(room: str) -> None:
     text = (DOCS / "architecture.md").read_text()
     package = ROOT / "src" / "penstock"

@@ -11,6 +11,7 @@ What the first process prints is shown when it has ended; the other's as it come
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import tempfile
@@ -20,18 +21,22 @@ BESIDE = (
     "tests/nsq",
     "tests/simulation",
     "tests/faults",
+    "tests/kill",
+    "tests/outbox",
     "tests/spark",
     "tests/pipelines",
     "tests/pipelines_ready",
 )
 OTHERS = ("tests", "src/penstock")
+_SLOWEST = ("--durations=40", "--durations-min=4")
+"""Say at the end which tests took longest: the first place to look when all take too long."""
 _NO_TESTS = 5
 """What pytest exits with when its options have left no test; fine, if the other process has some."""
 
 
 def main(options: list[str]) -> int:
     """Run both halves; the status to exit with."""
-    pytest = [sys.executable, "-m", "pytest", *options]
+    pytest = [sys.executable, "-m", "pytest", *_SLOWEST, *options]
     started_s = time.monotonic()
     with tempfile.TemporaryFile() as said:
         beside = subprocess.Popen([*pytest, *BESIDE], stdout=said, stderr=subprocess.STDOUT)
@@ -46,7 +51,9 @@ def main(options: list[str]) -> int:
             said.seek(0)
             sys.stdout.buffer.write(said.read())
             sys.stdout.buffer.flush()
-    print(f"\n== both together took {time.monotonic() - started_s:.0f} s", flush=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    took_s, processor_s = time.monotonic() - started_s, used.ru_utime + used.ru_stime
+    print(f"\n== both together took {took_s:.0f} s, and {processor_s:.0f} s of processor time", flush=True)
     if statuses == {_NO_TESTS}:
         return _NO_TESTS
     return 0 if statuses <= {0, _NO_TESTS} else 1

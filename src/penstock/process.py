@@ -59,10 +59,25 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: os._exit(1) if stopping.is_set() else stopping.set())
-    async with service as ready:
-        seldom_look_for_garbage()
-        tell(ready)
-        await stopping.wait()
+    async with contextlib.AsyncExitStack() as running:
+        starting = loop.create_task(running.enter_async_context(service))
+        if await _comes_before(starting, stopping):
+            seldom_look_for_garbage()
+            tell(starting.result())
+            await stopping.wait()
+
+
+async def _comes_before(starting: asyncio.Task[_Announced], stopping: asyncio.Event) -> bool:
+    """Whether a service starts before a signal comes. It may wait for others for long: then it is given up."""
+    signalled = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((starting, signalled), return_when=asyncio.FIRST_COMPLETED)
+    signalled.cancel()
+    if starting.done():
+        return True
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+    return False
 
 
 def seldom_look_for_garbage() -> None:
@@ -81,7 +96,8 @@ def announce(ready: Announcement, ready_file: Path | None) -> None:
         partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}.partial")
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(ready)) + b"\n")
         partial.replace(ready_file)
-    print(ready.line(), flush=True)
+    if sys.__stdout__ is not None:  # who has closed it wants no line, and a server all the same
+        print(ready.line(), flush=True)
 
 
 def _allow_many_files() -> None:

@@ -81,10 +81,21 @@ def serve(
             .with_kafka(bootstrap=bootstrap)
         )
         chosen.check()
+        if chosen.server.engine != "kafka":
+            flags = {"--bootstrap": bootstrap, "--cluster": cluster, "--node": node, "--link-port": link_port}
+            _refuse_flags_of_kafka([name for name, value in flags.items() if value is not None])
         _run(chosen, ready_file)
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         raise SystemExit(EXIT_REFUSED) from None
+
+
+def _refuse_flags_of_kafka(given: list[str]) -> None:
+    """Whoever forgets the engine would have a server of its own, and take it for one of many."""
+    from penstock.server.settings import InvalidSettings
+
+    if given:
+        raise InvalidSettings(f"{', '.join(given)}: for one of many nodes; say --engine kafka as well")
 
 
 def _run(chosen: Settings, ready_file: Path | None) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.client.aio.penstock import AsyncPenstock
 from penstock.client.connecting import connect, connect_async
+from penstock.client.own_shard import AsyncOwnShard, OwnShard
 from penstock.client.remote.address import TransportName
 from penstock.client.sync.penstock import Penstock
 from penstock.server.settings import Settings, WebsocketSettings
@@ -118,15 +119,16 @@ class World:
         self.shards = [Shard(self._open_store, self.clock, lambda: ENTROPY)]
         if self._loop is None:
             self._driver = ThreadedShard(self.shards[0])
-            self.ps = Penstock(self._driver)
+            self.ps = Penstock(OwnShard(self._driver))
             return
 
-        async def start() -> AsyncShard:
-            return AsyncShard(self.shards[0], commit_in_thread=self.commit_in_thread)
+        async def start() -> tuple[AsyncShard, AsyncPenstock]:
+            shard = AsyncShard(self.shards[0], commit_in_thread=self.commit_in_thread)
+            return shard, AsyncPenstock(AsyncOwnShard(shard))
 
-        inner = self._loop.run(start())
+        inner, ps = self._loop.run(start())
         self._driver = Driven(inner, self._loop)
-        self.ps = Driven(AsyncPenstock(inner), self._loop)
+        self.ps = Driven(ps, self._loop)
 
     async def _serve(self) -> Server:
         shards = open_shards(self._store, self.clock)

@@ -596,14 +596,103 @@ def test_following_goes_on_when_the_server_was_away(directory: Path) -> None:
     node.stop()
 
 
-def test_a_reader_that_goes_away_is_no_error(local: Shell, directory: Path) -> None:
-    local("send", "orders", stdin=b"line\n" * 50_000)
-    command = (
-        f"{sys.executable} -m penstock peek orders -n 50000 --raw --data {directory} | head -1; echo ${{PIPESTATUS[0]}}"
-    )
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=DEADLINE_SECONDS)
-    assert ended.stdout == "line\n0\n"
-    assert ended.stderr == ""
+def piped(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of shell, with `penstock` at hand, and nothing said about Python's buffers unless given."""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | environment
+    line = f'penstock() {{ {sys.executable} -m penstock "$@"; }}; {command}'
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=DEADLINE_SECONDS, env=clean)
+
+
+@pytest.mark.parametrize("shown", ["--raw", "--json", "--channel main"], ids=["raw", "json", "table"])
+def test_a_reader_that_goes_away_is_no_error(local: Shell, directory: Path, shown: str) -> None:
+    local("send", "orders", stdin=b"line\n" * 5_000)
+    ended = piped(f"penstock peek orders -n 5000 {shown} -d {directory} | true; echo ${{PIPESTATUS[0]}}")
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("shown", ["--raw", "--json"])
+def test_what_a_reader_left_unread_is_not_acknowledged(
+    local: Shell, directory: Path, shown: str, unbuffered: str
+) -> None:
+    local("send", "orders", stdin=b"line\n" * 300 + b"x" * 200_000)
+    line = f"penstock receive orders -n 301 {shown} -d {directory} | head -1 > /dev/null; echo ${{PIPESTATUS[0]}}"
+    ended = piped(line, PYTHONUNBUFFERED=unbuffered)
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    assert local.json("stats")[0]["acked"] == 0
+
+
+def test_what_is_to_be_sent_is_sent_although_nobody_reads_about_it(local: Shell, directory: Path) -> None:
+    ended = piped(f"seq 5000 | penstock send orders --json -d {directory} | true; echo ${{PIPESTATUS[1]}}")
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    assert local.json("stats")[0]["ready"] == 5_000
+
+
+@pytest.mark.parametrize("command", ["receive orders", "receive orders --raw", "stats --json"])
+def test_a_closed_output_is_an_error_for_who_writes(local: Shell, directory: Path, command: str) -> None:
+    local("send", "orders", "cake")
+    ended = piped(f"penstock {command} -d {directory} >&-")
+    assert ended.stderr == "penstock: [Errno 9] standard output: Bad file descriptor\n"
+    assert ended.returncode == Exit.FAILED
+    assert local.json("stats")[0]["acked"] == 0
+
+
+def test_a_closed_output_is_no_error_for_who_does_not_write(local: Shell, directory: Path) -> None:
+    ended = piped(f"penstock send orders tea --quiet -d {directory} >&-")
+    assert (ended.returncode, ended.stderr) == (Exit.OK, "")
+    assert local("receive", "orders", "--raw") == "tea\n"
+
+
+def test_a_server_needs_no_output(directory: Path, tmp_path: Path) -> None:
+    ready, ports = tmp_path / "ready", "--sqs-port 0 --http-port 0 --nsq-tcp-port 0 --nsq-http-port 0"
+    line = f"exec {sys.executable} -m penstock serve -d {directory} {ports} --ready-file {ready} >&-"
+    child = subprocess.Popen(["bash", "-c", line], stderr=subprocess.PIPE)
+    while not ready.exists() and child.poll() is None:
+        time.sleep(0.02)
+    time.sleep(0.2)  # it says that it is ready, and goes on
+    child.terminate()
+    _, errors = child.communicate(timeout=DEADLINE_SECONDS)
+    assert child.returncode == Exit.OK, errors
+
+
+def test_an_output_that_is_full_is_one_line_and_status_1(directory: Path) -> None:
+    ended = piped(f"seq 3 | penstock send orders -d {directory} > /dev/full")
+    assert ended.stderr == "penstock: [Errno 28] standard output: No space left on device\n"
+    assert ended.returncode == Exit.FAILED
+
+
+def test_closed_input_and_error_streams_are_no_traceback(directory: Path) -> None:
+    ended = piped(f"penstock send orders -d {directory} <&-")
+    assert ended.returncode == Exit.FAILED
+    assert ended.stderr == "penstock: standard input is closed: give bodies, or --file\n"
+    ended = piped(f"penstock peek nowhere --json -d {directory} 2>&-")
+    assert (ended.returncode, ended.stdout) == (Exit.NOTHING, "")
+
+
+def test_a_terminal_of_another_encoding_shows_what_it_can(local: Shell, directory: Path) -> None:
+    local("send", "orders", "zwölf 😀")
+    table = piped(f"penstock peek orders -d {directory}", PYTHONIOENCODING="ascii")
+    assert r"zw\xf6lf \U0001f600" in table.stdout, table
+    rows = piped(f"penstock peek orders --json -d {directory}", PYTHONIOENCODING="ascii")
+    assert json.loads(rows.stdout)["body"] == "zwölf 😀", rows
+
+
+def test_a_message_cannot_steer_the_terminal_of_who_looks_at_it(shell: Shell) -> None:
+    shell("send", "orders", "tea\x1b]0;title\x07\x9b31m\r", "--attribute", "table=\x1b[2J")
+    shown = shell("peek", "orders")
+    assert r"tea\x1b]0;title\x07\x9b31m\r" in shown
+    assert r"table=\x1b[2J" in shown
+    assert shell("peek", "orders", "--raw") == "tea\x1b]0;title\x07\x9b31m\r\n"
+
+
+def test_arguments_that_are_no_text_are_refused_or_taken_as_bytes(shell: Shell) -> None:
+    shell("send", "orders", "\udcff", "tea")
+    assert shell("peek", "orders", "--contains", "\udcff", "--json").count("body_base64") == 1
+    shell("redrive", "orders", "--contains", "\udcff")
+    for flag in ("--group", "--dedup-id", "--attribute"):
+        ended = shell.ended("send", "orders", "x", flag, "a=\udcff")
+        assert ended.status == Exit.FAILED and ended.err.count("\n") == 1, ended
+    assert shell.ended("send", "\udcff", "x").status == Exit.FAILED
 
 
 def test_sending_a_slow_pipe_does_not_wait_for_its_end(local: Shell, directory: Path) -> None:

@@ -17,7 +17,11 @@ import pytest
 
 import penstock
 from penstock.client.remote.address import TRANSPORTS
-from penstock.core.commands import Once, Receive
+from penstock.client.remote.caller import RemoteCaller
+from penstock.client.remote.prefetch import Prefetcher
+from penstock.client.remote.request import Outstanding
+from penstock.core.commands import Ack, Command, Once, Receive, Refused, Settled, Span
+from penstock.core.errors import StaleReceipt
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.server.settings import Settings, WebsocketSettings
 from penstock.store.base import Store
@@ -25,12 +29,12 @@ from penstock.store.memory import MemoryStore
 from tests.client.adapter import LoopThread
 from tests.client.lossy import LossyProxy
 from tests.client.serving import Server, serve
-from tests.shards import open_shards, stepping_clock
+from tests.shards import not_for_clusters, open_shards, stepping_clock
 
 FINITE = {"timeout": 10, "connect_timeout": 5}
 
 
-def eventually(what: Callable[[], Any], seconds: float = 10.0) -> Any:
+def eventually(what: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := what()):
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -64,10 +68,18 @@ class Site:
 
     def restart(self) -> None:
         self.stop()
+        self.start()
+
+    def start(self) -> None:
         self.server = self.loop.run(self._serve(self.server.port))
 
     def cut(self) -> None:
-        self.loop.run(self.proxy.cut())
+        """End every connection. Answers that were lost are so for good: only the next connections get any."""
+        self.loop.run(self._cut())
+
+    async def _cut(self) -> None:
+        await self.proxy.cut()
+        self.proxy.answers_lost = False
 
     def count(self, action: str, outcome: str = "ok") -> int:
         counts = self.server.answered()
@@ -145,20 +157,28 @@ def test_nobody_there_is_not_sent(site: Site) -> None:
         penstock.connect(site.proxy.url)
 
 
-def test_something_else_there_is_said_so() -> None:
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close", "no Penstock"),
+        (b"HTTP/1.1 200 OK\r\nConnection: close", "cannot be reached"),
+    ],
+    ids=["of-a-length", "up-to-its-end"],
+)
+def test_something_else_there_is_said_so(head: bytes, said: str) -> None:
     loop = LoopThread()
 
     async def listen() -> Any:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
+            writer.write(head + b"\r\n\r\nhi")
             writer.close()
 
         return await asyncio.start_server(answer, "127.0.0.1", 0)
 
     server = loop.run(listen())
     try:
-        with pytest.raises(penstock.NotSent, match="no Penstock"):
+        with pytest.raises(penstock.NotSent, match=said):
             penstock.connect(f"penstock://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     finally:
         loop.loop.call_soon_threadsafe(server.close)
@@ -166,17 +186,65 @@ def test_something_else_there_is_said_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:9325", "http://localhost", "penstock://", "penstock://h/path", "penstock://h:x"]
+    "url",
+    [
+        "localhost:9325",
+        "http://localhost",
+        "penstock://",
+        "penstock://h/path",
+        "penstock://h:x",
+        "penstock://a..b",
+        None,
+        b"penstock://h",
+    ],
 )
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_an_address_that_is_none_is_refused(url: Any) -> None:
     with pytest.raises(penstock.InvalidRequest, match="no address of a server"):
         penstock.connect(url)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "penstock://worker:s3cret@localhost:9325",
+        "penstock://worker:s3cret@:x",
+        "penstock://worker:s3cret/@localhost",
+        "http://s3cret@localhost",
+        "worker:s3cret@localhost",
+        "penstock://localhost?token=s3cret",
+    ],
+)
+def test_a_secret_in_an_address_is_not_shown(url: str) -> None:
+    for call in (penstock.connect, penstock.open):
+        if call is penstock.connect or url.startswith("penstock://"):
+            with pytest.raises(penstock.InvalidRequest) as refusal:
+                call(url)
+            assert "s3cret" not in str(refusal.value)
+
+
 def test_options_that_make_no_sense_are_refused() -> None:
-    for options in ({"transport": "pigeon"}, {"timeout": 0}, {"prefetch": -1}, {"heartbeat": -2}):
+    for options in (
+        {"transport": "pigeon"},
+        {"timeout": 0},
+        {"timeout": 1e300},
+        {"prefetch": -1},
+        {"prefetch": None},
+        {"prefetch": "10"},
+        {"heartbeat": -2},
+        {"name": None},
+        {"name": "half \ud800"},
+        {"tls": True},
+        {"token": 5},
+    ):
         with pytest.raises(penstock.InvalidRequest):
             penstock.connect("penstock://localhost", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("token", ["s3cret\n", "s3cr\u00e9t", " s3cret"])
+def test_a_token_that_no_header_can_hold_is_refused_at_once_and_not_shown(token: str) -> None:
+    with pytest.raises(penstock.InvalidRequest, match="strip it") as refusal:
+        penstock.connect("penstock://localhost", token=token)
+    assert token.strip() not in str(refusal.value)
 
 
 @pytest.fixture
@@ -222,7 +290,6 @@ def lose_the_answer(site: Site, action: str, call: Callable[[], Any]) -> Any:
     caller.start()
     eventually(lambda: site.count(action) > before)
     assert not result
-    site.proxy.answers_lost = False
     site.cut()
     caller.join(15)
     assert site.count(action) > before + 1, "it was not sent again"
@@ -269,6 +336,27 @@ def test_what_was_not_answered_in_time_is_of_unknown_outcome(site: Site) -> None
     site.proxy.answers_lost = True
     with pytest.raises(penstock.OutcomeUnknown):
         orders.send(b"a")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("sends", [1, 100])
+def test_what_left_and_is_too_large_to_be_sent_again_is_of_unknown_outcome(
+    site: Site, transport: Any, sends: int
+) -> None:
+    async def main() -> list[Any]:
+        async with penstock.connect_async(site.proxy.url, transport=transport, timeout=20) as ps:
+            orders = await ps.create_queue("orders")
+            site.proxy.answers_lost = True
+            bodies = [b"x" * (100_000 // sends)] * sends
+            sending = asyncio.gather(*(orders.send(body) for body in bodies), return_exceptions=True)
+            await asyncio.to_thread(eventually, lambda: site.count("Send"))
+            site.options["settings"] = Settings(websocket=WebsocketSettings(frame_bytes_max=50_000))
+            await asyncio.to_thread(site.restart)
+            site.cut()
+            return await sending
+
+    assert {type(outcome) for outcome in asyncio.run(main())} == {penstock.OutcomeUnknown}
+    assert site.connect().queue("orders").stats().messages == sends
 
 
 def test_what_never_left_is_not_sent(site: Site) -> None:
@@ -352,7 +440,6 @@ def test_consume_once_holds_when_the_connection_breaks_in_mid_delivery(site: Sit
     receiver = threading.Thread(target=lambda: got.append(ps.queue("orders").receive(wait=1)))
     receiver.start()
     eventually(lambda: site.count("Receive"))
-    site.proxy.answers_lost = False
     site.cut()
     receiver.join(15)
     assert got == [None], "the message may have been seen: it must not come again"
@@ -406,6 +493,50 @@ def test_a_cancelled_wait_takes_no_message_with_it(site: Site, transport: Any) -
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("prefetch", [0, 5])
+def test_an_answer_that_comes_in_the_turn_of_its_cancellation_goes_back(
+    site: Site, prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with penstock.connect_async(site.server.url, prefetch=prefetch) as ps:
+            orders = await ps.create_queue("orders")
+            await orders.send(b"a")
+            answered, waiting = RemoteCaller.answered, asyncio.create_task(orders.receive(wait=20))
+
+            def cancelling(caller: RemoteCaller, now_ms: int, answers: list[Any]) -> None:
+                answered(caller, now_ms, answers)
+                if waiting._fut_waiter is not None and waiting._fut_waiter.done():  # type: ignore[attr-defined]
+                    waiting.cancel()  # its task has not run again: it hears of the cancellation, and not of the answer
+
+            with monkeypatch.context() as patch:
+                patch.setattr(RemoteCaller, "answered", cancelling)
+                await asyncio.wait([waiting])
+            assert waiting.cancelled()
+            message = await orders.receive(wait=20)
+            assert message is not None, "the message went with who had left"
+            assert message.attempts == 1
+
+    asyncio.run(main())
+
+
+def test_another_loop_is_told_that_nothing_was_sent(site: Site) -> None:
+    async def connect() -> Any:
+        return await penstock.connect_async(site.server.url)
+
+    async def send(ps: Any) -> None:
+        await ps.queue("orders").send(b"a")
+
+    home = asyncio.new_event_loop()
+    try:
+        ps = home.run_until_complete(connect())
+        with pytest.raises(penstock.InvalidRequest, match="another event loop"):
+            asyncio.run(send(ps))
+        home.run_until_complete(ps.close())
+    finally:
+        home.close()
+    assert site.connect().queues() == []
+
+
 # -- many at a time ----------------------------------------------------------------------------------------------------
 
 
@@ -434,6 +565,63 @@ def test_one_bad_send_among_many_fails_alone(site: Site) -> None:
     assert site.connect().queue("orders").stats().messages == 19
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_command_that_cannot_be_written_is_refused_and_takes_no_other_along(site: Site, transport: Any) -> None:
+    half = "\ud800"
+
+    async def main() -> list[Any]:
+        async with penstock.connect_async(site.server.url, transport=transport) as ps:
+            orders = await ps.create_queue("orders")
+            return await asyncio.gather(
+                orders.send(b"before"),
+                orders.receive(wait=0, attempt_id=half),
+                orders.send(b"bad", group=half),
+                orders.receive(wait=5, attempt_id=half),
+                orders.browse(limit=2**70),
+                orders.send(b"after"),
+                return_exceptions=True,
+            )
+
+    before, *refused, after = asyncio.run(main())
+    assert all(isinstance(each, penstock.InvalidRequest) for each in refused), refused
+    assert {before.sequence, after.sequence} == {0, 1}
+    with pytest.raises(penstock.InvalidRequest, match="cannot be sent"):
+        site.connect(transport=transport).queue(half).send(b"a")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_one_command_that_cannot_travel_fails_alone_and_at_once(site: Site, transport: Any) -> None:
+    """Text from a command line may hold half a surrogate pair, and no wire takes that."""
+
+    async def main() -> list[Any]:
+        async with penstock.connect_async(site.server.url, transport=transport) as ps:
+            orders = ps.queue("orders")
+            return await asyncio.gather(
+                orders.send(b"before"),
+                orders.send(b"x", group="\udcff"),
+                orders.send(b"x", delay=1e300),
+                ps.queue("\udcff").send(b"x"),
+                ps.queue("orders\udcff").receive(wait=1),
+                orders.send(b"x", group=object()),  # type: ignore[arg-type]
+                orders.send(b"after"),
+                return_exceptions=True,
+            )
+
+    before, *refused, after = asyncio.run(main())
+    assert {before.sequence, after.sequence} == {0, 1}
+    assert [type(each) for each in refused] == [penstock.InvalidRequest] * 5
+    assert "Send: groups cannot be sent" in str(refused[0])
+    assert "give seconds, from 0 up" in str(refused[1])
+    assert site.connect().queue("orders").stats().messages == 2
+
+
+def test_an_error_that_is_no_text_releases_its_message_all_the_same(site: Site) -> None:
+    orders = site.connect().queue("orders")
+    orders.send(b"x")
+    orders.receive_batch(1).messages()[0].release(error="no file \udcff")
+    assert [failure.error for failure in orders.browse()[0].history] == ["no file ?"]
+
+
 def test_threads_share_a_connection(site: Site) -> None:
     orders = site.connect().queue("orders")
     threads = [threading.Thread(target=lambda: [orders.send(b"x") for _ in range(50)]) for _ in range(8)]
@@ -450,6 +638,45 @@ def test_a_call_larger_than_a_frame_says_so(make_site: Callable[..., Site]) -> N
     with pytest.raises(penstock.BatchTooLarge, match="too many for one call"):
         orders.send_many([b"x" * 1000] * 200)
     assert orders.send_many([b"x" * 1000] * 50)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_unit_larger_than_a_frame_says_so_at_the_put_and_can_still_be_committed(
+    make_site: Callable[..., Site], transport: Any
+) -> None:
+    site = make_site(settings=Settings(websocket=WebsocketSettings(frame_bytes_max=100_000)))
+    ps = site.connect(transport=transport)
+    work, puts = ps.unit_of_work(), 0
+    with pytest.raises(penstock.BatchTooLarge, match="commit before"):
+        for puts in range(10_000):
+            work.put("orders", b"x", group="g" * 100, dedup_id=f"{puts}")
+    assert len(work.commit()) == puts
+    work = ps.unit_of_work()
+    with pytest.raises(penstock.BatchTooLarge):
+        work.put("orders", b"x" * 200_000)
+    work.put("orders", b"x" * 80_000)
+    assert len(work.commit()) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"due": 1},
+        {"due": 1, "priority": 9, "attributes": {"a": 1}},
+        {"due": 1, "priority": 9, "attributes": {"a": 1}, "group": "g", "dedup_id": "d"},
+        {"delay": 1, "attributes": {"a": "x" * 250}, "group": "g" * 100, "dedup_id": "d" * 100},
+    ],
+)
+def test_a_unit_of_many_sends_is_not_too_large_for_a_frame_before_it_says_so(
+    make_site: Callable[..., Site], options: dict[str, Any]
+) -> None:
+    site = make_site(settings=Settings(websocket=WebsocketSettings(frame_bytes_max=100_000)))
+    work, puts = site.connect().unit_of_work(), 0
+    when = "due" if "due" in options else "delay"
+    with pytest.raises(penstock.BatchTooLarge, match="commit before"):
+        for puts in range(10_000):
+            work.put("orders" * 10, b"x", **{**options, when: 2_000_000_000 + puts})
+    assert len(work.commit()) == puts
 
 
 def test_more_requests_than_the_server_takes_at_once_wait_for_their_turn(make_site: Callable[..., Site]) -> None:
@@ -471,6 +698,16 @@ def worker(*grants: Grant) -> Credentials:
     return Credentials([Credential("AK", Secret("secret"), principal, Secret("token-1"))])
 
 
+@pytest.mark.parametrize("transport", [None, "long_poll"])
+@pytest.mark.parametrize("token", ["sesame\n", "sesame\r\nX-Other: 1", "sesame\udcff", "ses\u20acme"])
+def test_a_token_that_no_header_carries_is_refused_at_once_and_not_shown(
+    site: Site, transport: Any, token: str
+) -> None:
+    with pytest.raises(penstock.InvalidRequest, match="strip it") as refusal:
+        site.connect(token=token, transport=transport)
+    assert "ses" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_token_is_needed_where_there_are_credentials(make_site: Callable[..., Site], transport: Any) -> None:
     site = make_site(credentials=worker(Grant()))
@@ -479,6 +716,33 @@ def test_a_token_is_needed_where_there_are_credentials(make_site: Callable[..., 
             site.connect(transport=transport, token=token)
     for token in ("token-1", "AK:secret"):
         assert site.connect(transport=transport, token=token).queues() == []
+
+
+def test_what_was_sent_before_the_token_was_revoked_is_of_unknown_outcome(make_site: Callable[..., Site]) -> None:
+    site = make_site(credentials=worker(Grant()))
+    orders = site.connect(site.proxy.url, token="token-1").queue("orders")
+    site.proxy.answers_lost = True
+    raised: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            orders.send(b"a")
+        except penstock.PenstockError as error:
+            raised.append(error)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    eventually(lambda: site.count("Send"))
+    site.options["credentials"] = Credentials(
+        [Credential("AK", Secret("secret"), Principal("worker", "AK", (Grant(),)), Secret("token-2"))]
+    )
+    site.restart()
+    site.cut()
+    sender.join(15)
+    assert [type(error) for error in raised] == [penstock.OutcomeUnknown]
+    with pytest.raises(penstock.AccessDenied):
+        orders.send(b"b")
+    assert [message.body for message in site.connect(token="token-2").queue("orders").peek()] == [b"a"]
 
 
 def test_rights_are_checked_command_by_command(make_site: Callable[..., Site]) -> None:
@@ -542,7 +806,7 @@ def test_a_prefetching_receive_knows_when_there_is_nothing(site: Site) -> None:
 
 def test_what_is_prefetched_or_worked_on_stays_leased(site: Site) -> None:
     ps = site.connect(prefetch=10)
-    ps.create_queue("orders", lease=1)
+    ps.create_queue("orders", lease=1.6)
     ps.queue("orders").send_many([b"a", b"b"])
     message = ps.queue("orders").receive(wait=5)
     assert site.connect().queue("orders").receive(wait=2.5) is None
@@ -574,6 +838,77 @@ def test_prefetching_goes_on_after_the_connection_broke(site: Site) -> None:
     assert orders.stats().messages == 0
 
 
+def test_a_connection_that_breaks_while_prefetching_begins_leaves_one_push(site: Site) -> None:
+    async def main() -> None:
+        async with penstock.connect_async(site.server.url, prefetch=10) as ps:
+            caller: Any = ps._caller
+            waiting = asyncio.create_task(ps.queue("orders").receive(wait=60))
+            await asyncio.sleep(0)
+            caller.flush()
+            caller._link._socket.abort()  # the question what queue this is has left, and has no answer
+            while not (await orders.stats()).channels["main"].waiting_receivers:
+                await asyncio.sleep(0.005)
+            assert (await orders.stats()).channels["main"].waiting_receivers == 1
+            await orders.send_many([b"%d" % number for number in range(30)])
+            message = await waiting
+            assert message is not None
+            assert message.body == b"0"
+
+    async def with_another() -> None:
+        nonlocal orders
+        async with penstock.connect_async(site.server.url) as other:
+            orders = await other.create_queue("orders")
+            await main()
+
+    orders: Any = None
+    asyncio.run(with_another())
+
+
+def test_heartbeats_of_prefetched_messages_do_not_become_more_when_the_push_begins_again() -> None:
+    class Carrier:
+        def carry(self, command: Command, settle: Any) -> Outstanding:
+            return Outstanding(command, settle, 0.0)
+
+    async def main() -> None:
+        prefetcher = Prefetcher(Carrier(), "orders", "main", 10)
+        prefetcher._started(None, None)
+        first = prefetcher._beat
+        assert first is not None
+        prefetcher.give_back()  # nobody has received for a minute; then somebody does
+        prefetcher._started(None, None)
+        assert first.cancelled()
+        prefetcher.close()
+
+    asyncio.run(main())
+
+
+def test_a_prefetched_message_that_comes_again_is_kept_whatever_becomes_of_its_last_attempt() -> None:
+    class Carrier:
+        def __init__(self) -> None:
+            self.settle: Any = None
+
+        def carry(self, command: Any, settle: Any) -> Any:
+            self.settle = settle
+
+        def send_later(self, outstanding: Any) -> None:
+            raise AssertionError("nobody waits")
+
+    async def main() -> None:
+        carrier = Carrier()
+        prefetcher = Prefetcher(carrier, "orders", "main", 10)
+        prefetcher._held.add([Span(0, 9, 1)])
+        prefetcher._heartbeat()
+        prefetcher._held.add([Span(5, 5, 2)])  # its lease was lost, and it was pushed once more
+        stale = StaleReceipt("somebody else has it")
+        carrier.settle(Settled(8, [Refused(4, 5, stale)]), None)
+        assert list(prefetcher._held) == [Span(0, 3, 1), Span(5, 5, 2), Span(6, 9, 1)]
+        prefetcher.settled(Ack(queue="orders", spans=[Span(0, 9, 1)]))  # the late handler's, which is refused for 5
+        assert list(prefetcher._held) == [Span(5, 5, 2)]
+        prefetcher.close()
+
+    asyncio.run(main())
+
+
 def test_a_queue_that_promises_at_most_once_is_not_prefetched(site: Site) -> None:
     ps = site.connect(prefetch=10)
     ps.create_queue("orders", policy="consume_once")
@@ -582,6 +917,59 @@ def test_a_queue_that_promises_at_most_once_is_not_prefetched(site: Site) -> Non
     assert ps.queue("orders").stats().channels["main"].ready == 1
     ps.close()
     assert site.connect().queue("orders").receive().body == b"b"
+
+
+@not_for_clusters("a node's part that is stopped here ends its sessions before its connections, and pushes hear of it")
+@pytest.mark.parametrize("asks", ["before", "meanwhile"])
+def test_who_waits_for_a_prefetched_message_gets_it_where_nobody_can_push_any_more(site: Site, asks: str) -> None:
+    ps = site.connect(prefetch=10)
+    orders = ps.create_queue("orders")
+    got: list[Any] = []
+    waiting = threading.Thread(target=lambda: got.append(orders.receive(wait=20)))
+    if asks == "before":
+        waiting.start()
+        eventually(lambda: orders.stats().channels["main"].waiting_receivers)
+    site.stop()
+    eventually(lambda: ps.transport is None)
+    if asks == "meanwhile":
+        waiting.start()
+    site.options["sockets"] = False
+    site.start()
+    eventually(lambda: ps.transport == "long_poll")
+    site.connect().queue("orders").send(b"a")
+    waiting.join(30)
+    assert [message.body for message in got] == [b"a"]
+
+
+@not_for_clusters("a node's part that is stopped here ends its sessions before its connections, and pushes hear of it")
+def test_who_is_taken_to_the_server_after_all_waits_no_longer_than_was_asked(site: Site) -> None:
+    ps = site.connect(prefetch=10)
+    orders = ps.create_queue("orders")
+    started = time.monotonic()
+    waiting = threading.Thread(target=lambda: orders.receive(wait=6))
+    waiting.start()
+    eventually(lambda: orders.stats().channels["main"].waiting_receivers)
+    site.stop()
+    time.sleep(max(0.0, started + 4 - time.monotonic()))
+    site.options["sockets"] = False
+    site.start()
+    waiting.join(60)
+    assert 5.9 < time.monotonic() - started < 9.9  # all of it once more would be 10
+
+
+def test_a_cancelled_wait_takes_no_message_of_a_queue_that_is_not_prefetched(site: Site) -> None:
+    async def main() -> None:
+        async with penstock.connect_async(site.server.url, prefetch=10) as ps:
+            orders = await ps.create_queue("orders", policy="consume_once")
+            waiting = asyncio.create_task(orders.receive(wait=20))
+            while not (await orders.stats()).channels["main"].waiting_receivers:
+                await asyncio.sleep(0.005)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await orders.send(b"a")
+            assert await orders.receive(wait=5) is not None, "the message went with who had left"
+
+    asyncio.run(main())
 
 
 def test_names_of_commands_are_the_clients_own(site: Site) -> None:

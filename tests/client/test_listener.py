@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -317,7 +319,12 @@ def test_a_stop_gives_back_what_was_not_begun_and_finishes_what_was(room: Room, 
     for _ in range(2):
         assert started.acquire(timeout=SECONDS_MAX)
     until(lambda: listener.in_hand == 20)
-    threading.Timer(0.1, go_on.set).start()
+
+    def go_on_when_the_others_are_back() -> None:
+        until(lambda: listener.in_hand == 2)
+        go_on.set()
+
+    threading.Thread(target=go_on_when_the_others_are_back).start()
     assert listener.stop()
     assert (len(attempts), listener.metrics.handled, listener.in_hand) == (2, 2, 0)
     left = ps.queue("in").receive(20)
@@ -477,6 +484,66 @@ def test_a_handler_may_settle_everything_itself(room: Room, ps: Any) -> None:
     assert listener.metrics.lost == 0
 
 
+def test_a_handler_that_gives_its_message_back_sends_nothing(room: Room, ps: Any) -> None:
+    ps.queue("in").send(b"x")
+    tried: list[int] = []
+
+    if room.kind == "threads":
+
+        def work(message: Any, tx: Any) -> None:
+            tried.append(message.attempts)
+            tx.put("out", b"%d" % message.attempts)
+            if message.attempts == 1:
+                message.release(error="not now")
+            elif message.attempts == 2:
+                message.extend(0)
+            elif message.attempts == 3:
+                message.ack()
+    else:
+
+        async def work(message: Any, tx: Any) -> None:
+            tried.append(message.attempts)
+            tx.put("out", b"%d" % message.attempts)
+            if message.attempts == 1:
+                await message.release(error="not now")
+            elif message.attempts == 2:
+                await message.extend(0)
+            elif message.attempts == 3:
+                await message.ack()
+
+    with ps.listen("in", work) as listener:
+        until(lambda: listener.metrics.handled == 1)
+    assert tried == [1, 2, 3]
+    assert listener.metrics.failed == 2
+    assert ps.queue("out").receive_batch().bodies == [b"3"]
+
+
+def test_a_handler_that_gives_its_message_back_is_not_overtaken_by_the_next_of_its_group(room: Room, ps: Any) -> None:
+    ps.create_queue("line.fifo", kind="fifo", content_dedup=True)
+    ps.queue("line.fifo").send_many([b"1", b"2", b"3"], groups=["g"] * 3)
+    done: list[bytes] = []
+
+    if room.kind == "threads":
+
+        def work(message: Any) -> None:
+            if message.body == b"1" and message.attempts < 3:
+                message.release(error="not now") if message.attempts == 1 else message.extend(0)
+            else:
+                done.append(message.body)
+    else:
+
+        async def work(message: Any) -> None:
+            if message.body == b"1" and message.attempts < 3:
+                await (message.release(error="not now") if message.attempts == 1 else message.extend(0))
+            else:
+                done.append(message.body)
+
+    with ps.listen("line.fifo", work) as listener:
+        until(lambda: is_empty(ps, "line.fifo"))
+    assert done == [b"1", b"2", b"3"]
+    assert (listener.metrics.handled, listener.metrics.failed, listener.metrics.lost) == (3, 2, 0)
+
+
 def test_a_unit_of_a_handler_may_take_more_and_gives_it_back_with_the_rest(room: Room, ps: Any) -> None:
     ps.queue("in").send(b"x")
     ps.queue("parts").send_many([b"1", b"2"])
@@ -581,6 +648,84 @@ def test_listeners_run_together_until_one_is_asked_to_stop(room: Room, ps: Any) 
     assert is_empty(ps, "one") and is_empty(ps, "two")
 
 
+def test_a_stop_that_was_asked_for_before_the_run_ends_it(ps: Any) -> None:
+    started = ps.listen("one", lambda message: None)
+    started.request_stop()
+    running = threading.Thread(target=started.run_forever)
+    running.start()
+    running.join(SECONDS_MAX)
+    assert started.state == "stopped"
+    declared = ps.listener("two")(lambda message: None)
+    declared.request_stop()
+    running = threading.Thread(target=ps.run_listeners)
+    running.start()
+    running.join(SECONDS_MAX)
+    assert declared.state == "stopped"
+
+
+def test_a_listener_that_cannot_start_stops_those_that_did(ps: Any) -> None:
+    first = ps.listen("one", lambda message: None)
+    others = [ps.listener(queue)(lambda message: None) for queue in ("two", "no such / name")]
+    with pytest.raises(penstock.InvalidName):
+        ps.run_listeners()
+    assert [each.state for each in (first, *others)] == ["stopped", "new", "new"]
+
+
+def test_a_stop_without_a_time_waits_for_the_handler(room: Room, ps: Any) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def work(message: Any) -> None:
+        begun.set()
+        end.wait(SECONDS_MAX)
+
+    ps.queue("in").send(b"x")
+    listener = ps.listen("in", room.handler(work))
+    assert begun.wait(SECONDS_MAX)
+    ended: list[bool] = []
+    stopping = threading.Thread(target=lambda: ended.append(listener.stop(timeout=None)))
+    stopping.start()
+    until(lambda: listener.state == "stopping")
+    end.set()
+    stopping.join(SECONDS_MAX)
+    assert ended == [True]
+    assert is_empty(ps, "in")
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("half \ud800"), r"ValueError: half \ud800"),
+        (ValueError("x" * 50_000), f"ValueError: {'x' * 10_000}... (50000 letters)"),
+        (Speechless(), "Speechless: (its text cannot be had: ValueError)"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (asyncio.CancelledError("inside"), "CancelledError: inside"),
+    ],
+    ids=["half a character", "long", "speechless", "interrupt", "cancelled"],
+)
+def test_a_message_comes_back_whatever_its_error_is_made_of(
+    room: Room, ps: Any, error: BaseException, reason: str
+) -> None:
+    histories: list[list[str]] = []
+
+    def work(message: Any) -> None:
+        histories.append([each.error for each in message.history])
+        if message.attempts == 1:
+            raise error
+
+    async def work_in_a_task(message: Any) -> None:
+        work(message)
+
+    ps.queue("in").send(b"x")
+    with ps.listen("in", work if room.kind == "threads" else work_in_a_task, lease=3600) as listener:
+        until(lambda: listener.metrics.handled == 1)
+    assert histories == [[], [reason]]
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -599,6 +744,34 @@ def test_a_handler_that_cannot_be_called_is_refused(ps: Any) -> None:
     for handler in (lambda: None, lambda message, tx, more: None):
         with pytest.raises(penstock.InvalidRequest, match="one or two arguments"):
             ps.listen("in", handler)
+
+
+def test_a_handler_that_would_do_nothing_is_refused(ps: Any) -> None:
+    def yields(message: Any) -> Any:
+        yield message
+
+    async def yields_in_a_task(message: Any) -> Any:
+        yield message
+
+    for handler in (yields, yields_in_a_task):
+        with pytest.raises(penstock.InvalidRequest, match="generator"):
+            ps.listen("in", handler)
+    with pytest.raises(penstock.InvalidRequest, match="give a function"):
+        ps.listen("in", None)
+    with pytest.raises(penstock.InvalidRequest, match="name of a queue"):
+        ps.listener(yields)
+    assert "in" not in ps.queues()
+
+
+def test_a_handler_that_turns_out_to_be_a_generator_has_failed(room: Room, ps: Any) -> None:
+    def yields(message: Any) -> Any:
+        yield message
+
+    ps.create_queue("in", max_receives=1)
+    ps.queue("in").send(b"x")
+    with ps.listen("in", lambda message: yields(message)) as listener:
+        until(lambda: listener.metrics.failed == 1)
+    assert "generator" in ps.queue("in.dead").receive().history[0].error
 
 
 def test_a_listener_of_threads_refuses_a_coroutine_function() -> None:
@@ -628,7 +801,7 @@ def test_a_lease_that_is_changed_while_a_listener_runs_is_kept_as_it_is_now(room
 
     ps.create_queue("in", lease=600)
     with ps.listen("in", room.handler(work)) as listener:
-        ps.queue("in").configure(lease=0.9)
+        ps.queue("in").configure(lease=1.4)
         ps.queue("in").send(b"x")
         until(lambda: listener.metrics.handled == 1)
     assert attempts == [1]
@@ -717,6 +890,26 @@ def test_a_handler_that_is_cancelled_from_inside_has_failed_and_its_worker_goes_
     assert asyncio.run(asyncio.wait_for(run(), SECONDS_MAX)) == (1, 1)
 
 
+def test_a_handler_that_calls_off_its_own_task_has_failed_and_its_worker_goes_on() -> None:
+    async def work(message: Any) -> None:
+        if message.attempts == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        async with penstock.open_async(":memory:") as ps:
+            await ps.queue("in").send_many([b"a", b"b", b"c"])
+            async with await ps.listen("in", work, workers=1) as listener:
+                async with asyncio.timeout(SECONDS_MAX):
+                    while listener.metrics.handled < 3:
+                        await asyncio.sleep(0.001)
+            assert listener.metrics.failed == 3
+
+    asyncio.run(run())
+
+
 def test_a_loop_that_ends_ends_its_listeners() -> None:
     async def run() -> None:
         ps = await penstock.open_async(":memory:")
@@ -725,6 +918,31 @@ def test_a_loop_that_ends_ends_its_listeners() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(run())
+
+
+def test_a_loop_that_is_closed_too_early_leaves_no_worker_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    async def run() -> None:
+        ps = await penstock.open_async(":memory:")
+        await ps.queue("in").send(b"x")
+        begun = asyncio.Event()
+
+        async def work(message: Any) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        await ps.listen("in", work)
+        await begun.wait()
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda _loop, _context: None)  # asyncio tells of each task that was pending
+    loop.run_until_complete(run())
+    loop.close()
+    del loop
+    gc.collect()
+    assert [str(each.exc_value) for each in unraisable] == []
 
 
 def test_a_thread_handler_that_exits_has_failed_and_its_worker_goes_on() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import penstock
+from tests.client.node import ThreadedNode
 from tests.shards import not_for_clusters
 
 pytestmark = not_for_clusters("the listener's process has its own store")
@@ -59,3 +61,51 @@ def test_a_listener_that_is_told_to_end_finishes_what_is_in_hand(
         assert sorted(message.body for message in ps.queue("out").receive(9)) == [b"1", b"2"]
         left = ps.queue("in").receive(9)
         assert [(message.body, message.attempts) for message in left] == [(b"3", 1), (b"4", 1)]
+
+
+AWAY = """
+import sys, penstock
+with penstock.connect(sys.argv[1], timeout=60) as ps:
+    @ps.listener("in")
+    def handle(message): ...
+    print("connected", flush=True)
+    sys.stdin.readline()
+    handle.run_forever()
+"""
+AWAY_TASKS = """
+import asyncio, sys, penstock
+async def main():
+    async with penstock.connect_async(sys.argv[1], timeout=60) as ps:
+        @ps.listener("in")
+        async def handle(message): ...
+        print("connected", flush=True)
+        sys.stdin.readline()
+        await handle.run_forever()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("script", [AWAY, AWAY_TASKS], ids=["threads", "tasks"])
+def test_a_listener_that_cannot_start_because_the_server_is_away_can_be_told_to_end(
+    script: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    node = ThreadedNode(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", script, node.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            assert process.stdout.readline() == "connected\n"
+            node.stop()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            time.sleep(0.5)
+            process.send_signal(number)
+            assert process.wait(timeout=20)
+        finally:
+            process.kill()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -135,3 +136,22 @@ def test_opening_for_tasks_works_with_await_and_with_a_block(tmp_path: Path) -> 
             return await again.queues()
 
     assert asyncio.run(both()) == ["orders"]
+
+
+def test_a_child_after_a_fork_does_not_use_its_parents_store(tmp_path: Path) -> None:
+    with penstock.open(tmp_path) as ps:
+        ps.queue("orders").send(b"before")
+        child = os.fork()
+        if child == 0:
+            refused = False
+            try:
+                ps.queue("orders").send(b"of the child")
+            except penstock.InvalidRequest as error:
+                refused = "before a fork" in str(error)
+            finally:
+                ps.close()
+                os._exit(0 if refused else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        ps.queue("orders").send(b"after")
+    with penstock.open(tmp_path) as ps:
+        assert ps.queue("orders").receive_batch().bodies == [b"before", b"after"]

@@ -1,11 +1,10 @@
 """A model of a shard and its owners, small enough to be searched completely.
 
-One shard with one message; some nodes; Kafka as far as it matters: for each of the shard's two producers a number that
-the last `init_transactions` drew (who has a lower one cannot commit with it), and what was committed (the claim,
-whether the message is acknowledged). Commits take turns between the two producers. Every action of a node is a step of
-its own, and any number of other steps may lie between two of them. So a node that stands still (SIGSTOP, garbage
-collection, a slow network) needs no action: it is a node whose turn does not come. Time passes in ticks; nodes measure
-lengths of time only, so ages are kept, and not beyond `PROOF` where nothing changes any more.
+One shard with one message; some nodes; Kafka as far as it matters: a number that the last `init_transactions` drew (who
+has a lower one cannot commit), and what was committed (the claim, whether the message is acknowledged). Every action of
+a node is a step of its own, and any number of other steps may lie between two of them. So a node that stands still
+(SIGSTOP, garbage collection, a slow network) needs no action: it is a node whose turn does not come. Time passes in
+ticks; nodes measure lengths of time only, so ages are kept, and not beyond `PROOF` where nothing changes any more.
 
 Not in the model: between the last look at the proof and the bytes' leaving the process there is nothing. In a real
 process there are some microseconds of code.
@@ -20,7 +19,7 @@ from typing import Literal, NamedTuple
 PROOF = 2
 """Ticks."""
 
-Phase = Literal["out", "told", "half", "fenced", "marked", "read", "claimed", "serving", "releasing"]
+Phase = Literal["out", "told", "fenced", "read", "claimed", "serving", "releasing"]
 Sent = Literal["", "claim", "lease", "ack", "release"]
 Fate = Literal["", "open", "kept", "refused"]
 
@@ -31,10 +30,8 @@ class Node(NamedTuple):
     phase: Phase = "out"
     epoch: int = 0
     """Given by the controller."""
-    producers: tuple[int, int] = (0, 0)
-    """Drawn by its `init_transactions`, one after the other."""
-    turn: int = 0
-    """Which producer has the next commit."""
+    producer: int = 0
+    """Drawn by its `init_transactions`."""
     found_epoch: int = 0
     """Of the claim that it read."""
     told_clean: bool = False
@@ -57,8 +54,8 @@ class State(NamedTuple):
     """Everything."""
 
     nodes: tuple[Node, ...]
-    fences: tuple[int, int] = (0, 0)
-    """The last numbers drawn."""
+    fence: int = 0
+    """The last number drawn."""
     claim_epoch: int = 0
     claim_released: bool = True
     acked: bool = False
@@ -67,7 +64,7 @@ class State(NamedTuple):
     note_clean: bool = True
     """The note outside the log: the last owner has released."""
     handed_by: int = 0
-    """The highest number of a first producer whose owner has handed out the message."""
+    """The highest producer number that has handed out the message."""
     violation: str = ""
 
 
@@ -87,12 +84,10 @@ class Rules:
     """Whether the former owner has released is read in the log, after fencing; and not in a note."""
     quiet_release: bool = True
     """Who releases hands nothing out from then on."""
+    release_after_wait: bool = True
+    """Who is told to let go while it still waits says nothing: a release would say that there is nobody to wait for."""
     fenced: bool = True
     """Kafka refuses the commits of who has a lower number."""
-    fence_both: bool = True
-    """A new owner fences both producers."""
-    wait_from_last: bool = True
-    """The wait begins when the second producer is fenced, and not with the first."""
 
 
 def steps(state: State, rules: Rules, assignments_max: int) -> Iterator[tuple[str, State]]:
@@ -112,26 +107,21 @@ def _of_node(state: State, index: int, node: Node, rules: Rules) -> Iterator[tup
     if node.sent:
         yield from _commit(state, index, node, rules)
     elif node.phase == "told":
-        after = node._replace(phase="half", fence_age=0)
-        yield "fences the first producer", _fence(state, index, after, 0)
-    elif node.phase == "half":
-        after = node._replace(phase="fenced", fence_age=0 if rules.wait_from_last else node.fence_age)
-        yield (
-            "fences the second producer",
-            _fence(state, index, after, 1)
-            if rules.fence_both
-            else _with(state, index, after._replace(producers=(node.producers[0], state.fences[1]))),
-        )
-    elif node.phase in ("fenced", "marked"):
-        yield from _mark(state, index, node, rules)
+        number = state.fence + 1
+        yield "fences", _with(state, index, node._replace(phase="fenced", producer=number, fence_age=0), fence=number)
+    elif node.phase == "fenced":
+        yield from _read(state, index, node, rules)
     elif node.phase == "read" and rules.claim_in_log and node.found_epoch > node.epoch:
         yield "finds a later claim", _with(state, index, Node(held=node.held))
     elif node.phase == "read":
         yield "claims", _with(state, index, _sends(node, "claim"))
     elif node.phase == "claimed":
         clean = node.clean if rules.claim_in_log else node.told_clean
-        if clean or not rules.wait or node.fence_age >= PROOF:
+        may_serve = clean or not rules.wait or node.fence_age >= PROOF
+        if may_serve:
             yield "serves", _with(state, index, node._replace(phase="serving"))
+        if may_serve or not rules.release_after_wait:
+            yield "lets go unserved", _with(state, index, _sends(node._replace(phase="releasing"), "release"))
     elif node.phase == "serving":
         yield from _serve(state, index, node, rules)
         yield "begins to release", _with(state, index, _sends(node._replace(phase="releasing"), "release"))
@@ -139,28 +129,18 @@ def _of_node(state: State, index: int, node: Node, rules: Rules) -> Iterator[tup
         yield "hands out while it releases", _hand_out(state, index, node)
 
 
-def _fence(state: State, index: int, node: Node, producer: int) -> State:
-    """`init_transactions` of one producer."""
-    number = state.fences[producer] + 1
-    fences = (number, state.fences[1]) if producer == 0 else (state.fences[0], number)
-    producers = (number, node.producers[1]) if producer == 0 else (node.producers[0], number)
-    return _with(state, index, node._replace(producers=producers), fences=fences)
-
-
 def _is_fenced(state: State, node: Node, rules: Rules) -> bool:
-    return rules.fenced and node.producers[node.turn] < state.fences[node.turn]
+    return rules.fenced and node.producer < state.fence
 
 
-def _mark(state: State, index: int, node: Node, rules: Rules) -> Iterator[tuple[str, State]]:
-    """A marker with each producer; then the log is read, up to the second marker and no further."""
+def _read(state: State, index: int, node: Node, rules: Rules) -> Iterator[tuple[str, State]]:
+    """A marker is committed; the log is read up to it, and no further."""
     if _is_fenced(state, node, rules):
         yield "has its marker refused", _with(state, index, Node(held=node.held))
-    elif node.phase == "fenced":
-        yield "commits a marker", _with(state, index, node._replace(phase="marked", turn=1))
-    else:
-        message: Literal["ready", "done"] = "done" if state.acked else "ready"
-        after = node._replace(phase="read", turn=0, clean=state.claim_released, message=message)
-        yield "reads the log", _with(state, index, after._replace(found_epoch=state.claim_epoch))
+        return
+    message: Literal["ready", "done"] = "done" if state.acked else "ready"
+    after = node._replace(phase="read", clean=state.claim_released, message=message, found_epoch=state.claim_epoch)
+    yield "reads the log", _with(state, index, after)
 
 
 def _serve(state: State, index: int, node: Node, rules: Rules) -> Iterator[tuple[str, State]]:
@@ -198,7 +178,7 @@ def _commit(state: State, index: int, node: Node, rules: Rules) -> Iterator[tupl
 def _heard(state: State, index: int, node: Node, rules: Rules) -> Iterator[tuple[str, State]]:
     """The node hears that its commit was kept."""
     proof_age = node.sent_age if rules.from_begin else 0
-    after = node._replace(sent="", fate="", proof_age=proof_age, turn=1 - node.turn)
+    after = node._replace(sent="", fate="", proof_age=proof_age)
     if node.sent == "claim":
         yield "has claimed", _with(state, index, after._replace(phase="claimed"))
     elif node.sent == "ack":
@@ -216,10 +196,10 @@ def _hand_out(state: State, index: int, node: Node) -> State:
     violation = ""
     if state.acked:
         violation = AFTER_ACK
-    elif node.producers[0] < state.handed_by:
+    elif node.producer < state.handed_by:
         violation = OUT_OF_TURN
     after = _with(state, index, node._replace(message="leased", held=True), violation=violation)
-    return after._replace(handed_by=max(state.handed_by, node.producers[0]))
+    return after._replace(handed_by=max(state.handed_by, node.producer))
 
 
 def _sends(node: Node, what: Sent) -> Node:
@@ -253,15 +233,20 @@ OUT_OF_TURN = "a former owner handed out after a later one"
 AFTER_ACK = "handed out after its ack was committed"
 
 
+SERVED = State((Node("serving", epoch=1, producer=1, proof_age=0), Node()), 1, 1, False, last_epoch=1, note_clean=False)
+"""A beginning in which the first node has the shard already."""
+
+
 def search(
     rules: Rules,
     *,
     nodes: int = 2,
     assignments_max: int = 2,
     sought: frozenset[str] = frozenset({OUT_OF_TURN, AFTER_ACK}),
+    first: State | None = None,
 ) -> Found:
     """Look at every state that can be reached; stop at the first violation of those sought, on a shortest path."""
-    first = State(nodes=(Node(),) * nodes)
+    first = first or State(nodes=(Node(),) * nodes)
     came_from: dict[State, tuple[State, str] | None] = {first: None}
     frontier = [first]
     words: set[str] = set()

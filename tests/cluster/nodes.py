@@ -21,6 +21,7 @@ from penstock import __version__
 from penstock.cluster.inspection import Inspection
 from penstock.cluster.node import ClusterNode
 from penstock.core.commands import Command
+from penstock.core.errors import PenstockError
 from penstock.protocols.rest.server import RestFrontEnd
 from penstock.server.settings import Settings, parse
 from tools.kafka import KafkaCluster
@@ -74,6 +75,8 @@ class ThreadNode:
     def __init__(self, settings: Settings) -> None:
         self.name = settings.cluster.node_name
         self.fatal: list[Exception] = []
+        self.failure: PenstockError | None = None
+        """With what it ended, if it could not go on."""
         self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -109,9 +112,12 @@ class ThreadNode:
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException as error:
-            if self._started.done():
+            if not self._started.done():
+                self._started.set_exception(error)
+            elif self.fatal and isinstance(error, PenstockError):
+                self.failure = error
+            else:
                 raise
-            self._started.set_exception(error)
         finally:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()

@@ -5,7 +5,8 @@ import pytest
 
 from penstock.cluster.claim import CLAIM_KEY, Claim, ClaimedStore, ShardGivenAway, read_claim
 from penstock.core.changes import Changes
-from penstock.store.errors import CommitFailed, StoreVersion
+from penstock.core.errors import StoreError
+from penstock.store.errors import CommitAborted, CommitFailed, DiskFull, StoreVersion
 from tests.server.stores import TroubledStore
 
 
@@ -39,14 +40,30 @@ def test_closing_releases_in_writing() -> None:
     assert ClaimedStore(store, "b", 2).is_clean
 
 
-def test_a_store_whose_commit_failed_is_not_released() -> None:
+@pytest.mark.parametrize(
+    "error", [CommitFailed("who knows"), CommitAborted("Kafka refused it"), DiskFull("no space left")]
+)
+def test_a_store_whose_last_commit_was_not_written_is_not_released(error: StoreError) -> None:
+    """The next owner would keep the sessions, and what they hold, as if everything had been written."""
     store = TroubledStore()
     claimed = ClaimedStore(store, "a", 1)
-    store.fail_next(kept=False)
-    with pytest.raises(CommitFailed):
+    store.fail_next(kept=False, error=error)
+    with pytest.raises(type(error)):
         claimed.commit(Changes())
     claimed.close()
     assert not ClaimedStore(store, "b", 2).is_clean
+
+
+@pytest.mark.parametrize("error", [CommitAborted("Kafka refused it"), DiskFull("no space left")])
+def test_a_store_that_could_write_again_since_then_is_released(error: StoreError) -> None:
+    store = TroubledStore()
+    claimed = ClaimedStore(store, "a", 1)
+    store.fail_next(kept=False, error=error)
+    with pytest.raises(type(error)):
+        claimed.commit(Changes())
+    claimed.commit(Changes())
+    claimed.close()
+    assert ClaimedStore(store, "b", 2).is_clean
 
 
 def test_who_was_told_long_ago_finds_a_later_claim_and_lets_go() -> None:

@@ -197,6 +197,27 @@ def test_what_cannot_be_known_while_the_coordinator_stands_still_is_said(tmp_pat
         assert {row["state"] for row in shards} == {"not known"}
 
 
+@three_brokers
+def test_what_cannot_be_known_while_the_leader_of_the_topic_stands_still_is_said(tmp_path: Path) -> None:
+    """Kafka does not replace it: the topic cannot be read, however long one waits."""
+    with needed_cluster(BROKERS, NEVER) as kafka:  # noqa: F811
+        cluster = _cluster_with_two_brokers(kafka, tmp_path)
+        with _two_nodes(kafka, cluster, tmp_path) as (_, options):
+            leader = _leader_of(options)
+            with _standing(kafka, leader):
+                nodes, shards, complaints = _shown(options)
+            assert f"broker {leader} leads it, and does not answer" in complaints
+            assert "which nodes are alive" not in complaints
+            assert [(row["node"], row["state"], row["shards"]) for row in nodes] == [
+                ("a", "alive", None),
+                ("b", "alive", None),
+            ]
+            assert [(row["shard"], row["state"]) for row in shards] == [(each, "not known") for each in range(SHARDS)]
+            until(lambda: _states(options) == {"a": "serving", "b": "serving"}, "everything, when it goes on")
+            whole_nodes, whole_shards, _ = _shown(options)
+            assert list(nodes[0]) == list(whole_nodes[0]) and list(shards[0]) == list(whole_shards[0])
+
+
 def _serves_everything(node: ProcessNode) -> bool:
     """As its metrics say: Kafka need not be asked for that."""
     with urlopen(f"{node.listening['http']['url']}/metrics", timeout=PATIENCE_S) as answer:

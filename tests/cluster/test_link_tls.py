@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -13,8 +14,9 @@ import pytest
 
 from penstock.cluster.base import ShardMoved
 from penstock.cluster.frames import LinkRefused
-from penstock.cluster.link import Link, LinkIdentity, LinkLimits
+from penstock.cluster.link import Link
 from penstock.cluster.link_server import LinkServer
+from penstock.cluster.link_settings import LinkIdentity, LinkLimits
 from penstock.cluster.link_tls import LinkTls, link_tls
 from penstock.core.commands import Receive, Send
 from penstock.server.settings import ClusterSettings, InvalidSettings
@@ -64,7 +66,7 @@ def _tls(directory: Path, name: str, authority: str = "ours") -> LinkTls:
 
 
 @asynccontextmanager
-async def served(tls: LinkTls) -> AsyncIterator[str]:
+async def served(tls: LinkTls | None) -> AsyncIterator[str]:
     host = make_host()
     server = LinkServer(host, LinkIdentity("test", "b", SECRET, tls=tls))
     try:
@@ -142,6 +144,31 @@ async def test_who_is_not_let_in_hears_it_when_it_knocks(certificates: Path, who
         link = Link(address, LinkIdentity("test", "a", secret, tls=tls), LinkLimits(backoff_max_s=0.01))
         with pytest.raises(LinkRefused, match=words):
             await link.knock()
+        await link.close()
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+@in_loop
+async def test_who_has_tls_and_who_has_not_hear_of_each_other_when_they_knock(
+    certificates: Path, has_tls: bool
+) -> None:
+    own, other = (_tls(certificates, "a"), None) if has_tls else (None, _tls(certificates, "b"))
+    words = "has no TLS on its links, and this one has" if has_tls else "has TLS on its links, and this one has not"
+    async with served(other) as address:
+        link = Link(address, LinkIdentity("test", "a", SECRET, tls=own), LinkLimits(handshake_s=1.0))
+        with pytest.raises(LinkRefused, match=words):
+            await link.knock()
+        await link.close()
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+@in_loop
+async def test_who_takes_connections_and_says_nothing_is_not_reached(certificates: Path, has_tls: bool) -> None:
+    """As a node that stands still."""
+    identity = LinkIdentity("test", "a", SECRET, tls=_tls(certificates, "a") if has_tls else None)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        link = Link(f"127.0.0.1:{silent.getsockname()[1]}", identity, LinkLimits(handshake_s=0.2))
+        assert not await link.knock()
         await link.close()
 
 

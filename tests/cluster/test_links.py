@@ -29,8 +29,9 @@ from penstock.cluster.frames import (
     frame_parts,
     introduction,
 )
-from penstock.cluster.link import Link, LinkIdentity, LinkLimits, NotReached
+from penstock.cluster.link import Link, NotReached
 from penstock.cluster.link_server import LinkServer
+from penstock.cluster.link_settings import LinkIdentity, LinkLimits
 from penstock.cluster.wire import AskNode
 from penstock.core.chunk import PackedBodies
 from penstock.core.commands import (
@@ -391,8 +392,8 @@ async def test_deliveries_that_were_not_written_go_back_when_the_link_breaks() -
             await ask(node.host, Send(queue="q", bodies=[b"x" * size]))
         for _ in range(count):
             node.asked(Receive(queue="q"))
-        await until(lambda: guest._is_slow and node.host.served[0].identity.queues["q"].channels["main"].ready == 0)
-        unwritten = len(guest._answers)
+        await until(lambda: guest.is_paused and node.host.served[0].identity.queues["q"].channels["main"].ready == 0)
+        unwritten = len(guest._answers.items)
         assert unwritten
         guest.abort()
         await until(lambda: node.host.served[0].identity.queues["q"].channels["main"].ready == unwritten)
@@ -407,7 +408,7 @@ async def test_a_node_that_reads_nothing_is_not_read_from_and_goes_on_when_it_re
         assert connection is not None
         connection._transport.pause_reading()
         asked = [node.asked(ReadRecords(queue="q", offset=0)) for _ in range(40)]
-        await until(lambda: guest._is_slow)
+        await until(lambda: guest.is_paused)
         assert not guest._is_reading
         late = [node.asked(send(b"y")) for _ in range(100)]
         connection._transport.resume_reading()
@@ -494,8 +495,7 @@ async def test_sessions_go_on_when_their_node_comes_back_but_not_when_it_is_anot
         await node.ask(OpenSession(name="connection", bound=True))
         (guest,) = node.server.guests
         guest.abort()
-        await until(lambda: not node.link.is_connected)
-        await node.ask(ListQueues())
+        await until(lambda: guest not in node.server.guests and node.server.guests)
         assert len(node.host.served[0].identity.sessions) == 1
         restarted = Link(node.link.address, identity("a"))
         await ask(restarted, ListQueues())
@@ -676,8 +676,12 @@ async def test_links_beyond_the_limit_are_refused() -> None:
 @in_loop
 async def test_links_that_leave_the_machine_need_a_secret() -> None:
     open_identity = LinkIdentity("test", "a")
-    with pytest.raises(InvalidSettings, match="secret"):
-        Link("192.0.2.1:4170", open_identity)
+    far = Link("192.0.2.1:4170", open_identity, QUICK)
+    with pytest.raises(LinkRefused, match="needs a secret"):
+        await far.knock()
+    with pytest.raises(NotReached):
+        await ask(far, ListQueues())
+    await far.close()
     host = make_host()
     with pytest.raises(InvalidSettings, match="secret"):
         await LinkServer(host, open_identity).start("0.0.0.0:0")

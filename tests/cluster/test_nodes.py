@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+import penstock
 from penstock.cli import app
+from penstock.cluster import membership
 from penstock.cluster.inspection import Inspection, NoCluster
 from penstock.cluster.node import NameTaken
 from penstock.core.commands import Ack, Receive, Send
 from penstock.core.errors import InvalidRequest
 from penstock.server.metrics import render
-from penstock.server.settings import parse
+from penstock.server.settings import InvalidSettings, parse
 from tests.cluster.nodes import SHARDS, ThreadNode, settings_text, thread_node, until
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tests.server.bare import bodies, spans
@@ -99,11 +102,74 @@ def _metrics_tell_of_each_shard(node: ThreadNode) -> None:
     assert "# TYPE penstock_forwarded_commands_total counter" in text
 
 
-def test_two_processes_with_one_name_do_not_go_on_together(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_a_node_that_comes_back_does_not_take_what_was_its_own_once(
+    kafka: KafkaCluster,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = unique_prefix("history")
+    with thread_node(kafka, name, "a", tmp_path) as a:
+        with thread_node(kafka, name, "b", tmp_path) as b:
+            until(lambda: len(b.own_shards) == SHARDS // 2, "an even share")
+        until(lambda: a.own_shards == list(range(SHARDS)), "everything")
+        _read_slowly(monkeypatch)
+        caplog.clear()
+        with thread_node(kafka, name, "b", tmp_path) as b:
+            until(lambda: len(b.own_shards) == SHARDS // 2, "an even share once more")
+    assert not [record.getMessage() for record in caplog.records if "is given up" in record.getMessage()]
+
+
+def _read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was said of a shard long ago is there for a moment before what was said of it later."""
+    at_once = membership.Membership._tell
+
+    def later(self: membership.Membership, listener: Any, what: Any) -> None:
+        if not self.has_caught_up:
+            time.sleep(0.02)
+        at_once(self, listener, what)
+
+    monkeypatch.setattr(membership, "READ_RECORDS_MAX", 1)
+    monkeypatch.setattr(membership.Membership, "_tell", later)
+
+
+def test_what_clients_have_in_hand_stays_theirs_when_another_node_stops(
+    kafka: KafkaCluster,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    name = unique_prefix("in-hand")
+    with thread_node(kafka, name, "a", tmp_path) as a:
+        with thread_node(kafka, name, "b", tmp_path) as b:
+            until(lambda: len(b.own_shards) == SHARDS // 2, "an even share")
+            url = a.node._record_of_node.urls["http"].replace("http", "penstock", 1)
+            with penstock.connect(url) as client:
+                for queue in QUEUES:
+                    client.queue(queue).send(b"work")
+                messages = [client.queue(queue).receive(wait=30) for queue in QUEUES]
+                assert all(messages)
+                b.stop()  # in order, as SIGTERM does it
+                until(lambda: a.own_shards == list(range(SHARDS)), "everything")
+                with penstock.connect(url) as other:
+                    assert [other.queue(queue).receive() for queue in QUEUES] == [None] * len(QUEUES)
+                for message in messages:
+                    assert message is not None
+                    message.ack()
+                stats = [client.queue(queue).stats() for queue in QUEUES]
+        assert [(each.channels["main"].acked, each.channels["main"].failed) for each in stats] == [(1, 0)] * len(QUEUES)
+
+
+def test_of_two_processes_with_one_name_the_second_goes_on(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
     name = unique_prefix("twins")
-    with thread_node(kafka, name, "a", tmp_path) as first, thread_node(kafka, name, "a", tmp_path / "other"):
+    with thread_node(kafka, name, "a", tmp_path) as first, thread_node(kafka, name, "a", tmp_path / "other") as second:
         until(lambda: first.fatal, "a word to the first")
         assert isinstance(first.fatal[0], NameTaken)
+        first.stop()
+        assert first.failure is first.fatal[0]
+        until(lambda: second.own_shards == list(range(SHARDS)), "all shards")
+        send(second, b"one")
+        assert receive_and_ack(second) == [b"one"] * len(QUEUES)
+        states = [row["state"] for row in cli(kafka, name, "show") if "node" in row]
+        assert (states, second.fatal) == (["serving"], [])
 
 
 def test_a_cluster_that_was_never_started_is_not_there(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
@@ -111,3 +177,13 @@ def test_a_cluster_that_was_never_started_is_not_there(kafka: KafkaCluster, tmp_
     options = parse(settings_text(kafka, name, "a", tmp_path, session_s=6)).kafka_options()
     with pytest.raises(NoCluster, match=name):
         Inspection(options)
+
+
+def test_a_node_of_another_name_does_not_take_the_topics_of_a_cluster(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
+    name = unique_prefix("renamed")
+    with thread_node(kafka, name, "a", tmp_path):
+        pass
+    text = settings_text(kafka, "other", "b", tmp_path / "b", session_s=3)
+    text = text.replace('name = "other"', f'name = "other"\nprefix = "{name}"')
+    with pytest.raises(InvalidSettings, match=f"topics of {name} are those of the cluster '{name}'.*'other'"):
+        ThreadNode(parse(text))

@@ -59,7 +59,7 @@ def faults_found() -> Iterator[str]:
             yield str(error)
 
 
-def test_the_checker_finds_a_target_that_does_not_look_at_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checker_finds_a_target_that_does_not_look_at_its_mark(breaking: pytest.MonkeyPatch) -> None:
     take = inbox.take
 
     def careless(broker: Broker, command: c.TakeOutbox) -> c.Taken:
@@ -67,39 +67,39 @@ def test_the_checker_finds_a_target_that_does_not_look_at_its_mark(monkeypatch: 
         command.up_to = max(command.up_to, command.after + 1)
         return take(broker, command)
 
-    monkeypatch.setattr(inbox, "take", careless)
+    breaking.setattr(inbox, "take", careless)
     assert any("times" in found for found in faults_found())
 
 
-def test_the_checker_finds_a_mark_that_is_not_committed_with_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checker_finds_a_mark_that_is_not_committed_with_its_work(breaking: pytest.MonkeyPatch) -> None:
     def forgetful(marks: Marks, name: str, number: int, now_ms: int, changes: Changes) -> None:
         marks._outboxes[name] = Mark(number, now_ms)
 
-    monkeypatch.setattr(Marks, "set_outbox", forgetful)
+    breaking.setattr(Marks, "set_outbox", forgetful)
     assert any("times" in found for found in faults_found())
 
 
-def test_the_checker_finds_entries_that_are_forgotten_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checker_finds_entries_that_are_forgotten_too_early(breaking: pytest.MonkeyPatch) -> None:
     forget = Outbox.forget
-    monkeypatch.setattr(Outbox, "forget", lambda outbox, target, up_to: forget(outbox, target, up_to + 1))
+    breaking.setattr(Outbox, "forget", lambda outbox, target, up_to: forget(outbox, target, up_to + 1))
     assert any("0 times" in found for found in faults_found())
 
 
-def test_the_checker_finds_dead_letters_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checker_finds_dead_letters_out_of_order(breaking: pytest.MonkeyPatch) -> None:
     take = inbox.take
 
     def backwards(broker: Broker, command: c.TakeOutbox) -> c.Taken:
         command.entries.reverse()
         return take(broker, command)
 
-    monkeypatch.setattr(inbox, "take", backwards)
+    breaking.setattr(inbox, "take", backwards)
     assert any("overtaken" in found for found in faults_found())
 
 
-def test_the_checker_finds_holds_that_end_with_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    def extend(settlement: Settlement, span: c.Span, until_ms: int) -> None:
+def test_the_checker_finds_holds_that_end_with_their_session(breaking: pytest.MonkeyPatch) -> None:
+    def extend(settlement: Settlement, span: c.Span, until_ms: int, _holder: int) -> None:
         now_ms = settlement.queue.broker.now_ms
         settlement.extend(span, now_ms, until_ms - now_ms)
 
-    monkeypatch.setattr(Settlement, "hold", extend)
+    breaking.setattr(Settlement, "hold", extend)
     assert any(faults_found())

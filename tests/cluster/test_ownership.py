@@ -138,6 +138,23 @@ def test_without_a_release_in_writing_the_new_owner_waits_out_the_proof() -> Non
     run(scenario)
 
 
+def test_who_lets_go_while_it_waits_does_not_spare_the_next_owner_the_wait() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.topic.decide(0, "a", 1)
+        await cluster.served(cluster.a)
+        await cluster.a.send(0, b"x")
+        cluster.topic.readers.remove(cluster.a.ownership.look)  # a is slow to hear of it
+        cluster.topic.decide(0, "b", 2)
+        await cluster.until(lambda: cluster.b.ownership.tenures[0].served)
+        cluster.topic.decide(0, "b", 3)
+        await cluster.served(cluster.b)
+        assert await cluster.b.receive(0) == [b"x"]
+        with pytest.raises(CommitFailed):
+            await cluster.a.receive(0)
+
+    run(scenario)
+
+
 def test_after_a_release_in_writing_nobody_waits() -> None:
     async def scenario(cluster: Cluster) -> None:
         cluster.topic.decide(0, "a", 1)

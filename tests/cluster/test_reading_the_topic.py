@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.cluster.inspection import Inspection
 from penstock.cluster.ledger import LoadRecord, encode
 from penstock.cluster.membership import make_partitions_topic
 from penstock.server.settings import parse
-from tests.cluster.nodes import settings_text, thread_node
+from penstock.store.errors import LogUnsafe
+from tests.cluster.nodes import ThreadNode, settings_text, thread_node
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tools.kafka import KafkaCluster
 
@@ -53,3 +56,32 @@ def test_a_topic_that_never_falls_silent_is_read_to_its_end(kafka: KafkaCluster,
         with thread_node(kafka, name, "a", tmp_path) as a:
             assert a.own_shards
             assert Inspection(options).rows()[0]["served_by"] == "a"
+
+
+def test_what_somebody_else_writes_into_the_topic_is_left_alone(kafka: KafkaCluster, tmp_path: Path) -> None:  # noqa: F811
+    name = unique_prefix("strangers")
+    options = parse(settings_text(kafka, name, "a", tmp_path, session_s=3)).kafka_options()
+    make_partitions_topic(options)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(options.partitions_topic, key=b"\xff\xfe", value=b"\x00")
+    assert producer.flush(60) == 0
+    with thread_node(kafka, name, "a", tmp_path) as a:
+        assert a.own_shards
+        assert Inspection(options).rows()[0]["served_by"] == "a"
+
+
+def test_a_topic_that_will_not_do_is_said_in_a_line_and_not_as_a_bug(
+    kafka: KafkaCluster,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = unique_prefix("many")
+    settings = parse(settings_text(kafka, name, "a", tmp_path, session_s=3))
+    topic = NewTopic(settings.kafka_options().partitions_topic, 3, 1)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.create_topics([topic])[topic.topic].result(60)
+    with pytest.raises(LogUnsafe, match="has 3 partitions: it must have one"):
+        ThreadNode(settings)
+    said = [record for record in caplog.records if record.name == "penstock.cluster"]
+    assert any("3 partitions" in record.getMessage() for record in said)
+    assert not any(record.exc_info for record in said)

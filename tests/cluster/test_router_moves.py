@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.cluster.base import LinkBroken, ShardMoved
+from penstock.cluster.base import LinkBroken, ShardMoved, ShardUnserved
 from penstock.cluster.placement import home_of
-from penstock.cluster.router import ShardUnserved
 from penstock.core.commands import (
     Ack,
     AckSequences,
@@ -126,6 +125,21 @@ async def test_a_receive_that_waits_moves_with_its_shard_and_keeps_its_time() ->
 
 
 @run
+async def test_a_receive_of_a_connection_outlives_a_move_that_takes_several_tries() -> None:
+    async with world(0) as made:
+        name = names()[1]
+        session = await made.router.call(OpenSession(name="a connection", bound=True))
+        await made.router.call(Send(queue=name, bodies=[b"x"]))
+        await made.router.call(Receive(queue=name, session=session))  # it is open in the shard now
+        await made.release(1)
+        made.tell()
+        receiving = asyncio.create_task(made.router.call(Receive(queue=name, session=session, wait_ms=30_000)))
+        await until(lambda: any(call.tries > 3 for call in made.router.elsewhere.displaced))
+        made.take(1, here=False)  # whoever opens a shard ends the sessions that were connections
+        assert bodies(await receiving) == [b"x"]
+
+
+@run
 async def test_a_receive_that_leaves_while_its_shard_moves_takes_nothing() -> None:
     async with world(0) as made:
         name = names()[1]
@@ -169,7 +183,7 @@ class Breaking:
 async def test_only_what_may_be_done_twice_is_sent_again_when_a_link_breaks() -> None:
     async with world(0) as made:
         breaking = Breaking(made.router.far)
-        made.router._remote = lambda _: breaking
+        made.router.elsewhere._remote = lambda _: breaking
         name = names()[1]
         await made.router.call(CreateQueue(name=name))
         breaking.broken = 1

@@ -15,8 +15,9 @@ import pytest
 from penstock.cluster.base import ClusterMap, LinkBroken, NodeAddress
 from penstock.cluster.forwarder import Forwarder
 from penstock.cluster.host import ShardHost
-from penstock.cluster.link import Link, LinkIdentity
+from penstock.cluster.link import Link
 from penstock.cluster.link_server import LinkServer
+from penstock.cluster.link_settings import LinkIdentity, LinkLimits, holder_of
 from penstock.cluster.router import Router
 from penstock.cluster.session_router import RouterPlace, SessionRouter
 from penstock.core.commands import (
@@ -49,49 +50,62 @@ SHARDS = 4
 NAMES = ("a", "b")
 
 
+def other_than(name: str) -> str:
+    """The other node."""
+    return NAMES[name == "a"]
+
+
 class Pair:
     """Two nodes and who owns what."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, limits: LinkLimits | None = None) -> None:
         self.stores = [MemoryStore() for _ in range(SHARDS)]
         self.clock = SystemClock()
         self.owners = [NAMES[shard % 2] for shard in range(SHARDS)]
         self.hosts = {name: ShardHost() for name in NAMES}
         self.maps = {name: FixedMaps(tuple(self.owners), name) for name in NAMES}
         self.places = {name: RouterPlace(self.hosts[name]) for name in NAMES}
-        self.servers = {name: LinkServer(self.places[name], LinkIdentity("pair", name)) for name in NAMES}
+        self.identities = {name: LinkIdentity("pair", name) for name in NAMES}
+        self.servers = {name: LinkServer(self.places[name], self.identities[name], limits) for name in NAMES}
         self.addresses = {name: f"{directory}/{name}" for name in NAMES}
-        self.links = {name: Link(self.addresses[name], LinkIdentity("pair", f"to-{name}")) for name in NAMES}
+        self.links = {name: Link(self.addresses[name], self.identities[other_than(name)]) for name in NAMES}
         self.routers: dict[str, Router] = {}
         self.forwarders: dict[int, Forwarder] = {}
 
     async def start(self) -> None:
         for name in NAMES:
             await self.servers[name].start(self.addresses[name])
+            self.links[other_than(name)].elsewhere = self.places[name]
+            holder = holder_of(self.identities[name].process)
             self.places[name].router = self.routers[name] = SessionRouter(
-                name, self.hosts[name], self.links.__getitem__, self.maps[name], SHARDS, ENTROPY, self.clock
+                name, self.hosts[name], self.links.__getitem__, self.maps[name], SHARDS, ENTROPY, self.clock, holder
             )
         for shard in range(SHARDS):
             self.open(shard)
         self.tell()
 
-    def open(self, shard: int) -> None:
-        served = AsyncShard(Shard(lambda: self.stores[shard], self.clock, lambda: ENTROPY, shard, SHARDS))
-        name = self.owners[shard]
+    def open(self, shard: int, *, in_order: bool = True) -> None:
+        opened = Shard(lambda: self.stores[shard], self.clock, lambda: ENTROPY, shard, SHARDS, was_handed_over=in_order)
+        served, name = AsyncShard(opened), self.owners[shard]
+        self.servers[name].take_over(shard, opened.broker.sessions)
         self.hosts[name].add(shard, served)
         self.forwarders[shard] = Forwarder(served, self.routers[name].submit_to)
         self.forwarders[shard].start()
 
-    async def move(self, shard: int) -> None:
-        """In good order, as a drain does it."""
-        old = self.owners[shard]
-        await self.forwarders.pop(shard).stop()
-        await self.hosts[old].release(shard)
-        self.owners[shard] = ""
-        self.tell()
+    async def move(self, shard: int, *, in_order: bool = True) -> None:
+        """In good order, as a drain does it; or as if the former owner had not been heard from."""
+        to = other_than(self.owners[shard])
+        await self.release(shard)
         await asyncio.sleep(0)
-        self.owners[shard] = NAMES[old == "a"]
-        self.open(shard)
+        self.owners[shard] = to
+        self.open(shard, in_order=in_order)
+        self.tell()
+
+    async def release(self, shard: int) -> None:
+        """Nobody serves it from now on."""
+        await self.forwarders.pop(shard).stop()
+        await self.hosts[self.owners[shard]].release(shard)
+        self.owners[shard] = ""
         self.tell()
 
     def tell(self) -> None:
@@ -109,8 +123,8 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(directory: Path) -> AsyncIterator[Pair]:
-    made = Pair(directory)
+async def pair(directory: Path, limits: LinkLimits | None = None) -> AsyncIterator[Pair]:
+    made = Pair(directory, limits)
     await made.start()
     try:
         yield made

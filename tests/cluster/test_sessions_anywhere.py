@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from penstock.cluster.router import ShardUnserved
+from penstock.cluster.base import ShardUnserved
 from penstock.cluster.session_router import SLOTS, numbers_of, slot_of
 from penstock.core.commands import EndSession, Heartbeat, OpenSession, QueueStats, Receive, Send
 from penstock.core.errors import SessionNotFound

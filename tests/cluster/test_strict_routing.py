@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,27 @@ def rare_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routed_module, "_CATCH_UP_S", 0.0)
 
 
+Direct = Callable[..., AbstractAsyncContextManager[tuple[ServedPair, Any, str]]]
+
+
+@pytest.fixture
+def direct(tmp_path: Path) -> Direct:
+    """Two nodes, a client that came in at a, and a queue of b's whose commands it takes there: `direct(transport)`."""
+
+    @asynccontextmanager
+    async def connected(
+        transport: TransportName | None = None, **settings: Any
+    ) -> AsyncIterator[tuple[ServedPair, Any, str]]:
+        async with served_pair(tmp_path) as pair:
+            queue = pair.queue_of("b")
+            async with connect_async(pair.url("a"), routing="direct", transport=transport) as ps:
+                await ps.create_queue(queue, **settings)
+                await goes_to(ps, pair, queue, "b")
+                yield pair, ps, queue
+
+    return connected
+
+
 def _refused(pair: ServedPair, node: str) -> int:
     return sum(count for (_, outcome), count in pair.outcomes(node).items() if outcome == "PartitionMoved")
 
@@ -59,120 +82,104 @@ async def _drained(ps: Any, queue: str) -> list[bytes]:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @in_loop
 async def test_a_command_at_a_former_owner_is_refused_and_the_client_takes_it_to_the_new_one(
-    tmp_path: Path, transport: TransportName
+    direct: Direct, transport: TransportName
 ) -> None:
     """The map is asked for because of that alone: the next interval is 30 s away."""
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct", transport=transport) as ps:
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
-            refreshes = routed(ps).counts.refreshes
-            await pair.move_queue(queue)
-            sent = await ps.queue(queue).send(b"1")
-            assert routed(ps).owner(queue).port == pair.proxies["a"].port
-            assert _refused(pair, "b") == 1
-            counts = routed(ps).counts
-            assert (counts.refreshes, counts.refusals, counts.redirects, counts.forwards) == (refreshes + 1, 1, 1, 0)
-            assert sent.sequence == 0 and await _drained(ps, queue) == [b"1"]
-            assert "Send" not in pair.forwarded("b")
+    async with direct(transport) as (pair, ps, queue):
+        refreshes = routed(ps).counts.refreshes
+        await pair.move_queue(queue)
+        sent = await ps.queue(queue).send(b"1")
+        assert routed(ps).owner(queue).port == pair.proxies["a"].port
+        assert _refused(pair, "b") == 1
+        counts = routed(ps).counts
+        assert (counts.refreshes, counts.refusals, counts.redirects, counts.forwards) == (refreshes + 1, 1, 1, 0)
+        assert sent.sequence == 0 and await _drained(ps, queue) == [b"1"]
+        assert "Send" not in pair.forwarded("b")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @in_loop
 async def test_commands_that_are_under_way_when_a_queue_moves_are_done_once_and_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: TransportName
+    direct: Direct, monkeypatch: pytest.MonkeyPatch, transport: TransportName
 ) -> None:
     """Who polls has no order between requests, but between commands of one turn of the loop."""
     monkeypatch.setattr(routed_module, "REFRESH_S", 3_600.0)
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct", transport=transport) as ps:
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
-            sent: list[asyncio.Task[Any]] = []
-            is_over = False
+    async with direct(transport) as (pair, ps, queue):
+        sent: list[asyncio.Task[Any]] = []
+        is_over = False
 
-            async def send() -> None:
-                while not is_over:
-                    for group in (*GROUPS, None):
-                        sent.append(asyncio.create_task(ps.queue(queue).send(b"%d" % len(sent), group=group)))
-                    await asyncio.wait((sent[max(0, len(sent) - IN_FLIGHT)],))
+        async def send() -> None:
+            while not is_over:
+                for group in (*GROUPS, None):
+                    sent.append(asyncio.create_task(ps.queue(queue).send(b"%d" % len(sent), group=group)))
+                await asyncio.wait((sent[max(0, len(sent) - IN_FLIGHT)],))
 
-            sending = asyncio.create_task(send())
-            for node in "abab":
-                await pair.move_queue(queue)
-                await until(partial(_goes_to, ps, queue, pair.proxies[node].port), f"node {node}")
-            is_over = True
-            await sending
-            sequences = [reply.sequence for reply in await asyncio.gather(*sent)]
-            turn = len(sequences) if transport == "websocket" else len(GROUPS) + 1
-            for begin in range(0, len(sequences), turn):
-                assert sequences[begin : begin + turn] == sorted(sequences[begin : begin + turn])
-            counts = routed(ps).counts
-            assert counts.redirects + counts.forwards >= 4
-            assert sorted(await _drained(ps, queue), key=int) == [b"%d" % number for number in range(len(sent))]
+        sending = asyncio.create_task(send())
+        for node in "abab":
+            await pair.move_queue(queue)
+            await until(partial(_goes_to, ps, queue, pair.proxies[node].port), f"node {node}")
+        is_over = True
+        await sending
+        sequences = [reply.sequence for reply in await asyncio.gather(*sent)]
+        turn = len(sequences) if transport == "websocket" else len(GROUPS) + 1
+        for begin in range(0, len(sequences), turn):
+            assert sequences[begin : begin + turn] == sorted(sequences[begin : begin + turn])
+        counts = routed(ps).counts
+        assert counts.redirects + counts.forwards >= 4
+        assert sorted(await _drained(ps, queue), key=int) == [b"%d" % number for number in range(len(sent))]
 
 
 @in_loop
-async def test_a_receive_that_is_refused_waits_at_the_new_owner(tmp_path: Path) -> None:
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct") as ps:
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
-            await pair.move_queue(queue)
-            waiting = asyncio.create_task(ps.queue(queue).receive(max=1, wait=50))
-            await until(lambda: routed(ps).owner(queue).port == pair.proxies["a"].port, "the new owner")
-            await until(lambda: pair.receivers(queue), "a wait")
-            await ps.queue(queue).send(b"1")
-            (message,) = await waiting
-            assert bytes(message.body) == b"1"
+async def test_a_receive_that_is_refused_waits_at_the_new_owner(direct: Direct) -> None:
+    async with direct() as (pair, ps, queue):
+        await pair.move_queue(queue)
+        waiting = asyncio.create_task(ps.queue(queue).receive(max=1, wait=50))
+        await until(lambda: routed(ps).owner(queue).port == pair.proxies["a"].port, "the new owner")
+        await until(lambda: pair.receivers(queue), "a wait")
+        await ps.queue(queue).send(b"1")
+        (message,) = await waiting
+        assert bytes(message.body) == b"1"
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @in_loop
 async def test_who_sends_and_receives_goes_along_with_a_queue_and_is_hardly_ever_forwarded(
-    tmp_path: Path, rare_maps: None, transport: TransportName
+    direct: Direct, rare_maps: None, transport: TransportName
 ) -> None:
     """All that may be forwarded is what a node had taken when the shard left it: of each caller one command."""
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct", transport=transport) as ps:
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
-            before = pair.forwarded("a") + pair.forwarded("b")
-            sequences: list[int] = []
-            done: list[bytes] = []
-            is_over = False
+    async with direct(transport) as (pair, ps, queue):
+        before = pair.forwarded("a") + pair.forwarded("b")
+        sequences: list[int] = []
+        done: list[bytes] = []
+        is_over = False
 
-            async def send() -> None:
-                while not is_over:
-                    sequences.append((await ps.queue(queue).send(b"%d" % len(sequences))).sequence)
+        async def send() -> None:
+            while not is_over:
+                sequences.append((await ps.queue(queue).send(b"%d" % len(sequences))).sequence)
 
-            async def work() -> None:
-                while not is_over or len(done) < len(sequences):
-                    for message in await ps.queue(queue).receive(max=1, wait=50):
-                        try:
-                            await message.ack()
-                            done.append(bytes(message.body))
-                        except StaleReceipt:  # its lease ended when the shard moved: it comes again
-                            continue
+        async def work() -> None:
+            while not is_over or len(done) < len(sequences):
+                for message in await ps.queue(queue).receive(max=1, wait=50):
+                    try:
+                        await message.ack()
+                        done.append(bytes(message.body))
+                    except StaleReceipt:  # its lease ended when the shard moved: it comes again
+                        continue
 
-            callers = [asyncio.create_task(each()) for each in (send, work)]
-            for node in "abab":
-                await pair.move_queue(queue)
-                await until(partial(_goes_to, ps, queue, pair.proxies[node].port), f"node {node}")
-                sent_min, done_min = len(sequences) + MESSAGES, len(done) + MESSAGES
-                await until(partial(_have, (sequences, sent_min), (done, done_min)), f"messages at {node}")
-            is_over = True
-            await asyncio.gather(*callers)
-            assert sequences == sorted(sequences)
-            assert sorted(done, key=int) == [b"%d" % number for number in range(len(sequences))]
-            forwarded = pair.forwarded("a") + pair.forwarded("b") - before
-            assert forwarded["Send"] <= 4 and forwarded["Receive"] + forwarded["Ack"] <= 4, forwarded
-            assert _refused(pair, "a") >= 2 and _refused(pair, "b") >= 2
-            assert routed(ps).counts.forwards == 0
+        callers = [asyncio.create_task(each()) for each in (send, work)]
+        for node in "abab":
+            await pair.move_queue(queue)
+            await until(partial(_goes_to, ps, queue, pair.proxies[node].port), f"node {node}")
+            sent_min, done_min = len(sequences) + MESSAGES, len(done) + MESSAGES
+            await until(partial(_have, (sequences, sent_min), (done, done_min)), f"messages at {node}")
+        is_over = True
+        await asyncio.gather(*callers)
+        assert sequences == sorted(sequences)
+        assert sorted(done, key=int) == [b"%d" % number for number in range(len(sequences))]
+        forwarded = pair.forwarded("a") + pair.forwarded("b") - before
+        assert forwarded["Send"] <= 4 and forwarded["Receive"] + forwarded["Ack"] <= 4, forwarded
+        assert _refused(pair, "a") >= 2 and _refused(pair, "b") >= 2
+        assert routed(ps).counts.forwards == 0
 
 
 def _have(*wanted: tuple[list[Any], int]) -> bool:
@@ -180,39 +187,31 @@ def _have(*wanted: tuple[list[Any], int]) -> bool:
 
 
 @in_loop
-async def test_a_receive_that_asks_again_and_again_goes_on_at_the_new_owner(tmp_path: Path, rare_maps: None) -> None:
+async def test_a_receive_that_asks_again_and_again_goes_on_at_the_new_owner(direct: Direct, rare_maps: None) -> None:
     """By plain poll. Nothing else need be refused for it."""
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct", transport="poll") as ps:
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
-            waiting = asyncio.create_task(ps.queue(queue).receive(max=1, wait=50))
-            await until(lambda: pair.done("b")["Receive"], "a question")
-            await pair.move_queue(queue)
-            await until(lambda: pair.done("a")["Receive"], "a question at the new owner")
-            async with connect_async(pair.url("a")) as other:
-                await other.queue(queue).send(b"1")
-            assert [bytes(message.body) for message in await waiting] == [b"1"]
-            assert "Receive" not in pair.forwarded("b")
+    async with direct("poll") as (pair, ps, queue):
+        waiting = asyncio.create_task(ps.queue(queue).receive(max=1, wait=50))
+        await until(lambda: pair.done("b")["Receive"], "a question")
+        await pair.move_queue(queue)
+        await until(lambda: pair.done("a")["Receive"], "a question at the new owner")
+        async with connect_async(pair.url("a")) as other:
+            await other.queue(queue).send(b"1")
+        assert [bytes(message.body) for message in await waiting] == [b"1"]
+        assert "Receive" not in pair.forwarded("b")
 
 
 @in_loop
-async def test_a_receive_that_was_refused_waits_no_longer_than_its_queue_says(tmp_path: Path, rare_maps: None) -> None:
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct", transport="poll") as ps:
-            await ps.create_queue(queue, receive_wait=15)
-            await goes_to(ps, pair, queue, "b")
-            waiting = asyncio.create_task(ps.queue(queue).receive(max=1))
-            await until(lambda: pair.done("b")["Receive"], "a question")
-            await pair.move_queue(queue)
-            await until(lambda: pair.done("a")["Receive"] or waiting.done(), "a question at the new owner")
-            owner = routed(ps)._members[routed(ps).owner(queue)]
-            left_ms = [each.command.wait_ms for each in owner._in_flight.values() if isinstance(each.command, Receive)]
-            assert all(each is not None and each <= 15_000 for each in left_ms), left_ms
-            assert left_ms or waiting.done()
-            waiting.cancel()
+async def test_a_receive_that_was_refused_waits_no_longer_than_its_queue_says(direct: Direct, rare_maps: None) -> None:
+    async with direct("poll", receive_wait=15) as (pair, ps, queue):
+        waiting = asyncio.create_task(ps.queue(queue).receive(max=1))
+        await until(lambda: pair.done("b")["Receive"], "a question")
+        await pair.move_queue(queue)
+        await until(lambda: pair.done("a")["Receive"] or waiting.done(), "a question at the new owner")
+        owner = routed(ps)._members[routed(ps).owner(queue)]
+        left_ms = [each.command.wait_ms for each in owner._in_flight.values() if isinstance(each.command, Receive)]
+        assert all(each is not None and each <= 15_000 for each in left_ms), left_ms
+        assert left_ms or waiting.done()
+        waiting.cancel()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -258,95 +257,76 @@ async def test_units_of_work_and_sends_with_a_dedup_id_that_were_refused_are_don
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @in_loop
 async def test_a_listener_whose_acknowledgement_is_refused_follows_its_queue(
-    tmp_path: Path, rare_maps: None, transport: TransportName
+    direct: Direct, rare_maps: None, transport: TransportName
 ) -> None:
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with (
-            connect_async(pair.url("a"), routing="direct", transport=transport) as ps,
-            connect_async(pair.url("a")) as other,
-        ):
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
-            heard: list[bytes] = []
+    async with direct(transport) as (pair, ps, queue), connect_async(pair.url("a")) as other:
+        heard: list[bytes] = []
 
-            async def handle(message: Any) -> None:
-                heard.append(bytes(message.body))
+        async def handle(message: Any) -> None:
+            heard.append(bytes(message.body))
 
-            async with await ps.listen(queue, handle, workers=4):
-                sent = 0
-                for node in "bab":
-                    if pair.owner_of(queue) != node:
-                        await pair.move_queue(queue)
-                    for _ in range(MESSAGES):
-                        await other.queue(queue).send(b"%d" % sent)
-                        sent += 1
-                    await until(partial(_have, (heard, sent)), f"all messages at {node}")
-                    await until(partial(pair.is_empty, queue), "all acks")
-                    await until(partial(_goes_to, ps, queue, pair.proxies[node].port), f"node {node}")
-            assert sorted(heard, key=int) == [b"%d" % number for number in range(sent)]
+        async with await ps.listen(queue, handle, workers=4):
+            sent = 0
+            for node in "bab":
+                if pair.owner_of(queue) != node:
+                    await pair.move_queue(queue)
+                for _ in range(MESSAGES):
+                    await other.queue(queue).send(b"%d" % sent)
+                    sent += 1
+                await until(partial(_have, (heard, sent)), f"all messages at {node}")
+                await until(partial(pair.is_empty, queue), "all acks")
+                await until(partial(_goes_to, ps, queue, pair.proxies[node].port), f"node {node}")
+        assert sorted(heard, key=int) == [b"%d" % number for number in range(sent)]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @in_loop
 async def test_a_node_forwards_while_the_map_must_not_be_asked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: TransportName
+    direct: Direct, monkeypatch: pytest.MonkeyPatch, transport: TransportName
 ) -> None:
     monkeypatch.setattr(routed_module, "REFRESH_S", 3_600.0)
     monkeypatch.setattr(routed_module, "_CATCH_UP_S", 3_600.0)
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct", transport=transport) as ps:
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
-            refreshes = routed(ps).counts.refreshes
-            for number in range(2):
-                await pair.move_queue(queue)
-                await asyncio.gather(*(ps.queue(queue).send(b"%d" % (5 * number + each)) for each in range(5)))
-            counts = routed(ps).counts
-            assert (counts.refreshes, counts.redirects, counts.forwards) == (refreshes + 1, 1, 1)
-            assert _goes_to(ps, queue, pair.proxies["a"].port) and pair.owner_of(queue) == "b"
-            assert await _drained(ps, queue) == [b"%d" % number for number in range(10)]
+    async with direct(transport) as (pair, ps, queue):
+        refreshes = routed(ps).counts.refreshes
+        for number in range(2):
+            await pair.move_queue(queue)
+            await asyncio.gather(*(ps.queue(queue).send(b"%d" % (5 * number + each)) for each in range(5)))
+        counts = routed(ps).counts
+        assert (counts.refreshes, counts.redirects, counts.forwards) == (refreshes + 1, 1, 1)
+        assert _goes_to(ps, queue, pair.proxies["a"].port) and pair.owner_of(queue) == "b"
+        assert await _drained(ps, queue) == [b"%d" % number for number in range(10)]
 
 
 @in_loop
-async def test_the_map_is_asked_for_as_soon_as_it_may_be_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_map_is_asked_for_as_soon_as_it_may_be_again(direct: Direct, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not anything else is refused until then."""
     monkeypatch.setattr(routed_module, "REFRESH_S", 3_600.0)
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct") as ps:
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
-            refreshes = routed(ps).counts.refreshes
-            for number in range(2):
-                await pair.move_queue(queue)
-                await ps.queue(queue).send(b"%d" % number)
-            await until(lambda: routed(ps).counts.refreshes == refreshes + 2, "the map")
-            await ps.queue(queue).send(b"2")
-            assert _goes_to(ps, queue, pair.proxies["b"].port)
-            assert await _drained(ps, queue) == [b"0", b"1", b"2"]
+    async with direct() as (pair, ps, queue):
+        refreshes = routed(ps).counts.refreshes
+        for number in range(2):
+            await pair.move_queue(queue)
+            await ps.queue(queue).send(b"%d" % number)
+        await until(lambda: routed(ps).counts.refreshes == refreshes + 2, "the map")
+        await ps.queue(queue).send(b"2")
+        assert _goes_to(ps, queue, pair.proxies["b"].port)
+        assert await _drained(ps, queue) == [b"0", b"1", b"2"]
 
 
 @in_loop
 async def test_a_node_may_refuse_again_when_something_was_forwarded_after_too_many_refusals(
-    tmp_path: Path, rare_maps: None
+    direct: Direct, rare_maps: None
 ) -> None:
     """Else a queue that moves a few times in a moment is forwarded from then on, until the next map."""
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct") as ps:
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
-            routed(ps)._lanes[queue].tries = routed_module._TRIES_MAX
-            await pair.move_queue(queue)
-            await ps.queue(queue).send(b"1")
-            assert routed(ps)._lanes[queue].strict_version == 0
-            await ps.queue(queue).send(b"2")
-            await pair.move_queue(queue)
-            await ps.queue(queue).send(b"3")
-            assert _refused(pair, "a") == 1 and "Send" not in pair.forwarded("a")
-            assert await _drained(ps, queue) == [b"1", b"2", b"3"]
+    async with direct() as (pair, ps, queue):
+        routed(ps)._lanes[queue].tries = routed_module._TRIES_MAX
+        await pair.move_queue(queue)
+        await ps.queue(queue).send(b"1")
+        assert routed(ps)._lanes[queue].strict_version == 0
+        await ps.queue(queue).send(b"2")
+        await pair.move_queue(queue)
+        await ps.queue(queue).send(b"3")
+        assert _refused(pair, "a") == 1 and "Send" not in pair.forwarded("a")
+        assert await _drained(ps, queue) == [b"1", b"2", b"3"]
 
 
 @in_loop
@@ -388,23 +368,19 @@ def _is_beside(pair: ServedPair, number: int) -> bool:
 
 @in_loop
 async def test_without_a_newer_map_the_former_owner_is_asked_to_forward(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    direct: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct") as ps:
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
+    async with direct() as (pair, ps, queue):
 
-            async def nobody_tells(*_: Any) -> Partitions:
-                raise NotSent("no map today")
+        async def nobody_tells(*_: Any) -> Partitions:
+            raise NotSent("no map today")
 
-            monkeypatch.setattr(routed_module, "fetch_partitions", nobody_tells)
-            await pair.move_queue(queue)
-            await asyncio.gather(*(ps.queue(queue).send(b"%d" % number, group="g") for number in range(5)))
-            assert routed(ps).owner(queue).port == pair.proxies["b"].port
-            assert (routed(ps).counts.forwards, routed(ps).counts.redirects) == (1, 0)
-            assert await _drained(ps, queue) == [b"%d" % number for number in range(5)]
+        monkeypatch.setattr(routed_module, "fetch_partitions", nobody_tells)
+        await pair.move_queue(queue)
+        await asyncio.gather(*(ps.queue(queue).send(b"%d" % number, group="g") for number in range(5)))
+        assert routed(ps).owner(queue).port == pair.proxies["b"].port
+        assert (routed(ps).counts.forwards, routed(ps).counts.redirects) == (1, 0)
+        assert await _drained(ps, queue) == [b"%d" % number for number in range(5)]
 
 
 class _Liar:
@@ -424,43 +400,35 @@ class _Liar:
 
 
 @in_loop
-async def test_nodes_that_send_a_client_back_and_forth_are_asked_to_forward_in_the_end(tmp_path: Path) -> None:
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct") as ps:
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
-            for name in "ab":
-                pair.services[name].partition_maps = _Liar(pair, name)
-            await asyncio.gather(*(ps.queue(queue).send(b"%d" % number, group="g") for number in range(5)))
-            assert await _drained(ps, queue) == [b"%d" % number for number in range(5)]
-            assert _refused(pair, "a") and _refused(pair, "b")
+async def test_nodes_that_send_a_client_back_and_forth_are_asked_to_forward_in_the_end(direct: Direct) -> None:
+    async with direct() as (pair, ps, queue):
+        for name in "ab":
+            pair.services[name].partition_maps = _Liar(pair, name)
+        await asyncio.gather(*(ps.queue(queue).send(b"%d" % number, group="g") for number in range(5)))
+        assert await _drained(ps, queue) == [b"%d" % number for number in range(5)]
+        assert _refused(pair, "a") and _refused(pair, "b")
 
 
 @in_loop
 async def test_a_connection_that_is_lost_while_its_commands_are_refused_loses_none_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    direct: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with served_pair(tmp_path) as pair:
-        queue = pair.queue_of("b")
-        async with connect_async(pair.url("a"), routing="direct") as ps:
-            await ps.create_queue(queue)
-            await goes_to(ps, pair, queue, "b")
-            told = asyncio.Event()
+    async with direct() as (pair, ps, queue):
+        told = asyncio.Event()
 
-            async def tells_late(address: Address, options: Options) -> Partitions:
-                await told.wait()
-                return await fetch_partitions(address, options)
+        async def tells_late(address: Address, options: Options) -> Partitions:
+            await told.wait()
+            return await fetch_partitions(address, options)
 
-            monkeypatch.setattr(routed_module, "fetch_partitions", tells_late)
-            await pair.move_queue(queue)
-            sending = [asyncio.create_task(ps.queue(queue).send(b"%d" % each, group="g")) for each in range(5)]
-            await until(lambda: _refused(pair, "b"), "a refusal")
-            await pair.proxies["b"].stop()
-            told.set()
-            sequences = [sent.sequence for sent in await asyncio.gather(*sending)]
-            assert sequences == sorted(sequences)
-            assert await _drained(ps, queue) == [b"%d" % number for number in range(5)]
+        monkeypatch.setattr(routed_module, "fetch_partitions", tells_late)
+        await pair.move_queue(queue)
+        sending = [asyncio.create_task(ps.queue(queue).send(b"%d" % each, group="g")) for each in range(5)]
+        await until(lambda: _refused(pair, "b"), "a refusal")
+        await pair.proxies["b"].stop()
+        told.set()
+        sequences = [sent.sequence for sent in await asyncio.gather(*sending)]
+        assert sequences == sorted(sequences)
+        assert await _drained(ps, queue) == [b"%d" % number for number in range(5)]
 
 
 class _Hearer:

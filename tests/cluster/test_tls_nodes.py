@@ -38,7 +38,10 @@ class TlsCluster:
 
     def node(self, name: str, certificate: str, authority: str = "ours") -> ProcessNode:
         files = {"tls_certificate": f"{certificate}.pem", "tls_key": f"{certificate}.key", "tls_ca": f"{authority}.pem"}
-        lines = "".join(f'{key} = "{self._certificates / file}"\n' for key, file in files.items())
+        return self.node_with(name, "".join(f'{key} = "{self._certificates / file}"\n' for key, file in files.items()))
+
+    def node_with(self, name: str, lines: str = "") -> ProcessNode:
+        """With these settings for the cluster; without any its links are open."""
         text = settings_text(self._kafka, self._name, name, self._directory / name, session_s=SESSION_S)
         made = ProcessNode.with_settings(name, self._directory, text.replace("[kafka]", f"{lines}[kafka]"))
         self.nodes.append(made)
@@ -97,15 +100,42 @@ def test_nodes_forward_over_tls_and_who_is_not_trusted_does_not_get_in(
     _everything_passes(a, b, "before")
 
     for name, certificate, authority in (("stranger", "stranger", "ours"), ("believer", "a", "theirs")):
-        refused = cluster.node(name, certificate, authority)
-        refused.launch()
-        until(lambda node=refused: not node.is_running, "an end", START_S_MAX)  # type: ignore[misc]
-        assert "do not trust each other" in refused.log, refused.log
-        assert "Traceback" not in refused.log
+        _is_refused(cluster.node(name, certificate, authority), "do not trust each other")
         rows = cluster.rows()
         assert {each for each, row in rows.items() if row["state"] == "serving"} == {"a", "b"}
         until(lambda: _serving(cluster) == {"a", "b"}, "shards at both nodes, and nowhere else")
     _everything_passes(b, a, "after")
+
+
+def _is_refused(node: ProcessNode, why: str) -> None:
+    """It ends at its start, and says why."""
+    node.launch()
+    until(lambda: not node.is_running, "an end", START_S_MAX)
+    assert why in node.log, node.log
+    assert "Traceback" not in node.log
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_a_node_with_tls_and_one_without_do_not_get_together(cluster: TlsCluster, has_tls: bool) -> None:
+    names = ("plain", "encrypted") if has_tls else ("encrypted", "plain")
+    nodes = {"plain": cluster.node_with("plain"), "encrypted": cluster.node("encrypted", "a")}
+    nodes[names[0]].start()
+    words = "has no TLS on its links, and this one has" if has_tls else "has TLS on its links, and this one has not"
+    _is_refused(nodes[names[1]], words)
+    assert {row["served_by"] for row in cluster.look().rows()} == {names[0]}
+    assert "Traceback" not in nodes[names[0]].log
+
+
+def test_a_node_without_a_secret_is_kept_out_by_one_on_another_machine_only_while_that_is_alive(
+    cluster: TlsCluster,
+) -> None:
+    far, near = cluster.node_with("far", 'link_address = "192.0.2.1:9326"\n'), cluster.node_with("near")
+    far.start()
+    _is_refused(near, "needs a secret")
+    assert {row["served_by"] for row in cluster.look().rows()} == {"far"}
+    far.kill()
+    near.start()
+    assert {row["served_by"] for row in cluster.look().rows()} == {"near"}
 
 
 def test_somebody_else_where_a_dead_node_was_keeps_nobody_out(cluster: TlsCluster) -> None:

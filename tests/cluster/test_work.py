@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from penstock.core.commands import Ack, AlreadyDone, CommitWork, Once, QueueStats, Receive, Release, Send, Sent
 from penstock.core.errors import WorkRefused
+from tests.cluster.linking import in_loop
 from tests.cluster.test_router import names, run, spans
 from tests.cluster.test_router_moves import World, world
 
@@ -79,3 +82,25 @@ async def test_committed_work_cannot_be_rolled_back_while_its_acks_are_on_their_
         await made.router.tick()
         for name in names():
             assert (await made.router.call(QueueStats(name=name))).messages == 0
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@in_loop
+async def test_two_clients_that_have_a_message_on_the_same_attempt_do_not_both_do_their_work_with_it(
+    is_named: bool,
+) -> None:
+    """As after a crash before the first one's lease was written: the message was handed out again."""
+    async with world(0) as made:
+        task, token, other = await take(made)
+        await made.router.call(Send(queue=task.queue, bodies=[b"another"]))
+        another = Ack(queue=task.queue, spans=spans(await made.router.call(Receive(queue=task.queue))))
+        units = [
+            CommitWork(acks=acks, sends=[], once=Once("me", number) if is_named else None)
+            for number, acks in enumerate(([task, token], [another, token], [token, other]), start=1)
+        ]
+        done = await asyncio.gather(*map(made.router.call, units), return_exceptions=True)
+        assert [isinstance(each, WorkRefused) for each in done] == [False, True, True], done
+        await made.router.tick()
+        for ack in another, other:
+            assert (await made.router.call(Release(queue=ack.queue, spans=ack.spans))).count == 1
+        assert (await made.router.call(QueueStats(name=token.queue))).messages == 0

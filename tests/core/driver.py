@@ -5,6 +5,7 @@ Every step ends with a commit, and with the demand that a broker opened from the
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterable
 from types import FrameType
@@ -247,9 +248,12 @@ def calls_of(action: Callable[[], object]) -> int:
         nonlocal calls
         calls += event in ("call", "c_call")
 
+    gc.collect()
+    gc.disable()  # what it finds to end makes calls as well
     sys.setprofile(count)
     try:
         action()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return calls

@@ -184,6 +184,8 @@ def test_limit_in_flight_gives_nothing_instead_of_an_error() -> None:
         {"bodies": [b"x", b"y"], "groups": ["a", None], "dedup_ids": ["1", "2"]},
         {"bodies": [b"x", b"y"], "groups": ["a", "a"], "dedup_ids": ["1", None]},
         {"bodies": [b"x"], "groups": ["a"], "dedup_ids": ["1"], "priority": 1},
+        {"bodies": [b"x"], "groups": [], "dedup_ids": ["1"]},
+        {"bodies": [b"x"], "groups": ["a"], "dedup_ids": []},
     ],
 )
 def test_fifo_send_without_group_or_dedup_id_or_with_a_priority_is_refused(fields: dict[str, Any]) -> None:

@@ -483,6 +483,30 @@ def test_what_is_held_cannot_be_released_until_it_is_let_go(cluster: Cluster) ->
     assert desk.counts(away) == (3, 0, 0)
 
 
+def test_what_one_unit_of_work_holds_no_other_one_can_hold_ack_or_let_go(cluster: Cluster) -> None:
+    """Two clients have a message on the same attempt: the first one's lease was not written when the store crashed."""
+    away, other = name_at(1), name_at(1, "other")
+    desk = cluster[1]
+    desk.create(away, lease_ms=5 * SECOND_MS)
+    desk.send(b"a", b"b", queue=away)
+    taken = desk.receive(2, queue=away)
+    ack = c.Ack(queue=away, spans=[c.Span(0, 0, 1)])
+    assert desk.do(c.HoldForWork(acks=[ack], unit=7)).count == 1
+    assert desk.do(c.HoldForWork(acks=[ack], unit=7)).count == 1, "the same one, tried again"
+    for _ in range(2):
+        with pytest.raises(WorkRefused, match="not this unit of work's any more"):
+            desk.do(c.HoldForWork(acks=[ack], unit=8))
+        with pytest.raises(WorkRefused, match="not this unit of work's any more"):
+            desk.do(c.CommitWork(acks=[ack], sends=[c.Send(queue=other, bodies=[b"x"])]))
+        assert desk.do(c.HoldForWork(acks=[ack], unit=8, let_go=True)).count == 0
+        assert desk.do(c.GiveBack(queue=away, spans=ack.spans)).count == 0
+        desk.reopen()
+    assert desk.release(taken).count == 1, "the other message"
+    cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
+    assert [each.stale for each in cluster.settle()] == [0]
+    assert other not in desk.broker.queues
+
+
 def test_a_hold_that_runs_out_is_a_failed_delivery(cluster: Cluster) -> None:
     desk = cluster[0]
     desk.create("q", lease_ms=5 * SECOND_MS)
@@ -668,7 +692,7 @@ def test_messages_that_were_put_aside_have_identities_of_their_own(cluster: Clus
 def test_a_send_that_is_too_large_for_any_queue_is_refused_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.core.broker.MESSAGE_BYTES_CEILING", 10)
+    monkeypatch.setattr("penstock.core.work.MESSAGE_BYTES_CEILING", 10)
     with pytest.raises(MessageTooLarge):
         cluster[0].do(c.CommitWork(acks=[], sends=[c.Send(queue=name_at(1), bodies=[b"x" * 11])]))
 

@@ -54,3 +54,15 @@ def test_a_part_of_a_large_chunk_is_acked_as_one() -> None:
     assert desk.do(c.Ack(queue="q", spans=[c.Span(FEW // 2, 2 * FEW, 1)])).count == 2 * FEW + 1 - FEW // 2
     assert desk.counts() == (FEW, 3 * FEW - (2 * FEW + 1 - FEW // 2), 0)
     assert desk.do(c.Ack(queue="q", spans=[c.Span(2 * FEW, 3 * FEW, 1)])).count == FEW - 1
+
+
+def test_messages_that_were_sent_one_by_one_are_acked_together_without_a_row_for_each() -> None:
+    desk = Desk()
+    for _ in range(20):
+        desk.send(b"body")
+    desk.receive(20)
+    assert desk.do(c.Ack(queue="q", spans=[c.Span(2, 11, 1)])).count == 10
+    (channel,) = desk.broker.queues["q"].channels.values()
+    assert [window.columns.size for window in channel.windows.values()] == [0]
+    assert desk.counts() == (0, 10, 0)
+    assert desk.do(c.Ack(queue="q", spans=[c.Span(0, 19, 1)])).count == 10

@@ -1,7 +1,8 @@
 """A TCP proxy that misbehaves when it is told to: it cuts, delays, half-closes, truncates and swallows.
 
 It runs in a thread of its own. Each fault hits every connection that is open at that moment, except a black hole, a
-closed door and slowness, which also hit those that come while they last.
+closed door and slowness, which also hit those that come while they last, and a `Cut`, which hits one connection: the
+first that carries something in its direction.
 """
 
 from __future__ import annotations
@@ -10,14 +11,54 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 PIECE_BYTES = 64 * 1024
 START_SECONDS_MAX = 60
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER on, for no time: closing sends a reset, not an end."""
+
+Direction = Literal["requests", "answers"]
+DIRECTIONS: tuple[Direction, ...] = ("requests", "answers")
+"""To the server, and from it."""
+Ending = Literal["reset", "end", "half_close"]
+ENDINGS: tuple[Ending, ...] = ("reset", "end", "half_close")
+"""Both sides are reset; both sides come to their end; or only who would have got the rest does."""
+
+
+class Cut:
+    """Lets exactly `after` bytes through in one direction of one connection, and ends it. None: it only counts."""
+
+    def __init__(self, direction: Direction, after: int | None, ending: Ending = "reset") -> None:
+        self.direction = direction
+        self.after = after
+        self.ending = ending
+        self.passed = 0
+        self.boundaries = [0]
+        """After how many bytes a piece ended: there frames and heads begin and end."""
+        self.is_done = False
+        self._link: Link | None = None
+
+    def concerns(self, link: Link, direction: Direction) -> bool:
+        """Whether this connection is the one; the first that carries something is."""
+        if direction != self.direction or self._link not in (None, link):
+            return False
+        self._link = link
+        return True
+
+    def pass_on(self, piece: bytes) -> bytes:
+        """What of a piece gets through."""
+        if self.after is not None:
+            piece = piece[: self.after - self.passed]
+        self.passed += len(piece)
+        self.boundaries.append(self.passed)
+        self.is_done = self.passed == self.after
+        return piece
+
+    def __str__(self) -> str:
+        return f"{self.ending} after {self.after} bytes of {self.direction}"
 
 
 class Proxy:
@@ -31,6 +72,7 @@ class Proxy:
         self._is_black_hole = False
         self._is_shut = False
         self._delay_s = 0.0
+        self._cut: Cut | None = None
         self._loop = asyncio.new_event_loop()
         self._listening = threading.Event()
         self._stopping = asyncio.Event()
@@ -57,6 +99,14 @@ class Proxy:
     def truncate(self, count: int) -> None:
         """Let so many bytes more through in each direction, then reset: frames break in the middle."""
         self._do(self._for_all(lambda link: link.truncate(count)))
+
+    def cut_one(self, cut: Cut | None) -> None:
+        """Have one connection cut at a certain byte, counted from now on; None: none any more."""
+
+        async def change() -> None:
+            self._cut = cut
+
+        self._do(change())
 
     def half_close(self, *, to_server: bool) -> None:
         """End one direction of every connection; the other goes on."""
@@ -145,7 +195,7 @@ class Proxy:
         except OSError:
             _reset(writer)
             return
-        link = Link((reader, writer), (server_reader, server_writer))
+        link = Link((reader, writer), (server_reader, server_writer), lambda: self._cut)
         link.swallows = self._is_black_hole
         link.delay_s = self._delay_s
         self._links.add(link)
@@ -160,9 +210,10 @@ Side = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Link:
     """One connection through the proxy: two sides."""
 
-    def __init__(self, client: Side, server: Side) -> None:
+    def __init__(self, client: Side, server: Side, cut: Callable[[], Cut | None]) -> None:
         self._client = client
         self._server = server
+        self._cut = cut
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._left: int | None = None
@@ -176,10 +227,13 @@ class Link:
         client_reader, client_writer = self._client
         server_reader, server_writer = self._server
         with suppress(OSError):
-            await asyncio.gather(self._carry(client_reader, server_writer), self._carry(server_reader, client_writer))
+            await asyncio.gather(
+                self._carry("requests", client_reader, server_writer),
+                self._carry("answers", server_reader, client_writer),
+            )
         self.end()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while piece := await reader.read(PIECE_BYTES):
             await self._flowing.wait()
             if self.delay_s:
@@ -190,11 +244,26 @@ class Link:
                 continue
             if self._left is not None:
                 piece, self._left = piece[: self._left], self._left - len(piece)
+            cut = self._cut()
+            if cut is not None and cut.concerns(self, direction):
+                self._write_up_to(cut, piece, writer)
+                continue
             writer.write(piece)
             await writer.drain()
             if self._left is not None and self._left <= 0:
                 self.reset()
         if not self.swallows:
+            self._end_of(writer)
+
+    def _write_up_to(self, cut: Cut, piece: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(cut.pass_on(piece))
+        if not cut.is_done:
+            return
+        if cut.ending == "reset":
+            self.reset()
+        elif cut.ending == "end":
+            self.end()
+        else:
             self._end_of(writer)
 
     def _end_of(self, writer: asyncio.StreamWriter) -> None:

@@ -152,7 +152,7 @@ def test_a_message_whose_delivery_is_lost_comes_again_long_before_its_lease_ends
 ) -> None:
     beside.create_queue("orders", lease=LONG_SECONDS).send(b"tea")
     proxy.lose_answers()
-    outcome = in_thread(lambda: ps.queue("orders").receive(wait=5))
+    outcome = in_thread(lambda: ps.queue("orders").receive(wait=PATIENCE_SECONDS))
     eventually(lambda: beside.queue("orders").stats().channels["main"].leased == 1)
     proxy.reset()
     message = outcome.result(PATIENCE_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -9,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.proxy import Proxy
+from tests.faults.proxy import DIRECTIONS, ENDINGS, Cut, Direction, Ending, Proxy
 
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 60
 
 
 class Echo:
@@ -90,6 +91,28 @@ def test_a_reset_is_a_reset(proxy: Proxy, client: socket.socket, echo: Echo) -> 
     with pytest.raises(ConnectionResetError):
         client.recv(10)
     wait_for(lambda: echo.ends == ["reset"])
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("after", [0, 1, 4, 5])
+def test_a_cut_lets_exactly_so_many_bytes_through_one_way_of_one_connection(
+    proxy: Proxy, client: socket.socket, direction: Direction, ending: Ending, after: int
+) -> None:
+    cut = Cut(direction, after, ending)
+    proxy.cut_one(cut)
+    client.sendall(b"01234")
+    heard = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := client.recv(100):
+            heard += piece
+    wait_for(lambda: cut.is_done)
+    assert cut.passed == after
+    assert b"01234goodbye".startswith(heard) or heard == b"01234"[:after] + b"goodbye"
+    if direction == "answers" and ending != "reset":
+        assert heard == b"01234"[:after]
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_SECONDS) as another:
+        assert said(another, b"01234") == b"01234"
 
 
 def test_truncation_lets_so_many_bytes_through(proxy: Proxy, client: socket.socket) -> None:

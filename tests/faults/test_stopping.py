@@ -32,7 +32,7 @@ def test_a_call_between_the_end_of_the_store_and_that_of_the_connections_goes_to
             await server.shard.close()
             outcomes = [
                 asyncio.ensure_future(ps.queue("orders").send(b"after")),
-                asyncio.ensure_future(ps.queue("orders").receive(wait=5)),
+                asyncio.ensure_future(ps.queue("orders").receive(wait=15)),
                 asyncio.ensure_future(ps.queue("orders").stats()),
             ]
             await asyncio.sleep(0.1)

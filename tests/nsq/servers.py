@@ -73,6 +73,11 @@ class Process:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * resource.getpagesize()
 
+    def worked_s(self) -> float:
+        """How long it had a processor: other than the time by the clock, that says nothing of what runs beside it."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def failures_logged(self) -> list[str]:
         """What the log has of things that must not happen."""
         lines = self.log_path.read_text(errors="replace").splitlines()

@@ -19,8 +19,8 @@ latency_percentiles = [0.5, 0.99]
 [[nsq.handshake]]
 topic = "topic-*"
 channel = "confirmed"
-receipt_timeout_s = 0.8
-processing_timeout_s = 4
+receipt_timeout_s = 1.5
+processing_timeout_s = 7
 """
 
 
@@ -36,7 +36,7 @@ def test_silence_after_the_delivery_requeues_soon(server: Penstock, topic: str) 
         reader.message()
         started_s = time.monotonic()
         assert reader.message().attempts == 2
-        assert 0.6 < time.monotonic() - started_s < 3.5
+        assert 1.2 < time.monotonic() - started_s < 6
 
 
 def test_a_confirmed_message_has_the_processing_time(server: Penstock, topic: str) -> None:
@@ -46,7 +46,7 @@ def test_a_confirmed_message_has_the_processing_time(server: Penstock, topic: st
         reader.send(touch(message))
         started_s = time.monotonic()
         assert reader.message().attempts == 2
-        assert time.monotonic() - started_s > 3.5
+        assert time.monotonic() - started_s > 6
 
 
 def test_a_run_of_confirmations_in_one_write(server: Penstock, topic: str) -> None:
@@ -54,7 +54,7 @@ def test_a_run_of_confirmations_in_one_write(server: Penstock, topic: str) -> No
     with server.subscriber(topic, "confirmed", ready=200) as reader:
         held = reader.messages(200)
         reader.send(*map(touch, held))
-        assert reader.is_silent(1.2)
+        assert reader.is_silent(2)
         reader.send(*map(fin, held))
         until(lambda: server.channel(topic, "confirmed")["in_flight_count"] == 0)
         assert server.channel(topic, "confirmed")["timeout_count"] == 0
@@ -73,7 +73,7 @@ def test_other_channels_are_as_ever(server: Penstock, topic: str) -> None:
     server.publish(topic, b"x")
     with server.subscriber(topic, "plain", ready=1) as reader:
         reader.message()
-        assert reader.is_silent(1.2)
+        assert reader.is_silent(2)
 
 
 def test_latencies_are_shown_where_they_are_asked_for(server: Penstock, topic: str) -> None:

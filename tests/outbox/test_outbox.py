@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import penstock
-from penstock.outbox import Inbox, Outbox
+from penstock.outbox import Inbox, Outbox, Relay
 from tests.outbox.postgres import PostgresServer
 
 
@@ -38,6 +39,13 @@ def test_a_delay_is_counted_by_the_databases_clock(engine: Engine, outbox: Outbo
     assert due.due_ms == 1_234_500
 
 
+@pytest.mark.parametrize("due", [-5.0, datetime(1960, 1, 1, tzinfo=UTC)])
+def test_what_was_due_before_1970_is_due_now(engine: Engine, outbox: Outbox, due: float | datetime) -> None:
+    with engine.begin() as connection:
+        outbox.send(connection, "orders", b"late", due=due)
+    assert [row.due_ms for row in rows(engine, outbox)] == [0]
+
+
 def test_many_messages_are_one_statement(engine: Engine, outbox: Outbox) -> None:
     with engine.begin() as connection:
         keys = outbox.send_many(connection, "orders", [b"1", "2", b"3"], groups=["a", None, "b"])
@@ -57,6 +65,11 @@ def test_many_messages_are_one_statement(engine: Engine, outbox: Outbox) -> None
         (("orders", b""), {"priority": 10}, penstock.InvalidRequest),
         (("orders", b""), {"group": "x" * 129}, penstock.InvalidRequest),
         (("orders", b""), {"dedup_id": ""}, penstock.InvalidRequest),
+        (("orders", b""), {"dedup_id": "\udcff"}, penstock.InvalidRequest),
+        (("orders", b""), {"group": "\udcff"}, penstock.InvalidRequest),
+        (("orders", b""), {"group": 7}, penstock.InvalidRequest),
+        (("orders", b""), {"due": 1e300}, penstock.InvalidRequest),
+        (("orders", b""), {"due": 1e12}, penstock.InvalidRequest),
         (("orders", b""), {"delay": -1}, penstock.InvalidRequest),
         (("orders", b""), {"delay": 1, "due": 1}, penstock.InvalidRequest),
         (("orders", b""), {"attributes": {"a": [1]}}, penstock.InvalidRequest),
@@ -140,4 +153,18 @@ def test_the_table_can_live_in_a_schema(postgres: PostgresServer) -> None:
     with engine.begin() as connection:
         outbox.send(connection, "orders", b"1")
         assert outbox.status(connection).pending == 1
+    engine.dispose()
+
+
+def test_a_long_name_in_a_schema_with_a_long_name_takes_messages(postgres: PostgresServer) -> None:
+    """PostgreSQL takes 63 bytes for a channel's name, and ends the transaction for more."""
+    engine = create_engine(postgres.create_database("long_names"))
+    outbox = Outbox("outbox_" + "ö" * 20, schema="schema_" + "x" * 40)
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {outbox.table.schema}"))
+    outbox.metadata.create_all(engine)
+    with engine.begin() as connection:
+        outbox.send(connection, "orders", b"1")
+    with penstock.open(":memory:") as ps, Relay(engine, ps, outbox):
+        assert ps.create_queue("orders").receive(wait=60) is not None
     engine.dispose()

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import Engine, create_engine, insert, select, text, update
 
@@ -57,6 +58,18 @@ def test_a_committed_message_is_sent_as_it_was_meant(engine: Engine, outbox: Out
     assert status(engine, outbox).sent == 2
 
 
+def test_a_message_without_delay_does_not_take_its_queues(
+    engine: Engine, outbox: Outbox, ps: penstock.Penstock
+) -> None:
+    ps.create_queue("orders", delay=60)
+    ps.create_queue("line.fifo", kind="fifo", delay=60)
+    for queue in ("orders", "line.fifo"):
+        send(engine, outbox, queue, b"now", delay=0, group="g")
+    Relay(engine, ps, outbox).run_until_empty()
+    assert errors(engine, outbox) == {}
+    assert [ps.queue(queue).stats().delayed for queue in ("orders", "line.fifo")] == [0, 0]
+
+
 def test_an_open_transaction_sends_nothing_and_holds_up_nobody(postgres: PostgresServer, ps: penstock.Penstock) -> None:
     engine, outbox = create_engine(postgres.create_database("open_transaction")), Outbox()
     outbox.metadata.create_all(engine)
@@ -75,7 +88,7 @@ def test_a_relay_that_dies_between_sending_and_marking_makes_nothing_twice(
     engine: Engine, outbox: Outbox, ps: penstock.Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(engine, outbox, "orders", b"1", b"2", b"3")
-    dying = Relay(engine, ps, outbox, claim=0.2)
+    dying = Relay(engine, ps, outbox)
 
     def die(*_: Any) -> None:
         raise RuntimeError("killed")
@@ -86,7 +99,9 @@ def test_a_relay_that_dies_between_sending_and_marking_makes_nothing_twice(
     assert status(engine, outbox).claimed == 3
     heir = Relay(engine, ps, outbox)
     assert heir.run_once().sent == 0, "the claim still holds"
-    until(lambda: heir.run_once().sent == 3)
+    with engine.begin() as connection:  # as long ago as claims last
+        connection.execute(update(outbox.table).values(claimed_until_ms=outbox.table.c.claimed_until_ms - 30_000))
+    assert heir.run_once().sent == 3
     assert ps.queue("orders").stats().messages == 3
 
 
@@ -135,6 +150,23 @@ def test_several_relays_send_everything_once_and_every_group_in_order(
     assert sum(relay.sent for relay in relays) == ps.queue("orders").stats().messages
 
 
+ODD_ROWS: dict[bytes, dict[str, Any]] = {
+    b"JSON for attributes": {"attributes": b'{"a": 1}'},
+    b"a list for attributes": {"attributes": msgspec.msgpack.encode([1])},
+    b"NUL in a bad attribute": {"attributes": msgspec.msgpack.encode({"a\x00b": [1]})},
+    b"broken attribute": {"attributes": b"\x81\xa1a\xa1\xff"},
+    b"no queue": {"queue": ""},
+    b"control": {"queue": "small\x01"},
+    b"empty group": {"message_group": ""},
+    b"no key": {"key": ""},
+    b"priority": {"priority": 12},
+    b"below": {"priority": -1},
+    b"late": {"due_ms": 2**62},
+    b"early": {"due_ms": -(2**62)},
+}
+"""What both databases take, and no queue does."""
+
+
 def test_poison_is_marked_with_the_reason_and_blocks_nobody(
     engine: Engine, outbox: Outbox, ps: penstock.Penstock
 ) -> None:
@@ -147,16 +179,161 @@ def test_poison_is_marked_with_the_reason_and_blocks_nobody(
         outbox.send(connection, "line.fifo", b"no group")
         bad = {"key": "k" * 32, "queue": "no such name!", "body": b"bad name", "created_ms": 0}
         connection.execute(insert(outbox.table).values(**bad))
+        for number, attributes in enumerate((b"", b"\xff\xfe", b"\x07")):
+            unreadable = {"key": f"{number}" * 32, "queue": "small", "body": b"attributes %d" % number, "created_ms": 0}
+            connection.execute(insert(outbox.table).values(**unreadable, attributes=attributes))
+        for body, odd in ODD_ROWS.items():
+            row = {"key": body.decode().ljust(32, "-"), "queue": "small", "body": body, "created_ms": 0, **odd}
+            connection.execute(insert(outbox.table).values(**row))
         for number in range(20, 40):
             outbox.send(connection, "small", str(number).encode(), group="g")
     moved = Relay(engine, ps, outbox).run_once()
-    assert (moved.sent, moved.failed) == (40, 3)
+    assert (moved.sent, moved.failed) == (40, 6 + len(ODD_ROWS))
     assert [int(record.body) for record in ps.queue("small").consumer("check").read()] == list(range(40))
     reasons = errors(engine, outbox)
     assert reasons[b"x" * 51].startswith("MessageTooLarge: ")
     assert reasons[b"no group"].startswith("InvalidRequest: ")
     assert reasons[b"bad name"].startswith("InvalidName: ")
-    assert status(engine, outbox).failed == 3
+    for number in range(3):
+        assert reasons[b"attributes %d" % number].startswith("InvalidRequest: the attributes cannot be read: ")
+    for body in ODD_ROWS:
+        assert reasons[body].startswith(("InvalidRequest: ", "InvalidName: ")), reasons[body]
+    assert status(engine, outbox).failed == 6 + len(ODD_ROWS)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{tmp_path / 'sqlite.db'}")
+    yield engine
+    engine.dispose()
+
+
+def overwrite(engine: Engine, outbox: Outbox, body: bytes, column: str, value: object) -> None:
+    """As a trigger may: SQLite takes any value in any column."""
+    with engine.begin() as connection:
+        statement = text(f"UPDATE {outbox.table.fullname} SET {column} = :value WHERE body = :body")
+        connection.execute(statement, {"value": value, "body": body})
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("due_ms", "soon", "InvalidRequest: due_ms is 'soon': it must be a number"),
+        ("due_ms", b"soon", "InvalidRequest: due_ms is b'soon': it must be a number"),
+        ("priority", "high", "InvalidRequest: priority is 'high': it must be a whole number"),
+        ("message_group", b"g", "InvalidRequest: b'g' is one of groups: each must be text or None"),
+        ("queue", b"orders", "InvalidRequest: queue is b'orders': it must be text"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_poison_like_any_other(
+    sqlite: Engine, ps: penstock.Penstock, column: str, value: object, reason: str
+) -> None:
+    outbox = Outbox()
+    outbox.metadata.create_all(sqlite)
+    send(sqlite, outbox, "orders", b"odd", b"good", group="g")
+    overwrite(sqlite, outbox, b"odd", column, value)
+    moved = Relay(sqlite, ps, outbox).run_once()
+    assert (moved.sent, moved.failed) == (1, 1)
+    assert errors(sqlite, outbox) == {b"odd": reason}
+
+
+def overwrite_with_broken_text(engine: Engine, outbox: Outbox, body: bytes, column: str) -> None:
+    """As a program in another language may: SQLite keeps text as it comes, and does not look whether it is UTF-8."""
+    with engine.begin() as connection:
+        statement = text(f"UPDATE {outbox.table.fullname} SET {column} = CAST(x'ff6f' AS TEXT) WHERE body = :body")
+        connection.execute(statement, {"body": body})
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        ("key", r"InvalidRequest: key is b'\xffo': it must be text"),
+        ("queue", r"InvalidRequest: queue is b'\xffo': it must be text"),
+        ("message_group", r"InvalidRequest: b'\xffo' is one of groups: each must be text or None"),
+        ("dedup_id", r"InvalidRequest: b'\xffo' is one of dedup_ids: each must be text or None"),
+        ("attributes", "InvalidRequest: the attributes cannot be read: "),
+        ("priority", r"InvalidRequest: priority is b'\xffo': it must be a whole number"),
+        ("due_ms", r"InvalidRequest: due_ms is b'\xffo': it must be a number"),
+    ],
+)
+def test_text_that_is_no_utf_8_is_poison_like_any_other(
+    sqlite: Engine, ps: penstock.Penstock, column: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = Outbox()
+    outbox.metadata.create_all(sqlite)
+    send(sqlite, outbox, "orders", b"odd", b"good", group="g", dedup_id=None)
+    overwrite_with_broken_text(sqlite, outbox, b"odd", column)
+    moved = Relay(sqlite, ps, outbox).run_once()
+    assert (moved.sent, moved.failed) == (1, 1)
+    found = errors(sqlite, outbox)
+    assert found.keys() == {b"odd"}
+    assert found[b"odd"].startswith(reason)
+    assert status(sqlite, outbox).failed == 1
+    assert [message.partition(" cannot be sent: ")[2] for message in caplog.messages] == [
+        found[b"odd"].partition(": ")[2]
+    ]
+
+
+def test_a_row_with_a_broken_key_is_not_sent_under_a_dedup_id_of_its_own(sqlite: Engine, ps: penstock.Penstock) -> None:
+    """Its consumers' inboxes would not know it again."""
+    outbox = Outbox()
+    outbox.metadata.create_all(sqlite)
+    send(sqlite, outbox, "orders", b"odd", dedup_id="mine")
+    overwrite_with_broken_text(sqlite, outbox, b"odd", "key")
+    assert Relay(sqlite, ps, outbox).run_once().failed == 1
+
+
+@pytest.mark.parametrize("column", ["error", "claim", "tries", "created_ms"])
+def test_broken_text_in_the_relays_own_columns_keeps_nothing_from_being_sent(
+    sqlite: Engine, ps: penstock.Penstock, column: str
+) -> None:
+    outbox = Outbox()
+    outbox.metadata.create_all(sqlite)
+    send(sqlite, outbox, "orders", b"odd", b"good", group="g")
+    overwrite_with_broken_text(sqlite, outbox, b"odd", column)
+    assert Relay(sqlite, ps, outbox).run_once().sent == 2
+
+
+def test_a_body_that_was_written_as_text_is_sent_as_it_is(sqlite: Engine, ps: penstock.Penstock) -> None:
+    outbox = Outbox()
+    outbox.metadata.create_all(sqlite)
+    send(sqlite, outbox, "orders", b"text", b"broken")
+    overwrite(sqlite, outbox, b"text", "body", "tea for zwölf")
+    overwrite_with_broken_text(sqlite, outbox, b"broken", "body")
+    assert Relay(sqlite, ps, outbox).run_once().sent == 2
+    assert [message.body for message in ps.queue("orders").receive(9)] == ["tea for zwölf".encode(), b"\xffo"]
+
+
+def test_a_relay_leaves_the_users_connection_as_it_was(sqlite: Engine, ps: penstock.Penstock) -> None:
+    outbox = Outbox()
+    outbox.metadata.create_all(sqlite)
+    send(sqlite, outbox, "orders", b"1")
+    Relay(sqlite, ps, outbox).run_once()
+    with sqlite.connect() as connection:
+        assert connection.connection.driver_connection.text_factory is str  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("value", ["soon", b"soon", b"\xff"])
+def test_a_claim_whose_end_is_no_number_is_nobodys(sqlite: Engine, ps: penstock.Penstock, value: object) -> None:
+    outbox = Outbox()
+    outbox.metadata.create_all(sqlite)
+    send(sqlite, outbox, "orders", b"odd", b"good", group="g")
+    overwrite(sqlite, outbox, b"odd", "claimed_until_ms", value)
+    assert status(sqlite, outbox).claimed == 0
+    assert Relay(sqlite, ps, outbox).run_once().sent == 2
+    assert [message.body for message in ps.queue("orders").receive(9)] == [b"odd", b"good"]
+
+
+def test_a_row_whose_tries_are_no_number_waits_as_if_it_were_new(sqlite: Engine, ps: penstock.Penstock) -> None:
+    outbox = Outbox()
+    outbox.metadata.create_all(sqlite)
+    ps.create_queue("slow.fifo", kind="fifo", throughput_per_second=1, throughput_scope="group", dedup_scope="group")
+    send(sqlite, outbox, "slow.fifo", b"a1", b"a2", group="a")
+    overwrite(sqlite, outbox, b"a2", "tries", "many")
+    relay = Relay(sqlite, ps, outbox)
+    moved = relay.run_once()
+    assert (moved.sent, moved.postponed) == (1, 1)
+    until(lambda: relay.run_once().sent == 1)
 
 
 def test_what_failed_is_tried_again_when_somebody_says_so(
@@ -227,17 +404,21 @@ def test_a_relay_whose_connection_is_cut_sends_everything_once_and_in_order(engi
     loop.close()
 
 
-def test_a_relay_outlives_its_database(engine: Engine, outbox: Outbox, ps: penstock.Penstock) -> None:
+def test_a_relay_outlives_its_database(
+    engine: Engine, outbox: Outbox, ps: penstock.Penstock, caplog: pytest.LogCaptureFixture
+) -> None:
     with Relay(engine, ps, outbox, poll=0.01) as relay:
         send(engine, outbox, "orders", b"1")
         until(lambda: relay.sent == 1)
         with engine.begin() as connection:
             connection.execute(text("ALTER TABLE penstock_outbox RENAME TO away"))
-        time.sleep(0.1)
+        until(lambda: caplog.messages)
         with engine.begin() as connection:
             connection.execute(text("ALTER TABLE away RENAME TO penstock_outbox"))
         send(engine, outbox, "orders", b"2")
         until(lambda: relay.sent == 2)
+    assert "a round failed, once more soon" in caplog.messages[0]
+    assert not any("\n" in message for message in caplog.messages)
 
 
 def test_sent_rows_are_kept_for_a_while_and_then_deleted(engine: Engine, outbox: Outbox, ps: penstock.Penstock) -> None:

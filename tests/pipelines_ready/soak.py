@@ -33,7 +33,7 @@ import penstock
 from penstock.core.chunk import Chunk
 from penstock.pipelines.ready.landing import Landing
 from penstock.spark.options import Where
-from penstock.spark.place import Range
+from penstock.spark.place import Part, Range
 from penstock.spark.server import Connection, ServerPlace
 from penstock.spark.worker_python import worker_python
 from penstock.wire.pieces import Target, encode_section
@@ -81,12 +81,12 @@ class Trial:
         """Numbers, as messages."""
         with contextlib.closing(Connection(Where(url=self.url))) as connection:
             section = encode_section(Target(queue), Chunk.of(0, 0, [b"%d" % each for each in range(low, high)]))
-            connection.request("POST", "/v1/bulk/send", b"".join(section), {}).read()
+            connection.fetch("POST", "/v1/bulk/send", b"".join(section), {})
 
     def numbers(self, queue: str) -> list[int]:
         """Every message that was ever sent to a queue of which nothing was acknowledged."""
         with contextlib.closing(ServerPlace(Where(url=self.url))) as place:
-            end = place.find([queue])[queue].end
+            end = place.find([queue])[Part(queue, 0)].end
             batches = place.batches(Range(queue, 0, end, 0), include_headers=False)
             return [int(value) for batch in batches for value in batch["value"].to_pylist()]
 
@@ -175,7 +175,7 @@ class Rollup(Trial):
             until(lambda: self._told(place) == self.sent, PATIENCE_S)
 
     def _told(self, place: ServerPlace) -> int:
-        at = place.find([EVENTS]).get(EVENTS)
+        at = place.find([EVENTS]).get(Part(EVENTS, 0))
         if at is None:
             return 0
         batches = place.batches(Range(EVENTS, 0, at.end, 0), include_headers=False)

@@ -16,6 +16,7 @@ from penstock.pipelines.ready import replay as module
 from penstock.pipelines.ready.archive import archive
 from penstock.pipelines.ready.replay import replay
 from penstock.pipelines.where import Where
+from tests.compat.server import until
 from tests.spark.running import Queues
 
 
@@ -100,11 +101,16 @@ def test_a_replay_keeps_to_its_rate_and_can_be_stopped(
 ) -> None:
     stop = threading.Event()
     state = tmp_path / "state.json"
-    threading.Timer(3.0, stop.set).start()
+
+    def stop_after_three_pieces() -> None:
+        until(lambda: state.exists() and json.loads(state.read_text())["done"] >= 3)
+        stop.set()
+
+    threading.Thread(target=stop_after_three_pieces).start()
     began_s = time.monotonic()
     done = replay(spark, where, queues.name("out"), archive=archived, rate=100, state=state, stop=stop)
     assert done.stopped
-    assert 100 <= done.sent <= 100 * (time.monotonic() - began_s) + 100
+    assert 300 <= done.sent <= 100 * (time.monotonic() - began_s) + 100
     assert len(bodies(queues, "out")) == done.sent
 
 

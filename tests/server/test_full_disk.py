@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.core.commands import Ack, CreateQueue, Receive, Release, Send
+from penstock.core.commands import Ack, CreateQueue, OpenSession, QueueStats, Receive, Release, Send
 from penstock.core.config import QueueConfig
 from penstock.server.shard import FULL_PAUSE_MS
 from tests.client.adapter import World
@@ -105,3 +105,22 @@ def test_a_release_that_does_not_fit_is_refused_and_others_in_its_step_are_not(
     bare.advance(FULL_PAUSE_MS / 1_000)
     assert bare.do(give_up).count == 1
     assert bodies(bare.do(Receive(queue="orders.dead"))) == [b"dies"]
+
+
+def test_connections_of_a_process_that_crashed_end_when_there_is_space(store: TroubledStore) -> None:
+    """Until then they must not keep acknowledgements from the disk: the end of these is a dead letter."""
+    crashed = BareShard(store)
+    session = crashed.do(OpenSession(name="client", bound=True))
+    crashed.do(CreateQueue(name="orders", config=QueueConfig(max_receives=1)))
+    crashed.do(Send(queue="orders", bodies=[b"a"]))
+    crashed.do(Send(queue="orders", bodies=[b"b"]))
+    crashed.do(Receive(queue="orders", limit=1, session=session))
+    delivery = crashed.do(Receive(queue="orders", limit=1))
+    crashed.advance(1)
+    store.full = True
+    bare = BareShard(store)
+    bare.do(Ack(queue="orders", spans=spans(delivery)))
+    assert bare.do(QueueStats(name="orders")).messages == 1
+    store.full = False
+    bare.advance(FULL_PAUSE_MS / 1_000)
+    assert bodies(bare.do(Receive(queue="orders.dead"))) == [b"a"]

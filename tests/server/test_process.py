@@ -21,6 +21,23 @@ run_telling(service(), tell)
 print("ended")
 """
 
+SLOW_TO_START = """
+import asyncio, contextlib, os, signal
+from penstock.process import run_telling
+
+@contextlib.asynccontextmanager
+async def service():
+    os.kill(os.getpid(), signal.SIGINT)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("closed", flush=True)
+    yield None
+
+run_telling(service(), print)
+print("ended")
+"""
+
 
 def test_no_thread_of_a_service_keeps_the_loop_waiting_for_longer_than_a_commit_takes() -> None:
     command = [sys.executable, "-c", PROGRAM]
@@ -28,3 +45,9 @@ def test_no_thread_of_a_service_keeps_the_loop_waiting_for_longer_than_a_commit_
     switch_s, ended = done.stdout.split()
     assert float(switch_s) <= 0.001
     assert ended == "ended", "SIGTERM ends it in order"
+
+
+def test_a_signal_ends_a_service_that_waits_for_others_before_it_can_start() -> None:
+    command = [sys.executable, "-c", SLOW_TO_START]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["closed", "ended"]

@@ -229,7 +229,7 @@ def kafka_settings(text: str) -> Settings:
 def test_a_cluster_has_sixteen_shards_and_names_its_topics_and_nodes_after_itself() -> None:
     options = kafka_settings("[cluster]\nname = 'demo'").kafka_options()
     assert (options.data_topic, options.offset_topic, options.shards) == ("demo.data", "demo.offset", 16)
-    assert options.transactional_ids(3) == ("demo-shard-3", "demo-shard-3-turn")
+    assert options.transactional_id(3) == "demo-shard-3"
     assert ClusterSettings().node_name
     assert kafka_settings("[cluster]\nname = 'demo'\nprefix = 'a.b'").kafka_options().data_topic == "a.b.data"
 
@@ -248,6 +248,7 @@ def test_a_cluster_has_sixteen_shards_and_names_its_topics_and_nodes_after_itsel
         ("[cluster]\nlink_host = '0.0.0.0'", r"link_host '0.0.0.0' can be reached .* there is no secret"),
         ("[cluster]\nsecret = ''", r"\[cluster\]: no secret may be empty"),
         ("[cluster]\nsecret = 'a'\nsecret_env = 'B'", r"\[cluster\]: give one of secret, secret_env and secret_file"),
+        ("data = ':memory:'", r"\[server\] data: .* needs a directory"),
         ("[kafka]\nbootstrap = 'kafka1'", r"\[kafka\] bootstrap is 'kafka1': give HOST:PORT"),
         ("[kafka]\nbootstrap = 'kafka1:1,'", r"\[kafka\] bootstrap is ''"),
         ("[kafka]\nreplication_factor = 0", r"\[kafka\] replication_factor"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.core.commands import Command, Delivery, Receive, Send, SetCredit, Subscribe
+from penstock.core.commands import Command, Delivery, Heartbeat, OpenSession, Receive, Send, SetCredit, Subscribe
 from tests.client.adapter import World
 from tests.server.bare import BareShard, bodies
 from tests.server.stores import Gate, TroubledStore
@@ -145,3 +145,23 @@ def test_a_subscription_hears_of_it_when_the_shard_lost_its_state(world: World, 
     with pytest.raises(penstock.CommitFailed):
         ps.queue("orders").send(b"lost")
     assert [type(delivery.error) for delivery in subscriber.settled] == [penstock.CommitFailed]
+
+
+def test_connections_of_a_process_that_crashed_end_although_the_first_step_fails() -> None:
+    """Ends that were not committed yet must not be forgotten with the broker that was about to."""
+    store = TroubledStore()
+    crashed = BareShard(store)
+    session = crashed.do(OpenSession(name="client", bound=True))
+    crashed.do(Send(queue="orders", bodies=[b"a"]))
+    crashed.do(Receive(queue="orders", limit=1, session=session))
+    crashed.advance(1)
+    bare = BareShard(store)
+    (bug,) = bare.run(Unknown())
+    assert isinstance(bug.error, KeyError)
+    assert bodies(bare.do(Receive(queue="orders", limit=1))) == [b"a"]
+
+
+def test_a_connection_of_this_process_outlives_a_bug(bare: BareShard) -> None:
+    session = bare.do(OpenSession(name="client", bound=True))
+    bare.run(Unknown())
+    assert bare.do(Heartbeat(session=session)) is None

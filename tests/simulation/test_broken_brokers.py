@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.core import broker as broker_module
 from penstock.core import commands as c
 from penstock.core import position
 from penstock.core.broker import Broker
@@ -53,12 +52,14 @@ def case() -> Case:
 
 
 @pytest.fixture
-def replace(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[c.Command], Callable[[Handler], Handler]], None]:
+def replace(case: Case) -> Callable[[type[c.Command], Callable[[Handler], Handler]], None]:
     """Let the broker handle a command in another way, which is made of the right one."""
 
     def replace(kind: type[c.Command], make: Callable[[Handler], Handler]) -> None:
-        honest = broker_module._HANDLERS[kind]
-        monkeypatch.setitem(broker_module._HANDLERS, kind, make(honest))
+        broker = case.world.broker
+        honest = broker.handlers[kind]
+        broken = make(lambda broker, command: honest(command))
+        broker.handlers[kind] = lambda command: broken(broker, command)
 
     return replace
 
@@ -73,21 +74,21 @@ def by_sequence(sequence: int = 0, session: int = 0, **options: Any) -> dict[str
 # -- pauses and backlogs -----------------------------------------------------------------------------------------------
 
 
-def test_a_paused_queue_that_shows_what_is_sent(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Queue, "is_held", lambda queue, key: False)
+def test_a_paused_queue_that_shows_what_is_sent(case: Case, breaking: pytest.MonkeyPatch) -> None:
+    breaking.setattr(Queue, "is_held", lambda queue, key: False)
     with pytest.raises(Violation, match="is done, or never was, and was handed out"):
         case.do(create(), pause(), send(b"1"), receive())
 
 
-def test_the_end_of_a_pause_that_shows_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Queue, "_held_keys", lambda queue: iter(()))
+def test_the_end_of_a_pause_that_shows_nothing(case: Case, breaking: pytest.MonkeyPatch) -> None:
+    breaking.setattr(Queue, "_held_keys", lambda queue: iter(()))
     with pytest.raises(Violation, match="got 0 messages"):
         case.do(create(), pause(), send(b"1"), pause(False), receive())
 
 
-def test_a_pause_that_is_not_stored(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_that_is_not_stored(case: Case, breaking: pytest.MonkeyPatch) -> None:
     case.do(create())
-    monkeypatch.setattr(Queue, "save_config", lambda queue: queue.touch())
+    breaking.setattr(Queue, "save_config", lambda queue: queue.touch())
     with pytest.raises(Violation, match="the reopened state is not the live one"):
         case.do(pause())
 
@@ -171,17 +172,17 @@ def work(number: int, **options: Any) -> c.CommitWork:
     return c.CommitWork(acks=[], sends=[send(b"1")], mark=("stream", number), **options)
 
 
-def test_marked_work_that_is_done_twice(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Marks, "last", lambda marks, name: -1)
+def test_marked_work_that_is_done_twice(case: Case, breaking: pytest.MonkeyPatch) -> None:
+    breaking.setattr(Marks, "last", lambda marks, name: -1)
     with pytest.raises(Violation, match="stream is at 1, and 1 was answered with"):
         case.do(work(1), work(1))
 
 
-def test_a_mark_that_is_not_committed_with_its_work(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mark_that_is_not_committed_with_its_work(case: Case, breaking: pytest.MonkeyPatch) -> None:
     def forgetful(marks: Marks, name: str, number: int, now_ms: int, changes: Changes) -> None:
         marks._known[name] = Mark(number, now_ms)
 
-    monkeypatch.setattr(Marks, "set", forgetful)
+    breaking.setattr(Marks, "set", forgetful)
     with pytest.raises(Violation, match="the reopened state is not the live one"):
         case.do(work(1))
 
@@ -208,18 +209,18 @@ def test_work_that_is_to_be_checked_and_is_done(case: Case, replace: Replace) ->
 # -- offsets, deliveries given back ------------------------------------------------------------------------------------
 
 
-def test_a_channel_that_is_moved_too_far(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_that_is_moved_too_far(case: Case, breaking: pytest.MonkeyPatch) -> None:
     def far(channel: Channel, offset: int, now_ms: int) -> int:
         return honest(channel, offset + 1, now_ms)
 
     honest = position.ack_up_to
-    monkeypatch.setattr(position, "ack_up_to", far)
+    breaking.setattr(position, "ack_up_to", far)
     with pytest.raises(Violation, match="2 messages were passed, not 1"):
         case.do(create(), send(b"1", b"2", b"3"), c.AckUpTo(queue="q", channel=c.MAIN, offset=1))
 
 
-def test_a_delivery_that_is_given_back_and_counts(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Columns, "undo_lease", Columns.retry)
+def test_a_delivery_that_is_given_back_and_counts(case: Case, breaking: pytest.MonkeyPatch) -> None:
+    breaking.setattr(Columns, "undo_lease", Columns.retry)
     case.do(create(), send(b"1"), receive(), c.GiveBack(queue="q", spans=[c.Span(0, 0, 1)]))
     with pytest.raises(Violation, match="attempts and first receive are"):
         case.do(receive())
@@ -229,7 +230,7 @@ def test_a_delivery_of_an_at_most_queue_that_is_given_back_and_does_not_count(ca
     def undo(honest: Handler) -> Handler:
         def give_back(broker: Broker, command: c.GiveBack) -> c.Settled:
             settlement = broker.queues[command.queue].channels[command.channel].settlement
-            return broker._each(command.spans, settlement.give_back)
+            return c.Settled(sum(settlement.give_back(span)[0] for span in command.spans))
 
         return give_back
 
@@ -243,41 +244,41 @@ def test_a_delivery_of_an_at_most_queue_that_is_given_back_and_does_not_count(ca
 # -- sizes, rates, turns -----------------------------------------------------------------------------------------------
 
 
-def test_a_queue_that_grows_past_its_limit(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Queue, "_shrink", lambda queue, bytes_max: None)
+def test_a_queue_that_grows_past_its_limit(case: Case, breaking: pytest.MonkeyPatch) -> None:
+    breaking.setattr(Queue, "_shrink", lambda queue, bytes_max: None)
     with pytest.raises(Violation, match="with a limit of 10"):
         case.do(create(retention_bytes=10), send(b"12345678"), send(b"12345678"))
 
 
-def test_a_queue_that_drops_messages_without_need(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_drops_messages_without_need(case: Case, breaking: pytest.MonkeyPatch) -> None:
     shrink = Queue._shrink
-    monkeypatch.setattr(Queue, "_shrink", lambda queue, bytes_max: shrink(queue, bytes_max // 2))
+    breaking.setattr(Queue, "_shrink", lambda queue, bytes_max: shrink(queue, bytes_max // 2))
     with pytest.raises(Violation, match="went without need"):
         case.do(create(retention_bytes=100), send(b"1" * 40), send(b"2" * 40))
 
 
-def test_a_queue_that_takes_more_a_second_than_it_may(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Queue, "throttled", lambda queue, groups, now_ms, count_them: None)
+def test_a_queue_that_takes_more_a_second_than_it_may(case: Case, breaking: pytest.MonkeyPatch) -> None:
+    breaking.setattr(Queue, "throttled", lambda queue, groups, now_ms, count_them: None)
     case.do(create(kind="fifo", content_dedup=True, throughput_per_second=2))
     with pytest.raises(Violation, match="Throttled"):
         case.do(send(b"1", b"2", b"3", groups=["g", "g", "h"]))
 
 
-def test_a_group_that_is_served_twice_while_another_one_waits(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_is_served_twice_while_another_one_waits(case: Case, breaking: pytest.MonkeyPatch) -> None:
     def greedy(index: FairIndex, limit: int) -> list[int]:
         group = next(iter(index._groups.values()))
         taken = [group.popleft() for _ in range(min(limit, len(group)))]
         index.size -= len(taken)
         return taken
 
-    monkeypatch.setattr(FairIndex, "take", greedy)
+    breaking.setattr(FairIndex, "take", greedy)
     with pytest.raises(Violation, match="group g was served 2 times, and h, which waits, 0 times"):
         case.do(create(), send(b"1", b"2", b"3", groups=["g", "g", "h"]), receive(limit=2))
 
 
 def test_a_subscription_that_is_pushed_more_bytes_than_it_has_room_for(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+    case: Case, breaking: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Waiter, "is_open", property(lambda waiter: waiter.credit > 0))
+    breaking.setattr(Waiter, "is_open", property(lambda waiter: waiter.credit > 0))
     with pytest.raises(Violation, match="pushed 1 with a credit of 0"):
         case.do(create(), c.Subscribe(queue="q", credit=9, ticket=1, room_bytes=0), send(b"1"))

@@ -2,6 +2,7 @@
 
 python -m tests.spark.jobs round-trip MASTER URL DIRECTORY     write, read and stream on a cluster
 python -m tests.spark.jobs copy MASTER URL DIRECTORY           queue `in` to Parquet and to queue `out`, exactly once
+python -m tests.spark.jobs relay MASTER URL DIRECTORY          queue `in` to queue `out`, with keys, exactly once
 """
 
 from __future__ import annotations
@@ -69,13 +70,29 @@ def copy(spark: Any, url: str, directory: Path) -> None:
     messages.awaitTermination(PATIENCE_S)
 
 
+def relay(spark: Any, url: str, directory: Path) -> None:
+    """One stream from a queue into another until there is no more, with the groups that the messages have."""
+    source = {"url": url, "subscribe": "in", "startingOffsets": "earliest", "timeout": "300"}
+    limit = os.environ.get("BATCH_MESSAGES", "20000")
+    stream = spark.readStream.format("penstock").options(**source, maxOffsetsPerTrigger=limit).load()
+    messages = (
+        stream.select("value", "key")
+        .writeStream.format("penstock")
+        .options(url=url, topic="out", checkpointLocation=str(directory / "checkpoint"), timeout="300")
+        .trigger(availableNow=True)
+        .start()
+    )
+    print("running", flush=True)
+    messages.awaitTermination(PATIENCE_S)
+
+
 def main() -> None:
     """Run one of them."""
     name, master, url, directory = sys.argv[1:5]
     settings = json.loads(os.environ.get("SPARK_SETTINGS", "{}"))
     spark = session(master, Path(directory), **settings)
     try:
-        job = {"round-trip": round_trip, "copy": copy}[name]
+        job = {"round-trip": round_trip, "copy": copy, "relay": relay}[name]
         print(json.dumps(job(spark, url, Path(directory))), flush=True)
     finally:
         spark.stop()

@@ -102,7 +102,7 @@ class Queues:
                 bodies = [b"%d" % number for number in range(low, min(low + chunk, start + count))]
                 given = {what: [value] * len(bodies) for what, value in columns.items()}
                 section = encode_section(Target(name), Chunk.of(0, 0, bodies, **given))
-                connection.request("POST", "/v1/bulk/send", b"".join(section), {}).read()
+                connection.fetch("POST", "/v1/bulk/send", b"".join(section), {})
         return name
 
     def channels(self, short: str = "q") -> dict[str, Any]:

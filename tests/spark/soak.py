@@ -41,14 +41,14 @@ def send_numbers(url: str, count: int) -> None:
         for low in range(0, count, _RUN):
             bodies = [b"%d" % number for number in range(low, min(low + _RUN, count))]
             section = encode_section(Target("in"), Chunk.of(0, 0, bodies))
-            connection.request("POST", "/v1/bulk/send", b"".join(section), {}).read()
+            connection.fetch("POST", "/v1/bulk/send", b"".join(section), {})
 
 
 class Driver:
     """The Spark program, in a process group of its own."""
 
-    def __init__(self, url: str, directory: Path, batch_messages: int) -> None:
-        self._command = [sys.executable, "-m", "tests.spark.jobs", "copy", "local[2]", url, str(directory)]
+    def __init__(self, url: str, directory: Path, batch_messages: int, job: str = "copy") -> None:
+        self._command = [sys.executable, "-m", "tests.spark.jobs", job, "local[2]", url, str(directory)]
         self._log_path = directory / "driver.log"
         self._environment = os.environ | {"BATCH_MESSAGES": str(batch_messages)}
         self.process: subprocess.Popen[bytes]
@@ -93,7 +93,7 @@ def soak(directory: Path, *, messages: int, kills: Iterator[str], batch_messages
         send_numbers(url, messages)
         driver.start()
         for victim in kills:
-            if not _wait_for(driver):
+            if not wait_for(driver):
                 break
             time.sleep(chance.uniform(0.2, 3.0))
             if driver.process.poll() == 0:
@@ -115,7 +115,7 @@ def soak(directory: Path, *, messages: int, kills: Iterator[str], batch_messages
     return hits
 
 
-def _wait_for(driver: Driver) -> bool:
+def wait_for(driver: Driver) -> bool:
     """Until its streams run; False if it is done already."""
     deadline = time.monotonic() + 300
     while not driver.is_running():

@@ -230,7 +230,7 @@ def test_a_chunk_that_is_not_found_in_kafka_comes_from_the_server_in_its_place(
     queues.create()
     with contextlib.closing(Connection(Where(url=queues.url))) as connection:
         delayed = encode_section(Target(queues.name(), delay_ms=600_000), Chunk.of(0, 0, [b"0"]))
-        connection.request("POST", "/v1/bulk/send", b"".join(delayed), {}).read()
+        connection.fetch("POST", "/v1/bulk/send", b"".join(delayed), {})
     queues.send(300, start=1, chunk=100)
     before = reads(queues.server)
     with caplog.at_level(logging.WARNING, "penstock.spark"):

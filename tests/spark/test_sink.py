@@ -79,7 +79,9 @@ def test_a_write_of_nothing_is_fine(queues: Queues) -> None:
 
 def test_nothing_staged_is_left_behind(queues: Queues) -> None:
     write(queues, numbers(queues, 100), topic=queues.name())
-    bad = numbers(queues, 100).selectExpr("case when value = '99' then null else value end as value")
+    # one task, which has staged pieces when it fails: another one might stage its own after the driver has given up
+    rows = queues.spark.range(0, 400, 1, 1)
+    bad = rows.selectExpr("case when id = 399 then null else repeat('x', 100000) end as value")
     with pytest.raises(Exception, match="it is null"):
         write(queues, bad, topic=queues.name())
     staged = queues.server.data / "staging"

@@ -16,6 +16,16 @@ def rows_of(query: Any) -> list[int]:
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
 
+def until_rows(query: Any, count: int) -> None:
+    """Wait until a stream has read so many rows; one that ends before says why."""
+
+    def are_there() -> bool:
+        assert query.isActive, query.exception()
+        return sum(rows_of(query)) == count
+
+    until(are_there, PATIENCE_S)
+
+
 @pytest.mark.parametrize("path", [False, True], ids=["server", "directory"])
 def test_available_now_reads_to_the_end_in_limited_batches(queues: Queues, path: bool) -> None:
     queues.send(2_500)
@@ -39,7 +49,7 @@ def test_a_stream_starts_at_the_end_unless_told_otherwise(queues: Queues) -> Non
     query = queues.start(queues.stream(startingOffsets=None), processingTime="0 seconds")
     until(lambda: len(queues.channels()) == 2, PATIENCE_S)
     queues.send(5, start=10)
-    until(lambda: sum(rows_of(query)) == 5, PATIENCE_S)
+    until_rows(query, 5)
     query.stop()
     assert queues.output() == list(range(10, 15))
 
@@ -49,7 +59,7 @@ def test_the_default_trigger_follows_a_growing_queue(queues: Queues) -> None:
     query = queues.start(queues.stream())
     for round_ in range(3):
         queues.send(10, start=10 * round_)
-        until(lambda wanted=10 * (round_ + 1): sum(rows_of(query)) == wanted, PATIENCE_S)
+        until_rows(query, 10 * (round_ + 1))
     query.stop()
     assert queues.output() == list(range(30))
 
@@ -126,9 +136,9 @@ def test_new_queues_that_match_the_pattern_are_read_from_their_beginning(queues:
     queues.send(10, "a")
     frame = queues.stream(None, subscribePattern=f"{queues.prefix}-.*")
     query = queues.start(frame)
-    until(lambda: sum(rows_of(query)) == 10, PATIENCE_S)
+    until_rows(query, 10)
     queues.send(10, "b", start=10)
-    until(lambda: sum(rows_of(query)) == 20, PATIENCE_S)
+    until_rows(query, 20)
     query.stop()
     assert queues.output() == list(range(20))
 
@@ -192,12 +202,12 @@ def test_progress_tells_how_far_behind_the_stream_is(queues: Queues) -> None:
 def test_a_server_that_is_away_for_a_while_does_not_end_a_stream(queues: Queues) -> None:
     queues.send(100)
     query = queues.start(queues.stream())
-    until(lambda: sum(rows_of(query)) == 100, PATIENCE_S)
+    until_rows(query, 100)
     queues.server.kill()
     time.sleep(0.5)
     queues.server.start()
     queues.send(50, start=100)
-    until(lambda: sum(rows_of(query)) == 150, PATIENCE_S)
+    until_rows(query, 150)
     assert query.isActive
     query.stop()
     assert queues.output() == list(range(150))

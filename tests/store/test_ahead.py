@@ -90,6 +90,28 @@ def test_the_end_of_a_lane_is_not_crossed(opened: list[ReadAhead]) -> None:
     assert not {key(number, lane=1) for number in range(3)} & set(table.read_ahead)
 
 
+def test_a_chunk_that_was_fetched_while_somebody_read_it_is_not_kept(
+    opened: list[ReadAhead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = filled(2)
+    table.open.clear()
+    ahead = ReadAhead(table, never_hidden)
+    opened.append(ahead)
+    ahead.read_chunk(key(0))
+    ahead.before_sync()
+    assert table.entered.wait(20)
+    read_chunk = table.read_chunk
+
+    def read_slowly(wanted: bytes) -> bytes:
+        table.open.set()
+        until(lambda: ahead.nbytes > 0)
+        return read_chunk(wanted)
+
+    monkeypatch.setattr(table, "read_chunk", read_slowly)
+    ahead.read_chunk(key(1))
+    assert ahead.nbytes == 0
+
+
 def test_one_look_fetches_one_chunk(opened: list[ReadAhead]) -> None:
     table = filled(20)
     ahead = ReadAhead(table, never_hidden)
@@ -129,11 +151,10 @@ def test_memory_is_bounded_whatever_is_read(opened: list[ReadAhead]) -> None:
 def test_small_chunks_start_no_thread() -> None:
     table = filled(20, body=bytes(SMALL_CHUNK_BYTES - 1))
     ahead = ReadAhead(table, never_hidden)
-    before = threading.active_count()
     for number in range(20):
         ahead.read_chunk(key(number))
         ahead.before_sync()
-    assert threading.active_count() == before
+    assert ahead._thread is None
     ahead.close()
 
 
@@ -180,8 +201,10 @@ def test_closing_waits_for_the_thread() -> None:
     table = filled(10)
     store = EmbeddedStore(MemoryJournal(), table, QUIET)
     store.read_chunk(key(0))
+    assert store._ahead is not None and store._ahead._thread is not None
+    thread = store._ahead._thread
     store.close()
-    assert "penstock-read-ahead" not in {thread.name for thread in threading.enumerate()}
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -21,6 +21,7 @@ from confluent_kafka.admin import (
     ConfigEntry,
     ConfigResource,
     NewPartitions,
+    NewTopic,
     ResourceType,
 )
 
@@ -89,54 +90,6 @@ def test_a_second_opener_fences_the_first(options: KafkaOptions, tmp_path: Path)
             second.commit(changes_of({b"c/3": b"three"}))
     with closing(open_kafka(options, 0, tmp_path / "third")) as third:
         assert content(third) == Model({b"c/1": b"one", b"c/3": b"three"}, {b"r": b"1"})
-
-
-@pytest.mark.parametrize("commits", [1, 2])
-def test_whichever_producers_turn_it_is_a_fenced_owner_commits_nothing(
-    commits: int, options: KafkaOptions, tmp_path: Path
-) -> None:
-    with closing(open_kafka(options, 0, tmp_path / "first")) as first:
-        for number in range(commits):
-            first.commit(changes_of({b"c/%d" % number: b"kept"}))
-        with closing(open_kafka(options, 0, tmp_path / "second")) as second:
-            with pytest.raises(ShardFenced):
-                first.commit(changes_of({b"c/late": b"late"}))
-            assert len(content(second).chunks) == commits
-    with closing(open_kafka(options, 0, tmp_path / "third")) as third:
-        assert len(content(third).chunks) == commits
-
-
-def test_of_two_who_fence_each_other_with_one_producer_each_neither_goes_on(
-    options: KafkaOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One has fenced with the first producer, and stands still; another opens; then the first goes on."""
-    made = KafkaJournal._made_producer
-    others: list[KafkaStore] = []
-
-    def overtaken(journal: KafkaJournal, name: str) -> Producer:
-        if name == options.transactional_ids(0)[1] and not others:
-            monkeypatch.setattr(KafkaJournal, "_made_producer", made)
-            others.append(open_kafka(options, 0, tmp_path / "other"))
-            others[0].commit(changes_of({b"c/1": b"kept"}))
-        return made(journal, name)
-
-    monkeypatch.setattr(KafkaJournal, "_made_producer", overtaken)
-    with pytest.raises(ShardFenced):
-        open_kafka(options, 0, tmp_path / "late")
-    with closing(others[0]) as other, pytest.raises(ShardFenced):
-        for number in range(2, 4):
-            other.commit(changes_of({b"c/%d" % number: b"perhaps"}))
-    with closing(open_kafka(options, 0, tmp_path / "third")) as third:
-        assert b"c/1" in content(third).chunks
-        assert b"c/3" not in content(third).chunks
-
-
-def test_a_reader_gets_the_commits_of_both_producers_in_their_order(options: KafkaOptions, tmp_path: Path) -> None:
-    with closing(open_kafka(options, 0, tmp_path)) as store:
-        for number in range(20):
-            store.commit(changes_of({b"c": b"%d" % number}))
-    values = [value for key, value in all_messages(options, options.data_topic) if key != MARKER_KEY]
-    assert values == [b"%d" % number for number in range(20)]
 
 
 def test_a_store_knows_how_long_ago_it_has_fenced_the_former_owner(options: KafkaOptions, tmp_path: Path) -> None:
@@ -289,7 +242,7 @@ def test_a_cache_before_the_logs_start_is_made_anew(options: KafkaOptions, home:
     end = position_of(home.parent / "elsewhere" / "shard-0")
     changed(home, data=0)
     admin = AdminClient({"bootstrap.servers": options.bootstrap})
-    cut = TopicPartition(options.data_topic, 0, end.data - 4)
+    cut = TopicPartition(options.data_topic, 0, end.data - 6)  # before the two: a chunk, its marker and Kafka's mark
     set_config(options, options.data_topic, "cleanup.policy", "compact,delete")
     admin.delete_records([cut])[cut].result(60)
     set_config(options, options.data_topic, "cleanup.policy", "compact")
@@ -535,6 +488,16 @@ def test_a_real_topic_that_was_made_unsafe_is_refused(name: str, value: object, 
         prepare_topics(options)
 
 
+def test_a_topic_of_another_count_is_not_joined_by_one_that_does_not_fit(options: KafkaOptions) -> None:
+    admin = AdminClient({"bootstrap.servers": options.bootstrap})
+    topic = NewTopic(options.data_topic, options.shards + 1, 1)
+    admin.create_topics([topic])[options.data_topic].result(60)
+    until(lambda: options.data_topic in admin.list_topics(timeout=60).topics)
+    with pytest.raises(LogUnsafe, match=rf"have {options.shards + 1} partitions, .* say shards = {options.shards + 1}"):
+        prepare_topics(options)
+    assert options.offset_topic not in admin.list_topics(timeout=60).topics
+
+
 def test_topics_with_different_partition_counts_are_refused(options: KafkaOptions) -> None:
     prepare_topics(options)
     admin = AdminClient({"bootstrap.servers": options.bootstrap})
@@ -580,7 +543,7 @@ def test_topics_are_made_as_the_settings_say(kafka: KafkaCluster) -> None:
 def test_a_log_of_a_later_format_is_refused_and_stays_as_it_is(options: KafkaOptions, tmp_path: Path) -> None:
     with closing(open_kafka(options, 0, tmp_path)) as store:
         store.commit(changes_of({b"c": b"x"}))
-    producer = Producer({"bootstrap.servers": options.bootstrap, "transactional.id": options.transactional_ids(0)[0]})
+    producer = Producer({"bootstrap.servers": options.bootstrap, "transactional.id": options.transactional_id(0)})
     producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(options.offset_topic, bytes([FORMAT_VERSION + 1]) + b"future", MARKER_KEY, 0)

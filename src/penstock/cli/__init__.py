@@ -16,6 +16,7 @@ from penstock.cli.outbox import outboxes
 from penstock.cli.pipelines import pipelines, sql
 from penstock.cli.queues import channels, queues
 from penstock.cli.stats import stats, top
+from penstock.cli.streams import dependable_streams
 from penstock.lookup_command import lookup
 from penstock.serve import serve
 
@@ -38,7 +39,7 @@ for command in (serve, lookup, send, receive, ack, release, peek, redrive, stats
 
 def main() -> None:
     """Run the command line; what goes wrong is one line on the error stream, and an exit status."""
-    with errors_reported():
+    with errors_reported(), dependable_streams():
         app()
 
 

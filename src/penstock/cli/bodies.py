@@ -95,6 +95,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         with path.open("rb") as stream:
             yield stream
         return
+    if sys.stdin is None:
+        raise InvalidRequest("standard input is closed: give bodies, or --file")
     if sys.stdin.isatty():
         print("penstock: reading from the terminal; Ctrl-D ends the input", file=sys.stderr)
     yield getattr(sys.stdin, "buffer", None) or io.BytesIO(sys.stdin.read().encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ Cluster = Annotated[str | None, typer.Option("--cluster", help="The cluster's na
 Wait = Annotated[float, typer.Option("--wait", help="Wait so many seconds until it is done.")]
 
 
-def _look(config: Path | None, bootstrap: str | None, cluster: str | None) -> Inspection:
+def _look(config: Path | None, bootstrap: str | None, cluster: str | None, *, in_haste: bool = False) -> Inspection:
     from penstock.server import settings
 
     try:
@@ -35,21 +36,30 @@ def _look(config: Path | None, bootstrap: str | None, cluster: str | None) -> In
             raise
         raise settings.InvalidSettings('clusters need another library: pip install "penstock[kafka]"') from None
     loaded = settings.Settings() if config is None else settings.load(config)
-    return Inspection(loaded.with_cluster(name=cluster).with_kafka(bootstrap=bootstrap).kafka_options())
+    options = loaded.with_cluster(name=cluster).with_kafka(bootstrap=bootstrap).kafka_options()
+    return Inspection(options, in_haste=in_haste)
 
 
 @clusters.command()
 def show(config: Config = None, bootstrap: Bootstrap = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Show the nodes, and the shards: who owns and serves each, and what there is to do."""
-    found = _look(config, bootstrap, cluster)
-    if found.silence is not None:
-        said = f"Kafka does not say which nodes are alive ({found.silence}); known are those that were heard just now"
-        print(f"penstock: {said}", file=sys.stderr)
+    found = _look(config, bootstrap, cluster, in_haste=True)
+    for gap in _gaps(found):
+        print(f"penstock: {gap}", file=sys.stderr)
     if as_json:
         print_json([*found.nodes(), *found.rows()])
     else:
         print_rows(found.nodes(), False, "nodes")
         print_rows(found.rows(), False, "shards")
+
+
+def _gaps(found: Inspection) -> Iterator[str]:
+    """What a look could not learn, and why."""
+    if found.unread is not None:
+        yield f"the partitions topic cannot be read ({found.unread}): who serves which shard is not known"
+    if found.silence is not None:
+        known = "none is known" if found.unread is not None else "known are those that were heard just now"
+        yield f"Kafka does not say which nodes are alive ({found.silence}); {known}"
 
 
 @clusters.command()

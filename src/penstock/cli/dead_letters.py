@@ -38,7 +38,8 @@ def redrive(
     if tasks:
         print_rows(map(_row, ps.redrives(queue)), as_json, f"Redrives of {queue}")
         return
-    started = ps.redrive(queue, to=to, ids=message_id, contains=contains, error=error, rate=rate)
+    needle = None if contains is None else contains.encode(errors="surrogateescape")
+    started = ps.redrive(queue, to=to, ids=message_id, contains=needle, error=error, rate=rate)
     task = _followed(started, queue) if wait else started.progress()
     text = f"{task.status}: {task.moved} moved, {task.skipped} left where they are"
     print_done(text + (f" ({task.error})" if task.error else ""), _row(task), as_json)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
+from penstock.cli.streams import NobodyReads
+
 
 class Exit(IntEnum):
     """How a command ended."""
@@ -56,8 +58,7 @@ def errors_reported() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise SystemExit(Exit.INTERRUPTED) from None
-    except BrokenPipeError:
-        _nobody_reads()
+    except NobodyReads:
         raise SystemExit(Exit.OK) from None
     except Exception as error:
         if not is_expected(error):
@@ -71,11 +72,3 @@ def is_expected(error: BaseException) -> bool:
     from penstock.core.errors import PenstockError
 
     return isinstance(error, PenstockError | OSError)
-
-
-def _nobody_reads() -> None:
-    """Whoever read our output has gone (`| head`). Nothing more may be written, not even at the end."""
-    import os
-
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())

@@ -15,6 +15,7 @@ from penstock.cli import bodies as inputs
 from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, described, for_people, print_done, print_json, print_rows, progress
 from penstock.cli.store import on_store
+from penstock.cli.streams import NobodyReads, drop_output
 
 if TYPE_CHECKING:
     from penstock import Batch, Channel, Message, PeekedMessage, Penstock, Queue, SentMessages, Session
@@ -128,9 +129,19 @@ def _send_files(
             done_bytes += sum(map(len, run)) + len(run)
             told(done_bytes)
             if as_json and not quiet:
-                print_json(_rows(sent))
+                quiet = not _told(sent)
     if not as_json and not quiet:
         print(f"{count:,} messages sent to {queue}")
+
+
+def _told(sent: SentMessages) -> bool:
+    """Print what was sent; False if nobody reads it: what is still to be sent is sent all the same."""
+    try:
+        print_json(_rows(sent))
+    except NobodyReads:
+        drop_output(sys.stdout)
+        return False
+    return True
 
 
 def _rows(sent: SentMessages) -> list[dict[str, Any]]:
@@ -330,7 +341,7 @@ def peek(
 
     Works on a directory while another process has it open.
     """
-    needle = None if contains is None else contains.encode()
+    needle = None if contains is None else contains.encode(errors="surrogateescape")
     seen = _browsed(receiver(ps, queue, channel), after, max, needle)
     if raw:
         _to_bodies(sys.stdout.buffer, b"\n")([], [message.body for message in seen])

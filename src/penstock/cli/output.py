@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ Row = Mapping[str, Any]
 HEADINGS = {"sent_per_s": "in/s", "acked_per_s": "out/s", "failed_per_s": "fail/s", "receivers": "waiting"}
 WORD_MAX = 12
 """A column gets at least so much room, if its cells need it."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters but for those that lay text out: tab and newline."""
 
 
 def print_rows(rows: Iterable[Row], as_json: bool, title: str) -> None:
@@ -31,12 +34,12 @@ def print_rows(rows: Iterable[Row], as_json: bool, title: str) -> None:
 
 
 def print_json(rows: Iterable[Row]) -> None:
-    """Print one object a line, and have it out of the process."""
+    """Print one object a line, in UTF-8 whatever the terminal's encoding is, and have it out of the process."""
     import msgspec
 
-    encoded = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-    sys.stdout.write(encoded.decode())
     sys.stdout.flush()
+    sys.stdout.buffer.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    sys.stdout.buffer.flush()
 
 
 def print_done(text: str, row: Row, as_json: bool) -> None:
@@ -48,7 +51,10 @@ def print_done(text: str, row: Row, as_json: bool) -> None:
 
 
 def table(rows: Sequence[Row], title: str) -> Any:
-    """Rows as a table, without columns that are empty. What looks like markup in a message is shown as it is."""
+    """Rows as a table, without columns that are empty.
+
+    What looks like markup in a message is shown as it is, and what would steer the terminal is shown escaped.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -60,13 +66,22 @@ def table(rows: Sequence[Row], title: str) -> Any:
     for column in columns:
         numbers = all(isinstance(row.get(column, 0), int | float) for row in rows)
         heading = HEADINGS.get(column, column.replace("_", " "))
-        longest = max(len(heading), *(len(cell(row.get(column, ""))) for row in rows))
+        longest = max(len(heading), *(len(visible(cell(row.get(column, "")))) for row in rows))
         width = min(longest, WORD_MAX)
         justify: Literal["left", "right"] = "right" if numbers else "left"
         drawn.add_column(heading, overflow="fold", min_width=width, no_wrap=numbers, justify=justify)
     for row in rows:
-        drawn.add_row(*(Text(cell(row.get(column, ""))) for column in columns))
+        drawn.add_row(*(Text(visible(cell(row.get(column, "")))) for column in columns))
     return drawn
+
+
+def visible(text: str) -> str:
+    r"""Text with its control characters escaped: a message must not recolour or retitle the terminal of its reader.
+
+    >>> visible("tea\x1b[31m\r") == r"tea\x1b[31m\r", visible("two\nlines") == "two\nlines"
+    (True, True)
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def cell(value: Any) -> str:

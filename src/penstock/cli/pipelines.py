@@ -132,7 +132,11 @@ def status(
     print(f"{found['pipeline']}: {found['state']}" + (f": {found['reason']}" if found.get("reason") else ""))
     shown = ("query", "state", "batches", "rows", "rows_per_s", "lag", "batch_s", "restarts", "error")
     print_rows([{key: query.get(key) for key in shown} for query in found["queries"]], False, "Queries")
-    sources = [{"query": query["query"], **each} for query in found["queries"] for each in query.get("sources", ())]
+    sources = [
+        {"query": query["query"], **_source_for_people(each)}
+        for query in found["queries"]
+        for each in query.get("sources", ())
+    ]
     print_rows(sources, False, "Sources")
     batches = [{"query": query["query"], **each} for query in found["queries"] for each in query["recent"][-5:]]
     print_rows(batches, False, "Last batches")
@@ -293,6 +297,31 @@ def _described(pipeline: Pipeline) -> list[dict[str, Any]]:
         reads = ", ".join(view.name.removesuffix(".flow") for view in pipeline.rejecting)
         rows.append({"what": "dead letters", "name": "rejects", "reads": reads, "to": pipeline.settings.dead_letters})
     return rows
+
+
+def _source_for_people(source: dict[str, Any]) -> dict[str, Any]:
+    """A source as a row of the table. Of several partitions it says how many, how far, and which is behind the most.
+
+    Their offsets are counted from each partition's own beginning: a reader cannot make much of 281474976710700.
+
+    >>> wide = {"queue": "orders", "channel": "c", "lag": 9, "lags": {"0": 2, "1": 7}}
+    >>> _source_for_people(wide | {"offset": None, "offsets": {"0": 120, "1": 281474976710700}})
+    {'queue': 'orders', 'channel': 'c', 'partitions': 2, 'offset': '44 to 120', 'lag': 9, 'most_behind': '1: 7'}
+    """
+    from penstock.core.partition import PARTITION_SHIFT
+
+    row = {"queue": source["queue"], "channel": source["channel"]}
+    if len(source["offsets"]) == 1:
+        return row | {"offset": source["offset"], "lag": source["lag"]}
+    counted = [offset - (int(partition) << PARTITION_SHIFT) for partition, offset in source["offsets"].items()]
+    lags: dict[str, int] = source["lags"] or {}
+    behind = max(lags, key=lambda partition: lags[partition], default=None)
+    return row | {
+        "partitions": len(counted),
+        "offset": f"{min(counted):,} to {max(counted):,}",
+        "lag": source["lag"],
+        "most_behind": f"{behind}: {lags[behind]:,}" if behind is not None and lags[behind] else None,
+    }
 
 
 def _print_csv(columns: list[str], rows: Iterator[dict[str, Any]]) -> None:

@@ -20,7 +20,10 @@ def encode_body(body: Body) -> bytes:
     if isinstance(body, bytes):
         return body
     if isinstance(body, str):
-        return body.encode()
+        try:
+            return body.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"a body that is text must be valid text: {error}") from None
     if isinstance(body, bytearray | memoryview):
         return bytes(body)
     raise InvalidRequest(f"a body must be bytes or text, and not {type(body).__name__}")
@@ -37,4 +40,6 @@ def encode_bodies(bodies: Iterable[Body]) -> list[bytes]:
     except msgspec.ValidationError:
         if isinstance(bodies, bytes | bytearray | memoryview | str):
             raise InvalidRequest("send_many takes a list of bodies; to send one, use send") from None
+        if not isinstance(bodies, Iterable):
+            raise InvalidRequest(f"send_many takes a list of bodies, and not {type(bodies).__name__}") from None
         return [encode_body(body) for body in bodies]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
@@ -10,12 +11,15 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from penstock.client.aio.penstock import AsyncPenstock
-from penstock.client.remote.address import ROUTINGS, TRANSPORTS, Address, Options, RoutingName, TransportName
+from penstock.client.remote.address import ROUTINGS, TRANSPORTS, Address, Options, RoutingName, TransportName, shown
 from penstock.client.remote.background import ThreadedCaller
 from penstock.client.remote.routed import open_caller
 from penstock.client.sync.penstock import Penstock
 from penstock.client.times import Seconds, length_ms
 from penstock.core.errors import InvalidRequest
+
+_IN_A_HEADER = re.compile(r"([!-~]([ -~]*[!-~])?)?")
+"""What a token may be made of: it travels in a header."""
 
 
 def connect(
@@ -103,9 +107,18 @@ def _options(
     routing: RoutingName,
     tls: ssl.SSLContext | None,
 ) -> Options:
+    if token is not None and (not isinstance(token, str) or not _IN_A_HEADER.fullmatch(token)):
+        raise InvalidRequest(
+            "a token is ASCII text without line breaks, or spaces around it, and this one is not: if it was read from "
+            "a file, strip it"
+        )
+    if not isinstance(name, str) or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise InvalidRequest(f"name is {name!r}: it must be text")
+    if tls is not None and not isinstance(tls, ssl.SSLContext):
+        raise InvalidRequest(f"tls is {tls!r}: give an ssl.SSLContext, or None and an address with penstocks://")
     if transport is not None and transport not in TRANSPORTS:
         raise InvalidRequest(f"there is no transport {transport!r}; the transports are: {', '.join(TRANSPORTS)}")
-    credits = [prefetch] if isinstance(prefetch, int) else prefetch.values()
+    credits = prefetch.values() if isinstance(prefetch, Mapping) else [prefetch]
     if any(not isinstance(credit, int) or credit < 0 for credit in credits):
         raise InvalidRequest(f"prefetch is {prefetch!r}: give a number of messages, from 0 up, or one for each queue")
     if routing == "direct" and isinstance(prefetch, int) and prefetch:
@@ -133,10 +146,12 @@ def _routing(url: str, routing: RoutingName | None) -> tuple[str, RoutingName]:
     >>> _routing("penstock://host?routing=direct", None), _routing("penstock://host", None)
     (('penstock://host', 'direct'), ('penstock://host', 'forward'))
     """
+    if not isinstance(url, str):
+        raise InvalidRequest(f"{url!r} is no address of a server: write penstock://host:9325")
     bare, mark, query = url.partition("?")
     said = parse_qsl(query, keep_blank_values=True)
     if mark and [name for name, _ in said] != ["routing"]:
-        raise InvalidRequest(f"{url!r}: after the ? of a server's address there can only be routing=direct")
+        raise InvalidRequest(f"{shown(url)}: after the ? of a server's address there can only be routing=direct")
     chosen = routing or (said[0][1] if said else "forward")
     if chosen not in ROUTINGS:
         raise InvalidRequest(f"there is no routing {chosen!r}; the routings are: {', '.join(ROUTINGS)}")

@@ -11,6 +11,27 @@ from penstock.core.errors import InvalidRequest
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
+_GENERATOR = "the handler {name!r} is a generator: nothing of it would run, so let it return, and not yield"
+
+
+def check_callable(handler: Callable[..., Any]) -> None:
+    """`InvalidRequest` for what cannot be called, and for what does nothing when it is.
+
+    >>> check_callable(print)
+    """
+    name = getattr(handler, "__name__", handler)
+    if not callable(handler):
+        raise InvalidRequest(f"the handler is {handler!r}: give a function that takes a message")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise InvalidRequest(_GENERATOR.format(name=name))
+
+
+def check_result(handler: Callable[..., Any], result: Any) -> None:
+    """`InvalidRequest` if a handler has only begun: it turned out to be a generator, and its work is not done."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise InvalidRequest(_GENERATOR.format(name=getattr(handler, "__name__", handler)))
+
+
 def wants_unit_of_work(handler: Callable[..., Any]) -> bool:
     """Whether a handler is called with `(message, tx)` and not with `(message)` alone.
 

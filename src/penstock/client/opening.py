@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from penstock.client.aio.penstock import AsyncPenstock
+from penstock.client.own_shard import AsyncOwnShard, OwnShard
+from penstock.client.remote.address import SCHEMES, shown
 from penstock.client.sync.penstock import Penstock
 from penstock.core.errors import InvalidRequest
 from penstock.server.clock import Clock, SystemClock
@@ -44,7 +46,7 @@ def open(
     """
     if read_only:
         return Penstock(ReadingShard(_view(path, options), clock or SystemClock()))
-    return Penstock(ThreadedShard(_shard(path, clock, options)))
+    return Penstock(OwnShard(ThreadedShard(_shard(path, clock, options))))
 
 
 def open_async(
@@ -65,7 +67,7 @@ def open_async(
             store = _view(path, options)
             return lambda: AsyncPenstock(AsyncReadingShard(store, clock or SystemClock()))
         shard = _shard(path, clock, options)
-        return lambda: AsyncPenstock(AsyncShard(shard, commit_in_thread=commit_in_thread))
+        return lambda: AsyncPenstock(AsyncOwnShard(AsyncShard(shard, commit_in_thread=commit_in_thread)))
 
     return AsyncOpening(opened)
 
@@ -100,6 +102,7 @@ def _shard(path: str | os.PathLike[str], clock: Clock | None, options: dict[str,
 
 
 def _opener(path: str | os.PathLike[str], options: dict[str, Any]) -> Callable[[], Store]:
+    _check_path(path)
     if os.fspath(path) == MEMORY:
         _refuse(options, "a store in memory")
         store = MemoryStore()
@@ -112,10 +115,23 @@ def _opener(path: str | os.PathLike[str], options: dict[str, Any]) -> Callable[[
 
 
 def _view(path: str | os.PathLike[str], options: dict[str, Any]) -> StoreView:
+    _check_path(path)
     if os.fspath(path) == MEMORY:
         raise InvalidRequest("a store in memory cannot be opened read-only: nobody else could have written it")
     _refuse(options, "a store that is opened read-only")
     return StoreView(Path(path))
+
+
+def _check_path(path: str | os.PathLike[str]) -> None:
+    """`InvalidRequest` for what is no path, or means something else: a store would come to be in an odd place."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise InvalidRequest(f"{path!r} is no path: give a directory, or {MEMORY!r}")
+    if not os.fspath(path) or "\0" in os.fspath(path):
+        raise InvalidRequest(f"{path!r} names no directory: give one ('.' is the one you are in), or {MEMORY!r}")
+    if os.fspath(path).startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
+        raise InvalidRequest(
+            f"{shown(os.fspath(path))} is the address of a server: use penstock.connect, or penstock.connect_async"
+        )
 
 
 def _refuse(options: dict[str, Any], what: str) -> None:

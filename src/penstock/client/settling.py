@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 from penstock.core.commands import Settled
 from penstock.core.errors import PenstockError
 from penstock.core.runs import merged_spans as merged_spans
@@ -15,7 +17,7 @@ def check_settled(settled: Settled) -> int:
     count = sum(refusal.last - refusal.first + 1 for refusal in refused)
     error = refused[0].error
     if count == 1 and settled.count == 0:
-        raise error
+        raise copy(error)  # the one in the reply must not have a traceback, which leads to the reply
     raise _summary(error, count, settled.count + count)
 
 

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from penstock.client.handlers import check_callable, check_result
+
 WAIT_SECONDS = 20.0
 """How long a receive waits: a task that waits can be cancelled at any time."""
 _TURN_SECONDS = 0.005
@@ -111,6 +113,11 @@ class Crew:
         for member in self._members:
             member.cancel()
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether any of them was called off."""
+        return any(member.cancelled() or member.cancelling() for member in self._members)
+
     async def wait(self, seconds: float | None = None) -> bool:
         """Until all have ended (True), or the time is over."""
         members = [member for member in self._members if member is not asyncio.current_task()]
@@ -121,20 +128,30 @@ class Crew:
 
 
 def check_handler(handler: Callable[..., Any]) -> None:
-    """`InvalidRequest` for a handler that this kind of worker cannot run: there is none."""
+    """`InvalidRequest` for a handler that this kind of worker cannot run."""
+    check_callable(handler)
 
 
 async def run_handler(handler: Callable[..., Any], *arguments: Any) -> None:
     """Call a handler, and wait for it if it is a coroutine function."""
     result = handler(*arguments)
     if inspect.isawaitable(result):
-        await result
+        result = await result
+    check_result(handler, result)
 
 
-def is_cancelled(error: BaseException) -> bool:
-    """Whether this task was called off, and not only something that its handler waited for."""
+def is_cancelled(error: BaseException, others: Crew) -> bool:
+    """Whether this task was called off, and the others with it: not by its own handler, nor what that waited for."""
+    if isinstance(error, GeneratorExit):  # its loop was closed, and it is being collected: nothing can be awaited
+        return True
     task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    if not isinstance(error, asyncio.CancelledError) or task is None or not task.cancelling():
+        return False
+    if others.is_cancelled:
+        return True
+    while task.uncancel():  # a handler has called off its own task: it has failed, and its worker goes on
+        pass
+    return False
 
 
 async def sleep(seconds: float) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from penstock.client.handlers import check_callable, check_result
 from penstock.core.errors import InvalidRequest
 
 WAIT_SECONDS = 0.5
@@ -106,6 +107,7 @@ _ASYNC_HANDLER = (
 
 def check_handler(handler: Callable[..., Any]) -> None:
     """`InvalidRequest` for a handler that this kind of worker cannot run."""
+    check_callable(handler)
     if inspect.iscoroutinefunction(handler):
         raise InvalidRequest(_ASYNC_HANDLER)
 
@@ -116,9 +118,10 @@ def run_handler(handler: Callable[..., Any], *arguments: Any) -> None:
     if inspect.iscoroutine(result):  # it did not look like one
         result.close()
         raise InvalidRequest(_ASYNC_HANDLER)
+    check_result(handler, result)
 
 
-def is_cancelled(error: BaseException) -> bool:
+def is_cancelled(error: BaseException, others: Crew) -> bool:
     """Whether this worker was called off: a thread never is."""
     return False
 

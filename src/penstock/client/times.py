@@ -12,6 +12,13 @@ Seconds = float | timedelta
 Moment = float | datetime
 """A point in time: seconds since 1970, or a datetime."""
 
+_SECONDS_MAX = 1e15
+"""Some thirty million years. Larger numbers mean nothing, and in milliseconds no command can carry them."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not math.isnan(value)
+
 
 def length_ms(length: Seconds | None, what: str) -> int | None:
     """A length of time in milliseconds; None stays None.
@@ -22,9 +29,21 @@ def length_ms(length: Seconds | None, what: str) -> int | None:
     if length is None:
         return None
     seconds = length.total_seconds() if isinstance(length, timedelta) else length
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds < 0:
-        raise InvalidRequest(f"{what} is {length!r}: give seconds, from 0 up")
+    if not _is_number(seconds) or not 0 <= seconds <= _SECONDS_MAX:
+        raise InvalidRequest(f"{what} is {length!r}: give seconds, from 0 up to {_SECONDS_MAX:.0e}")
     return round(seconds * 1_000)
+
+
+def lease_length_ms(lease: Seconds) -> int:
+    """A lease in milliseconds. None is refused: 0 would give the message back, and nobody means that by it.
+
+    >>> lease_length_ms(0), lease_length_ms(1.5)
+    (0, 1500)
+    """
+    ms = length_ms(lease, "lease")
+    if ms is None:
+        raise InvalidRequest("lease is None: give seconds, from now on; 0 gives the message back")
+    return ms
 
 
 def moment_ms(moment: Moment | None, what: str) -> int | None:
@@ -37,7 +56,7 @@ def moment_ms(moment: Moment | None, what: str) -> int | None:
     if moment is None:
         return None
     seconds = moment.timestamp() if isinstance(moment, datetime) else moment
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+    if not _is_number(seconds) or not -_SECONDS_MAX <= seconds <= _SECONDS_MAX:
         raise InvalidRequest(f"{what} is {moment!r}: give a datetime, or seconds since 1970")
     return round(seconds * 1_000)
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.core.commands import Command
+from penstock.core.commands import Command, Delivery
 from penstock.core.errors import PenstockError, StoreError
 from penstock.core.partition import SHARD_SHIFT as SHARD_SHIFT
 from penstock.server.shard import Call
@@ -39,6 +39,10 @@ class LinkBroken(StoreError):
     """The link to another node broke after the command was written: it may or may not have been done."""
 
 
+class ShardUnserved(StoreError):
+    """Nobody serves the shard just now: it was not done. Try again later."""
+
+
 class Place(Protocol):
     """Somewhere that takes commands for shards: this process's shards (`ShardHost`), or a node behind a `Link`.
 
@@ -54,6 +58,10 @@ class Place(Protocol):
 
     def withdraw(self, call: CallbackCall) -> None:
         """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
+        ...
+
+    def give_back(self, shard: int, delivery: Delivery) -> None:
+        """Messages that a shard has handed out, and nobody takes, are ready again."""
         ...
 
 

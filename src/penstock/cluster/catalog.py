@@ -22,6 +22,8 @@ from penstock.core.records import Meta
 from penstock.server.shards import ChannelFace, QueueFace
 from penstock.server.tasks import AsyncShard
 
+LOOKS_MAX = 5
+"""How often a queue is looked at again because another one has its name."""
 FRESH_S = 2.0
 """How long what another node said of a queue is taken for true."""
 KEPT_S = 60.0
@@ -151,14 +153,22 @@ class Catalog:
         far = self._far.get(name)
         return far if far is not None and monotonic() - far.asked_s < FRESH_S else None
 
-    def config(self, name: str) -> QueueConfig | None:
-        """A queue's configuration as far as it never changes; None if nothing is known."""
+    def known(self, name: str) -> QueueFace | None:
+        """A queue as far as it never changes, its id and partitions; None if nothing is known.
+
+        A queue of another node may be gone, and another one have its name: whoever relies on this says the id
+        (`of_queue`), so that the shard can tell.
+        """
         near = self.near(name)
         if near is not None:
-            queue = near.identity.queues.get(name)
-            return None if queue is None else queue.config
+            return near.identity.queues.get(name)
         far = self._far.get(name)
-        return far.config if far is not None and monotonic() - far.asked_s < KEPT_S else None
+        return far if far is not None and monotonic() - far.asked_s < KEPT_S else None
+
+    def config(self, name: str) -> QueueConfig | None:
+        """A queue's configuration as far as it never changes; None if nothing is known."""
+        queue = self.known(name)
+        return None if queue is None else queue.config
 
     def is_fresh(self, name: str) -> bool:
         """Whether `find` can tell."""

@@ -5,7 +5,9 @@ Who says so? A note elsewhere could be old: an owner that was told to open, stoo
 believe a note from before others had the shard. So the claim is in the shard's own log, where fencing orders it:
 
 - Every owner commits its claim before it serves.
-- An owner that gives the shard up commits that it has *released* it, after the last message left.
+- An owner that gives the shard up commits that it has *released* it, after the last message left. One that has to let
+  go before it has waited writes nothing: the next one would not wait for those whom it has not waited for. Neither does
+  one whose last commit failed: after a release the next owner keeps the sessions, and what they hold.
 - A new owner fences, and then reads. If the claim that it finds is a release, nobody has served since, and nobody who
   could have can commit a claim any more: there is nobody to wait for. Otherwise it waits.
 - If the claim that it finds has a higher epoch than its own, the shard was given to others since: it lets go.
@@ -58,7 +60,7 @@ class Fencing(Protocol):
 
 
 class ClaimedStore:
-    """A store with this node's claim in it. Closing it in good health releases the shard."""
+    """A store with this node's claim in it. Closing it in good health, and alone, releases the shard."""
 
     def __init__(self, store: Store, node: str, epoch: int, now_s: Callable[[], float] = steady_s) -> None:
         """Claim a store that was just opened, which has fenced its former owner."""
@@ -70,12 +72,17 @@ class ClaimedStore:
         self._store = store
         self._now_s = now_s
         self._is_good = True
+        self._is_whole = True
+        """Whether the last commit was written. What was not is gone: somebody may hold what the log calls free, or have
+        given back what it calls held. So the next owner must not think that it has everything."""
         self._claim = Claim(CLAIM_VERSION, epoch, node)
         former = read_claim(store)
         if former is not None and former.epoch > epoch:
             raise ShardGivenAway(f"epoch {epoch} is over: node {former.node!r} has had the shard in {former.epoch}")
         self.is_clean = former is None or former.is_released
         """Whether there is nobody to wait for."""
+        self.is_alone = self.is_clean
+        """Whether nobody else can hand out messages any more: set by who has waited."""
         self.began_s = now_s()
         """When the commit of the claim began."""
         self.commit(Changes())
@@ -93,8 +100,10 @@ class ClaimedStore:
         try:
             self._store.commit(changes)
         except StoreError as error:
-            self._is_good = isinstance(error, DiskFull | CommitAborted)
+            self._is_good = self._is_good and isinstance(error, DiskFull | CommitAborted)
+            self._is_whole = False
             raise
+        self._is_whole = True
         self.commits += 1
         self.commit_s += self._now_s() - began_s
 
@@ -111,9 +120,9 @@ class ClaimedStore:
         return self._store.scan(prefix)
 
     def close(self) -> None:
-        """Release the shard in writing, if it is still ours, and let go."""
+        """Release the shard in writing, if it is ours alone and all of it was written, and let go."""
         try:
-            if self._is_good:
+            if self._is_good and self._is_whole and self.is_alone:
                 self._claim = msgspec.structs.replace(self._claim, is_released=True)
                 self.commit(Changes())
         except StoreError as error:

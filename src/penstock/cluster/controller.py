@@ -185,7 +185,10 @@ class Controller:
     def _found(self) -> None:
         """The cluster begins here."""
         record = ClusterRecord(
-            identity=uuid.uuid4().hex, shards=self._options.shards, entropy=os.urandom(ENTROPY_BYTES)
+            identity=uuid.uuid4().hex,
+            shards=self._options.shards,
+            entropy=os.urandom(ENTROPY_BYTES),
+            name=self._options.cluster,
         )
         self._write({"cluster": record})
         self._next_look_s = time.monotonic() + self._look_s

@@ -28,7 +28,8 @@ import msgspec
 from penstock.core.errors import PenstockError, StoreError
 
 MAGIC = b"PSLK"
-VERSION = 1
+VERSION = 2
+"""Of the links, and of the commands that travel on them: to be raised when nodes of before could misread one."""
 NONCE_BYTES = 32
 HANDSHAKE_BYTES_MAX = 4_096
 """Frames of who has not introduced itself."""

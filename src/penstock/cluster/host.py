@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from penstock.cluster.base import ShardMoved
-from penstock.core.commands import Command
-from penstock.server.shard import Call, ShardClosed
+from penstock.core.commands import Command, Delivery
+from penstock.server.shard import Call, ShardClosed, give_back
 from penstock.server.tasks import AsyncShard, CallbackCall
 
 
@@ -73,6 +73,10 @@ class ShardHost:
             call.on_settled = _ignore
         else:
             call.home.withdraw(call)
+
+    def give_back(self, shard: int, delivery: Delivery) -> None:
+        """Messages that a shard here has handed out, and nobody takes, are ready again."""
+        self.submit(shard, give_back(delivery), _ignore)
 
 
 def _ignore(_call: Call) -> None:

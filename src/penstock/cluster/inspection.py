@@ -2,6 +2,9 @@
 
 Who is alive is asked of the consumer group while the topic is read. If the group does not answer, or misses a node that
 has not left, the topic is read on for a moment: nodes speak every second, and who is heard is alive.
+
+If the broker that leads the topic stands still, nothing can be read until Kafka has replaced it. Whoever looks in haste
+is told then what others say: the group who is alive, and Kafka how many shards there are.
 """
 
 from __future__ import annotations
@@ -10,26 +13,30 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, TopicMetadata
 
 from penstock.cluster.group import GroupAsker, GroupSilent
 from penstock.cluster.group_process import quick
-from penstock.cluster.ledger import DrainRecord, Ledger, Record, WishRecord, encode
+from penstock.cluster.ledger import DrainRecord, Ledger, Record, WishRecord, encode, key_of
 from penstock.core.errors import InvalidRequest
 from penstock.store.errors import LogUnavailable
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import made_client, said
 
 ANSWER_S = 30.0
+TOPIC_S = 4.0
+"""How long the topic's leader may take to answer, for whoever is in haste."""
 GROUP_S = 4.0
 """How long the group's coordinator may take to answer."""
 LISTEN_S = 3.0
 """How long nodes are listened to that the group does not know of: they speak every second."""
 PAUSE_S = 0.2
+NODE_FIELDS = ("node", "state", "controller", "shards", "rate", "backlog", "bytes", "link", "http", "version")
+SHARD_FIELDS = ("shard", "owner", "served_by", "state", "epoch", "wish", "queues", "rate", "backlog", "bytes", "outbox")
 _BEGINNING = -2
 _EOF = KafkaError._PARTITION_EOF
 
@@ -39,22 +46,31 @@ class NoCluster(InvalidRequest):
 
 
 class Inspection:
-    """What a cluster's topic says now, and who is alive."""
+    """What a cluster's topic says now, and who is alive.
 
-    def __init__(self, options: KafkaOptions) -> None:
+    In haste a topic that cannot be read is not waited for: `unread` says so. Wishes are not for those in haste.
+    """
+
+    def __init__(self, options: KafkaOptions, *, in_haste: bool = False) -> None:
         self._options = options
+        self._in_haste = in_haste
         self._admin = made_client(AdminClient, self._impatient())
         self.ledger = Ledger()
         self.alive: set[str] = set()
         self.silence: str | None = None
         """Why the group does not say who is alive, if so: then nothing is known of nodes that are not heard."""
+        self.unread: str | None
+        """Why the topic could not be read, if so: then nothing is known of shards, and of nodes that they are alive."""
+        self.shards = 0
         group = GroupAsker(options)
         try:
-            self._look(group)
+            self.unread = self._look(group)
         except KafkaException as error:
             raise said(error, options, f"the cluster {options.cluster} cannot be looked at") from error
         finally:
             group.close()
+        if self.unread is not None:
+            return
         if self.ledger.cluster is None:
             raise NoCluster(
                 f"there is no cluster {options.cluster!r} at {options.bootstrap}: no node of it was ever started there"
@@ -65,6 +81,8 @@ class Inspection:
 
     def nodes(self) -> list[dict[str, Any]]:
         """A row for each node."""
+        if self.unread is not None:
+            return [{**dict.fromkeys(NODE_FIELDS), "node": name, "state": "alive"} for name in sorted(self.alive)]
         rows = []
         for name, node in sorted(self.ledger.nodes.items()):
             served = [shard for shard in range(self.shards) if self.ledger.server_of(shard) == name]
@@ -92,6 +110,8 @@ class Inspection:
         return [self._row(shard) for shard in range(self.shards)]
 
     def _row(self, shard: int) -> dict[str, Any]:
+        if self.unread is not None:
+            return {**dict.fromkeys(SHARD_FIELDS), "shard": shard, "state": "not known"}
         decided, load = self.ledger.shards.get(shard), self.ledger.load_of(shard)
         wish, server = self.ledger.wishes.get(shard), self.ledger.server_of(shard)
         owner = "" if decided is None else decided.owner
@@ -151,28 +171,51 @@ class Inspection:
         """Options of clients that soon turn to another broker, when one stands still."""
         return dataclasses.replace(self._options, properties=quick(dict(self._options.properties), GROUP_S))
 
-    def _look(self, group: GroupAsker) -> None:
-        """Read the topic to its end; then see who is alive."""
+    def _look(self, group: GroupAsker) -> str | None:
+        """Read the topic to its end; then see who is alive. Returns why it cannot be read, if in haste."""
         with contextlib.suppress(GroupSilent):  # it is said when the answer is looked for
             group.ask(GROUP_S)
-        if self._options.partitions_topic not in self._admin.list_topics(timeout=ANSWER_S).topics:
-            return
+        topics = self._admin.list_topics(timeout=ANSWER_S).topics
+        if self._options.partitions_topic not in topics:
+            return None
+        try:
+            consumer = self._read()
+        except (KafkaException, LogUnavailable):
+            if not self._in_haste:
+                raise
+            return self._do_without(topics, group)
+        try:
+            self._see_who_is_alive(group, consumer)
+        finally:
+            consumer.close()
+        return None
+
+    def _read(self) -> Consumer:
+        """Read the topic to its end. Returns who reads, to read on."""
         consumer, end = self._reader()
         try:
             for offset, key in self._records(consumer, ANSWER_S):
                 if not key or offset + 1 >= end:  # with many nodes there is always more to read, and never an end
-                    break
-            else:
-                raise LogUnavailable(f"Kafka at {self._options.bootstrap} does not answer")
-            self._see_who_is_alive(group, consumer)
-        finally:
+                    return consumer
+            raise LogUnavailable(f"Kafka at {self._options.bootstrap} does not answer")
+        except BaseException:
             consumer.close()
+            raise
+
+    def _do_without(self, topics: Mapping[str, TopicMetadata], group: GroupAsker) -> str:
+        """Ask the others. Returns why the topic cannot be read. What was read of it may be out of date: it goes."""
+        leader = topics[self._options.partitions_topic].partitions[0].leader
+        self.ledger = Ledger()
+        if self._options.data_topic in topics:
+            self.shards = len(topics[self._options.data_topic].partitions)
+        self.alive = self._members(group)
+        return "it has no leader" if leader < 0 else f"broker {leader} leads it, and does not answer"
 
     def _reader(self) -> tuple[Consumer, int]:
         """Who reads the topic from its start, and where it ends. A client believes in a leader that stands still for as
         long as it waits for it: another one is made, which asks who leads now."""
         partition = TopicPartition(self._options.partitions_topic, 0, _BEGINNING)
-        deadline_s = time.monotonic() + ANSWER_S
+        deadline_s = time.monotonic() + (TOPIC_S if self._in_haste else ANSWER_S)
         while True:
             consumer = made_client(
                 Consumer,
@@ -193,13 +236,17 @@ class Inspection:
                 consumer.assign([partition])
                 return consumer, end
 
-    def _see_who_is_alive(self, group: GroupAsker, consumer: Consumer) -> None:
+    def _members(self, group: GroupAsker) -> set[str]:
+        """The nodes that the group knows of: none if it is silent."""
         try:
             members = group.answer(GROUP_S)
             self.silence = None if members is not None else f"there is no answer in {GROUP_S:g} s"
         except GroupSilent as silence:
             members, self.silence = None, str(silence)
-        self.alive = set(members or ())
+        return set(members or ())
+
+    def _see_who_is_alive(self, group: GroupAsker, consumer: Consumer) -> None:
+        self.alive = self._members(group)
         if self.alive >= self._expected():
             return
         for _, key in self._records(consumer, LISTEN_S):
@@ -220,7 +267,7 @@ class Inspection:
             message = consumer.poll(min(0.2, left_s))
             error = None if message is None else message.error()
             if message is not None and error is None:
-                offset, key = message.offset() or 0, (message.key() or b"").decode()
+                offset, key = message.offset() or 0, key_of(message)
                 self.ledger.apply(offset, key, message.value())
                 yield offset, key
             elif error is not None and error.code() == _EOF:

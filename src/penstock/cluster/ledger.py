@@ -42,6 +42,8 @@ class ClusterRecord(_Record, frozen=True):
     shards: int
     entropy: bytes
     """Of which every shard makes the same realm and secret."""
+    name: str = ""
+    """Of which the shards' transactional ids are made; "" if it was written by a version that did not say it."""
 
     def __repr__(self) -> str:
         return f"ClusterRecord({self.identity!r}, shards={self.shards})"
@@ -155,6 +157,11 @@ _ALONE: dict[str, type[Any]] = {"cluster": ClusterRecord, "controller": Controll
 def encode(record: Record) -> bytes:
     """A record as it is in the topic."""
     return msgspec.json.encode(record)
+
+
+def key_of(message: Any) -> str:
+    """The key of a message of Kafka's. One that is no text was written by somebody else, and stands for nothing."""
+    return (message.key() or b"").decode(errors="replace")
 
 
 class Ledger:

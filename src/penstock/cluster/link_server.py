@@ -1,9 +1,11 @@
 """Where other nodes' links end: their commands go to this process's shards, and the replies of a turn leave together.
 
 A link that breaks leaves nothing behind: receives that wait are withdrawn, subscriptions end, deliveries that were not
-written are given back. (What was written may have arrived, or not: those leases run out.) Sessions that are connections
-of the other node's clients go on for `session_grace_s`, in case it comes back; they end at once when it comes back as
-another process.
+written are given back, wherever their shard is by now. (What was written may have arrived, or not: those leases run
+out.) Sessions that are connections of the other node's clients go on for `session_grace_s`, in case it comes back; they
+end at once when it comes back as another process. A node that comes back has given its former link up, even if that was
+not heard of here yet: it is ended, so that it does not stand in the way. With a shard that was handed over in order
+come the sessions that it has: they go on as well, while the nodes that have the connections are heard from.
 
 A node that does not read its replies is not read from, and neither is one that has too much in flight.
 """
@@ -11,37 +13,34 @@ A node that does not read its replies is not read from, and neither is one that 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from penstock.cluster.base import Place
 from penstock.cluster.frames import (
-    HANDSHAKE_BYTES_MAX,
     NONCE_BYTES,
     BadFrame,
     FrameKind,
-    FrameReader,
     Greeting,
     Hello,
     LinkRefused,
     Welcome,
     client_proof,
     frame,
-    frame_parts,
     introduction,
     is_proven,
     read_hello,
     refusal,
     server_proof,
 )
-from penstock.cluster.link import LinkIdentity, LinkLimits, Pulse, require_secret, set_no_delay, split_address
+from penstock.cluster.link_end import Gathered, LinkEnd
+from penstock.cluster.link_settings import LinkIdentity, LinkLimits, Process, process_of, require_secret, split_address
 from penstock.cluster.wire import (
     AskNode,
     BadPayload,
@@ -55,20 +54,17 @@ from penstock.cluster.wire import (
 )
 from penstock.core.commands import CancelWait, Command, Delivery, EndSession, OpenSession, Receive, Subscribe
 from penstock.core.errors import BatchTooLarge, InvalidRequest, OverLimit, PenstockError, StoreError
-from penstock.server.shard import Call, give_back
+from penstock.core.records import Session
+from penstock.server.shard import Call
 from penstock.server.tasks import CallbackCall
 
 log = logging.getLogger("penstock.link")
 
 _BACKLOG = 128
-_SPLIT_BYTES = 2 * 1024 * 1024
-"""Several replies are not put into a frame larger than this: what waits for a slow reader stays here."""
 _GONE = "the node that it was a connection of is gone"
 
 Answer = tuple[int, int, Any, int]
 """A command's number, the kind of the reply, the reply as the shard gave it, and the shard."""
-Incarnation = tuple[str, bytes]
-"""A node's name, and which process of that name."""
 
 
 class LinkServer:
@@ -84,10 +80,12 @@ class LinkServer:
         self.refused = 0
         """Connections that were not let in, or sent what is no frame."""
         self._listener: asyncio.Server | None = None
-        self._sessions: dict[Incarnation, set[tuple[int, int]]] = {}
+        self._sessions: dict[Process, set[tuple[int, int]]] = {}
         """The sessions (shard, number) that are connections of a node's clients."""
-        self._present: dict[Incarnation, int] = {}
+        self._present: dict[Process, int] = {}
         """How many links each has."""
+        self._awaited: dict[Process, asyncio.TimerHandle] = {}
+        """Those that have none, and whose sessions end unless they come back."""
 
     async def start(self, address: str, listener: socket.socket | None = None) -> str:
         """Listen at HOST:PORT (0 picks a free port), or at the path of a Unix socket. Returns the address."""
@@ -129,26 +127,33 @@ class LinkServer:
 
     # -- for the guests --
 
-    def admit(self, hello: Hello) -> None:
-        """A node is let in. What another process of its name had open is over."""
-        now: Incarnation = (hello.node, hello.incarnation)
+    def admit(self, guest: _Guest, hello: Hello) -> None:
+        """A node is let in. A link that it had before is over, and so is what another process of its name had open."""
+        now = hello.node, hello.incarnation
+        for former in self.guests - {guest}:
+            if former.process == now:
+                former.abort()
         self._present[now] = self._present.get(now, 0) + 1
+        if now in self._awaited:
+            self._awaited.pop(now).cancel()
         for other in [each for each in self._sessions if each[0] == now[0] and each != now]:
             self._end_sessions(other)
 
     def dismiss(self, hello: Hello) -> None:
         """A link of a node is gone."""
-        who: Incarnation = (hello.node, hello.incarnation)
+        who = hello.node, hello.incarnation
         self._present[who] -= 1
         if not self._present[who]:
             del self._present[who]
             if who in self._sessions:
-                loop = asyncio.get_running_loop()
-                loop.call_later(self.limits.session_grace_s, self._end_sessions_of_absent, who)
+                self._expect(who)
 
     def note_session(self, hello: Hello, shard: int, number: int) -> None:
-        """A node has opened a session that is a connection."""
-        self._sessions.setdefault((hello.node, hello.incarnation), set()).add((shard, number))
+        """A node has opened a session that is a connection. If it is gone by now, it may come back, and ask again."""
+        who = hello.node, hello.incarnation
+        self._sessions.setdefault(who, set()).add((shard, number))
+        if who not in self._present:
+            self._expect(who)
 
     def forget_session(self, hello: Hello, shard: int, number: int) -> None:
         """A node has ended a session."""
@@ -156,11 +161,27 @@ class LinkServer:
         if known is not None:
             known.discard((shard, number))
 
-    def _end_sessions_of_absent(self, who: Incarnation) -> None:
-        if who not in self._present:
-            self._end_sessions(who)
+    def take_over(self, shard: int, sessions: Mapping[int, Session]) -> None:
+        """A shard has come from another node, with sessions that are connections: who has them is to be heard from."""
+        for known in self._sessions.values():  # when it was here before, other sessions may have been open
+            known.difference_update([each for each in known if each[0] == shard])
+        holders = {number: process_of(each.holder) for number, each in sessions.items() if each.bound and each.holder}
+        for number, who in holders.items():
+            if who != self.identity.process:  # else its end comes from here
+                self._sessions.setdefault(who, set()).add((shard, number))
+        for who in {*holders.values()} - {*self._present, self.identity.process}:
+            self._expect(who)
 
-    def _end_sessions(self, who: Incarnation) -> None:
+    def _expect(self, who: Process) -> None:
+        if who not in self._awaited:
+            loop = asyncio.get_running_loop()
+            self._awaited[who] = loop.call_later(self.limits.session_grace_s, self._miss, who)
+
+    def _miss(self, who: Process) -> None:
+        del self._awaited[who]
+        self._end_sessions(who)
+
+    def _end_sessions(self, who: Process) -> None:
         for shard, number in self._sessions.pop(who, ()):
             self.place.submit(shard, EndSession(session=number, error=_GONE), _ignore)
 
@@ -187,54 +208,44 @@ class _Subscriber:
             self._guest.push(self, delivery)
 
 
-class _Guest(asyncio.Protocol):
+class _Guest(LinkEnd[Answer]):
     """A link of another node, at this end."""
 
+    items_kind = FrameKind.REPLIES
+    together_bytes_max = 2 * 1024 * 1024  # not much: what waits for a slow reader stays here
+
     def __init__(self, server: LinkServer) -> None:
+        super().__init__(server.identity, server.limits)
         self._server = server
         self._place = server.place
-        self._limits = server.limits
-        self._identity = server.identity
         self._loop = asyncio.get_running_loop()
-        self._reader = FrameReader(HANDSHAKE_BYTES_MAX)
         self._greeting = Greeting(self._identity.cluster, self._identity.node, os.urandom(NONCE_BYTES))
         self._hello: Hello | None = None
-        self._pulse: Pulse | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._answers: list[Answer] = []
-        self._flushing = False
+        self._answers: Gathered[Answer] = Gathered(self._flush)
         self._receives: dict[int, CallbackCall] = {}
         self._subscribers: dict[int, _Subscriber] = {}
         self._busy = 0
         """Commands in flight that are no receives."""
-        self._is_slow = False
-        """The other node does not read."""
         self._is_reading = True
         self._is_over = False
-        self.gone = asyncio.Event()
+
+    @property
+    def process(self) -> Process | None:
+        """Which process of which node has this link; None if it was not let in."""
+        return None if self._hello is None or self._pulse is None else (self._hello.node, self._hello.incarnation)
 
     # -- the transport's --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by inheritance
-        set_no_delay(transport)
+        super().connection_made(transport)
         self._server.guests.add(self)
         if len(self._server.guests) > self._limits.connections_max:
-            self._refuse(OverLimit("too many links are open here"))
+            self._cut(OverLimit("too many links are open here"))
             return
         self._deadline = self._loop.call_later(self._limits.handshake_s, self._transport.abort)
         self._transport.write(introduction(FrameKind.GREETING, self._greeting))
-
-    def data_received(self, data: bytes) -> None:
-        """Read what is complete."""
-        if self._pulse is not None:
-            self._pulse.heard()
-        try:
-            for kind, payload in self._reader.feed(data):
-                self._take(kind, payload)
-        except PenstockError as error:
-            self._refuse(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave nothing behind."""
@@ -252,28 +263,24 @@ class _Guest(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The other node is slow: replies wait here, where they can be taken back, and it is not read from."""
-        self._is_slow = True
+        self.is_paused = True
         self._mind_reading()
 
     def resume_writing(self) -> None:
         """The other node reads again."""
-        self._is_slow = False
+        self.is_paused = False
         self._mind_reading()
-        if self._answers:
-            self._flush_soon()
+        if self._answers.items:
+            self._answers.flush_soon()
 
     def leave(self) -> None:
         """Write what there is, and end."""
-        if not self._is_slow:
+        if not self.is_paused:
             self._flush()
         self._transport.close()
 
-    def abort(self) -> None:
-        """End now."""
-        self._transport.abort()
-
     def _mind_reading(self) -> None:
-        wanted = not self._is_slow and self._busy < self._limits.in_flight_max
+        wanted = not self.is_paused and self._busy < self._limits.in_flight_max
         if wanted != self._is_reading and not self._is_over and not self._transport.is_closing():
             self._is_reading = wanted
             if wanted:
@@ -288,13 +295,13 @@ class _Guest(asyncio.Protocol):
         subscribers, self._subscribers = self._subscribers, {}
         for subscriber in subscribers.values():
             self._place.submit(subscriber.shard, CancelWait(ticket=subscriber), _ignore)
-        answers, self._answers = self._answers, []
+        answers, self._answers.items = self._answers.items, []
         for _, _, reply, shard in answers:
             self._take_back(reply, shard)
 
     def _take_back(self, reply: Any, shard: int) -> None:
         if isinstance(reply, Delivery) and reply.runs:
-            self._place.submit(shard, give_back(reply), _ignore)
+            self._place.give_back(shard, reply)
 
     # -- the introduction --
 
@@ -320,21 +327,17 @@ class _Guest(asyncio.Protocol):
             raise LinkRefused(f"node {hello.node!r} does not know the secret of cluster {identity.cluster!r}")
         assert self._deadline is not None
         self._deadline.cancel()
-        self._reader.limit_bytes = self._limits.frame_bytes_max
         proof = server_proof(identity.secret, self._greeting, hello)
         welcome = Welcome(proof, self._limits.frame_bytes_max, self._limits.in_flight_max)
         self._transport.write(frame(FrameKind.WELCOME, msgspec.msgpack.encode(welcome)))
-        self._pulse = Pulse(self._limits, self._beat, self._fall_silent)
-        self._server.admit(hello)
-
-    def _beat(self) -> None:
-        self._transport.write(frame(FrameKind.BEAT))
+        self._begin(self._limits.frame_bytes_max)
+        self._server.admit(self, hello)
 
     def _fall_silent(self) -> None:
         log.warning("a link of node %s is silent, and cut", "" if self._hello is None else self._hello.node)
         self._transport.abort()
 
-    def _refuse(self, error: PenstockError) -> None:
+    def _cut(self, error: PenstockError) -> None:
         self._server.refused += 1
         log.warning("a link of %s is cut: %s", "a stranger" if self._hello is None else self._hello.node, error)
         if self._pulse is None:
@@ -417,12 +420,13 @@ class _Guest(asyncio.Protocol):
         self._busy -= 1
         if not self._is_reading:
             self._mind_reading()
+        answers = self._answers
         if call.error is None:
-            self._answers.append((number, 0, call.reply, 0))
+            answers.items.append((number, 0, call.reply, 0))
         else:
-            self._answers.append((number, 1, call.error, 0))
-        if not self._flushing:
-            self._flush_soon()
+            answers.items.append((number, 1, call.error, 0))
+        if not answers.is_due:
+            answers.flush_soon()
 
     def _received(self, number: int, shard: int, call: Call) -> None:
         self._receives.pop(number, None)
@@ -444,10 +448,7 @@ class _Guest(asyncio.Protocol):
         command = call.command
         assert isinstance(command, OpenSession) and self._hello is not None
         if command.bound and call.error is None:
-            if self._is_over:
-                self._place.submit(shard, EndSession(session=call.reply, error=_GONE), _ignore)
-            else:
-                self._server.note_session(self._hello, shard, call.reply)
+            self._server.note_session(self._hello, shard, call.reply)
         self._settled(number, call)
 
     def push(self, subscriber: _Subscriber, delivery: Delivery) -> None:
@@ -461,64 +462,35 @@ class _Guest(asyncio.Protocol):
             self._answer(subscriber.number, Kind.PUSH, delivery, subscriber.shard)
 
     def _answer(self, number: int, kind: int, value: Any, shard: int) -> None:
-        self._answers.append((number, kind, value, shard))
-        if not self._flushing:
-            self._flush_soon()
-
-    def _flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
+        self._answers.items.append((number, kind, value, shard))
+        if not self._answers.is_due:
+            self._answers.flush_soon()
 
     def _flush(self) -> None:
-        self._flushing = False
-        if self._is_slow or self._is_over or not self._answers:
+        if self.is_paused or self._is_over or not self._answers.items:
             return
-        answers, self._answers = self._answers, []
-        self._send(answers)
+        answers, self._answers.items = self._answers.items, []
+        left = self._send(answers, until_paused=True)
+        if left:
+            self._answers.items = left + self._answers.items
 
-    def _send(self, answers: list[Answer]) -> None:
-        """One frame; if it would be too large, several, in order, as long as the other node reads."""
-        batches = [answers]
-        while batches and not self._is_slow:
-            batch = batches.pop()
-            if not self._send_whole(batch):
-                half = len(batch) // 2
-                batches += [batch[half:], batch[:half]]
-        if batches:
-            self._answers = [answer for batch in reversed(batches) for answer in batch] + self._answers
+    def _encode(self, items: list[Answer]) -> bytes:
+        return encode_replies([(number, kind, _pack(kind, value)) for number, kind, value, _ in items])
 
-    def _send_whole(self, answers: list[Answer]) -> bool:
-        """False if they have to be sent in parts: they are too large together, or one of them does not travel."""
-        most = self._limits.frame_bytes_max
-        try:
-            payload = encode_replies([(number, kind, _pack(kind, value)) for number, kind, value, _ in answers])
-        except (TypeError, ValueError, NotImplementedError, OverflowError) as error:
-            if len(answers) == 1:
-                self._send_instead(answers[0], StoreError(f"the reply cannot be sent on: {error}"))
-            return len(answers) == 1
-        if len(answers) == 1 and len(payload) > most:
-            text = f"the reply has {len(payload)} bytes: {most} are the most between nodes; ask for less"
-            self._send_instead(answers[0], BatchTooLarge(text))
-        elif len(answers) == 1 or len(payload) <= min(_SPLIT_BYTES, most):
-            self._write(payload)
-        else:
-            return False
-        return True
+    def _report_unfit(self, item: Answer, error: Exception) -> None:
+        self._send_instead(item, StoreError(f"the reply cannot be sent on: {error}"))
+
+    def _report_too_large(self, item: Answer, size_bytes: int) -> None:
+        text = f"the reply has {size_bytes} bytes: {self._frame_bytes_max} are the most between nodes; ask for less"
+        self._send_instead(item, BatchTooLarge(text))
 
     def _send_instead(self, answer: Answer, error: PenstockError) -> None:
         number, kind, value, shard = answer
         self._take_back(value, shard)
         if kind != Kind.PUSH:
-            self._send_whole([(number, Kind.ERROR, error, shard)])
+            self._send([(number, Kind.ERROR, error, shard)])
         else:
             log.error("a push to node %s: %s", "" if self._hello is None else self._hello.node, error)
-
-    def _write(self, payload: bytes) -> None:
-        if self._pulse is not None:
-            self._pulse.spoke()
-        with contextlib.suppress(RuntimeError):  # the transport was closed in this turn
-            self._transport.writelines(frame_parts(FrameKind.REPLIES, payload))
 
 
 _SPECIAL = frozenset({Subscribe, CancelWait, OpenSession, EndSession, Unreadable, AskNode})

@@ -29,7 +29,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from penstock.cluster.base import ClusterMap
 from penstock.cluster.controller import Controller
 from penstock.cluster.group import nodes_group
-from penstock.cluster.ledger import Ledger, Record, encode
+from penstock.cluster.ledger import Ledger, Record, encode, key_of
+from penstock.core.errors import PenstockError
 from penstock.store.errors import LogUnavailable, LogUnsafe
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import check_topic, made_client, said, topic_config, when_known
@@ -117,7 +118,10 @@ class Membership:
             while not self._stopping.is_set():
                 self._turn(reader, group)
         except Exception as error:
-            log.exception("the node has lost its place in the cluster")
+            if isinstance(error, PenstockError):  # it says what is wrong
+                log.error("the node has no place in the cluster: %s", error)
+            else:
+                log.exception("the node has lost its place in the cluster")
             self._tell(self._on_failed, error)
         finally:
             self.controller.step_down()
@@ -145,7 +149,7 @@ class Membership:
             error = message.error()
             if error is None:
                 offset = message.offset() or 0
-                batch.append((offset, (message.key() or b"").decode(), message.value()))
+                batch.append((offset, key_of(message), message.value()))
                 self._is_current = self._is_current or offset + 1 >= self._end
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._is_current = True

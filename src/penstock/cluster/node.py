@@ -18,15 +18,17 @@ import signal
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
 from prometheus_client.core import Metric
 
 from penstock.cluster.base import ClusterMap
 from penstock.cluster.host import ShardHost
-from penstock.cluster.ledger import LoadRecord, NodeRecord, NodeState
-from penstock.cluster.link import Link, LinkIdentity, LinkLimits
+from penstock.cluster.ledger import LoadRecord, NodeRecord, NodeState, Record
+from penstock.cluster.link import Link
 from penstock.cluster.link_server import LinkServer
+from penstock.cluster.link_settings import LinkIdentity, LinkLimits, holder_of
 from penstock.cluster.link_tls import link_tls
 from penstock.cluster.loads import LoadMeter, shard_families
 from penstock.cluster.membership import Batch, KafkaMaps, Membership
@@ -42,6 +44,7 @@ from penstock.server.partition_map import PartitionMap
 from penstock.server.settings import InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
 from penstock.server.shards import Shards
+from penstock.store.cache_directory import lock_for_node
 from penstock.store.errors import LogUnavailable
 from penstock.store.kafka import open_kafka, prepare_topics
 
@@ -107,7 +110,8 @@ class ClusterNode(Node):
             raise
 
     async def _join(self) -> Router:
-        cluster = self._settings.cluster
+        cluster, data = self._settings.cluster, Path(self._settings.server.data)
+        self._opened.callback(lock_for_node(data).release)
         topics = await asyncio.to_thread(prepare_topics, self._options)
         host = ShardHost()
         await self._listen_for_links(host)
@@ -124,8 +128,8 @@ class ClusterNode(Node):
             self._name,
             self.maps.ledger,
             host,
-            self._membership.publish,
-            lambda shard: open_kafka(self._options, shard, Path(self._settings.server.data), topics=topics),
+            self._say,
+            lambda shard: open_kafka(self._options, shard, data, topics=topics),
             self._clock,
             handover_s=cluster.session_timeout_s,
             on_served=self._on_served,
@@ -134,13 +138,31 @@ class ClusterNode(Node):
         self._membership.start()
         self._beating = asyncio.get_running_loop().create_task(self._beat())
         await self._until(lambda: self._membership.has_caught_up, "the partitions topic")
+        self._check_cluster()
         await self._knock()
         self._publish()
         await self._until(lambda: self.maps.ledger.cluster is not None, "the cluster's controller")
+        self._check_cluster()
         router = self._make_router(host)
         self.ownership.look()
         await self._until(lambda: all(self.maps.current().owners), "an owner of every shard")
         return router
+
+    def _check_cluster(self) -> None:
+        """Keep out who would not fit. Of another name are other transactional ids, and so nobody would be fenced."""
+        found, options = self.maps.ledger.cluster, self._options
+        if found is None:
+            return
+        if found.name not in ("", options.cluster):
+            raise InvalidSettings(
+                f"the topics of {options.prefix} are those of the cluster {found.name!r}, and [cluster] name says "
+                f"{options.cluster!r}: say the same name, or use another prefix"
+            )
+        if found.shards != options.shards:
+            raise InvalidSettings(
+                f"the cluster {options.cluster!r} has {found.shards} shards, and [cluster] shards says "
+                f"{options.shards}: the number is fixed when a cluster is made"
+            )
 
     async def _listen_for_links(self, host: ShardHost) -> None:
         cluster, secret = self._settings.cluster, self._settings.cluster.open_secret()
@@ -148,7 +170,7 @@ class ClusterNode(Node):
         self._identity = LinkIdentity(cluster.name, self._name, secret_bytes, tls=link_tls(cluster))
         self._links: dict[str, Link] = {}
         self._links_place = RouterPlace(host)
-        server = LinkServer(self._links_place, self._identity)
+        server = self._link_server = LinkServer(self._links_place, self._identity)
         try:
             address = await server.start(f"{_bracketed(cluster.link_host)}:{cluster.link_port}")
         except OSError as error:
@@ -179,17 +201,17 @@ class ClusterNode(Node):
             raise refusals[name]
 
     def _new_link(self, address: str) -> Link:
-        return Link(address, self._identity, LinkLimits(patience_s=LINK_PATIENCE_S))
+        link = Link(address, self._identity, LinkLimits(patience_s=LINK_PATIENCE_S))
+        link.elsewhere = self._links_place
+        return link
 
     def _make_router(self, host: ShardHost) -> Router:
         found = self.maps.ledger.cluster
         assert found is not None
-        if found.shards != self._options.shards:
-            raise InvalidSettings(
-                f"the cluster {self._options.cluster!r} has {found.shards} shards, and [cluster] shards says "
-                f"{self._options.shards}: the number is fixed when a cluster is made"
-            )
-        router = SessionRouter(self._name, host, self._place, self.maps, found.shards, found.entropy, self._clock)
+        holder = holder_of(self._identity.process)
+        router = SessionRouter(
+            self._name, host, self._place, self.maps, found.shards, found.entropy, self._clock, holder
+        )
         self._links_place.router = self._router = router
         self.ownership.submit = router.submit_to
         return router
@@ -237,6 +259,16 @@ class ClusterNode(Node):
         finally:
             await self._opened.aclose()
 
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop. A node that could not go on says so once more: its process has failed, and was not asked to end."""
+        await self.stop()
+        if error is None and self._failure is not None:
+            if isinstance(self._failure, PenstockError):
+                raise self._failure
+            raise LogUnavailable(f"the node could not go on: {self._failure}") from self._failure
+
     async def _drain(self) -> None:
         others = (name for name in self.maps.ledger.nodes if name != self._name)
         if self._failure is not None or all(self.maps.ledger.is_draining(name) for name in others):
@@ -264,7 +296,8 @@ class ClusterNode(Node):
             self._heard.update(key.removeprefix("load/") for _, key, _ in records if key.startswith("load/"))
         self.maps.take(records)
         self._mind_own_record()
-        self.ownership.look()
+        if self._membership.has_caught_up:  # before, who shall own what may be long over: we would fence who has it now
+            self.ownership.look()
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -299,7 +332,12 @@ class ClusterNode(Node):
     def _publish(self, state: NodeState | None = None) -> None:
         if state is not None:
             self._record_of_node = msgspec.structs.replace(self._record_of_node, state=state)
-        self._membership.publish(f"node/{self._name}", self._record_of_node)
+        self._say(f"node/{self._name}", self._record_of_node)
+
+    def _say(self, key: str, record: Record | None) -> None:
+        """Tell the cluster. Whoever has lost its name says nothing any more: it would speak for the one that has it."""
+        if not isinstance(self._failure, NameTaken):
+            self._membership.publish(key, record)
 
     async def _beat(self) -> None:
         """Show, again and again, that the loop is alive, and what there is to do."""
@@ -308,7 +346,7 @@ class ClusterNode(Node):
             self._membership.beat()
             loads = self._loads.measure(self.ownership.tenures, loop.time())
             with contextlib.suppress(BufferError):
-                self._membership.publish(f"load/{self._name}", LoadRecord(at_ms=self._clock.now_ms(), shards=loads))
+                self._say(f"load/{self._name}", LoadRecord(at_ms=self._clock.now_ms(), shards=loads))
             await asyncio.sleep(BEAT_S)
 
     def _shard_metrics(self) -> Iterable[Metric]:
@@ -335,6 +373,7 @@ class ClusterNode(Node):
                 tenure.served.shard.record(self._recorder())
 
     def _on_served(self, shard: Shard) -> None:
+        self._link_server.take_over(shard.number, shard.broker.sessions)
         if self._recorder is not None:
             shard.record(self._recorder())
 

@@ -212,7 +212,7 @@ class Ownership:
         if not tenure.claimed.is_clean:
             left_s = tenure.claimed.fenced_s + self._proof_s * CLOCK_MARGIN - steady_s()
             log.info("shard %d was not released in writing: it is served in %.1f s", tenure.shard, max(0.0, left_s))
-            await tenure.ends_within(max(0.0, left_s))
+            tenure.claimed.is_alone = not await tenure.ends_within(max(0.0, left_s))
 
     def _open_shard(self, tenure: Tenure) -> Shard:
         """In a thread of its own."""
@@ -237,6 +237,7 @@ class Ownership:
             cluster.shards,
             proof=tenure.proof,
             lazy_commit_ms=LAZY_COMMIT_MS,
+            was_handed_over=claimed.is_clean,
         )
 
     def _lost(self, tenure: Tenure, error: Exception) -> None:

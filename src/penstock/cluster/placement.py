@@ -109,7 +109,7 @@ PLACEMENTS: dict[type[Command], Placement] = {
     c.PurgeChannel: Placement(Home.QUEUE, "queue", Split.EVERY, True),
     c.OpenSession: Placement(Home.SESSION),
     c.Heartbeat: Placement(Home.SESSION, is_repeatable=True),
-    c.EndSession: Placement(Home.SESSION),
+    c.EndSession: Placement(Home.SESSION, is_repeatable=True),
     c.ReadRecords: Placement(Home.QUEUE, "queue", Split.RECORDS, True),
     c.AckUpTo: Placement(Home.QUEUE, "queue", Split.OFFSET, True),
     c.FindOffsets: Placement(Home.QUEUE, "queue", Split.OFFSET, True),

@@ -20,6 +20,10 @@ class Settler(Protocol):
         """A call has come back, with an error, or with something to be noted."""
         ...
 
+
+class Counting(Protocol):
+    """Who counts the calls that other nodes have."""
+
     def landed(self, call: Routed) -> None:
         """Another node has answered a call that is counted."""
         ...
@@ -40,15 +44,16 @@ class Routed(CallbackCall):
     """
 
     __slots__ = (
+        "away",
         "caller",
         "deadline_s",
         "inner",
-        "is_away",
         "is_noted",
         "is_over",
         "order",
         "parts",
         "place",
+        "reopened",
         "router",
         "served",
         "session",
@@ -67,8 +72,8 @@ class Routed(CallbackCall):
         self.caller = caller
         self.order = next(_orders)
         """Who came first."""
-        self.is_away = False
-        """Whether the router counts it among those that another node has, and has not answered."""
+        self.away: Counting | None = None
+        """Who counts it among those that another node has, and has not answered; None: nobody."""
         self.is_noted = False
         """Whether the router wants to see its reply."""
         self.is_over = False
@@ -80,6 +85,8 @@ class Routed(CallbackCall):
         self.task: asyncio.Task[Any] | None = None
         self.session = 0
         """The session as the router numbers it, while the command has the shard's number."""
+        self.reopened = 0
+        """How often its session was opened anew for it."""
         self.since_ms = 0
         """When a receive began to wait."""
         self.deadline_s = 0.0
@@ -103,7 +110,7 @@ class Routed(CallbackCall):
     def inner_settled(self, inner: Call) -> None:
         """The place has answered."""
         self.inner = None
-        if self.is_away:
-            self.router.landed(self)
+        if self.away is not None:
+            self.away.landed(self)
         self.reply, self.error = inner.reply, inner.error
         self.settle()

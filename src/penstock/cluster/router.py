@@ -2,61 +2,54 @@
 
 How it works. `submit` looks up in one table (`placement.py`) what a command is about. If that is a queue with one
 partition in a shard of this process, and mostly it is or the load would better be elsewhere, the command goes into the
-shard right there: the router's call is the shard's call. For a shard of another node it goes to that node's place. All
-else is done by a coroutine that asks several shards and puts the replies together (`spread.py`).
+shard right there: the router's call is the shard's call. The other ways begin here, too:
 
-Who knows how many partitions a queue has? Its first partition. Here it is looked up, for a queue elsewhere it is asked
-for (once, and then remembered); commands that come meanwhile wait for the answer, in their order.
+    queue_calls.py     a command about one queue: to its shard, straight to one of its partitions, or to several
+    spread.py          what concerns several shards: coroutines ask them, and put the replies together
+    elsewhere.py       a shard of another node, or one that has moved
+    sessions.py        what is about sessions, and commands that name one
+    subscriptions.py   subscriptions, and their credit
 
-A shard moves. The command was not done (`ShardMoved`): the router tries again, when the map changes and every now and
-then, for `PATIENCE_S`; whatever else comes for that shard waits behind it (`line.py`), so that commands stay in their
-order. Receives go on waiting with what is left of their time. When nobody knows whether a command was
-done (`LinkBroken`), it is sent again only if that is harmless: it reads, or it is named (`once`).
+And they end here. If the command was not done, because the shard has moved (`ShardMoved`), it is tried again for
+`PATIENCE_S`. When nobody knows whether it was done (`LinkBroken`), it is sent again only if that is harmless: it reads,
+or it is named (`once`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, Protocol
 
-import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, shard_of_id
+from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, ShardUnserved
 from penstock.cluster.catalog import Catalog, meta_of
-from penstock.cluster.line import Line
-from penstock.cluster.placement import PLACEMENTS, Home, Placement, Split, home_of, merge_stats
+from penstock.cluster.elsewhere import Elsewhere
+from penstock.cluster.placement import PLACEMENTS, Home, Placement, home_of, merge_stats
+from penstock.cluster.queue_calls import NOTED, QueueCalls
 from penstock.cluster.routed import Routed, ignore
-from penstock.cluster.sessions import RoutedSession, RoutedSessions
-from penstock.cluster.spread import SEQUENCES, Sequences, Settlement, Spread
+from penstock.cluster.sessions import OF_A_SESSION, RoutedSessions, SessionCalls
+from penstock.cluster.shard_events import ShardEvents
+from penstock.cluster.spread import Spread
 from penstock.cluster.subscriptions import Subscriptions
 from penstock.core.commands import (
-    AckSequences,
     CatalogEvent,
-    ChangeQueue,
     Command,
     CreateChannel,
-    CreateQueue,
     Damage,
     DeleteChannel,
     DeleteQueue,
     Delivery,
     DescribeQueue,
-    ExtendSequences,
-    OpenSession,
     QueueInfo,
     QueueStats,
     Receive,
     RedriveTask,
-    ReleaseSequences,
     Send,
-    StartRedrive,
     Stats,
     Subscribe,
 )
@@ -65,25 +58,16 @@ from penstock.core.errors import (
     InvalidRequest,
     NotFound,
     QueueNotFound,
+    QueueReplaced,
     SessionNotFound,
-    StoreError,
 )
 from penstock.server.clock import Clock
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
 from penstock.server.shards import Names
 from penstock.server.tasks import AsyncShard, CallbackCall
 
-log = logging.getLogger("penstock.router")
-
 PATIENCE_S = 15.0
 """How long a command is tried again while nobody serves its shard."""
-PAUSE_S = 0.02
-PAUSE_S_MAX = 0.5
-"""How long to wait before the same is tried again, if the map says nothing new: first, and at most."""
-
-
-class ShardUnserved(StoreError):
-    """Nobody serves the shard just now: it was not done. Try again later."""
 
 
 class Host(Place, Protocol):
@@ -99,25 +83,8 @@ class Host(Place, Protocol):
         ...
 
 
-_NOTED: frozenset[type[Command]] = frozenset(
-    {CreateQueue, ChangeQueue, DeleteQueue, DescribeQueue, CreateChannel, DeleteChannel, StartRedrive}
-)
-"""Commands whose replies the catalog wants to see, or that say numbers which have to be translated."""
-_SLOW = _NOTED | {Subscribe}
+_SLOW = NOTED | {Subscribe}
 """Commands that have something to be done besides; all others take the short way, if they can."""
-_NOBODY = 0xFFFFFFFF
-"""A session that no shard has ever opened: it holds nothing."""
-_OF_A_SESSION: frozenset[type[Command]] = frozenset(
-    {Receive, Subscribe, AckSequences, ReleaseSequences, ExtendSequences}
-)
-_OF_SESSIONS_THAT_LIVE: frozenset[type[Command]] = frozenset({Receive, Subscribe})
-_UNASKED: frozenset[Split] = frozenset({Split.FIRST, Split.CREATE})
-"""For these it does not matter how many partitions the queue has."""
-_MAKERS: frozenset[type[Command]] = frozenset({Send, CreateQueue})
-
-
-def _waits(command: Command) -> bool:
-    return isinstance(command, Receive) and bool(command.wait_ms)
 
 
 def _span(owners: tuple[str, ...], first: int) -> int:
@@ -154,38 +121,29 @@ class Router:
         self.shards = shards
         self._host = host
         self._served = host.served
-        self._remote = remote
         self._maps = maps
         self._clock = clock
-        self._patience_s = patience_s
         self._loop = asyncio.get_running_loop()
         self._sessions = RoutedSessions(random.getrandbits(32)) if sessions is None else sessions
         self._catalog = Catalog(self._served, shards, meta_of(entropy), self._sessions)
+        self.elsewhere = Elsewhere(self, remote, maps, patience_s)
+        self.session_calls = SessionCalls(self)
         self.spread = Spread(self)
         self.subscriptions = Subscriptions(self)
         self._catalog.holdings = self.subscriptions
-        self._asking: dict[str, list[Routed]] = {}
-        """Calls that wait until it is known how many partitions their queue has."""
-        self._displaced: dict[Routed, asyncio.TimerHandle] = {}
-        """Calls whose shard is served by nobody, as far as is known."""
-        self._lines: dict[int, Line] = {}
-        """Calls that wait for a shard behind one whose shard is served by nobody, as far as is known."""
-        self._away: dict[int, tuple[int, Place]] = {}
-        """Shard -> how many calls (no receives) are with another node, and with which: as long as there are any."""
-        self._far: set[Routed] = set()
+        self.queue_calls = QueueCalls(self)
+        self.pending: set[Routed] = set()
         """Receives that wait elsewhere, and calls that tasks work at."""
         self.forwarded: Counter[type[Command]] = Counter()
         """How many commands of each kind went to other nodes."""
-        self._listeners: list[Callable[[CatalogEvent], None]] = []
-        self._heard: dict[int, AsyncShard] = {}
-        """The shards whose events we hear."""
+        self._events = ShardEvents(self._served)
         self._spans_map: ClusterMap | None = None
         self._spans: dict[int, int] = {}
         """Shard -> how many shards from there on it takes to have one of every node, by that map."""
         self._closing = False
-        self._version = -1
+        self._owners = maps.current().owners
         maps.on_change(self._map_changed)
-        self._mind_shards()
+        self._events.mind()
 
     # -- for front ends --
 
@@ -213,22 +171,23 @@ class Router:
         shard = home_of(name, self.shards)
         served = self._served.get(shard)
         if served is None or kind in _SLOW:
-            self._start(call, placement, name)
+            self.queue_calls.start(call, placement, name)
             return call
         queue = served.identity.queues.get(name)
         if queue is None:
             if kind is Send and command.config.partitions > 1:  # type: ignore[attr-defined]
-                self._start(call, placement, name)
+                self.queue_calls.start(call, placement, name)
                 return call
         elif queue.config.partitions > 1:
-            self._start(call, placement, name)
+            self.queue_calls.start(call, placement, name)
             return call
         call.shard = shard
         call.served = served
-        if (self._lines or self._away) and self._has_to_wait(call, None):
+        elsewhere = self.elsewhere
+        if (elsewhere.lines or elsewhere.away) and elsewhere.has_to_wait(call, None):
             self.dispatch(call, shard)
             return call
-        if kind in _OF_A_SESSION and command.session and not self._localise(call, command):  # type: ignore[attr-defined]
+        if kind in OF_A_SESSION and command.session and not self.session_calls.localise(call, command):  # type: ignore[attr-defined]
             return call
         try:
             served.put(call, caller)
@@ -252,7 +211,7 @@ class Router:
             self.give_back(call.reply)
             return
         call.is_over = True
-        timer = self._displaced.pop(call, None)
+        timer = self.elsewhere.displaced.pop(call, None)
         if timer is not None:
             timer.cancel()
         elif call.task is not None:
@@ -344,12 +303,21 @@ class Router:
     @property
     def listeners(self) -> list[Callable[[CatalogEvent], None]]:
         """Who hears of queues and channels of this node's shards that come and go, also because shards do."""
-        return self._listeners
+        return self._events.listeners
 
     @property
     def reports(self) -> list[Damage]:
         """The last reports of damaged chunks in this node's shards."""
         return [report for served in self._served.values() for report in served.reports]
+
+    def families(self) -> Iterator[Metric]:
+        """What went to other nodes."""
+        family = CounterMetricFamily(
+            "penstock_forwarded_commands", "Commands that went to the node that owns their shard.", labels=("command",)
+        )
+        for kind, count in self.forwarded.items():
+            family.add_metric((kind.__name__,), count)
+        yield family
 
     async def tick(self) -> None:
         """Make a step in each of this node's shards."""
@@ -362,12 +330,8 @@ class Router:
         if self._closing:
             return
         self._closing = True
-        waiting = [*self._displaced, *self._far, *(call for calls in self._asking.values() for call in calls)]
-        for line in self._lines.values():
-            line.stop()
-            waiting += line.calls
-        self._lines.clear()
-        for call in waiting:
+        lines = self.elsewhere.end_lines()
+        for call in [*self.elsewhere.displaced, *self.pending, *self.queue_calls.asking(), *lines]:
             self._end_wait(call)
         await self._host.close()
 
@@ -378,12 +342,20 @@ class Router:
         on_settled, command = call.on_settled, call.command
         if isinstance(command, Receive):
             call.reply = call.error = None
-        elif call in self._far:
+        elif call in self.pending:
             return  # it is answered yet
         else:
             call.error = ShardClosed("the node is stopping: ask another one")
         self.withdraw(call)
         on_settled(call)
+
+    def _map_changed(self, changed: ClusterMap) -> None:
+        if not self._closing:
+            self._events.mind()
+            self.elsewhere.map_changed(changed)
+            owners, self._owners = self._owners, changed.owners
+            moved = [shard for shard, owner in enumerate(changed.owners) if owner and owner != owners[shard]]
+            self.session_calls.shards_moved([shard for shard in moved if shard not in self._served])
 
     # -- on the way to one shard --
 
@@ -397,108 +369,18 @@ class Router:
         else:
             self.run(call, self.spread.do(call.command))
 
-    def _start(self, call: Routed, placement: Placement, name: str) -> None:
-        """A command about one queue."""
-        command = call.command
-        if isinstance(command, DescribeQueue) and command.queue_id:
-            call.is_noted = True
-            self.dispatch(call, shard_of_id(command.queue_id) % self.shards)
-            return
-        if name in self._asking and placement.split not in _UNASKED:
-            self._ask_first(call, name)  # behind those who came before
-            return
-        config = self._catalog.config(name)
-        if config is None and command.__class__ in _MAKERS:
-            if command.config.partitions > 1 and self.shards > 1:  # type: ignore[attr-defined]
-                self._start_split(call)
-                return
-            if home_of(name, self.shards) in self._served:
-                self._start_whole(call, name)
-                return
-        if config is None and placement.split not in _UNASKED and home_of(name, self.shards) not in self._served:
-            self._ask_first(call, name)
-        elif config is not None and config.partitions > 1 and placement.split is not Split.FIRST and self.shards > 1:
-            self._start_split(call)
-        else:
-            self._start_whole(call, name)
-
-    def _ask_first(self, call: Routed, name: str) -> None:
-        """Wait until it is known how many partitions the queue has; in the order of coming."""
-        waiting = self._asking.get(name)
-        if waiting is not None:
-            waiting.append(call)
-            return
-        self._asking[name] = [call]
-        asked = Routed(DescribeQueue(name=name), lambda answer: self._was_asked(name, answer), self)
-        asked.is_noted = True
-        self.dispatch(asked, home_of(name, self.shards))
-
-    def _was_asked(self, name: str, answer: Call) -> None:
-        waiting = self._asking.pop(name, [])
-        error = answer.error
-        is_split = error is None and answer.reply.config.partitions > 1 and self.shards > 1
-        for call in waiting:
-            if call.is_over:
-                continue
-            if error is not None and not isinstance(error, QueueNotFound):
-                call.error = error
-                self._finish(call)
-            elif is_split:
-                self._start_split(call)
-            else:
-                self._start_whole(call, name)
-
-    def _start_split(self, call: Routed) -> None:
-        """The queue has several partitions, or will have."""
-        command = call.command
-        if isinstance(command, Subscribe):
-            self.subscriptions.subscribe(call, is_split=True)
-        elif isinstance(command, Send) and (shard := self.spread.shard_for(command)) is not None:
-            call.whole = command
-            call.command = msgspec.structs.replace(command, create=False) if command.create else command
-            self.dispatch(call, shard)
-        elif isinstance(command, SEQUENCES) and (parts := self.spread.parts_of(command)):
-            self._start_settling(call, parts)
-        else:
-            self.run(call, self.spread.do_split(command))
-
-    def _start_settling(self, call: Routed, parts: list[tuple[int, Sequences]]) -> None:
-        """Take each part to its shard at once: what a connection settles next must not overtake it."""
-        if len(parts) == 1:
-            self._settle_part(call, *parts[0])
-            return
-        together = Settlement(call, len(parts), self._finish)
-        for shard, part in parts:
-            self._settle_part(Routed(part, together.add, self, call.caller), shard, part)
-
-    def _settle_part(self, call: Routed, shard: int, command: Sequences) -> None:
-        call.whole = command
-        if not isinstance(command, ExtendSequences):
-            call.parts = self.subscriptions.settling(command.session, shard)
-            call.is_noted = bool(call.parts)
-        self.dispatch(call, shard)
-
-    def _start_whole(self, call: Routed, name: str) -> None:
-        """The queue has one partition."""
-        command = call.command
-        if isinstance(command, Subscribe):
-            self.subscriptions.subscribe(call, is_split=False)
-            return
-        call.is_noted = command.__class__ in _NOTED
-        self.dispatch(call, home_of(name, self.shards))
-
     def run(self, call: Routed, work: Coroutine[Any, Any, Any]) -> None:
         """Have a coroutine answer a call."""
         call.task = self._loop.create_task(work)
-        self._far.add(call)
+        self.pending.add(call)
         call.task.add_done_callback(lambda task: self._was_run(call, task))
 
     def _was_run(self, call: Routed, task: asyncio.Task[Any]) -> None:
-        self._far.discard(call)
+        self.pending.discard(call)
         if task.cancelled():
             if not call.is_over:
                 call.error = ShardClosed("the node is stopping: ask another one")
-                self._finish(call)
+                self.finish(call)
             return
         call.task = None
         call.error = task.exception()
@@ -506,7 +388,7 @@ class Router:
         if call.is_over:
             self.give_back(call.reply)
         else:
-            self._finish(call)
+            self.finish(call)
 
     async def ask(self, shard: int, command: Command) -> Any:
         """The reply of one shard, by number; it is tried again when the shard has moved."""
@@ -525,16 +407,17 @@ class Router:
         """Take a call to a shard, wherever it is; now, or when there is somebody who serves it."""
         call.shard = shard
         command = call.command
-        if command.__class__ in _OF_A_SESSION and not self._localise(call, command):
+        if command.__class__ in OF_A_SESSION and not self.session_calls.localise(call, command):
             return
+        elsewhere = self.elsewhere
         if command.__class__ is Receive:
             call.since_ms = call.since_ms or self._clock.now_ms()
-        elif (self._lines or self._away) and self._has_to_wait(call, self._target(shard)):
-            self._join_line(call)
+        elif (elsewhere.lines or elsewhere.away) and elsewhere.has_to_wait(call, elsewhere.target(shard)):
+            elsewhere.join_line(call)
             return
-        self._go(call, shard)
+        self.go(call, shard)
 
-    def _go(self, call: Routed, shard: int) -> None:
+    def go(self, call: Routed, shard: int) -> None:
         """Take a call to a shard that nobody else waits for."""
         served = self._served.get(shard)
         if served is not None:
@@ -548,59 +431,7 @@ class Router:
         if self._closing:
             self.fail_soon(call, ShardClosed("the node is stopping: ask another one"))
         else:
-            self._dispatch_far(call, shard)
-
-    def _dispatch_far(self, call: Routed, shard: int) -> None:
-        known = self._maps.current()
-        owner = known.owners[shard]
-        if not owner or owner == known.own:
-            self._displace(call)
-            return
-        call.place = self._remote(owner)
-        self.forwarded[call.command.__class__] += 1
-        if call.command.__class__ is Receive:
-            self._far.add(call)
-            call.is_noted = True
-        else:
-            call.is_away = True
-            self._away[shard] = (self._away.get(shard, (0, call.place))[0] + 1, call.place)
-        call.inner = call.place.submit(shard, call.command, call.inner_settled, call.caller)
-
-    def families(self) -> Iterator[Metric]:
-        """What went to other nodes."""
-        family = CounterMetricFamily(
-            "penstock_forwarded_commands", "Commands that went to the node that owns their shard.", labels=("command",)
-        )
-        for kind, count in self.forwarded.items():
-            family.add_metric((kind.__name__,), count)
-        yield family
-
-    def _target(self, shard: int) -> Place | None:
-        """The other node that serves a shard; None: nobody, or this one."""
-        known = self._maps.current()
-        owner = known.owners[shard]
-        return None if shard in self._served or not owner or owner == known.own else self._remote(owner)
-
-    def _has_to_wait(self, call: Routed, target: Place | None) -> bool:
-        """Whether calls to the same shard wait, or are with another node than this one would go to."""
-        if call.command.__class__ is Receive:
-            return False
-        shard = call.shard
-        if shard in self._lines:
-            return True
-        away = self._away.get(shard)
-        return away is not None and away[1] is not target
-
-    def landed(self, call: Routed) -> None:
-        """Another node has answered a call that is counted."""
-        call.is_away = False
-        count, place = self._away[call.shard]
-        if count > 1:
-            self._away[call.shard] = (count - 1, place)
-        else:
-            del self._away[call.shard]
-            if call.shard in self._lines:
-                self._loop.call_soon(self._look_soon, call.shard)
+            self.elsewhere.go(call, shard)
 
     def fail_soon(self, call: Routed, error: BaseException) -> None:
         """Answer a call with an error, in the loop's next turn."""
@@ -615,10 +446,10 @@ class Router:
 
     def settled(self, call: Routed) -> None:
         """A call has come back, with an error, or with something to be noted."""
-        self._far.discard(call)
+        self.pending.discard(call)
         error = call.error
-        if self._lines and not (error is not None and self._is_worth_repeating(call, error)):
-            self._open_line(call)
+        if self.elsewhere.lines and not (error is not None and self._is_worth_repeating(call, error)):
+            self.elsewhere.open_line(call)
         if call.is_over:
             self.give_back(call.reply)
             return
@@ -627,43 +458,35 @@ class Router:
                 error, ShardMoved | ShardClosed | LinkBroken | NotFound
             ):
                 call.error = None
-                self._finish(call)
+                self.finish(call)
                 return
             if self._is_worth_repeating(call, error):
-                self._displace(call)
+                self.elsewhere.displace(call)
                 return
-            if isinstance(error, SessionNotFound) and call.session and self._reopen(call):
+            if isinstance(error, SessionNotFound) and call.session and self.session_calls.reopen(call):
                 return
             if isinstance(error, ShardMoved):
                 call.error = ShardUnserved(f"shard {call.shard} has moved, and the node is stopping: ask another one")
             elif isinstance(error, QueueNotFound):
                 self._forget(call.command)
-                if call.whole is not None:  # the partition is missing, or the queue: that is the long way's matter
-                    self._take_the_long_way(call, call.whole)
+                # the partition is missing, or the queue: that is the long way's matter
+                if call.whole is not None and (isinstance(error, QueueReplaced) or not isinstance(call.whole, Receive)):
+                    self.queue_calls.take_the_long_way(call, call.whole)
                     return
         elif call.is_noted:
             self._note(call)
-        self._finish(call)
+        self.finish(call)
 
-    def _take_the_long_way(self, call: Routed, whole: Command) -> None:
-        call.whole = call.error = call.served = call.place = None
-        if isinstance(whole, Send):
-            self.run(call, self.spread.send_again(whole, call.shard))
-            return
-        assert isinstance(whole, SEQUENCES)
-        whole.session = call.session or whole.session  # it had the shard's number
-        self._tell_settled(call)
-        self.run(call, self.spread.do_split(whole))
-
-    def _tell_settled(self, call: Routed) -> None:
+    def tell_settled(self, call: Routed) -> None:
         """Tell subscriptions what a call has settled, once."""
         parts, call.parts = call.parts, []
         self.subscriptions.settled(parts, 0 if call.error is not None or call.reply is None else call.reply.count)
 
-    def _finish(self, call: Routed) -> None:
+    def finish(self, call: Routed) -> None:
+        """Tell who waits for a call."""
         call.is_over = True
         if call.parts:
-            self._tell_settled(call)
+            self.tell_settled(call)
         call.on_settled(call)
 
     def _is_worth_repeating(self, call: Routed, error: BaseException) -> bool:
@@ -693,226 +516,3 @@ class Router:
             self._catalog.forget(command.name)
         elif isinstance(command, CreateChannel | DeleteChannel):
             self._catalog.forget(command.queue)
-
-    # -- when a shard has moved --
-
-    def _displace(self, call: Routed) -> None:
-        """Try again a little later, or when the map changes."""
-        now_s = self._loop.time()
-        if not call.deadline_s or (_waits(call.command) and now_s > call.tried_s + 2 * PAUSE_S_MAX):
-            call.deadline_s, call.tries = now_s + self._patience_s, 0  # it has waited with somebody meanwhile
-        if now_s >= call.deadline_s:
-            self._open_line(call)
-            self._give_up(call)
-            return
-        if call.command.__class__ is not Receive:
-            self._join_line(call)
-            return
-        call.tried_s = now_s
-        pause_s = min(PAUSE_S * 2 ** min(call.tries, 10), PAUSE_S_MAX, call.deadline_s - now_s)
-        call.tries += 1
-        self._displaced[call] = self._loop.call_later(pause_s, self._again, call)
-
-    def _give_up(self, call: Routed) -> None:
-        call.error = ShardUnserved(f"nobody serves shard {call.shard} just now: it was not done; try again later")
-        self._finish(call)
-
-    def _join_line(self, call: Routed) -> None:
-        """Wait for a shard, behind those that came before."""
-        line = self._lines.get(call.shard)
-        if line is None:
-            line = self._lines[call.shard] = Line()
-        call.deadline_s = call.deadline_s or self._loop.time() + self._patience_s
-        line.join(call)
-        if line.probe is None and line.timer is None:
-            pause_s = min(PAUSE_S * 2 ** min(line.tries, 10), PAUSE_S_MAX)
-            line.tries += 1
-            line.timer = self._loop.call_later(pause_s, self._look, call.shard)
-
-    def _look_soon(self, shard: int) -> None:
-        """There is reason to believe that the shard is served."""
-        line = self._lines.get(shard)
-        if line is not None and line.probe is None:
-            line.stop()
-            self._look(shard)
-
-    def _look(self, shard: int) -> None:
-        """Send the first of a line, if nothing before it is with another node any more."""
-        line = self._lines[shard]
-        line.timer = None
-        now_s = self._loop.time()
-        overdue = [call for call in line.calls if now_s >= call.deadline_s]
-        line.calls = [call for call in line.calls if now_s < call.deadline_s and not call.is_over]
-        if not line.calls:
-            del self._lines[shard]
-        elif shard in self._away and self._away[shard][1] is not self._target(shard):
-            line.timer = self._loop.call_later(PAUSE_S_MAX, self._look, shard)
-        else:
-            line.probe = probe = line.calls.pop(0)
-            probe.is_noted, probe.reply, probe.error = True, None, None
-            self._go(probe, shard)
-        for call in overdue:
-            if not call.is_over:
-                self._give_up(call)
-
-    def _open_line(self, probe: Routed) -> None:
-        """The first of a line was answered: all others follow."""
-        line = self._lines.get(probe.shard)
-        if line is None or line.probe is not probe:
-            return
-        line.stop()
-        del self._lines[probe.shard]
-        for call in line.calls:
-            if not call.is_over:
-                call.reply = call.error = None
-                self._go(call, call.shard)
-
-    def _again(self, call: Routed) -> None:
-        timer = self._displaced.pop(call, None)
-        if timer is None or call.is_over:
-            return
-        timer.cancel()
-        call.tried_s = self._loop.time()
-        call.reply = call.error = None
-        call.since_ms = call.since_ms or call.parked_ms
-        call.parked_ms = 0
-        command = call.command
-        if isinstance(command, Receive):
-            call.command = self._shortened(command, call.since_ms)
-        self.dispatch(call, call.shard)
-
-    def _shortened(self, command: Receive, since_ms: int) -> Receive:
-        """A receive with what is left of its wait."""
-        wait_ms = command.wait_ms
-        passed_ms = self._clock.now_ms() - since_ms if since_ms else 0
-        if wait_ms is None:
-            config = self._catalog.config(command.queue)
-            if config is None:
-                return msgspec.structs.replace(command, ticket=None)
-            wait_ms = config.receive_wait_ms
-        return msgspec.structs.replace(command, wait_ms=max(0, wait_ms - passed_ms), ticket=None)
-
-    def _map_changed(self, changed: ClusterMap) -> None:
-        if self._closing:
-            return
-        self._mind_shards()
-        for call in list(self._displaced):
-            owner = changed.owners[call.shard]
-            if call.shard in self._served or (owner and owner != changed.own):
-                self._again(call)
-        for shard in list(self._lines):
-            owner = changed.owners[shard]
-            if shard in self._served or (owner and owner != changed.own):
-                self._look_soon(shard)
-
-    # -- sessions --
-
-    def _localise(self, call: Routed, command: Any) -> bool:
-        """Have the command name its session as the shard does. False: it goes on when the session is open there."""
-        number = call.session or command.session
-        if not number:
-            return True
-        try:
-            session = self._sessions.get(number)
-        except SessionNotFound as error:
-            if command.__class__ in _OF_SESSIONS_THAT_LIVE:
-                self.fail_soon(call, error)
-                return False
-            command.session = _NOBODY
-            return True
-        call.session = number
-        there = session.at.get(call.shard)
-        if there is not None:
-            command.session = there
-            return True
-        if command.__class__ not in _OF_SESSIONS_THAT_LIVE:
-            command.session = _NOBODY
-            return True
-        opening = self._loop.create_task(self.open_session(session, call.shard))
-        opening.add_done_callback(lambda task: self._was_opened(call, task))
-        return False
-
-    def _was_opened(self, call: Routed, task: asyncio.Task[int]) -> None:
-        if call.is_over:
-            return
-        error = ShardClosed("the node is stopping") if task.cancelled() else task.exception()
-        if error is not None:
-            call.error = error
-            self._finish(call)
-        else:
-            self.dispatch(call, call.shard)
-
-    async def open_session(self, session: RoutedSession, shard: int) -> int:
-        """Open a session in a shard, if it is not; its number there."""
-        opening = session.opening.get(shard)
-        if opening is not None:
-            await asyncio.wait((opening,))
-        if shard not in session.at:
-            done = session.opening[shard] = self._loop.create_future()
-            try:
-                session.at[shard] = await self.ask(shard, session.open_command())
-            finally:
-                del session.opening[shard]
-                done.set_result(None)
-        return session.at[shard]
-
-    def _reopen(self, call: Routed) -> bool:
-        """A shard that was opened anew has forgotten a session that is a connection: it is opened there again."""
-        session = None
-        with contextlib.suppress(SessionNotFound):
-            session = self._sessions.get(call.session)
-        if session is None or session.ttl_ms is not None or call.tries > 3:
-            return False
-        call.tries += 1
-        session.at.pop(call.shard, None)
-        call.error = None
-        self.dispatch(call, call.shard)
-        return True
-
-    def new_session(self, command: OpenSession) -> RoutedSession:
-        """A session that is open nowhere yet."""
-        if command.ttl_ms is not None and command.ttl_ms <= 0:
-            raise InvalidRequest(f"ttl_ms is {command.ttl_ms}: it must be more than 0")
-        return self._sessions.add(command, self._clock.now_ms())
-
-    # -- this node's shards --
-
-    def _mind_shards(self) -> None:
-        """Hear of what happens in the shards that are here now; those that came or went bring or take their queues."""
-        for shard, served in list(self._heard.items()):
-            if self._served.get(shard) is not served:
-                del self._heard[shard]
-                self._tell_all(shard, served, came=False)
-        for shard, served in self._served.items():
-            if shard not in self._heard:
-                self._heard[shard] = served
-                served.listeners.append(partial(self._hear, shard, served))
-                self._tell_all(shard, served, came=True)
-
-    def _hear(self, shard: int, served: AsyncShard, event: CatalogEvent) -> None:
-        if self._heard.get(shard) is served and not self._is_also_elsewhere(shard, event):
-            self._tell(event)
-
-    def _is_also_elsewhere(self, shard: int, event: CatalogEvent) -> bool:
-        """Whether another shard of this node has the same queue or channel: then nothing came or went here."""
-        for other, served in self._heard.items():
-            queue = None if other == shard else served.identity.queues.get(event.queue)
-            if queue is not None and (event.channel is None or event.channel in queue.channels):
-                return True
-        return False
-
-    def _tell_all(self, shard: int, served: AsyncShard, *, came: bool) -> None:
-        end = "created" if came else "deleted"
-        for name, queue in list(served.identity.queues.items()):
-            channels = [CatalogEvent(f"channel {end}", name, channel) for channel in queue.channels]  # type: ignore[arg-type]
-            events = [CatalogEvent(f"queue {end}", name)]  # type: ignore[arg-type]
-            for event in [*events, *channels] if came else [*channels, *events]:
-                if not self._is_also_elsewhere(shard, event):
-                    self._tell(event)
-
-    def _tell(self, event: CatalogEvent) -> None:
-        for listener in list(self._listeners):
-            try:
-                listener(event)
-            except Exception:
-                log.exception("a listener failed")

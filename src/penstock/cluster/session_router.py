@@ -11,14 +11,14 @@ import random
 import zlib
 from collections.abc import Callable
 
-from penstock.cluster.base import ClusterMaps, Place, ShardMoved
+from penstock.cluster.base import ClusterMaps, Place, ShardMoved, ShardUnserved
 from penstock.cluster.host import ShardHost
-from penstock.cluster.routed import Routed
-from penstock.cluster.router import Host, Router, ShardUnserved
+from penstock.cluster.routed import Routed, ignore
+from penstock.cluster.router import Host, Router
 from penstock.cluster.sessions import RoutedSessions
-from penstock.core.commands import Command, EndSession, Heartbeat, Receive
+from penstock.core.commands import Command, Delivery, EndSession, Heartbeat, Receive
 from penstock.server.clock import Clock
-from penstock.server.shard import Call
+from penstock.server.shard import Call, give_back
 from penstock.server.tasks import CallbackCall
 
 ROUTER = -1
@@ -39,9 +39,9 @@ def slot_of(node: str) -> int:
     return zlib.crc32(node.encode()) % (SLOTS - 1) + 1
 
 
-def numbers_of(node: str) -> RoutedSessions:
+def numbers_of(node: str, holder: str = "") -> RoutedSessions:
     """Numbers for the sessions of a node; they begin anywhere, so that those from before a restart are nobody's."""
-    return RoutedSessions(random.randrange(1, _COUNTERS) * SLOTS + slot_of(node), SLOTS)
+    return RoutedSessions(random.randrange(1, _COUNTERS) * SLOTS + slot_of(node), SLOTS, holder)
 
 
 class RouterPlace:
@@ -66,6 +66,15 @@ class RouterPlace:
         else:
             self._host.withdraw(call)
 
+    def give_back(self, shard: int, delivery: Delivery) -> None:
+        """Messages that nobody takes are ready again, at whichever node their shard is by now."""
+        if self.router is None:
+            self._host.give_back(shard, delivery)
+        elif shard == ROUTER:
+            self.router.give_back(delivery)
+        else:
+            self.router.submit_to(shard, give_back(delivery), ignore)
+
 
 class SessionRouter(Router):
     """The router of a node among others, whose sessions it knows where to find."""
@@ -79,8 +88,9 @@ class SessionRouter(Router):
         shards: int,
         entropy: bytes,
         clock: Clock,
+        holder: str = "",
     ) -> None:
-        super().__init__(host, remote, maps, shards, entropy, clock, sessions=numbers_of(node))
+        super().__init__(host, remote, maps, shards, entropy, clock, sessions=numbers_of(node, holder))
         self._node = node
         self._nodes = maps
         self._place_of = remote

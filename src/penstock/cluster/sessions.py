@@ -11,26 +11,54 @@ that a number from before a restart is most likely nobody's, and never quietly s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from penstock.core.commands import OpenSession
-from penstock.core.errors import SessionNotFound
+from penstock.cluster.routed import Routed, ignore
+from penstock.core.commands import (
+    AckSequences,
+    Command,
+    EndSession,
+    ExtendSequences,
+    Heartbeat,
+    Once,
+    OpenSession,
+    Receive,
+    ReleaseSequences,
+    Subscribe,
+)
+from penstock.core.errors import InvalidRequest, PenstockError, SessionNotFound
+from penstock.server.ending import AGAIN_S, is_worth_repeating
+from penstock.server.shard import ShardClosed
+
+if TYPE_CHECKING:
+    from penstock.cluster.router import Router
 
 _NUMBERS = 1 << 32
 _SWEEP_MS = 10_000
 """How often those that have ended by themselves are looked for."""
+_NOBODY = 0xFFFFFFFF
+"""A session that no shard has ever opened: it holds nothing."""
+OF_A_SESSION: frozenset[type[Command]] = frozenset(
+    {Receive, Subscribe, AckSequences, ReleaseSequences, ExtendSequences}
+)
+"""Commands that name a session, which a shard knows by another number."""
+_OF_SESSIONS_THAT_LIVE: frozenset[type[Command]] = frozenset({Receive, Subscribe})
 
 
 class RoutedSession:
     """One client's session."""
 
-    __slots__ = ("anchor", "at", "bound", "name", "number", "opening", "seen_ms", "ttl_ms")
+    __slots__ = ("anchor", "at", "bound", "holder", "name", "number", "opening", "seen_ms", "ttl_ms")
 
-    def __init__(self, number: int, command: OpenSession, now_ms: int) -> None:
+    def __init__(self, number: int, command: OpenSession, now_ms: int, holder: str = "") -> None:
         self.number = number
         self.name = command.name
         self.ttl_ms = command.ttl_ms
         self.bound = command.bound
+        self.holder = holder
         self.anchor: int | None = None
         """The shard that says whether it is still there."""
         self.at: dict[int, int] = {}
@@ -38,9 +66,9 @@ class RoutedSession:
         self.opening: dict[int, asyncio.Future[None]] = {}
         self.seen_ms = now_ms
 
-    def open_command(self) -> OpenSession:
+    def open_command(self, once: Once) -> OpenSession:
         """What opens it in another shard."""
-        return OpenSession(name=self.name, ttl_ms=self.ttl_ms, bound=self.bound)
+        return OpenSession(name=self.name, ttl_ms=self.ttl_ms, bound=self.bound, holder=self.holder, once=once)
 
 
 class RoutedSessions:
@@ -55,7 +83,9 @@ class RoutedSessions:
     penstock.core.errors.SessionNotFound: session 8 has ended, or never was: open another one
     """
 
-    def __init__(self, start: int, step: int = 1) -> None:
+    def __init__(self, start: int, step: int = 1, holder: str = "") -> None:
+        self._holder = holder
+        """How shards know this process, if they keep its sessions when they move; "": they do not."""
         self._step = step
         """With several routers at one address, each has every so manieth number: a number says whose it is."""
         self._first = start % step or step
@@ -77,7 +107,7 @@ class RoutedSessions:
             self._forget_expired(now_ms)
         while self._next in self._sessions:
             self._go_on()
-        session = self._sessions[self._next] = RoutedSession(self._next, command, now_ms)
+        session = self._sessions[self._next] = RoutedSession(self._next, command, now_ms, self._holder)
         self._go_on()
         return session
 
@@ -118,3 +148,183 @@ class RoutedSessions:
         for session in list(self._sessions.values()):
             if session.ttl_ms is not None and now_ms > session.seen_ms + 2 * session.ttl_ms:
                 self.drop(session)
+
+
+class SessionCalls:
+    """Opens a router's sessions in shards, and has commands name them as their shard does."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._sessions = router.sessions
+        self._loop = asyncio.get_running_loop()
+        self._late: set[asyncio.Task[None]] = set()
+        """Ends of sessions that a shard has not heard of."""
+        self._name = f"sessions {os.urandom(16).hex()}"
+        self._last_opening = 0
+        self._openings: dict[int, None] = {}
+        """The numbers of what has not been answered, in order."""
+
+    # -- commands about sessions --
+
+    async def open(self, command: OpenSession) -> int:
+        """Number a session. If it can end by itself, or the command is named, it is opened in a shard, its anchor."""
+        session = self._new_session(command)
+        if command.ttl_ms is None and command.once is None:
+            return session.number
+        anchor = next(iter(self._router.served), 0)
+        try:
+            number = await self._router.ask(anchor, command)
+        except BaseException:
+            self._sessions.drop(session)
+            raise
+        known = self._sessions.anchored(anchor, number)
+        if known is not None:
+            self._sessions.drop(session)
+            return known.number
+        self._sessions.anchor(session, anchor, number)
+        return session.number
+
+    def _new_session(self, command: OpenSession) -> RoutedSession:
+        """A session that is open nowhere yet."""
+        if command.ttl_ms is not None and command.ttl_ms <= 0:
+            raise InvalidRequest(f"ttl_ms is {command.ttl_ms}: it must be more than 0")
+        return self._sessions.add(command, self._router.now_ms())
+
+    async def heartbeat(self, command: Heartbeat) -> None:
+        """To every shard that knows it; if it has ended at its anchor, it has ended."""
+        if not command.session:
+            return
+        session = self._sessions.get(command.session)
+        places = list(session.at.items())
+        replies = await asyncio.gather(
+            *(self._router.ask(shard, Heartbeat(session=number)) for shard, number in places), return_exceptions=True
+        )
+        for (shard, _), reply in zip(places, replies, strict=True):
+            if isinstance(reply, SessionNotFound):
+                session.at.pop(shard, None)
+                if shard == session.anchor:
+                    self._sessions.drop(session)
+                    raise SessionNotFound(f"session {session.number} has ended, or never was: open another one")
+            elif isinstance(reply, BaseException):
+                raise reply
+        session.seen_ms = self._router.now_ms()
+
+    async def end(self, command: EndSession) -> int:
+        """In every shard that knows it. Returns how many messages it held."""
+        session = self._sessions.get(command.session)
+        self._sessions.drop(session)
+        for opening in list(session.opening.values()):
+            await asyncio.wait((opening,))
+        places = session.at.items()
+        ends = [(shard, EndSession(session=number, error=command.error)) for shard, number in places]
+        replies = await asyncio.gather(*(self._router.ask(*end) for end in ends), return_exceptions=True)
+        count = 0
+        failure: BaseException | None = None
+        for end, reply in zip(ends, replies, strict=True):
+            if isinstance(reply, int):
+                count += reply
+            elif not isinstance(reply, SessionNotFound):
+                failure = failure or reply
+                if is_worth_repeating(reply):
+                    self._end_late(*end)
+        if failure is not None:
+            raise failure
+        return count
+
+    def _end_late(self, shard: int, command: EndSession) -> None:
+        """Nobody serves a shard, or its store fails: its next owner, who may keep the session, has to be told."""
+        ending = self._loop.create_task(self._end_at_last(shard, command))
+        self._late.add(ending)
+        ending.add_done_callback(self._late.discard)
+
+    async def _end_at_last(self, shard: int, command: EndSession) -> None:
+        while True:
+            try:
+                await self._router.ask(shard, command)
+                return
+            except PenstockError as error:
+                if not is_worth_repeating(error):
+                    return
+            await asyncio.sleep(AGAIN_S)
+
+    def shards_moved(self, shards: Iterable[int]) -> None:
+        """Let the new owners hear from us: they would take the connections here for gone, if no link came."""
+        for shard in shards:
+            connections = (session for session in self._sessions if session.bound and shard in session.at)
+            there = next((session.at[shard] for session in connections), None)
+            if there is not None:
+                self._router.submit_to(shard, Heartbeat(session=there), ignore)
+
+    # -- commands that name a session --
+
+    def localise(self, call: Routed, command: Any) -> bool:
+        """Have the command name its session as the shard does. False: it goes on when the session is open there."""
+        number = call.session or command.session
+        if not number:
+            return True
+        try:
+            session = self._sessions.get(number)
+        except SessionNotFound as error:
+            if command.__class__ in _OF_SESSIONS_THAT_LIVE:
+                self._router.fail_soon(call, error)
+                return False
+            command.session = _NOBODY
+            return True
+        call.session = number
+        there = session.at.get(call.shard)
+        if there is not None:
+            command.session = there
+            return True
+        if command.__class__ not in _OF_SESSIONS_THAT_LIVE:
+            command.session = _NOBODY
+            return True
+        opening = self._loop.create_task(self._open_in(session, call.shard))
+        opening.add_done_callback(lambda task: self._was_opened(call, task))
+        return False
+
+    def _was_opened(self, call: Routed, task: asyncio.Task[int]) -> None:
+        error = ShardClosed("the node is stopping") if task.cancelled() else task.exception()
+        if call.is_over:
+            return
+        if error is not None:
+            call.error = error
+            self._router.finish(call)
+        else:
+            self._router.dispatch(call, call.shard)
+
+    async def _open_in(self, session: RoutedSession, shard: int) -> int:
+        """Open a session in a shard, if it is not; its number there."""
+        opening = session.opening.get(shard)
+        if opening is not None:
+            await asyncio.wait((opening,))
+        if shard not in session.at:
+            done = session.opening[shard] = self._loop.create_future()
+            try:
+                session.at[shard] = await self._open_once(session, shard)
+            finally:
+                del session.opening[shard]
+                done.set_result(None)
+        return session.at[shard]
+
+    async def _open_once(self, session: RoutedSession, shard: int) -> int:
+        """The command is named, so that it is sent again if the answer is lost: nobody else would end the session."""
+        self._last_opening = number = self._last_opening + 1
+        self._openings[number] = None
+        try:
+            once = Once(self._name, number, answered=next(iter(self._openings)))
+            return await self._router.ask(shard, session.open_command(once))  # type: ignore[no-any-return]
+        finally:
+            del self._openings[number]
+
+    def reopen(self, call: Routed) -> bool:
+        """A shard that was opened anew has forgotten a session that is a connection: it is opened there again."""
+        session = None
+        with contextlib.suppress(SessionNotFound):
+            session = self._sessions.get(call.session)
+        if session is None or session.ttl_ms is not None or call.reopened > 3:
+            return False
+        call.reopened += 1
+        session.at.pop(call.shard, None)
+        call.error = None
+        self._router.dispatch(call, call.shard)
+        return True

@@ -26,6 +26,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from penstock.cluster.base import LinkBroken, ShardMoved
+from penstock.cluster.catalog import LOOKS_MAX
 from penstock.cluster.placement import home_of
 from penstock.cluster.routed import Routed
 from penstock.core.commands import (
@@ -36,11 +37,12 @@ from penstock.core.commands import (
     Subscribe,
     Subscribed,
 )
-from penstock.core.errors import InvalidRequest, PenstockError, SessionNotFound
+from penstock.core.errors import InvalidRequest, PenstockError, QueueReplaced, SessionNotFound
 from penstock.server.shard import ShardClosed, Ticket, give_back
 
 if TYPE_CHECKING:
     from penstock.cluster.router import Router
+    from penstock.cluster.split_queues import SplitQueue
 
 ROUND_S = 0.1
 """How often shares go round while there are fewer than partitions."""
@@ -81,6 +83,7 @@ class Part:
         "held",
         "in_doubt",
         "number",
+        "pushed",
         "settling",
         "shard",
         "subscription",
@@ -96,6 +99,8 @@ class Part:
         """The credit that the shard was told last; None if it may not have heard of it."""
         self.number = 0
         """0 while there is none."""
+        self.pushed = 0
+        """Credit that is used up by deliveries: how much was, since it was last subscribed to."""
         self.held = 0
         """Several partitions, credit by what is in flight: how many it has handed out that are not settled."""
         self.changes = 0
@@ -139,6 +144,8 @@ class Subscription:
         self.room_bytes = command.room_bytes
         self.channel_id: int | None = None
         """Of a queue with several partitions: the channel's number in the first one."""
+        self.queue_id = 0
+        """Which queue it stands in, of all that ever had the name; 0 if that is not known."""
         self.parts: list[Part] = []
         self.is_over = False
         self.can_give_back = False
@@ -159,6 +166,7 @@ class Subscription:
             ticket=part,
             in_flight=self.in_flight,
             room_bytes=self.room_bytes,
+            of_queue=self.queue_id,
         )
 
     def pass_on(self, part: Part, deliveries: list[Delivery]) -> None:
@@ -183,6 +191,7 @@ class Subscription:
         count = delivery.count
         if not self.in_flight:
             part.credit -= count
+            part.pushed += count
             self.credit -= count
         if self.channel_id is not None:
             delivery.channel_id = self.channel_id
@@ -214,9 +223,14 @@ class Subscriptions:
             return 0
         held = 0
         for part in subscription.parts:
-            served = self._router.served.get(part.shard)
-            held += part.held if served is None else served.identity.held(part.number)
+            by_shard = self._held_by_shard(part)
+            held += part.held if by_shard is None else by_shard
         return held
+
+    def _held_by_shard(self, part: Part) -> int | None:
+        """What is in flight, as the shard says; None if it is not here, or was not subscribed to since it came."""
+        served = self._router.served.get(part.shard)
+        return served.identity.held(part.number) if served is not None and part.number else None
 
     # -- commands --
 
@@ -228,34 +242,63 @@ class Subscriptions:
     async def _subscribe(self, command: Subscribe, is_split: bool) -> Subscribed:
         if command.credit < 0:
             raise InvalidRequest(f"credit is {command.credit}: it must not be negative")
+        looks = 0
+        while True:
+            try:
+                return await self._subscribe_to(command, is_split)
+            except QueueReplaced:
+                self._router.catalog.forget(command.queue)
+                looks += 1
+                if looks == LOOKS_MAX:
+                    raise
+            is_split = len((await self._router.spread.queues.split_of(command.queue)).shards) > 1
+
+    async def _subscribe_to(self, command: Subscribe, is_split: bool) -> Subscribed:
+        """Subscribe to a queue as it is known; `QueueReplaced` if it is another one by now."""
         subscription = Subscription(self, self._next, command)
         self._next += 1
         shards = [home_of(command.queue, self._router.shards)]
+        split: SplitQueue | None = None
         if is_split:
-            split = await self._router.spread.channel_of(command.queue, command.channel)
+            split = await self._router.spread.queues.channel_of(command.queue, command.channel)
             shards, subscription.channel_id = split.shards, split.channels.get(command.channel, 0)
+            subscription.queue_id = split.queue_id
             subscription.can_give_back = command.in_flight and len(shards) > 1 and not split.config.leases_are_durable
+        elif (known := self._router.catalog.known(command.queue)) is not None:
+            subscription.queue_id = known.id
         given = shares(command.credit, len(shards))
         subscription.parts = [Part(subscription, shard, share) for shard, share in zip(shards, given, strict=True)]
         self._by_ticket[command.ticket] = self._subscriptions[subscription.number] = subscription
         if is_split:
             self._split.setdefault(subscription.session, []).append(subscription)
         try:
-            await asyncio.gather(*(self._subscribe_part(subscription, part) for part in subscription.parts))
+            await asyncio.gather(*(self._subscribe_part(subscription, part, split) for part in subscription.parts))
         except BaseException:
             self.end(subscription)
             raise
         self._mind_rotation(subscription)
         return Subscribed(subscription.number)
 
-    async def _subscribe_part(self, subscription: Subscription, part: Part) -> None:
-        given = part.credit
-        reply: Subscribed = await self._router.ask(part.shard, subscription.command(part))
+    async def _subscribe_part(self, subscription: Subscription, part: Part, split: SplitQueue | None = None) -> None:
+        """With `split`, a partition that is missing is made."""
+        given, part.pushed = part.credit, 0
+        command = subscription.command(part)
+        reply: Subscribed
+        if split is None:
+            reply = await self._router.ask(part.shard, command)
+        else:
+            reply = await self._router.spread.queues.ask(split, split.shards.index(part.shard), command)
         part.number, part.told = reply.subscription, given
         if subscription.is_over:
             await self._router.ask(part.shard, CancelWait(ticket=part))
-        elif part.credit != given and subscription.in_flight:  # it was set meanwhile
-            await self._router.ask(part.shard, SetCredit(subscription=part.number, credit=part.credit))
+            return
+        more, room_bytes = part.credit + part.pushed - given, subscription.room_bytes  # they were set meanwhile
+        if more > 0 and not subscription.in_flight:  # what is on its way stays counted there
+            await self._router.ask(part.shard, AddCredit(subscription=part.number, credit=more))
+        elif more or room_bytes != command.room_bytes:
+            await self._router.ask(
+                part.shard, SetCredit(subscription=part.number, credit=part.credit, room_bytes=room_bytes)
+            )
 
     def start(self, call: Routed) -> None:
         """Take `SetCredit`, `AddCredit` or `CancelWait` to where the subscription is."""
@@ -406,9 +449,9 @@ class Subscriptions:
 
     def _held(self, subscription: Subscription, part: Part) -> int:
         """What is in flight: by the shard, if it is here; else as counted, until all leases have run out."""
-        served = self._router.served.get(part.shard)
-        if served is not None:
-            return served.identity.held(part.number)
+        by_shard = self._held_by_shard(part)
+        if by_shard is not None:
+            return by_shard
         lease_s = 43_200.0 if subscription.lease_ms is None else subscription.lease_ms / 1_000 + 1
         if part.held and self.time_s() > part.delivered_s + lease_s:
             part.held = 0
@@ -425,8 +468,8 @@ class Subscriptions:
             held = await self._router.ask(part.shard, command)
         except PenstockError as error:
             part.told = None
-            if isinstance(error, SessionNotFound) and (subscription.is_over or not part.number):
-                return False
+            if isinstance(error, SessionNotFound) and (subscription.is_over or part.number != command.subscription):
+                return False  # whoever subscribes anew says what the credit is
             raise
         is_certain = part.changes == changes and not part.settling
         if is_certain:
@@ -487,14 +530,16 @@ class Subscriptions:
     # -- what happens to them --
 
     def lost(self, subscription: Subscription, part: Part) -> None:
-        """A part's shard has moved: subscribe at its new owner."""
+        """A part's shard has moved: subscribe at its new owner, who knows what is still held."""
         part.number, part.told, part.in_doubt = 0, None, False
-        part.count(-part.held)
+        part.changes += 1
         self._spawn(self._again(subscription, part))
 
     async def _again(self, subscription: Subscription, part: Part) -> None:
         try:
             await self._subscribe_part(subscription, part)
+            if part.held:
+                await self._set_quietly(subscription, part)
         except PenstockError as error:
             if not subscription.is_over:
                 self.end(subscription)

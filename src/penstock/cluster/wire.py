@@ -160,7 +160,7 @@ def encode_commands(numbered: Sequence[Numbered], withdrawn: Sequence[int] = ())
     """The commands of a turn, and the numbers of receives that are withdrawn.
 
     >>> decode_commands(encode_commands([(7, 2, commands.QueueStats(name="orders"), 0)], [5]))
-    ([(7, 2, QueueStats(name='orders', once=None), 0)], [5])
+    ([(7, 2, QueueStats(name='orders', once=None, of_queue=0), 0)], [5])
     """
     return _encoder.encode((numbered, withdrawn))
 

@@ -24,8 +24,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from penstock.cluster.base import ClusterMap, LinkBroken, NodeAddress, ShardMoved
 from penstock.cluster.forwarder import Forwarder, forwarder_families
 from penstock.cluster.host import ShardHost
-from penstock.cluster.link import Link, LinkIdentity, LinkLimits
+from penstock.cluster.link import Link
 from penstock.cluster.link_server import LinkServer
+from penstock.cluster.link_settings import LinkIdentity, LinkLimits
 from penstock.cluster.router import Router
 from penstock.cluster.session_router import OF_SESSIONS, ROUTER, RouterPlace
 from penstock.cluster.sessions import RoutedSessions

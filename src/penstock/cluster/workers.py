@@ -33,8 +33,9 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import PenstockError
-from penstock.server.node import MEMORY, Ready
-from penstock.server.settings import InvalidSettings, Settings
+from penstock.server.node import Ready
+from penstock.server.settings import MEMORY, InvalidSettings, Settings
+from penstock.store.cache_directory import refuse_cache
 from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
 
@@ -106,6 +107,7 @@ def open_cluster_file(data: Path, workers: int) -> ClusterFile:
             f"{data} holds the queues of a single process, which cannot be divided: serve it without --workers; "
             f"or serve a new directory with --workers {workers}, and move the messages"
         )
+    refuse_cache(data)
     made = ClusterFile(FORMAT, workers, os.urandom(ENTROPY_BYTES), os.urandom(SECRET_BYTES))
     _write(path, msgspec.json.encode(made) + b"\n")
     return made

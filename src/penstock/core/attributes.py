@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.checks import plain
 from penstock.core.errors import InvalidRequest
 
 _TYPED = 1
@@ -61,8 +62,12 @@ def _read_extension(code: int, data: memoryview) -> AttributeValue:
     return TypedText.of(value, type_) if isinstance(value, str) else TypedBytes.of(value, type_)
 
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(enc_hook=plain)
 _decoder = msgspec.msgpack.Decoder(dict[str, Any], ext_hook=_read_extension)
+_plain_decoder = msgspec.msgpack.Decoder(dict[str, Any])
+_typed_decoder = msgspec.msgpack.Decoder(tuple[str, Any])
+_PLAIN = frozenset({str, bytes, int, float})
+"""What values are, unless AWS has a type of its own for them."""
 
 
 def encode_attributes(attributes: Attributes | None) -> bytes | None:
@@ -77,6 +82,8 @@ def encode_attributes(attributes: Attributes | None) -> bytes | None:
     """
     if not attributes:
         return None
+    if not isinstance(attributes, Mapping):
+        raise InvalidRequest(f"attributes are {attributes!r}: give names with their values, as a dict")
     for name, value in attributes.items():
         if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, AttributeValue):
             raise InvalidRequest(
@@ -99,3 +106,26 @@ def _storable(value: AttributeValue) -> Any:
 def decode_attributes(stored: bytes | None) -> dict[str, AttributeValue]:
     """The attributes of a stored form; an empty dict when there are none."""
     return {} if stored is None else _decoder.decode(stored)
+
+
+def check_stored(stored: bytes) -> None:
+    """Refuse bytes that are no stored form: once they are in a queue, nobody could read the message they belong to.
+
+    >>> check_stored(encode_attributes({"kind": "order", "price": TypedText.of("12.50", "Number")}) or b"")
+    >>> check_stored(msgspec.msgpack.encode(["kind"]))
+    Traceback (most recent call last):
+    penstock.core.errors.InvalidRequest: attributes cannot be read: Expected `object`, got `array`
+    """
+    try:
+        attributes = _plain_decoder.decode(stored)
+        if _PLAIN.issuperset(map(type, attributes.values())):
+            return
+        for name, value in attributes.items():
+            if isinstance(value, msgspec.msgpack.Ext) and value.code == _TYPED:
+                is_known = isinstance(_typed_decoder.decode(value.data)[1], str | bytes)
+            else:
+                is_known = type(value) in _PLAIN
+            if not is_known:
+                raise InvalidRequest(f"attributes cannot be read: {name!r} is neither text, bytes nor a number")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"attributes cannot be read: {error}") from None

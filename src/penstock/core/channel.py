@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from penstock.core import keys
 from penstock.core.attempts import Attempts
 from penstock.core.chunk import Chunk
-from penstock.core.columns import DELAYED, LEASED, READY
+from penstock.core.columns import DELAYED, HELD_FROM, LEASED, READY
 from penstock.core.commands import ChannelStats, Failure, Run
 from penstock.core.cursor import Cursor
 from penstock.core.demand import Line, Waiter
@@ -459,7 +459,7 @@ class Channel:
         for window in self.windows.values():
             size = window.columns.size
             held = window.columns.state[:size] == LEASED
-            yield from np.unique(window.columns.holder[:size][held]).tolist()
+            yield from (each for each in np.unique(window.columns.holder[:size][held]).tolist() if each < HELD_FROM)
 
     def snapshot(self) -> dict[str, Any]:
         """All that is stored of the channel, comparable."""

@@ -28,6 +28,8 @@ LEASED: Final = 2
 DELAYED: Final = 3
 assert (DONE, READY, LEASED, DELAYED) == (State.DONE, State.READY, State.LEASED, State.DELAYED)
 """The states as plain numbers: looking up a member of an enum costs more than comparing it."""
+HELD_FROM: Final = 0xC000_0000
+"""Holders from here on are no sessions, but units of work in other shards that will ack what they hold."""
 _CAPACITY_MIN: Final = 256
 FEW: Final = 64
 """Up to so many rows, lists are faster than arrays."""

@@ -6,6 +6,7 @@ for a receive that waits: its reply then comes out of `Broker.take_woken`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -57,6 +58,13 @@ class Command(msgspec.Struct, kw_only=True, array_like=True, tag=True):
 
     once: Once | None = None
     """Do this at most once, however often it comes."""
+    of_queue: int = 0
+    """Between nodes, for what depends on a queue's partitions: do it only if the queue here has this id, or else say
+    `QueueReplaced`. 0: do it for whatever queue has the name."""
+
+
+Handlers = dict[type[Command], Callable[[Any], Any]]
+"""What is called for a command, by its type."""
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -447,6 +455,10 @@ class HoldForWork(Command):
     lease_ms: int = 60_000
     let_go: bool = False
     """Instead: the work was refused, and what was held for it can be released again. What was not is left alone."""
+    unit: int = 0
+    """Whose it is, the same whenever that unit of work is tried: it may hold messages again, and let them go. For any
+    other one they cannot be acked: two clients can have one message on the same attempt, if the store crashed before it
+    had written the first one's lease."""
 
 
 class RecallWork(Command):
@@ -489,6 +501,11 @@ class ForwardedMessages(msgspec.Struct, array_like=True, frozen=True, tag="messa
     channels: tuple[str, ...] = (MAIN,)
     config: QueueConfig = QueueConfig()
     """What a queue that is created for them gets."""
+    of_queue: int = 0
+    """They are for a partition of the queue with this id. If it is not there any more, they are sent on: the first
+    partition of the queue that has its name says where they belong. 0: they are for the first partition."""
+    sent_on: bool = False
+    """Whether that has happened. It happens once; then they are refused."""
 
 
 class ForwardedAcks(msgspec.Struct, array_like=True, frozen=True, tag="acks"):
@@ -497,12 +514,19 @@ class ForwardedAcks(msgspec.Struct, array_like=True, frozen=True, tag="acks"):
     acks: list[Ack]
 
 
+class ForwardedDelete(msgspec.Struct, array_like=True, frozen=True, tag="delete"):
+    """The first partition of a queue is deleted: so is a further one."""
+
+    queue: str
+    queue_id: int
+
+
 class OutboxEntry(msgspec.Struct, array_like=True):
     """Something that a commit in one shard wants done in another."""
 
     number: int
     made_ms: int
-    effect: ForwardedMessages | ForwardedAcks
+    effect: ForwardedMessages | ForwardedAcks | ForwardedDelete
     chunk: bytes = b""
     """The messages, as a chunk's stored form; nothing if they were damaged in the store."""
 
@@ -624,6 +648,9 @@ class OpenSession(Command):
     ttl_ms: int | None = None
     bound: bool = False
     """The session is a connection: it ends when the store is opened again, because the connection is gone then."""
+    holder: str = ""
+    """Where the connection is, if that can be another process than the store's: who opens the store after an orderly
+    release keeps the session for it."""
 
 
 class Heartbeat(Command):

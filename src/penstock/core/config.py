@@ -23,6 +23,8 @@ DELAY_MS_MAX = 100 * 366 * DAY_MS
 PRIORITY_MAX = 9
 DEDUP_WINDOW_MS = 5 * MINUTE_MS
 MESSAGE_BYTES_CEILING = 256 * 1024 * 1024
+BATCH_BYTES_MAX = 256 * 1024 * 1024
+"""How much one send, or one unit of work, may carry."""
 
 Kind = Literal["standard", "fifo"]
 Scope = Literal["queue", "group"]
@@ -138,7 +140,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             )
         try:
             config = msgspec.convert(msgspec.to_builtins(self) | msgspec.to_builtins(changes), QueueConfig)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, TypeError) as error:
             raise InvalidConfig(str(error)) from None
         config.check()
         return config
@@ -147,7 +149,8 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         """Raise `InvalidConfig` for the first setting that is of a wrong type, or out of its range."""
         try:
             msgspec.convert(msgspec.to_builtins(self), QueueConfig)
-        except msgspec.ValidationError as error:
+            msgspec.msgpack.encode((self.tags, self.labels))
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: half a character
             raise InvalidConfig(str(error)) from None
         for name, low, high in _RANGES:
             value = getattr(self, name)

@@ -8,6 +8,7 @@
     │   └── BatchTooLarge
     ├── NotFound
     │   ├── QueueNotFound
+    │   │   └── QueueReplaced     the queue that was meant is gone; another one may have its name
     │   ├── ChannelNotFound
     │   ├── ConsumerNotFound
     │   ├── SessionNotFound
@@ -72,6 +73,10 @@ class NotFound(PenstockError, LookupError):
 
 class QueueNotFound(NotFound):
     """No queue of that name."""
+
+
+class QueueReplaced(QueueNotFound):
+    """The queue that was meant is not here: it is gone, and another one may have its name. Nothing was done."""
 
 
 class ChannelNotFound(NotFound):

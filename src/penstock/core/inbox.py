@@ -13,6 +13,9 @@ No entry may hold up those behind it, and none may be lost. So a batch is never 
   kind) goes to the queue named `<queue>.refused`, a standard queue, which is created when needed. The messages'
   history says why; a redrive of that queue tries them again.
 - An ack that comes too late, because the lease is over and somebody else was handed the message, is counted.
+
+Messages for a partition of a queue that was deleted and made again meanwhile are sent on, once: to the first partition
+of the queue that has its name now, which knows how many there are.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from penstock.core.commands import (
     MAIN,
     Failure,
     ForwardedAcks,
+    ForwardedDelete,
     ForwardedMessages,
     OutboxEntry,
     Send,
@@ -37,7 +41,7 @@ from penstock.core.commands import (
 )
 from penstock.core.config import MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, QueueConfig
 from penstock.core.draft import CHUNK_MESSAGES_MAX, Messages
-from penstock.core.errors import InvalidRequest, PenstockError, QueueNotFound
+from penstock.core.errors import InvalidRequest, PenstockError, QueueNotFound, QueueReplaced
 from penstock.core.origin import Origin
 
 if TYPE_CHECKING:
@@ -71,7 +75,9 @@ def take(broker: Broker, command: TakeOutbox) -> Taken:
     taken = Taken(command.up_to, True)
     for entry, messages in arrived:
         if isinstance(entry.effect, ForwardedAcks):
-            taken.stale += sum(broker.ack_late(ack) for ack in entry.effect.acks)
+            taken.stale += sum(broker.work.ack_late(ack) for ack in entry.effect.acks)
+        elif isinstance(entry.effect, ForwardedDelete):
+            broker.catalog.delete_part(entry.effect.queue, entry.effect.queue_id)
         elif messages is not None:
             sequence = entry.number * CHUNK_MESSAGES_MAX
             taken.refused += _take_messages(broker, _Letter(command.source, sequence, entry.effect, messages))
@@ -119,13 +125,40 @@ def _take_messages(broker: Broker, letter: _Letter) -> int:
         if letter.effect.moved:
             _move_in(broker, letter.effect, letter.messages, letter.size)
         else:
-            broker.send_forwarded(_send(letter.effect, letter.messages))
+            _send_in(broker, letter.effect, letter.messages)
         return 0
+    except QueueReplaced as error:
+        return _send_on(broker, letter, str(error))
     except PenstockError as error:
         if len(letter.messages) > 1:  # some of them may be taken
             return sum(_take_messages(broker, each) for each in letter.one_by_one())
         _put_aside(broker, letter, str(error))
         return 1
+
+
+def _send_in(broker: Broker, effect: ForwardedMessages, messages: Messages) -> None:
+    queue = broker.queues.get(effect.queue)
+    if queue is None or effect.of_queue:
+        broker.sending.send_forwarded(_send(effect, messages))
+        return
+    own, away = broker.moves.divide(queue, messages, effect)
+    if len(own):  # first, because it may be refused
+        broker.sending.send_forwarded(_send(effect, own))
+    broker.moves.hand_on(queue, away, effect)
+
+
+def _send_on(broker: Broker, letter: _Letter, reason: str) -> int:
+    """Messages whose queue is not there any more go to the first partition of the one that has its name."""
+    if letter.effect.sent_on:
+        for each in letter.one_by_one():
+            _put_aside(broker, each, reason)
+        return len(letter.messages)
+    effect = msgspec.structs.replace(letter.effect, of_queue=0, sent_on=True)
+    shard = broker.home_of(effect.queue)
+    if shard == broker.meta.shard:
+        return _take_messages(broker, _Letter(letter.source, letter.sequence, effect, letter.messages))
+    broker.outbox.add_messages(shard, effect, letter.messages, letter.size)
+    return 0
 
 
 def _send(effect: ForwardedMessages, messages: Messages) -> Send:
@@ -141,6 +174,7 @@ def _send(effect: ForwardedMessages, messages: Messages) -> Send:
         create=effect.create,
         channels=effect.channels,
         config=effect.config,
+        of_queue=effect.of_queue,
     )
 
 
@@ -150,13 +184,15 @@ def _decoded(values: list[bytes | None] | None) -> list[str | None] | None:
 
 def _move_in(broker: Broker, effect: ForwardedMessages, messages: Messages, size: int) -> None:
     queue = broker.queues.get(effect.queue)
+    if effect.of_queue and (queue is None or queue.id != effect.of_queue):
+        raise QueueReplaced(f"queue {effect.queue!r} is not the one that the messages were for")
     if queue is None:
         if not effect.create:
             raise QueueNotFound(f"there is no queue {effect.queue!r}: create it first")
-        queue = broker.add_queue(effect.queue, effect.config, effect.channels)
+        queue = broker.catalog.add_queue(effect.queue, effect.config, effect.channels)
     if queue.config.is_fifo and (messages.groups is None or not all(messages.groups)):
         _need_groups(effect.queue, messages)
-    broker.move_in(queue, messages, size, effect.priority)
+    broker.moves.move_in(queue, messages, size, effect)
 
 
 def _need_groups(name: str, messages: Messages) -> None:
@@ -172,7 +208,7 @@ def _put_aside(broker: Broker, letter: _Letter, reason: str) -> None:
     """A message that its queue did not take goes to the one for such, in whatever shard that is."""
     messages = letter.messages
     messages.origins = [_origin(broker, letter, reason)]
-    config = broker.config_for_moved(QueueConfig(message_bytes_max=MESSAGE_BYTES_CEILING))
+    config = broker.moves.config_for_moved(QueueConfig(message_bytes_max=MESSAGE_BYTES_CEILING))
     effect = ForwardedMessages(refused_name(letter.effect.queue), True, due_ms=0, config=config)
     shard = broker.shard_of(effect.queue)
     if shard == broker.meta.shard:

@@ -218,7 +218,7 @@ class Ladder:
     def _bury(self, window: Window, entry: Entry, first: int, stop: int, attempts: int) -> None:
         """The last allowed delivery has failed: to the dead-letter queue."""
         chunk = self.channel.load(entry)
-        self.queue.broker.bury(self.channel, chunk, first, stop, attempts, entry, keys.lane_priority(window.lane))
+        self.queue.broker.moves.bury(self.channel, chunk, first, stop, attempts, entry, keys.lane_priority(window.lane))
         window.leased -= stop - first
         self.channel.dead += stop - first
         if self.channel.fifo is not None:

@@ -22,7 +22,7 @@ from penstock.core.packed_error import PackedError, pack_error, unpack_error
 
 CLIENTS_MAX = 100_000
 UNANSWERED_MAX = 20_000
-_NAME_LENGTH_MAX = 64
+CLIENT_LENGTH_MAX = 64
 _NUMBER_MAX = (1 << 63) - 1
 
 REPLIES: dict[type[Command], Any] = {
@@ -112,8 +112,8 @@ class OnceMemory:
         """Raise what is wrong with a name, before anything is done."""
         if type(command) not in REPLIES:
             raise InvalidRequest(f"{type(command).__name__} may come any number of times: it takes no name")
-        if not 1 <= len(once.client) <= _NAME_LENGTH_MAX or not once.client.isascii():
-            raise InvalidRequest(f"a client's name has 1 to {_NAME_LENGTH_MAX} ASCII characters")
+        if not 1 <= len(once.client) <= CLIENT_LENGTH_MAX or not once.client.isascii():
+            raise InvalidRequest(f"a client's name has 1 to {CLIENT_LENGTH_MAX} ASCII characters")
         if not 0 <= once.answered <= once.number <= _NUMBER_MAX:
             raise InvalidRequest(f"command {once.number} cannot come when all below {once.answered} are answered")
         client = self._clients.get(once.client)

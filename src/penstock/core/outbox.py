@@ -1,10 +1,10 @@
 """The outbox: what commits of this shard want done in other shards.
 
 How it works. A commit that has an effect in another shard (dead letters, redriven messages, the sends and acks of a
-unit of work) writes it down here, as an *entry* for that shard, together with whatever caused it. The entries for one
-shard are numbered. Somebody outside (`cluster/forwarder.py`) reads them in order, has the other shard do them
-(`TakeOutbox`, see `inbox`), and says which may be forgotten. The other shard remembers up to which number it has done
-them, in the same commit, so each is done once however often it comes.
+unit of work, the end of a queue with several partitions) writes it down here, as an *entry* for that shard, together
+with whatever caused it. The entries for one shard are numbered. Somebody outside (`cluster/forwarder.py`) reads them in
+order, has the other shard do them (`TakeOutbox`, see `inbox`), and says which may be forgotten. The other shard
+remembers up to which number it has done them, in the same commit, so each is done once however often it comes.
 
     entry       record (OUTBOX, target, number)         what is to be done
                 chunk  (outbox of the target, number)   the messages, if there are any
@@ -24,7 +24,16 @@ import msgspec
 
 from penstock.core import keys
 from penstock.core.chunk import Chunk, PackedBodies
-from penstock.core.commands import Ack, Damage, ForwardedAcks, ForwardedMessages, OutboxEntry, Send, Sent
+from penstock.core.commands import (
+    Ack,
+    Damage,
+    ForwardedAcks,
+    ForwardedDelete,
+    ForwardedMessages,
+    OutboxEntry,
+    Send,
+    Sent,
+)
 from penstock.core.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX, Draft, Messages, Place
 from penstock.core.errors import ChunkDamaged
 from penstock.core.keys import Kind
@@ -71,7 +80,9 @@ class Outbox:
         due_ms = send.due_ms
         if due_ms is None and send.delay_ms is not None:
             due_ms = self.broker.now_ms + send.delay_ms
-        effect = ForwardedMessages(send.queue, False, send.priority, due_ms, send.create, send.channels, send.config)
+        effect = ForwardedMessages(
+            send.queue, False, send.priority, due_ms, send.create, send.channels, send.config, send.of_queue
+        )
         messages = Messages(
             send.bodies,
             attributes=send.attributes,
@@ -84,9 +95,16 @@ class Outbox:
 
     def add_acks(self, target: int, acks: list[Ack]) -> None:
         """What a unit of work has taken in another shard is done."""
+        self._add(target, ForwardedAcks(acks))
+
+    def add_delete(self, target: int, queue: str, queue_id: int) -> None:
+        """A queue is deleted, and has a partition in another shard."""
+        self._add(target, ForwardedDelete(queue, queue_id))
+
+    def _add(self, target: int, effect: ForwardedAcks | ForwardedDelete) -> None:
         self.broker.must_commit = True
         self._seal(target)
-        self._write(target, OutboxRecord(self.broker.now_ms, ForwardedAcks(acks)), None)
+        self._write(target, OutboxRecord(self.broker.now_ms, effect), None)
 
     def seal(self) -> None:
         """Make entries of all that has come."""

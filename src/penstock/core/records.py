@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.core.commands import ForwardedAcks, ForwardedMessages, Span
+from penstock.core.commands import ForwardedAcks, ForwardedDelete, ForwardedMessages, Span
 from penstock.core.config import QueueConfig
 
 
@@ -34,6 +34,7 @@ class Session(msgspec.Struct, array_like=True):
     ttl_ms: int | None
     seen_ms: int
     bound: bool = False
+    holder: str = ""
 
 
 class QueueRecord(msgspec.Struct, array_like=True):
@@ -77,7 +78,7 @@ class OutboxRecord(msgspec.Struct, array_like=True):
     """An entry of an outbox; its messages are in a chunk."""
 
     made_ms: int
-    effect: ForwardedMessages | ForwardedAcks
+    effect: ForwardedMessages | ForwardedAcks | ForwardedDelete
     messages: int = 0
 
 

@@ -6,15 +6,17 @@ its rate, can be watched and cancelled, and goes on after a restart without losi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.core import keys
 from penstock.core.channel import Channel
-from penstock.core.commands import MAIN, RedriveTask, Seen
+from penstock.core.checks import clean
+from penstock.core.commands import MAIN, CancelRedrive, Handlers, ListRedrives, RedriveTask, Seen, StartRedrive
+from penstock.core.config import check_name
 from penstock.core.draft import Messages
-from penstock.core.errors import ChunkDamaged, PenstockError
+from penstock.core.errors import ChunkDamaged, InvalidRequest, PenstockError, TaskNotFound
 from penstock.core.keys import Kind
 from penstock.core.origin import Origin
 from penstock.core.states import State
@@ -29,64 +31,165 @@ BURST_MS = 1_000
 _STEP_MESSAGES = 1_000
 
 
-def step(broker: Broker, task: RedriveTask, now_ms: int) -> None:
-    """Move the next few messages of a task."""
-    if task.status != "running":
-        return
-    queue = broker.queues.get(task.queue)
-    if queue is None or MAIN not in queue.channels:
-        _end(task, "failed", f"queue {task.queue!r} is gone")
-    else:
+class Redrives:
+    """Starts, cancels and lists redrives, and moves their messages."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def handlers(self) -> Handlers:
+        """What is called for a command."""
+        return {StartRedrive: self._start, CancelRedrive: self._cancel, ListRedrives: self._list}
+
+    def _start(self, command: StartRedrive) -> RedriveTask:
+        broker = self.broker
+        queue = broker.find_queue(command.queue, command.of_queue)
+        if command.target is not None:
+            check_name(command.target, "queue")
+            if command.target == command.queue:
+                raise InvalidRequest(f"queue {command.queue!r} cannot be redriven to itself: name another target")
+        if command.per_second is not None and command.per_second < 1:
+            raise InvalidRequest(f"per_second is {command.per_second}: it must be at least 1")
+        if command.error is not None and clean(command.error) != command.error:
+            raise InvalidRequest(f"an error to look for must be valid text; {command.error[:50]!r} is not")
+        if any(task.queue == queue.name and task.status == "running" for task in broker.tasks.values()):
+            raise InvalidRequest(f"a redrive of queue {queue.name!r} is running: cancel it, or wait for it, first")
+        channel = broker.receiving.channel_to_receive(queue, MAIN)
+        task = RedriveTask(
+            task=broker.meta.next_task,
+            queue=queue.name,
+            target=command.target,
+            status="running",
+            moved=0,
+            skipped=0,
+            to_move=channel.ready,
+            started_ms=broker.now_ms,
+            sequences=command.sequences,
+            contains=command.contains,
+            match_error=command.error,
+            per_second=command.per_second,
+            end=queue.next_sequence,
+            paced_ms=broker.now_ms - STEP_MS,
+        )
+        broker.meta.next_task += 1
+        broker.save_meta()
+        broker.tasks[task.task] = task
+        self._save(task)
+        broker.schedule(broker.now_ms, "redrive", task)
+        broker.must_commit = True
+        return msgspec.structs.replace(task)
+
+    def _cancel(self, command: CancelRedrive) -> RedriveTask:
+        task = self.broker.tasks.get(command.task)
+        if task is None:
+            raise TaskNotFound(f"there is no redrive {command.task}")
+        if task.status == "running":
+            task.status = "cancelled"
+            self._save(task)
+            self.broker.must_commit = True
+        return msgspec.structs.replace(task)
+
+    def _list(self, command: ListRedrives) -> list[RedriveTask]:
+        found = [task for task in self.broker.tasks.values() if command.queue in (None, task.queue)]
+        return [msgspec.structs.replace(task) for task in sorted(found, key=lambda task: -task.task)]
+
+    def step(self, task: RedriveTask, _detail: Any, _time_ms: int) -> None:
+        """Move the next few messages of a task: its time has come."""
+        if task.status != "running":
+            return
+        now_ms = self.broker.now_ms
+        queue = self.broker.queues.get(task.queue)
+        if queue is None or MAIN not in queue.channels:
+            _end(task, "failed", f"queue {task.queue!r} is gone")
+        else:
+            try:
+                self._move_some(task, queue, queue.channels[MAIN], now_ms)
+            except PenstockError as error:
+                _end(task, "failed", str(error))
+        self._save(task)
+        if task.status == "running":
+            self.broker.schedule(now_ms + (STEP_MS if task.per_second else 1), "redrive", task)
+
+    def queue_deleted(self, name: str) -> None:
+        """A queue is gone: so are its redrives, and a new queue of that name has nothing to do with them."""
+        for task in self.broker.tasks.values():
+            if task.queue == name and task.status == "running":
+                _end(task, "failed", f"queue {name!r} was deleted")
+                self._save(task)
+
+    def restore(self, number: int, data: bytes) -> None:
+        """Take a task back from its record."""
+        task = self.broker.tasks[number] = msgspec.msgpack.decode(data, type=RedriveTask)
+        if task.status == "running":
+            self.broker.schedule(self.broker.now_ms, "redrive", task)
+
+    def _save(self, task: RedriveTask) -> None:
+        self.broker.shelf.changes.put_record(keys.record(Kind.TASK, task.task), msgspec.msgpack.encode(task))
+
+    def _move_some(self, task: RedriveTask, queue: Queue, channel: Channel, now_ms: int) -> None:
+        limit = _allowance(task, now_ms)
+        if limit <= 0:
+            return
         try:
-            _move_some(broker, task, queue, queue.channels[MAIN], now_ms)
-        except PenstockError as error:
-            _end(task, "failed", str(error))
-    save(broker, task)
-    if task.status == "running":
-        broker.schedule(now_ms + (STEP_MS if task.per_second else 1), "redrive", task)
+            found = queue.browse(channel, task.cursor, limit, (State.READY,), task.contains)
+        except ChunkDamaged:
+            return  # quarantined and reported: the next step goes on behind it
+        selected = None if task.sequences is None else set(task.sequences)
+        moved_before = task.moved
+        for seen in found:
+            if seen.sequence >= task.end:
+                _end(task, "done")
+                break
+            task.cursor = seen.sequence
+            wanted = (selected is None or seen.sequence in selected) and _wanted(task, seen)
+            if wanted and self._move(task, queue, channel, seen, now_ms):
+                task.moved += 1
+            else:
+                task.skipped += 1
+        if task.per_second is not None:
+            task.paced_ms += -(-(task.moved - moved_before) * 1_000 // task.per_second)
+        if len(found) < limit:
+            _end(task, "done")
 
-
-def queue_deleted(broker: Broker, name: str) -> None:
-    """A queue is gone: so are its redrives, and a new queue of that name has nothing to do with them."""
-    for task in broker.tasks.values():
-        if task.queue == name and task.status == "running":
-            _end(task, "failed", f"queue {name!r} was deleted")
-            save(broker, task)
-
-
-def save(broker: Broker, task: RedriveTask) -> None:
-    """Write a task's record."""
-    broker.shelf.changes.put_record(keys.record(Kind.TASK, task.task), msgspec.msgpack.encode(task))
+    def _move(self, task: RedriveTask, queue: Queue, channel: Channel, seen: Seen, now_ms: int) -> bool:
+        chunk, index = seen.chunk, seen.index
+        data = chunk.origin(index)
+        origin = None if data is None else Origin.decode(data)
+        target = task.target or (None if origin is None else origin.queue)
+        if target is None or target == queue.name:
+            return False
+        for lane in list(channel.windows):
+            if channel.state_of(seen.sequence, lane)[0] == State.READY and channel.settle_moved(
+                seen.sequence, lane, now_ms
+            ):
+                break
+        else:
+            return False
+        if origin is None:
+            origin = Origin(
+                self.broker.message_id(queue.id, seen.sequence),
+                queue.name,
+                MAIN,
+                seen.sequence,
+                chunk.sent_ms,
+                seen.attempts,
+                0,
+                [],
+            )
+        body, attributes, group = chunk.body(index), chunk.attributes(index), chunk.group(index)
+        messages = Messages(
+            [body],
+            attributes=[attributes],
+            groups=[(group or "").encode() or None],
+            dedup_ids=[(chunk.dedup_id(index) or "").encode() or None],
+            origins=[origin.encode()],
+        )
+        self.broker.moves.move(target, queue.config, messages, len(body) + len(attributes or b""), origin.priority)
+        return True
 
 
 def _end(task: RedriveTask, status: str, error: str = "") -> None:
     task.status, task.error = status, error
-
-
-def _move_some(broker: Broker, task: RedriveTask, queue: Queue, channel: Channel, now_ms: int) -> None:
-    limit = _allowance(task, now_ms)
-    if limit <= 0:
-        return
-    try:
-        found = queue.browse(channel, task.cursor, limit, (State.READY,), task.contains)
-    except ChunkDamaged:
-        return  # quarantined and reported: the next step goes on behind it
-    selected = None if task.sequences is None else set(task.sequences)
-    moved_before = task.moved
-    for seen in found:
-        if seen.sequence >= task.end:
-            _end(task, "done")
-            break
-        task.cursor = seen.sequence
-        wanted = (selected is None or seen.sequence in selected) and _wanted(task, seen)
-        if wanted and _move(broker, task, queue, channel, seen, now_ms):
-            task.moved += 1
-        else:
-            task.skipped += 1
-    if task.per_second is not None:
-        task.paced_ms += -(-(task.moved - moved_before) * 1_000 // task.per_second)
-    if len(found) < limit:
-        _end(task, "done")
 
 
 def _allowance(task: RedriveTask, now_ms: int) -> int:
@@ -103,40 +206,3 @@ def _wanted(task: RedriveTask, seen: Seen) -> bool:
     data = seen.chunk.origin(seen.index)
     failures = [] if data is None else Origin.decode(data).failures
     return any(task.match_error in failure.error for failure in failures)
-
-
-def _move(broker: Broker, task: RedriveTask, queue: Queue, channel: Channel, seen: Seen, now_ms: int) -> bool:
-    chunk, index = seen.chunk, seen.index
-    data = chunk.origin(index)
-    origin = None if data is None else Origin.decode(data)
-    target = task.target or (None if origin is None else origin.queue)
-    if target is None or target == queue.name:
-        return False
-    for lane in list(channel.windows):
-        if channel.state_of(seen.sequence, lane)[0] == State.READY and channel.settle_moved(
-            seen.sequence, lane, now_ms
-        ):
-            break
-    else:
-        return False
-    if origin is None:
-        origin = Origin(
-            broker.message_id(queue.id, seen.sequence),
-            queue.name,
-            MAIN,
-            seen.sequence,
-            chunk.sent_ms,
-            seen.attempts,
-            0,
-            [],
-        )
-    body, attributes, group = chunk.body(index), chunk.attributes(index), chunk.group(index)
-    messages = Messages(
-        [body],
-        attributes=[attributes],
-        groups=[(group or "").encode() or None],
-        dedup_ids=[(chunk.dedup_id(index) or "").encode() or None],
-        origins=[origin.encode()],
-    )
-    broker.move(target, queue.config, messages, len(body) + len(attributes or b""), origin.priority)
-    return True

@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.columns import LEASED, runs_of
+from penstock.core.columns import HELD_FROM, LEASED, runs_of
 from penstock.core.commands import Refused, Settled, Span
 from penstock.core.config import LEASE_MS_MAX
 from penstock.core.errors import LeaseTooLong, StaleReceipt
 from penstock.core.happenings import Happening, What
 from penstock.core.runs import cut, gaps
-from penstock.core.states import Event
+from penstock.core.states import TRANSITIONS, Event
 from penstock.core.window import Entry, Window
 
 if TYPE_CHECKING:
     from penstock.core.channel import Channel
 
-HELD_FOR_WORK = 0xFFFF_FFFF
-"""Stands for a session as the holder of what a unit of work in another shard will ack."""
+_HOLDERS = 1 << 32
 Part = tuple[int, int]
 """Sequence numbers from the first up to, not including, the second."""
 Judge = Callable[[Window, slice], NDArray[np.bool_]]
@@ -37,6 +36,31 @@ Apply = Callable[[Window, Entry, int, int], None]
 def _allowing(event: Event, attempt: int) -> Judge:
     """Approves of messages to which an event may happen, on that attempt."""
     return lambda window, rows: window.columns.rows_allowing(event, rows, attempt)
+
+
+def _allowing_unless_held(event: Event, attempt: int, but_for: int = 0) -> Judge:
+    """As `_allowing`, but of nothing that a unit of work in another shard holds, unless it is that one."""
+
+    def judge(window: Window, rows: slice) -> NDArray[np.bool_]:
+        holders = window.columns.holder[rows]
+        mask = window.columns.rows_allowing(event, rows, attempt)
+        mask &= (holders < HELD_FROM) | (holders == but_for)
+        return mask
+
+    return judge
+
+
+def holder_of_unit(unit: int) -> int:
+    """What stands for a unit of work where the number of a session would be."""
+    return HELD_FROM | unit % (_HOLDERS - HELD_FROM)
+
+
+_ACKABLE = frozenset(int(state) for state, row in TRANSITIONS.items() if Event.ACK in row)
+
+
+def _wholly_ackable(attempt: int) -> JudgeWhole:
+    """As `_allowing` an ack, for a whole entry: messages that were sent one by one are acked many at a time."""
+    return lambda entry: entry.attempts == attempt and entry.state in _ACKABLE
 
 
 def _do_nothing(window: Window, entry: Entry, first: int, stop: int) -> None:
@@ -200,32 +224,49 @@ class Settlement:
         """Whether `ack` would settle all of a span."""
         if span.attempt <= 0:
             return False
-        _, left = self._walk(span.first, span.last + 1, _allowing(Event.ACK, span.attempt), _do_nothing)
+        judge, judge_whole = _allowing(Event.ACK, span.attempt), _wholly_ackable(span.attempt)
+        _, left = self._walk(span.first, span.last + 1, judge, _do_nothing, judge_whole)
         if left:
             _, left = self._ack_far(left, span.attempt, dry=True)
         return not left
 
-    def can_hold(self, span: Span) -> bool:
-        """Whether all of a span is leased on its attempt."""
+    def is_held(self, span: Span) -> bool:
+        """Whether a unit of work in another shard will ack something of a span."""
+
+        def held(window: Window, rows: slice) -> NDArray[np.bool_]:
+            mask: NDArray[np.bool_] = (window.columns.state[rows] == LEASED) & (
+                window.columns.holder[rows] >= HELD_FROM
+            )
+            return mask
+
+        return self._walk(span.first, span.last + 1, held, _do_nothing, lambda _whole: False)[0] > 0
+
+    def can_hold(self, span: Span, holder: int) -> bool:
+        """Whether all of a span is leased on its attempt, and no other unit of work holds it.
+
+        The attempt alone does not tell: a lease that was not written when the store crashed and the next one have the
+        same.
+        """
         if span.attempt <= 0:
             return False
-        return not self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), _do_nothing)[1]
+        judge = _allowing_unless_held(Event.EXTEND, span.attempt, holder)
+        return not self._walk(span.first, span.last + 1, judge, _do_nothing)[1]
 
-    def hold(self, span: Span, until_ms: int) -> None:
+    def hold(self, span: Span, until_ms: int, holder: int) -> None:
         """A span that can be held stays leased until then, or for longer, and nobody can release it."""
 
         def prolong(window: Window, entry: Entry, first: int, stop: int) -> None:
             rows = window.rows(entry, first, stop)
             self.channel.freed_rows(window, entry, first, stop)
-            window.columns.holder[rows] = HELD_FOR_WORK
+            window.columns.holder[rows] = holder
             window.columns.extend(rows, np.maximum(window.columns.deadline_ms[rows], until_ms))
             self.channel.touch_entry(window, entry)
             self.channel.watch(window, until_ms)
 
         self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), prolong)
 
-    def let_go(self, span: Span) -> int:
-        """What was held of a span is leased as anything is. Returns how many messages that were."""
+    def let_go(self, span: Span, holder: int) -> int:
+        """What a unit of work held of a span is leased as anything is. Returns how many messages that were."""
 
         def free(window: Window, entry: Entry, first: int, stop: int) -> None:
             window.columns.holder[window.rows(entry, first, stop)] = 0
@@ -233,23 +274,14 @@ class Settlement:
 
         def held(window: Window, rows: slice) -> NDArray[np.bool_]:
             mask = window.columns.rows_allowing(Event.EXTEND, rows, span.attempt)
-            mask &= window.columns.holder[rows] == HELD_FOR_WORK
+            mask &= window.columns.holder[rows] == holder
             return mask
 
         return self._walk(span.first, span.last + 1, held, free)[0]
 
     def release(self, span: Span, now_ms: int, delay_ms: int | None, error: str) -> tuple[int, list[Refused]]:
         """A delivery failed, says the receiver. What is held for work is not its own any more."""
-
-        def releasable(window: Window, rows: slice) -> NDArray[np.bool_]:
-            mask = window.columns.rows_allowing(Event.RETRY, rows, span.attempt)
-            mask &= window.columns.holder[rows] != HELD_FOR_WORK
-            return mask
-
-        if span.attempt <= 0:
-            return 0, [self._stale(span.first, span.last + 1)]
-        done, left = self._walk(span.first, span.last + 1, releasable, self._failing(now_ms, delay_ms, error))
-        return done, [self._stale(low, high) for low, high in left]
+        return self._return(span, self._failing(now_ms, delay_ms, error))
 
     def _failing(self, now_ms: int, delay_ms: int | None, error: str) -> Apply:
         def fail(window: Window, entry: Entry, first: int, stop: int) -> None:
@@ -270,7 +302,15 @@ class Settlement:
             self.channel.touch_entry(window, entry)
             self.channel.handout.offer_again(window, first, stop)
 
-        return self._settle(span, Event.RETRY, undo)
+        return self._return(span, undo)
+
+    def _return(self, span: Span, apply: Apply) -> tuple[int, list[Refused]]:
+        """Messages are ready again. What is held for work is not the receiver's any more, and stays."""
+        if span.attempt <= 0:
+            return 0, [self._stale(span.first, span.last + 1)]
+        judge = _allowing_unless_held(Event.RETRY, span.attempt)
+        done, left = self._walk(span.first, span.last + 1, judge, apply)
+        return done, [self._stale(low, high) for low, high in left]
 
     def extend(self, span: Span, now_ms: int, lease_ms: int) -> tuple[int, list[Refused]]:
         """A heartbeat."""
@@ -295,7 +335,7 @@ class Settlement:
     def _prolong(window: Window, rows: slice, deadline_ms: int) -> None:
         """Leases end at another time; what is held for work not earlier than before."""
         columns = window.columns
-        held = columns.holder[rows] == HELD_FOR_WORK
+        held = columns.holder[rows] >= HELD_FROM
         if held.any():
             columns.extend(rows, np.where(held, np.maximum(columns.deadline_ms[rows], deadline_ms), deadline_ms))
         else:
@@ -312,7 +352,8 @@ class Settlement:
         """Apply an event to those messages of a span to which it may happen; the others are refused."""
         if span.attempt <= 0:
             return 0, [self._stale(span.first, span.last + 1)]
-        done, left = self._walk(span.first, span.last + 1, _allowing(event, span.attempt), apply)
+        judge_whole = _wholly_ackable(span.attempt) if event == Event.ACK else None
+        done, left = self._walk(span.first, span.last + 1, _allowing(event, span.attempt), apply, judge_whole)
         if left and event == Event.ACK:
             acked, left = self._ack_far(left, span.attempt, dry=False)
             done += acked

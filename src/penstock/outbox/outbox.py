@@ -10,6 +10,7 @@ five minutes, and the inbox for as long as it remembers.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING, Any, overload
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Engine,
+    FromClause,
     Index,
     Integer,
     LargeBinary,
@@ -29,6 +32,7 @@ from sqlalchemy import (
     Text,
     and_,
     case,
+    cast,
     delete,
     func,
     insert,
@@ -57,6 +61,8 @@ OUTBOX_ID = "outbox_id"
 """The attribute that carries a row's key."""
 PENDING, SENT, FAILED = 0, 1, 2
 _TEXT_LENGTH_MAX = 128
+_CHANNEL_BYTES_MAX = 63
+"""PostgreSQL ends the transaction that notifies under a longer name."""
 _DELETED_AT_ONCE = 1_000
 _NOTIFY = text("SELECT pg_notify(:channel, '')")
 
@@ -139,8 +145,9 @@ class Outbox:
 
     @property
     def channel(self) -> str:
-        """The name under which PostgreSQL tells relays of new rows."""
-        return self.table.fullname.replace(".", "_")
+        """The name under which PostgreSQL tells relays of new rows. Two that share one are woken for each other."""
+        name = self.table.fullname.replace(".", "_").encode()
+        return name[:_CHANNEL_BYTES_MAX].decode(errors="ignore")
 
     def schema(self, engine: Engine) -> str:
         """The statements that make the table, for a migration."""
@@ -275,7 +282,7 @@ class Outbox:
         row = connection.execute(
             select(
                 func.count(case((pending, 1))),
-                func.count(case((and_(pending, table.claimed_until_ms > now_ms()), 1))),
+                func.count(case((and_(pending, claimed_until_ms(self.table) > now_ms()), 1))),
                 func.count(case((table.state == FAILED, 1))),
                 func.count(case((table.state == SENT, 1))),
                 now_ms() - func.min(case((pending, table.created_ms))),
@@ -313,6 +320,11 @@ class Outbox:
         return _rows(connection.execute(delete(self.table).where(table.id.in_(ids))))
 
 
+def claimed_until_ms(table: FromClause) -> ColumnElement[int]:
+    """Until when a row is claimed. SQLite takes text in a number's column, and no claim is made with that: it is 0."""
+    return cast(table.c.claimed_until_ms, BigInteger)
+
+
 def _rows(result: Any) -> int:
     """How many rows a statement changed."""
     return int(result.rowcount)
@@ -340,9 +352,8 @@ def _row(
         raise MessageTooLarge(f"the message has {size} bytes with its attributes, and {MESSAGE_BYTES_CEILING} is most")
     if not isinstance(priority, int) or not 0 <= priority <= PRIORITY_MAX:
         raise InvalidRequest(f"priority is {priority!r}: it must be from 0 to {PRIORITY_MAX}")
-    for what, value in (("group", group), ("dedup_id", dedup_id)):
-        if value is not None and not 1 <= len(value) <= _TEXT_LENGTH_MAX:
-            raise InvalidRequest(f"a {what} has 1 to {_TEXT_LENGTH_MAX} characters; this one has {len(value)}")
+    _check_text(group, "group")
+    _check_text(dedup_id, "dedup_id")
     return {
         "key": uuid.uuid4().hex,
         "queue": queue,
@@ -355,6 +366,20 @@ def _row(
     }
 
 
+def _check_text(value: object, what: str) -> None:
+    """Refuse what a queue would refuse, before the database does: its error may end the user's transaction."""
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise InvalidRequest(f"a {what} is text, and not {type(value).__name__}")
+    if not 1 <= len(value) <= _TEXT_LENGTH_MAX:
+        raise InvalidRequest(f"a {what} has 1 to {_TEXT_LENGTH_MAX} characters; this one has {len(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"a {what} must be valid text; {value!r} is not") from None
+
+
 def _due(delay: Seconds | None, due: Moment | None) -> int | None:
     """When a message is due: a time, or a delay as a negative number."""
     if delay is not None and due is not None:
@@ -362,4 +387,9 @@ def _due(delay: Seconds | None, due: Moment | None) -> int | None:
     delay_ms = length_ms(delay, "delay")
     if delay_ms is not None and delay_ms > DELAY_MS_MAX:
         raise InvalidRequest(f"delay is {delay!r}: it must be within a hundred years")
-    return moment_ms(due, "due") if not delay_ms else -delay_ms
+    if delay_ms is not None:
+        return -delay_ms  # 0: due long ago, whatever delay the queue has
+    due_ms = moment_ms(due, "due")
+    if due_ms is not None and due_ms > time.time() * 1_000 + DELAY_MS_MAX:
+        raise InvalidRequest(f"due is {due!r}: it must be within a hundred years")
+    return None if due_ms is None else max(0, due_ms)

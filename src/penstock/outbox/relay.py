@@ -15,8 +15,9 @@ sent, every earlier one of its group: what stands behind a row that another rela
 left alone. A row that is marked as failed blocks nobody.
 
 Failures. A row that no queue will take is marked with the error (`FAILED`); the batch is halved until it is found, so
-the others go on. A row that may be taken later (the right is missing, the rate is exceeded) waits, longer each time,
-and its group with it. When Penstock cannot be reached, rows go back as they are, and the relay pauses.
+the others go on. That holds for whatever another program has written into a row, also for what is no text, or no
+number. A row that may be taken later (the right is missing, the rate is exceeded) waits, longer each time, and its
+group with it. When Penstock cannot be reached, rows go back as they are, and the relay pauses.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -54,11 +56,11 @@ from penstock.client.sync.penstock import Penstock
 from penstock.client.sync.unit_of_work import UnitOfWork
 from penstock.client.thread_workers import Signal
 from penstock.client.times import Seconds, length_ms
-from penstock.core.attributes import decode_attributes
+from penstock.core.attributes import AttributeValue, decode_attributes
 from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import ConnectionLost, InvalidRequest, PenstockError, StoreError
 from penstock.outbox.clock import now_ms
-from penstock.outbox.outbox import FAILED, OUTBOX_ID, PENDING, SENT, Outbox
+from penstock.outbox.outbox import FAILED, OUTBOX_ID, PENDING, SENT, Outbox, claimed_until_ms
 
 _LOG = logging.getLogger("penstock.outbox")
 _BATCH_BYTES_MAX = 16 * 1024 * 1024
@@ -201,7 +203,9 @@ class Relay:
                 trouble = error
             failures = failures + 1 if trouble else 0
             if trouble:
-                _LOG.warning("outbox %s: a round failed, once more soon: %s", self._outbox.table.fullname, trouble)
+                _LOG.warning(
+                    "outbox %s: a round failed, once more soon: %s", self._outbox.table.fullname, _said(trouble)
+                )
                 self._wake.wait(pause_seconds(failures))
         self._hang_up()
 
@@ -254,12 +258,13 @@ class Relay:
             .values(claim=token, claimed_until_ms=now_ms() + self._claim_ms)
         )
         mine = select(table).where(table.c.id.in_(ids), table.c.claim == token).order_by(table.c.id)
-        rows = connection.execute(mine).all()
+        with _broken_text_as_bytes(connection):
+            rows = connection.execute(mine).all()
         return self._in_order(connection, token, rows), len(found) == self._batch or len(ids) < len(found)
 
     def _is_free(self) -> ColumnElement[bool]:
-        table = self._outbox.table.c
-        return and_(table.state == PENDING, table.claimed_until_ms <= now_ms())
+        table = self._outbox.table
+        return and_(table.c.state == PENDING, claimed_until_ms(table) <= now_ms())
 
     def _is_blocked(self) -> ColumnElement[bool]:
         """Whether an earlier row of the same group is in work, or waits for another try."""
@@ -269,7 +274,7 @@ class Relay:
             earlier.c.message_group == table.c.message_group,
             earlier.c.id < table.c.id,
             earlier.c.state == PENDING,
-            earlier.c.claimed_until_ms > now_ms(),
+            claimed_until_ms(earlier) > now_ms(),
         )
 
     def _in_order(self, connection: Connection, token: str, rows: Iterable[Message]) -> list[Message]:
@@ -284,7 +289,8 @@ class Relay:
 
     def _first_of_others(self, connection: Connection, token: str, rows: list[Message]) -> dict[Group, int]:
         table = self._outbox.table.c
-        groups = sorted({_group(row) for row in rows if row.message_group is not None})
+        found = {_group(row) for row in rows if row.message_group is not None}
+        groups = sorted(each for each in found if all(isinstance(name, str) for name in each))
         if not groups:
             return {}
         others = (
@@ -430,20 +436,70 @@ def _up_to(bytes_max: int, found: Iterable[Any]) -> list[int]:
     return ids
 
 
+@contextlib.contextmanager
+def _broken_text_as_bytes(connection: Connection) -> Iterator[None]:
+    """Have SQLite hand over text that is no UTF-8 as bytes: it would refuse the other rows along with it."""
+    driver: Any = connection.connection.driver_connection
+    if getattr(driver, "text_factory", None) is not str:
+        yield
+        return
+    driver.text_factory = _text_or_bytes
+    try:
+        yield
+    finally:
+        driver.text_factory = str
+
+
+def _text_or_bytes(raw: bytes) -> str | bytes:
+    """Text, if it is.
+
+    >>> _text_or_bytes(b"tea"), _text_or_bytes(b"\\xff")
+    ('tea', b'\\xff')
+    """
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
 def _group(row: Message) -> Group:
     return row.queue, row.message_group
 
 
 def _put(work: UnitOfWork, row: Message) -> None:
+    if not isinstance(row.key, str):
+        raise InvalidRequest(f"key is {row.key!r}: it must be text")
     work.put(
         row.queue,
         row.body,
-        attributes={**decode_attributes(row.attributes), OUTBOX_ID: row.key},
+        attributes={**_attributes(row), OUTBOX_ID: row.key},
         group=row.message_group,
         dedup_id=row.dedup_id or row.key,
         priority=row.priority,
-        due=None if row.due_ms is None else row.due_ms / 1_000,
+        due=_due_seconds(row),
     )
+
+
+def _due_seconds(row: Message) -> float | None:
+    """When a row's message is due. SQLite takes text in a number's column."""
+    if row.due_ms is None:
+        return None
+    if not isinstance(row.due_ms, int | float):
+        raise InvalidRequest(f"due_ms is {row.due_ms!r}: it must be a number")
+    return row.due_ms / 1_000
+
+
+def _attributes(row: Message) -> dict[str, AttributeValue]:
+    """A row's attributes. Not every row was written by an outbox: a trigger, or another program, may have done it."""
+    try:
+        return decode_attributes(row.attributes)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"the attributes cannot be read: {error}") from None
+
+
+def _said(error: Exception) -> str:
+    """An error in one line: SQLAlchemy's go on with the statement and its parameters."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _reason(row: Message, error: PenstockError) -> dict[str, Any]:
@@ -452,4 +508,5 @@ def _reason(row: Message, error: PenstockError) -> dict[str, Any]:
 
 def _pause_ms(row: Message) -> int:
     """How long a row waits that may be taken later."""
-    return int(min(1_000 * 2 ** min(row.tries, 20), _RETRY_MS_MAX))
+    tries = row.tries if isinstance(row.tries, int) else 0  # SQLite takes text, too; and counts on from 0
+    return int(min(1_000 * 2 ** min(tries, 20), _RETRY_MS_MAX))

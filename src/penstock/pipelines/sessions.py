@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.pipelines.errors import SparkMissing
+from penstock.spark.together import ready_for_several
 from penstock.spark.worker_python import worker_python
 
 _LOG4J = """\
@@ -57,6 +58,7 @@ def start_session(
         from penstock.spark.shipping import ship
 
         ship(spark)
+    ready_for_several(spark)
     return spark
 
 

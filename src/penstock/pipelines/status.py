@@ -42,12 +42,7 @@ def _query(
         return row
     row["last_batch"], offsets = done
     row["sources"] = [
-        {
-            "queue": queue,
-            "channel": offset["channel"],
-            "offset": int(each["0"]),
-            "lag": _lag(partition_offsets(each), ends.get(queue)),
-        }
+        _source(queue, offset["channel"], partition_offsets(each), ends.get(queue))
         for offset in offsets
         for queue, each in offset["queues"].items()
     ]
@@ -57,11 +52,28 @@ def _query(
     return row
 
 
-def _lag(offsets: list[int], ends: list[int] | None) -> int | None:
-    """How many messages of a queue were not read yet, in all its partitions; None if that is not known."""
-    if ends is None or len(ends) != len(offsets):
-        return None
-    return sum(max(0, end - offset) for offset, end in zip(offsets, ends, strict=True))
+def _source(queue: str, channel: str, offsets: list[int], ends: list[int] | None) -> dict[str, Any]:
+    """Where a query is in one queue: in all, and by partition. What is not known is None.
+
+    >>> _source("orders", "c", [120], [150])
+    {'queue': 'orders', 'channel': 'c', 'offset': 120, 'lag': 30, 'offsets': {'0': 120}, 'lags': {'0': 30}}
+    """
+    lags = None
+    if ends is not None and len(ends) == len(offsets):
+        lags = [max(0, end - offset) for offset, end in zip(offsets, ends, strict=True)]
+    return {
+        "queue": queue,
+        "channel": channel,
+        "offset": offsets[0] if len(offsets) == 1 else None,
+        "lag": None if lags is None else sum(lags),
+        "offsets": _by_partition(offsets),
+        "lags": None if lags is None else _by_partition(lags),
+    }
+
+
+def _by_partition(numbers: list[int]) -> dict[str, int]:
+    """With the keys that `startingOffsets` has, so that offsets can be copied to there."""
+    return {str(partition): number for partition, number in enumerate(numbers)}
 
 
 def _ends(pipeline: Pipeline, state: State, where: Where) -> dict[str, list[int]]:

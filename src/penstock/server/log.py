@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -22,6 +24,12 @@ from penstock.server.settings import LogSettings
 _FLUSH_S = 0.2
 _GATHERED_MAX = 1_000
 """Lines after which the log is written at once."""
+_LIBRDKAFKA = "%s [%s] %s"
+"""The form in which confluent-kafka passes on what librdkafka logs."""
+_NUMBERS = re.compile(r"\d+")
+_REPEAT_S = 30.0
+_LINES_MAX = 1_000
+"""Different lines that are remembered."""
 
 
 class RequestLine(msgspec.Struct):
@@ -62,10 +70,41 @@ class _TextFormatter(logging.Formatter):
         return text
 
 
+class SeldomRepeated(logging.Filter):
+    """Lets what librdkafka says again and again through once in a while, and says how often it was said.
+
+    While a broker is away each of its clients logs every attempt to connect, some twenty a second, and nobody would see
+    what else there is. Lines that differ in numbers only are the same. What comes in another form is left alone.
+    """
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock_s = clock_s
+        self._said: dict[str, tuple[float, int]] = {}
+        """To each line when it was let through, and how often it has come since."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written."""
+        if record.msg != _LIBRDKAFKA:
+            return True
+        now_s, said = self._clock_s(), _NUMBERS.sub("", record.getMessage())
+        last_s, count = self._said.get(said, (-_REPEAT_S, 0))
+        if now_s < last_s + _REPEAT_S:
+            self._said[said] = last_s, count + 1
+            return False
+        if len(self._said) >= _LINES_MAX:
+            self._said.clear()
+        self._said[said] = now_s, 0
+        if count:
+            record.msg, record.args = f"{record.getMessage()} (and {count} times before)", ()
+        return True
+
+
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Send everything that is logged to `stream` (by default standard error), as the settings say."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if settings.format == "json" else _TextFormatter())
+    handler.addFilter(SeldomRepeated())
     logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
     for library in ("uvicorn", "asyncio"):
         logging.getLogger(library).setLevel("WARNING")

@@ -35,7 +35,7 @@ from penstock.server.events import Recorder
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, Source, store_families
 from penstock.server.partition_map import PartitionMaps
-from penstock.server.settings import DeclaredQueue, InvalidSettings, Settings, events_config
+from penstock.server.settings import MEMORY, DeclaredQueue, InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
 from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard
@@ -45,7 +45,6 @@ from penstock.store.memory import MemoryStore
 
 log = logging.getLogger("penstock.node")
 
-MEMORY = ":memory:"
 ENTROPY_BYTES = 64
 
 

@@ -25,6 +25,8 @@ from penstock.store.journal.kafka_options import RESERVED_PROPERTIES, KafkaOptio
 
 SECOND_MS = 1_000
 WORKERS_MAX = 256
+MEMORY = ":memory:"
+"""As a data directory: none."""
 _UNKNOWN_SECRET_BYTES = 32
 _EMPTY = {
     "secret_key": "neither the access key nor the secret",
@@ -569,6 +571,8 @@ class Settings(_Section, frozen=True):
             _need_kafka_client()
             if self.server.workers > 1:
                 raise InvalidSettings("[server] workers share a directory: with Kafka, start several nodes instead")
+            if self.server.data == MEMORY:
+                raise InvalidSettings("[server] data: a node on Kafka needs a directory for what it caches")
             self.cluster.check()
             self.kafka.check()
 

@@ -117,10 +117,14 @@ class Call:
         """Wake whoever waits for this call."""
 
     def result(self) -> Any:
-        """The reply, or the error raised."""
-        if self.error is not None:
-            raise self.error
-        return self.reply
+        """The reply, or the error raised; only once, so that nothing which its traceback leads to leads back to it."""
+        error, self.error = self.error, None
+        if error is None:
+            return self.reply
+        try:
+            raise error
+        finally:
+            del error
 
 
 class Step:
@@ -169,8 +173,11 @@ class Shard:
         shards: int = 1,
         proof: Proof | None = None,
         lazy_commit_ms: int = LAZY_COMMIT_MS,
+        was_handed_over: bool = False,
     ) -> None:
         self.number = shard
+        self._was_handed_over = was_handed_over
+        """Whether another process has released it in order: connections that are elsewhere keep what they hold."""
         self._lazy_commit_ms = lazy_commit_ms
         self._proof = proof
         self._lost = False
@@ -206,6 +213,8 @@ class Shard:
         self.outbox_listeners: list[Callable[[list[int]], None]] = []
         """Called likewise with the shards for which something is new in the outbox. They must not raise."""
         self._recorder: Recorder | None = None
+        self._first_session = 0
+        """Sessions with lower numbers are from before this process: connections among them are gone."""
         self.broker: Broker
         """The broker as it is now: another one after a failure. Anybody may ask it for ids and receipts."""
         try:
@@ -325,7 +334,7 @@ class Shard:
             call.reply = self.broker.handle(command, step.now_ms)
             call.error = None
         except PenstockError as error:
-            call.error = error
+            call.error = error.with_traceback(None)  # which leads to the call
         except Exception as error:
             raise _Met(call, error) from None
         else:
@@ -465,6 +474,7 @@ class Shard:
                 self._commit(self.broker.take_changes())
             except StoreError:
                 self._open_broker(step.now_ms)
+        self._end_lost_connections()
 
     def _open_broker(self, now_ms: int) -> None:
         """A broker as the store knows it; whoever was parked in the old one will be put back."""
@@ -475,14 +485,20 @@ class Shard:
         other: Broker | None = getattr(self, "broker", None)
         self.broker = Broker.open(self._store, now_ms, self._entropy(), self.number, self._shards)
         if other is None:
-            self.broker.end_bound_sessions()
-        else:
+            self._first_session = self.broker.meta.next_session
+        if not self._full_until_ms:  # it may lead to dead letters, which must not keep acknowledgements from the disk
+            self._end_lost_connections()
+        if other is not None:
             adopted = self.broker.adopt(other, self._subscribers)
             self._orphans += self._subscribers - adopted
             self._subscribers = adopted
             self.broker.happenings = None if self._recorder is None else []
         self._broker_is_good = True
         self._is_well = self._store_is_good and not self._full_until_ms
+
+    def _end_lost_connections(self) -> None:
+        """Those of former processes. It is done again for each broker: the one before may not have committed it."""
+        self.broker.end_bound_sessions(keeping=self._was_handed_over, before=self._first_session)
 
     def _recover(self, step: Step) -> bool:
         """Open what a failure left closed. False, with every call answered, if that does not work out."""

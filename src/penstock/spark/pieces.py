@@ -79,7 +79,7 @@ class Pieces:
         verb, path = ("POST", "/v1/bulk/send") if self._token is None else ("PUT", f"{_staged(self._token)}/{name}")
         headers = {"content-type": CONTENT_TYPE, "content-length": str(nbytes)}
         try:
-            self._connection.request(verb, path, parts, headers).read()
+            self._connection.fetch(verb, path, parts, headers)
         except ServerFailed as error:
             if error.code not in _FAULTS_OF_ROWS:
                 raise

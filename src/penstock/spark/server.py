@@ -1,8 +1,8 @@
 """Talking to a server: its bulk endpoints, and its records as Arrow streams. One connection, for one process.
 
-Every request may be repeated (offsets are read again, a piece is written over, marked work is done once), so a server
-that does not answer is asked again, with growing pauses, until `timeout` is over. Sends at least once may then happen
-twice, as their name says.
+Every request may be repeated (offsets are read again, a piece is written over, marked work is done once, what takes and
+settles has a key), so a server that does not answer is asked again, with growing pauses, until `timeout` is over. Sends
+at least once may then happen twice, as their name says.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import json
 import random
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,6 +34,35 @@ _RECORDS_PER_REQUEST_BYTES = 64 * 1024 * 1024
 _JSON = {"content-type": "application/json"}
 _UNREACHABLE = (OSError, http.client.HTTPException)
 
+T = TypeVar("T")
+
+
+class _WholeHead:
+    """The lines of a response's head, for who would take an end in the middle of it for the end of the head."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readline(self, limit: int) -> bytes:
+        """A line, all of it."""
+        line: bytes = self._stream.readline(limit)
+        if not line.endswith(b"\n") and len(line) < limit:
+            raise http.client.RemoteDisconnected("the answer broke off before its head was whole")
+        return line
+
+
+class _Response(http.client.HTTPResponse):
+    """A response whose head is whole: half a head could tell of another length, or of none."""
+
+    def begin(self) -> None:
+        """Read the head."""
+        stream: Any = self.fp
+        self.fp: Any = _WholeHead(stream)
+        try:
+            super().begin()
+        finally:
+            self.fp = stream
+
 
 class Connection:
     """Requests to one server."""
@@ -43,19 +73,26 @@ class Connection:
         self._url = urlsplit(where.url)
         self._connection: http.client.HTTPConnection | None = None
 
-    def ask(self, verb: str, path: str, body: Any = None) -> Any:
+    def ask(self, verb: str, path: str, body: Any = None, headers: Mapping[str, str] = _JSON) -> Any:
         """A request with JSON on both sides."""
         data = None if body is None else json.dumps(body).encode()
-        answer = self.request(verb, path, data, _JSON).read()
+        answer = self.fetch(verb, path, data, headers)
         return json.loads(answer) if answer else None
 
+    def fetch(self, verb: str, path: str, body: Any, headers: Mapping[str, str]) -> bytes:
+        """The whole answer to a request that was not refused. One that breaks off is asked for again."""
+        return self._patiently(lambda: self._once(verb, path, body, headers).read())
+
     def request(self, verb: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        """The response to a request that was not refused."""
+        """The response to a request that was not refused, to be read as it comes: it may break off."""
+        return self._patiently(lambda: self._once(verb, path, body, headers))
+
+    def _patiently(self, once: Callable[[], T]) -> T:
         deadline_s = time.monotonic() + self._where.timeout_s
         pause_s = _PAUSE_S_MIN
         while True:
             try:
-                return self._once(verb, path, body, headers)
+                return once()
             except ssl.SSLCertVerificationError as error:  # which no waiting will change
                 raise ServerFailed(
                     f"the certificate of {self._where.url} is not trusted: {error.verify_message}. Name its authority "
@@ -84,7 +121,11 @@ class Connection:
         return response
 
     def _connect(self) -> http.client.HTTPConnection:
-        host, port = self._url.hostname or "", self._url.port
+        connection = self._unconnected(self._url.hostname or "", self._url.port)
+        connection.response_class = _Response
+        return connection
+
+    def _unconnected(self, host: str, port: int | None) -> http.client.HTTPConnection:
         if self._url.scheme == "http":
             return http.client.HTTPConnection(host, port, timeout=_ANSWER_S_MAX)
         return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S_MAX, context=_trusting(self._where.ca_file))
@@ -120,6 +161,11 @@ def _by_queue(offsets: Mapping[Part, int]) -> dict[str, int | list[int]]:
 
 def _plain(offsets: Sequence[int]) -> int | list[int]:
     return offsets[0] if len(offsets) == 1 else list(offsets)
+
+
+def _once_only() -> dict[str, str]:
+    """Headers of a request that says, when it is repeated, that it is the same one. (An old server does not mind.)"""
+    return {**_JSON, "idempotency-key": uuid.uuid4().hex}
 
 
 def _trusting(ca_file: str | None) -> ssl.SSLContext:
@@ -236,14 +282,14 @@ class ServerPlace:
 
         body = {"queue": queue, "channel": channel, "limit": limit, "headers": include_headers}
         data = json.dumps(body).encode()
-        response = self._connection.request("POST", "/v1/bulk/take", data, _JSON)
-        table = pa.ipc.open_stream(response.read()).read_all()
+        answer = self._connection.fetch("POST", "/v1/bulk/take", data, _once_only())
+        table = pa.ipc.open_stream(answer).read_all()
         return table, json.loads(table.schema.metadata[b"penstock-spans"])
 
     def settle(self, queue: str, channel: str, spans: list[Any], *, done: bool) -> int:
         """Acknowledge what was taken, or give it back. Returns how many messages that were."""
         body = {"queue": queue, "channel": channel, "spans": spans, "done": done}
-        settled: int = self._connection.ask("POST", "/v1/bulk/settle", body)["settled"]
+        settled: int = self._connection.ask("POST", "/v1/bulk/settle", body, _once_only())["settled"]
         return settled
 
     def close(self) -> None:

@@ -96,7 +96,8 @@ class _Lane:
         return body
 
     def go_on(self, key: bytes) -> None:
-        """This key was asked for, after an earlier one."""
+        """This key was asked for, after an earlier one. It may have been fetched while it was read for who asked."""
+        self.take(key)
         self.asked = key
         self.reached = max(self.reached, key)
         self.depth = min(max(1, 2 * self.depth), LANE_CHUNKS_MAX)

@@ -39,6 +39,7 @@ from penstock.core.errors import StoreError
 from penstock.store.ahead import ReadAhead
 from penstock.store.ballast import Ballast
 from penstock.store.base import Store, Table
+from penstock.store.cache_directory import refuse_cache
 from penstock.store.disk import Disk, RealDisk, is_full
 from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
 from penstock.store.journal.base import Journal
@@ -297,9 +298,9 @@ class EmbeddedStore:
             died = self._apply_lasting(older, newest)
         if self._ballast is not None:
             self._ballast.take_on(self._options.disk_reserve_bytes)
-        self._stats.transactions += 1
         self._stats.chunks_died_young += older.chunks_died + len(died)
         self._stats.chunks_applied += older.chunks_put - len(died)
+        self._stats.transactions += 1  # last: who sees it counted sees the rest
 
     def _apply_lasting(self, older: Layer, newest: Layer) -> list[bytes]:
         """Apply a layer without the chunks that died meanwhile; these are the answer."""
@@ -341,9 +342,9 @@ class EmbeddedStore:
 
     def _note_no_room(self, error: DiskFull) -> None:
         with self._changed:
-            self._stats.apply_failures += 1
             self._no_room = error
             self._no_room_at = time.monotonic()
+            self._stats.apply_failures += 1
             self._changed.notify_all()
 
     def _fail(self, error: Exception) -> None:
@@ -351,8 +352,8 @@ class EmbeddedStore:
         failure = error if isinstance(error, (CommitFailed, StoreDamaged)) else CommitFailed(_not_applied(error))
         failure.__cause__ = error.__cause__ if failure is error else error
         with self._changed:
-            self._stats.apply_failures += 1
             self._failure = failure
+            self._stats.apply_failures += 1
             self._changed.notify_all()
 
     def _apply_when_due(self) -> None:
@@ -498,6 +499,7 @@ def open_embedded(
 ) -> EmbeddedStore:
     """Open a data directory for writing, making it if it is not there."""
     directory = Path(directory)
+    refuse_cache(directory)
     disk = disk or RealDisk()
     options = options or StoreOptions()
     with contextlib.ExitStack() as opened:

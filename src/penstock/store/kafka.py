@@ -24,17 +24,17 @@ from pathlib import Path
 import msgspec
 
 from penstock.core.changes import Buffer, Changes
+from penstock.store.cache_directory import refuse_messages
 from penstock.store.disk import Disk, RealDisk
 from penstock.store.embedded import EmbeddedStore, StoreOptions, StoreStats
 from penstock.store.errors import LogUnavailable, LogUnsafe, StoreDamaged, StoreVersion
 from penstock.store.journal.kafka import KafkaJournal, LogPosition, PositionLost
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import LogTopics, prepare_topics
-from penstock.store.layout import TABLE_NAME
+from penstock.store.layout import POSITION_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
 from penstock.store.table import SqliteTable
 
-POSITION_NAME = "position"
 POSITION_VERSION = 1
 
 log = logging.getLogger("penstock.kafka")
@@ -129,6 +129,8 @@ def open_kafka(
     """
     assert 0 <= shard < options.shards, f"there is no shard {shard}"
     home = Path(directory) / f"shard-{shard}"
+    for place in (Path(directory), home):
+        refuse_messages(place)
     topics = topics or prepare_topics(options)
     disk = disk or RealDisk()
     disk.make_directory(home)
@@ -275,6 +277,7 @@ def wipe(home: Path) -> None:
 
 
 __all__ = [
+    "POSITION_NAME",
     "CachePosition",
     "KafkaOptions",
     "KafkaStore",

@@ -11,6 +11,11 @@ from pathlib import Path
 from penstock.store.errors import StoreLocked
 from penstock.store.layout import LOCK_NAME
 
+_ADVICE = (
+    "Only one process at a time may open it for writing: stop that one, talk to it instead, or open the directory with "
+    "read_only=True."
+)
+
 
 class DirectoryLock:
     """An exclusive lock on a data directory, held until `release` or the end of the process.
@@ -19,7 +24,7 @@ class DirectoryLock:
     was left by a process that is gone locks nobody out.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, advice: str = _ADVICE) -> None:
         self._path = directory / LOCK_NAME
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -28,7 +33,7 @@ class DirectoryLock:
         except BlockingIOError:
             holder = os.pread(self._descriptor, 1000, 0).decode(errors="replace").strip()
             os.close(self._descriptor)
-            raise StoreLocked(_refusal(directory, holder)) from None
+            raise StoreLocked(f"{directory} is in use by {holder or 'another process'}. {advice}") from None
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -42,10 +47,3 @@ class DirectoryLock:
     def release(self) -> None:
         """Let the next one in."""
         os.close(self._descriptor)
-
-
-def _refusal(directory: Path, holder: str) -> str:
-    return (
-        f"{directory} is in use by {holder or 'another process'}. Only one process at a time may open it for writing: "
-        "stop that one, talk to it instead, or open the directory with read_only=True."
-    )

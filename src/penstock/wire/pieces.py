@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from penstock.core.attributes import decode_attributes
+from penstock.core.attributes import check_stored
 from penstock.core.changes import Buffer
 from penstock.core.chunk import Chunk, PackedBodies, Section
 from penstock.core.commands import Send
@@ -89,7 +89,8 @@ def send_of(target: Target, chunk: Chunk, *, sizes_only: bool = False) -> Send:
     attributes, dedup_ids = chunk.column(Section.ATTRIBUTES), chunk.column(Section.DEDUP_IDS)
     values = None if attributes is None else attributes.values()
     for index, value in enumerate(values or ()):
-        _check_attributes(value, index, target.queue)
+        if value is not None:
+            _check_attributes(value, index, target.queue)
     try:
         groups = chunk.group_list() if chunk.has_groups else None
         ids = None if dedup_ids is None else [None if each is None else each.decode() for each in dedup_ids.values()]
@@ -106,11 +107,11 @@ def send_of(target: Target, chunk: Chunk, *, sizes_only: bool = False) -> Send:
     )
 
 
-def _check_attributes(value: bytes | None, index: int, queue: str) -> None:
+def _check_attributes(value: bytes, index: int, queue: str) -> None:
     try:
-        decode_attributes(value)
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise InvalidRequest(f"attributes of message {index} for queue {queue!r} cannot be read: {error}") from None
+        check_stored(value)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"message {index} for queue {queue!r}: {error}") from None
 
 
 def piece_bytes(sections: Iterable[tuple[Target, Chunk]]) -> bytes:

@@ -22,6 +22,8 @@ import msgspec
 import numpy as np
 
 from penstock.core import commands
+from penstock.core.attributes import check_stored
+from penstock.core.checks import plain
 from penstock.core.chunk import CHUNK_BYTES_MAX, PackedBodies
 from penstock.core.commands import MAIN, Command
 from penstock.core.errors import InvalidRequest
@@ -151,7 +153,9 @@ _PACKED_MIN = 16
 """From so many bodies on, they travel end to end."""
 
 _ANY: Any = reduce(or_, (*COMMANDS, *CONVERSATION))
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(enc_hook=plain)
+_UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
+"""A type unknown to MessagePack, half a surrogate pair, a number of more than 64 bits, too deep a nesting."""
 _decode = msgspec.msgpack.Decoder(list[tuple[int, _ANY]]).decode
 _decode_raw = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]]).decode
 _decode_one = msgspec.msgpack.Decoder(_ANY).decode
@@ -162,12 +166,26 @@ class BadFrame(InvalidRequest):
 
 
 def encode_requests(requests: Sequence[Request]) -> bytes:
-    """A frame of commands as `outgoing` makes them.
+    """A frame of commands as `outgoing` makes them; `InvalidRequest` if one of them holds what cannot travel.
 
     >>> decode_requests(encode_requests([(1, commands.QueueStats(name="orders"))]))
-    [(1, QueueStats(name='orders', once=None))]
+    [(1, QueueStats(name='orders', once=None, of_queue=0))]
     """
-    return _encoder.encode(requests)
+    try:
+        return _encoder.encode(requests)
+    except _UNENCODABLE as error:
+        raise InvalidRequest(_untransportable(requests) or f"a command cannot be sent: {error}") from None
+
+
+def _untransportable(requests: Sequence[Request]) -> str | None:
+    """The first field that holds what cannot travel, and why it cannot."""
+    for _, command in requests:
+        for field in command.__struct_fields__:
+            try:
+                _encoder.encode(getattr(command, field))
+            except _UNENCODABLE as error:
+                return f"{type(command).__name__}: {field} cannot be sent: {error}"
+    return None
 
 
 def outgoing(command: Command) -> Command:
@@ -176,6 +194,8 @@ def outgoing(command: Command) -> Command:
         return _outgoing_send(command)
     if isinstance(command, commands.CommitWork):
         return CommitWork(acks=command.acks, sends=[_outgoing_send(send) for send in command.sends], once=command.once)
+    if isinstance(command, commands.Release):
+        return _outgoing_release(command)
     return command
 
 
@@ -187,6 +207,13 @@ def incoming(command: Command) -> Command:
         sends = [_incoming_send(send) for send in command.sends]
         return commands.CommitWork(acks=command.acks, sends=sends, mark=command.mark, once=command.once)
     return command
+
+
+def _outgoing_release(release: commands.Release) -> commands.Release:
+    """Errors name files, and a file's name may be no text: that must not keep its message from being released."""
+    if not isinstance(release.error, str) or release.error.isascii():
+        return release  # what is no text is refused further on
+    return msgspec.structs.replace(release, error=release.error.encode("utf-8", "replace").decode())
 
 
 def _outgoing_send(send: commands.Send) -> Send:
@@ -211,6 +238,9 @@ def _outgoing_send(send: commands.Send) -> Send:
 
 def _incoming_send(send: Send) -> commands.Send:
     bodies = send.bodies
+    for stored in set(send.attributes or ()):  # messages that are sent together often have the same ones
+        if stored:
+            check_stored(stored)
     is_plain = send.attributes is None and send.groups is None and send.dedup_ids is None
     return commands.Send(
         queue=send.queue,
@@ -291,5 +321,8 @@ def _explained(raw: msgspec.Raw, complaint: str) -> str:
     return f"{given[0]}: {complaint}; its fields are: {', '.join(fields)}"
 
 
-FIELDS: dict[str, tuple[str, ...]] = {kind.__name__: kind.__struct_fields__ for kind in (*COMMANDS, *CONVERSATION)}
-"""Command -> its fields, in their order on the wire."""
+FIELDS: dict[str, tuple[str, ...]] = {
+    kind.__name__: tuple(field for field in kind.__struct_fields__ if field != "of_queue")
+    for kind in (*COMMANDS, *CONVERSATION)
+}
+"""Command -> its fields, in their order on the wire. (The last one, `of_queue`, is for nodes only.)"""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -27,6 +28,7 @@ from penstock.spark.place import Part, Range
 from penstock.spark.rows import Rows
 from penstock.spark.server import Connection, ServerPlace
 from penstock.wire.pieces import Target, decode_piece, encode_section, piece_bytes
+from tests.client.node import ThreadedNode
 from tests.compat.server import PATIENCE_S, Server, serving
 
 CONFIG = """
@@ -171,6 +173,31 @@ def test_a_publish_that_is_asked_again_does_nothing(writer: Connection, reader: 
     assert values(reader, "r3") == [b"one", b"next"]
 
 
+def test_a_publish_that_is_asked_again_while_it_is_done_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first connection broke. The second request finds no mark yet, and then no pieces any more."""
+    node = ThreadedNode(tmp_path / "data")
+    at = Where(url=f"http://127.0.0.1:{node.port}")
+    opened = Staging.open
+    asked: list[Any] = []
+
+    def open_late(staging: Staging, token: str, pieces: list[str]) -> list[memoryview]:
+        if not asked:
+            asked.append(None)
+            with contextlib.closing(Connection(at)) as first:
+                asked.append(publish(first, token, pieces, "job", 1))
+        return opened(staging, token, pieces)
+
+    monkeypatch.setattr(Staging, "open", open_late)
+    with contextlib.closing(Connection(at)) as writer, contextlib.closing(ServerPlace(at)) as reader:
+        stage(writer, "t", "a", piece("orders", b"one"))
+        assert publish(writer, "t", ["a"], "job", 1) == {"messages": 0, "already_done": True}
+        assert asked[1] == {"messages": 1, "already_done": False}
+        assert values(reader, "orders") == [b"one"]
+    node.stop()
+
+
 def test_marks_and_pieces_outlive_a_killed_server(server: Server, writer: Connection, reader: ServerPlace) -> None:
     stage(writer, "t4", "a", piece("r4", b"one"))
     server.kill()
@@ -234,9 +261,19 @@ def test_a_damaged_piece_is_refused(writer: Connection, damage: Any) -> None:
         list(decode_piece(damage(good)))
 
 
-def test_attributes_that_are_no_attributes_are_refused(writer: Connection) -> None:
-    with pytest.raises(ServerFailed, match="attributes of message 1 for queue 'r9'"):
-        send(writer, piece("r9", b"a", b"b", attributes=[encode_attributes({"a": 1}), b"\xc1"]))
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b"\xc1",
+        msgspec.msgpack.encode({"a": [1]}),
+        msgspec.msgpack.encode({"a": True}),
+        b"\x81\xa1a\x81\xc0\x01",  # {"a": {None: 1}}, which no JSON has
+        b"\x81\xa1a" + b"\x91" * 10_000,
+    ],
+)
+def test_attributes_that_are_no_attributes_are_refused(writer: Connection, stored: bytes) -> None:
+    with pytest.raises(ServerFailed, match="message 1 for queue 'r9': attributes cannot be read"):
+        send(writer, piece("r9", b"a", b"b", attributes=[encode_attributes({"a": 1}), stored]))
 
 
 def test_a_body_that_is_too_large_is_refused(writer: Connection) -> None:
@@ -370,6 +407,28 @@ def test_taken_messages_are_settled_by_span(writer: Connection, reader: ServerPl
     assert sorted(again["value"].to_pylist()) == [b"a", b"b", b"c"]
     assert reader.settle("r12", "main", spans, done=True) == 3
     assert reader.settle("r12", "main", spans, done=True) == 0
+
+
+def test_what_is_taken_or_settled_again_under_its_key_is_so_once(writer: Connection, reader: ServerPlace) -> None:
+    def ask(path: str, body: Any, key: str) -> bytes:
+        data = json.dumps(body).encode()
+        return writer.fetch(
+            "POST", f"/v1/bulk/{path}", data, {"content-type": "application/json", "idempotency-key": key}
+        )
+
+    def take(key: str) -> tuple[list[bytes], list[Any]]:
+        table = pa.ipc.open_stream(ask("take", {"queue": "r13", "limit": 2}, key)).read_all()
+        return table["value"].to_pylist(), json.loads(table.schema.metadata[b"penstock-spans"])
+
+    send(writer, piece("r13", b"a", b"b", b"c"))
+    bodies, spans = take("first")
+    assert take("first") == (bodies, spans) == ([b"a", b"b"], [[0, 1, 1]])
+    assert take("second")[0] == [b"c"]
+    settle = {"queue": "r13", "spans": spans}
+    assert [json.loads(ask("settle", settle, "third")) for _ in range(2)] == 2 * [{"settled": 2}]
+    for path, body in ("take", {"queue": "r13", "limit": 2}), ("settle", settle):
+        with pytest.raises(ServerFailed, match="Idempotency-Key has 257 characters: give 1 to 256"):
+            ask(path, body, 257 * "x")
 
 
 @pytest.mark.parametrize(

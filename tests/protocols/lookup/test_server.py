@@ -127,7 +127,7 @@ def test_loads_that_are_none_end_the_connection(lookup: RunningLookup) -> None:
 
 def test_a_silent_node_is_dropped_and_a_speaking_one_stays() -> None:
     with (
-        lookup_service(inactive_producer_timeout_s=0.5) as lookup,
+        lookup_service(inactive_producer_timeout_s=1.5) as lookup,
         FakeNode(lookup.tcp_port) as silent,
         FakeNode(lookup.tcp_port) as speaking,
     ):

@@ -242,4 +242,4 @@ class Answered:
 
     def wait_for(self, count: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.statuses) == count, 10)
+            assert self._changed.wait_for(lambda: len(self.statuses) == count, 60)

@@ -189,6 +189,32 @@ def test_what_is_wrong_is_said_and_the_conversation_goes_on(
     assert client.ask(["ListQueues"], 3) == ["orders"]
 
 
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        b"\xff\xff",
+        b"\x81\xa1a\xa2\xff\xfe",
+        pack(["a"]),
+        pack({1: 2}),
+        pack({"a": [1]}),
+        pack({"a": None}),
+        pack({"a": True}),
+        pack({"a": msgspec.msgpack.Ext(1, b"\xff")}),
+        pack({"a": msgspec.msgpack.Ext(1, pack(["Number", 5]))}),
+        pack({"a": msgspec.msgpack.Ext(2, b"")}),
+    ],
+)
+def test_attributes_that_nobody_could_read_are_refused(server: Server, attributes: bytes) -> None:
+    client = Client(server)
+    send = ["Send", "orders", [b"bad", b"good"], None, [attributes, None]]
+    for number, command in enumerate([send, ["CommitWork", [], [send]]], start=1):
+        with pytest.raises(LookupError, match="attributes cannot be read"):
+            client.ask(command, number)
+    typed = pack({"a": "x", "b": b"\xff", "c": 7, "d": 0.5, "e": msgspec.msgpack.Ext(1, pack(["Number", "5"]))})
+    assert client.ask(["Send", "orders", [b"a", b"b"], None, [typed, typed]], 3)["count"] == 2
+    assert client.ask(["QueueStats", "orders"], 4)["messages"] == 2
+
+
 def test_a_bad_request_does_not_spoil_the_others_of_its_frame(server: Server) -> None:
     client = Client(server)
     client.socket.send(pack([[1, ["Send", "orders", [b"a"]]], [2, ["Send", 5]], [3, ["Send", "orders", [b"b"]]]]))

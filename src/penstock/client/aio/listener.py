@@ -101,6 +101,8 @@ class AsyncListener:
         self._prefetch = prefetch
         self._max_in_hand = max_in_hand or max(_IN_HAND, 2 * workers + (prefetch or 0))
         self._state = "new"
+        self._info: QueueInfo | None = None
+        """The queue, if it was asked for before the start."""
         self._lock = threading.Lock()
         self._stopping = False
         self._abandoned = False
@@ -145,13 +147,18 @@ class AsyncListener:
 
     # -- starting and stopping --
 
+    async def prepare(self) -> None:
+        """All of the start that may have to wait for a server. Nothing is in hand yet."""
+        if self._state == "new":
+            self._info = await self._prepare()
+
     async def start(self) -> Self:
         """Configure the queue if that was asked for, and begin."""
         if self._state == "running":
             return self
         if self._state != "new":
             raise InvalidRequest(f"the listener {self.name!r} is {self._state}: make another one")
-        info = await self._prepare()
+        info, self._info = self._info or await self._prepare(), None
         self._settler.order = GroupOrder() if info.config.is_fifo else None
         self._settler.begin = self._line.put
         if info.config.leases_are_durable:
@@ -170,13 +177,14 @@ class AsyncListener:
         self._room.set()
         self._stop_asked.set()
 
-    async def stop(self, timeout: Seconds = 30) -> bool:
+    async def stop(self, timeout: Seconds | None = 30) -> bool:
         """Fetch no more, give back what is not begun, finish what is, and settle it.
 
-        Handlers that run longer than `timeout` lose their messages, which are released; tasks are cancelled, threads
-        left to themselves. True if there were none. Not to be called by a handler, which has `request_stop`.
+        Handlers that run longer than `timeout` (None: there is no such time) lose their messages, which are released;
+        tasks are cancelled, threads left to themselves. True if there were none. Not to be called by a handler, which
+        has `request_stop`.
         """
-        timeout_ms = length_ms(timeout, "timeout") or 0
+        timeout_s = _seconds(timeout)
         if self._state in ("new", "stopped"):
             self._state = "stopped"
             return True
@@ -185,11 +193,11 @@ class AsyncListener:
         self._fetching.cancel()
         await self._settler.give_back(self._not_begun())
         self._line.close()
-        finished = await self._working.wait(timeout_ms / 1_000)
+        finished = await self._working.wait(timeout_s)
         if not finished:
             self._abandoned = True
             self._working.cancel()
-            reason = f"the listener stopped, and its handler did not end in {timeout_ms / 1_000} s"
+            reason = f"the listener stopped, and its handler did not end in {timeout_s} s"
             await self._settler.abandon(list(self._begun.values()), reason)
         await self._fetching.wait(WAIT_SECONDS + _GRACE_SECONDS)
         self._settler.finish()
@@ -198,7 +206,7 @@ class AsyncListener:
         self._state = "stopped"
         return finished
 
-    async def run_forever(self, *, timeout: Seconds = 30) -> bool:
+    async def run_forever(self, *, timeout: Seconds | None = 30) -> bool:
         """Start, and stop in good order when SIGTERM or SIGINT comes, or `request_stop` is called."""
         return await run_together([self], timeout)
 
@@ -237,8 +245,10 @@ class AsyncListener:
         return info
 
     def tell_of_stops(self, stop_asked: Signal) -> None:
-        """Somebody waits for several listeners at once."""
+        """Somebody waits for several listeners at once. A stop that was asked for before is told at once."""
         self._stop_asked = stop_asked
+        if self._stopping:
+            stop_asked.set()
 
     # -- fetching --
 
@@ -384,7 +394,7 @@ class AsyncListener:
             else:
                 await run_handler(self._handler, message)
         except BaseException as error:
-            if is_cancelled(error):
+            if is_cancelled(error, self._settling):
                 raise
             _LOG.info("listener %r: message %s failed", self.name, message.id, exc_info=error)
             return AsyncOutcome(message, work, error)
@@ -394,21 +404,41 @@ class AsyncListener:
         return f"<Listener {self.name!r} on {self._queue!r}: {self._state}>"
 
 
-async def run_together(listeners: list[AsyncListener], timeout: Seconds) -> bool:
-    """Start listeners, and stop them all when a signal says so, or one of them was asked to."""
+async def run_together(listeners: list[AsyncListener], timeout: Seconds | None) -> bool:
+    """Start listeners, and stop them all when a signal says so, or one of them was asked to.
+
+    They are stopped as well when one of them cannot start, or whoever waits here is called off.
+    """
     if not listeners:
         raise InvalidRequest("there is no listener to run: declare one with listen or listener")
+    timeout_s = _seconds(timeout)
     stop_asked = Signal()
-    for listener in listeners:
-        listener.tell_of_stops(stop_asked)
-        await listener.start()
-    with told_to_stop(stop_asked.set):
-        await stop_asked.wait()
+    try:
+        for listener in listeners:
+            await listener.prepare()  # may take a while, and signals end that as they end anything
+        with told_to_stop(stop_asked.set):
+            for listener in listeners:
+                listener.tell_of_stops(stop_asked)
+                await listener.start()
+            await stop_asked.wait()
+    finally:
+        finished = await _stop_together([each for each in listeners if each.state != "new"], timeout_s)
+    return finished
+
+
+async def _stop_together(listeners: list[AsyncListener], timeout_s: float | None) -> bool:
     for listener in listeners:
         listener.request_stop()
-    until = time.monotonic() + (length_ms(timeout, "timeout") or 0) / 1_000
-    finished = [await listener.stop(max(0.0, until - time.monotonic())) for listener in listeners]
-    return all(finished)
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    finished = True
+    for listener in listeners:
+        finished &= await listener.stop(None if until is None else max(0.0, until - time.monotonic()))
+    return finished
+
+
+def _seconds(timeout: Seconds | None) -> float | None:
+    ms = length_ms(timeout, "timeout")
+    return None if ms is None else ms / 1_000
 
 
 def _check_range(name: str, value: int | None, low: int, high: int) -> None:

@@ -12,6 +12,7 @@ from penstock.client.aio.queue import AsyncQueue
 from penstock.client.aio.redrive import AsyncRedrive
 from penstock.client.aio.session import AsyncSession
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
+from penstock.client.bodies import Body, encode_body
 from penstock.client.listening import ListenerSettings
 from penstock.client.settings import QueueSettings, config_of
 from penstock.client.times import Seconds, length_ms
@@ -71,9 +72,11 @@ class AsyncPenstock:
         self, queue: str, **settings: Unpack[ListenerSettings]
     ) -> Callable[[Callable[..., Any]], AsyncListener]:
         """A decorator that makes a listener of a handler. It starts with `start()`, its block, or `run_listeners()`."""
+        if not isinstance(queue, str):
+            raise InvalidRequest("the decorator needs the name of a queue: write @ps.listener('orders')")
         return lambda handler: self._declared(queue, handler, settings)
 
-    async def run_listeners(self, *, timeout: Seconds = 30) -> bool:
+    async def run_listeners(self, *, timeout: Seconds | None = 30) -> bool:
         """Start every listener that was declared here, and stop all when SIGTERM or SIGINT comes.
 
         A listener of which `request_stop` is called ends the others too. True if every handler finished in time.
@@ -92,7 +95,7 @@ class AsyncPenstock:
         *,
         to: str | None = None,
         ids: Iterable[str | int] | None = None,
-        contains: bytes | str | None = None,
+        contains: Body | None = None,
         error: str | None = None,
         rate: int | None = None,
     ) -> AsyncRedrive:
@@ -105,7 +108,7 @@ class AsyncPenstock:
             queue=queue,
             target=to,
             sequences=None if ids is None else await self._sequences(queue, ids),
-            contains=contains.encode() if isinstance(contains, str) else contains,
+            contains=None if contains is None else encode_body(contains),
             error=error,
             per_second=rate,
         )

@@ -8,10 +8,12 @@ from typing import overload
 from penstock.client.aio.batch import AsyncBatch
 from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.message import AsyncMessage, messages_of
+from penstock.client.bodies import Body, encode_body
 from penstock.client.content import PeekedMessage
 from penstock.client.settling import check_settled
-from penstock.client.times import Seconds, length_ms
+from penstock.client.times import Seconds, lease_length_ms, length_ms
 from penstock.core.commands import Ack, Browse, Delivery, DescribeQueue, Extend, QueueInfo, Receive, Release, Seen
+from penstock.core.errors import InvalidRequest
 from penstock.core.states import State
 
 WAITING = (State.READY, State.LEASED, State.DELAYED)
@@ -102,7 +104,7 @@ class AsyncReceiver:
 
     async def extend(self, receipt: str | Iterable[str], lease: Seconds) -> int:
         """The work goes on: leases end so many seconds from now. 0 gives messages back."""
-        lease_ms, receipts = length_ms(lease, "lease") or 0, _listed(receipt)
+        lease_ms, receipts = lease_length_ms(lease), _listed(receipt)
         command = Extend(queue=self._queue, channel=self._channel, spans=[], lease_ms=lease_ms, receipts=receipts)
         return check_settled(await self._caller.call(command))
 
@@ -113,7 +115,7 @@ class AsyncReceiver:
         return await self.browse(limit=max)
 
     async def browse(
-        self, *, after: int = -1, limit: int = 100, states: Iterable[State] = WAITING, contains: bytes | None = None
+        self, *, after: int = -1, limit: int = 100, states: Iterable[State] = WAITING, contains: Body | None = None
     ) -> list[PeekedMessage]:
         """Messages in order, from the one after sequence number `after`, without taking them."""
         seen: list[Seen] = await self._caller.call(
@@ -123,7 +125,7 @@ class AsyncReceiver:
                 after=after,
                 limit=limit,
                 states=tuple(states),
-                contains=contains,
+                contains=None if contains is None else encode_body(contains),
             )
         )
         if not seen:
@@ -131,11 +133,14 @@ class AsyncReceiver:
         info: QueueInfo = await self._caller.call(DescribeQueue(name=self._queue))
         return [PeekedMessage(self._caller.identity, info.queue_id, one) for one in seen]
 
-    async def search(self, contains: bytes | str, *, after: int = -1, limit: int = 100) -> list[PeekedMessage]:
+    async def search(self, contains: Body, *, after: int = -1, limit: int = 100) -> list[PeekedMessage]:
         """Messages whose body holds these bytes, without taking them."""
-        needle = contains.encode() if isinstance(contains, str) else contains
-        return await self.browse(after=after, limit=limit, contains=needle)
+        return await self.browse(after=after, limit=limit, contains=encode_body(contains))
 
 
 def _listed(receipt: str | Iterable[str]) -> list[str]:
-    return [receipt] if isinstance(receipt, str) else list(receipt)
+    if isinstance(receipt, str):
+        return [receipt]
+    if not isinstance(receipt, Iterable):
+        raise InvalidRequest(f"{receipt!r} is no receipt: give `message.receipt`, or a list of such")
+    return list(receipt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,15 @@ TRANSPORTS: tuple[TransportName, ...] = ("websocket", "long_poll", "poll")
 RoutingName = Literal["forward", "direct"]
 ROUTINGS: tuple[RoutingName, ...] = ("forward", "direct")
 """Through one node of a cluster, which forwards; or to each queue's owner."""
+
+
+def shown(url: str) -> str:
+    """A URL as an error may show it: people try to put a password or a token there, and errors end up in logs.
+
+    >>> shown("penstock://worker:s3cret@host:9325?token=s3cret"), shown("http://localhost")
+    ("'penstock://...@host:9325?...'", "'http://localhost'")
+    """
+    return repr(re.sub(r"\?.*", "?...", re.sub(r"^([^/]*//)?.*@", r"\1...@", url, flags=re.DOTALL), flags=re.DOTALL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +55,14 @@ class Address:
         try:
             parts = urlsplit(url)
             port = parts.port
+            (parts.hostname or "").encode("idna")
         except ValueError as error:
-            raise InvalidRequest(f"{url!r} is no address of a server: {error}") from None
+            reason = "write penstock://host:9325" if "@" in url else error  # which may say what stands before the @
+            raise InvalidRequest(f"{shown(url)} is no address of a server: {reason}") from None
         extra = parts.path not in ("", "/") or parts.query or parts.fragment or parts.username or parts.password
         if parts.scheme not in SCHEMES or not parts.hostname or extra:
             raise InvalidRequest(
-                f"{url!r} is no address of a server: write penstock://host:9325, or penstocks://host:9325 for TLS"
+                f"{shown(url)} is no address of a server: write penstock://host:9325, or penstocks://host:9325 for TLS"
             )
         return cls(parts.hostname, PORT if port is None else port, SCHEMES[parts.scheme])
 

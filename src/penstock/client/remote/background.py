@@ -2,11 +2,16 @@
 
 A thread puts its command into the caller's inbox and waits for a lock; the loop takes all that is in the inbox at once,
 so that threads which call at the same time share frames.
+
+At the end of a program the loop rests. Its thread is a daemon, and when an answer or a timer wakes uvloop after the
+interpreter is gone, it asks for the interpreter all the same, and the process dies (SIGSEGV). A thread that waits in
+Python has no such trouble. Whoever still calls, in a function of `atexit` perhaps, wakes the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 import time
@@ -18,12 +23,16 @@ from penstock.client.identity import Identity
 from penstock.client.listening import Hearer
 from penstock.client.remote.address import Address, Options, TransportName
 from penstock.client.remote.caller import RemoteCaller
-from penstock.client.remote.request import Outstanding
+from penstock.client.remote.link import UNWRITABLE, unwritable
+from penstock.client.remote.request import Outstanding, has_messages
 from penstock.client.remote.routed import RoutedCaller, open_caller
 from penstock.client.remote.routed_stream import RoutedStream
 from penstock.client.remote.stream import Stream
 from penstock.core.commands import Command, Damage
 from penstock.core.errors import NotSent
+
+_REST_S = 10.0
+"""How long the loop rests: longer than the interpreter needs to end; and nobody is kept waiting for ever."""
 
 
 class _Background:
@@ -31,18 +40,33 @@ class _Background:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self.is_awake = threading.Event()
+        self.is_awake.set()
         self.loop = _new_loop()
         thread = threading.Thread(target=self.loop.run_forever, name="penstock-client", daemon=True)
         thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine to its end; an interrupt cancels it."""
+        self.is_awake.set()
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def rest(self) -> None:
+        """Hold the loop's thread where it is, until somebody calls or the process is gone."""
+        rests = threading.Event()
+
+        def rest() -> None:
+            rests.set()
+            self.is_awake.wait(_REST_S)
+
+        self.is_awake.clear()
+        self.loop.call_soon_threadsafe(rest)
+        rests.wait(_REST_S)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -67,22 +91,40 @@ def background() -> _Background:
         return _background
 
 
+@atexit.register
+def _rest() -> None:
+    if _background is not None and _background.pid == os.getpid():
+        _background.rest()
+
+
 class _Waiting:
     """A thread that waits for its answer."""
 
-    __slots__ = ("_lock", "command", "error", "outstanding", "reply")
+    __slots__ = ("_is_over", "_lock", "_outstanding", "command", "error", "reply")
 
     def __init__(self, command: Command) -> None:
         self.command = command
         self.reply: Any = None
         self.error: BaseException | None = None
-        self.outstanding: Outstanding | None = None
+        self._outstanding: Outstanding | None = None
+        self._is_over = False
         self._lock = threading.Lock()
         self._lock.acquire()
+
+    @property
+    def outstanding(self) -> Outstanding | None:
+        """What was sent for it, until it is answered: that knows this, too, and a ring would outlive the call."""
+        return self._outstanding
+
+    def sent(self, outstanding: Outstanding) -> None:
+        """Called in the loop, maybe after the answer came."""
+        if not self._is_over:
+            self._outstanding = outstanding
 
     def settle(self, reply: Any, error: BaseException | None) -> None:
         """Called in the loop."""
         self.reply, self.error = reply, error
+        self._is_over, self._outstanding = True, None
         self._lock.release()
 
     def wait(self) -> None:
@@ -139,6 +181,8 @@ class ThreadedCaller:
         self._check_process()
         waiting = _Waiting(command)
         self._inbox.append(waiting)
+        if not self._background.is_awake.is_set():
+            self._background.is_awake.set()
         if not self._is_awake:
             self._is_awake = True
             self._loop.call_soon_threadsafe(self._take)
@@ -147,9 +191,13 @@ class ThreadedCaller:
         except BaseException:
             self._loop.call_soon_threadsafe(self._withdraw, waiting)
             raise
-        if waiting.error is not None:
-            raise waiting.error
-        return waiting.reply
+        error, waiting.error = waiting.error, None
+        if error is None:
+            return waiting.reply
+        try:
+            raise error
+        finally:
+            del error  # its traceback leads here
 
     def open_stream(self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> ThreadedStream | None:
         """Messages as they become ready; None where they have to be asked for."""
@@ -168,12 +216,17 @@ class ThreadedCaller:
         inbox, remote = self._inbox, self._remote
         while inbox:
             waiting = inbox.popleft()
-            waiting.outstanding = remote.submit(waiting.command, waiting.settle)
+            try:
+                waiting.sent(remote.submit(waiting.command, waiting.settle))
+            except UNWRITABLE as error:  # it cannot even be looked at, and its thread must not wait for ever
+                waiting.settle(None, unwritable(error))
         remote.flush()
 
     def _withdraw(self, waiting: _Waiting) -> None:
         if waiting.outstanding is not None:
             self._remote.withdraw(waiting.outstanding)
+        if has_messages(waiting.reply):
+            self._remote.give_back(waiting.reply)
 
     def _check_process(self) -> None:
         if self._background.pid != os.getpid():
@@ -191,6 +244,11 @@ class ThreadedCaller:
     def now_ms(self) -> int:
         """The server's time, as far as it is known here."""
         return self._remote.now_ms()
+
+    @property
+    def frame_bytes_max(self) -> int | None:
+        """How large a call may be."""
+        return self._remote.frame_bytes_max
 
     @property
     def identity(self) -> Identity:

@@ -33,7 +33,7 @@ from penstock.client.remote.link import Link, UpgradeRefused
 from penstock.client.remote.merging import merged
 from penstock.client.remote.paging import Pages
 from penstock.client.remote.prefetch import Prefetcher, settling_parts
-from penstock.client.remote.request import REPEATABLE, Outstanding, Settle
+from penstock.client.remote.request import REPEATABLE, Outstanding, Settle, check_loop, late_delivery, spans_of
 from penstock.client.remote.stream import Stream
 from penstock.core.commands import (
     Ack,
@@ -117,6 +117,8 @@ class RemoteCaller:
         self._server_ms = 0
         self._server_heard_s = 0.0
         self._in_flight_max = 1_000
+        self.frame_bytes_max: int | None = None
+        """How large a call may be; None while no server has said so."""
         self.credit_max = 1_000
         """What a push may be given at a time."""
         self.old_session = 0
@@ -134,13 +136,19 @@ class RemoteCaller:
 
     async def call(self, command: Command) -> Any:
         """The reply, or the error raised."""
+        check_loop(self._loop)
         future: asyncio.Future[Any] = self._loop.create_future()
-        outstanding = self.submit(command, _resolver(future))
+        outstanding = self.submit(command, resolver(future))
         try:
             return await future
         except asyncio.CancelledError:
             self.withdraw(outstanding)
+            late = late_delivery(future)
+            if late is not None:
+                self.give_back(late)
             raise
+        finally:
+            del future, outstanding  # they have the error, whose traceback leads here
 
     def submit(self, command: Command, settle: Settle) -> Outstanding:
         """As `call`, without a task: `settle` is called with the reply or the error."""
@@ -209,6 +217,13 @@ class RemoteCaller:
         if self._link is None:
             self._reconnect_soon()
         return outstanding
+
+    def send_later(self, outstanding: Outstanding) -> None:
+        """Take a command to the server that somebody waits for already, as if it were new."""
+        self._shorten_wait(outstanding)
+        self._outgoing.append(outstanding)
+        self._flush_soon()
+        self._sweep_later()
 
     def withdraw(self, outstanding: Outstanding) -> None:
         """Who waited for this has left, and hears no more of it. Messages that come all the same go back."""
@@ -309,6 +324,7 @@ class RemoteCaller:
     def _give(self, link: Link, leaving: list[Outstanding]) -> None:
         now_s = self._loop.time()
         for outstanding in leaving:
+            outstanding.repeated = outstanding.left
             outstanding.left = True
             outstanding.left_s = outstanding.left_s or now_s
         if leaving:
@@ -339,8 +355,7 @@ class RemoteCaller:
 
     def give_back(self, delivery: Delivery) -> None:
         """Nobody wants these messages: as if they had never been handed out."""
-        spans = [span for run in delivery.runs for span in run.spans()]
-        self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans), _ignore)
+        self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery)), _ignore)
 
     # -- a link is heard --
 
@@ -404,10 +419,13 @@ class RemoteCaller:
         return reply, None
 
     def refused(self, request: int, error: PenstockError) -> None:
-        """A request cannot be sent."""
+        """A request cannot be sent. If it was before, over another link, it may have been done."""
         outstanding = self._in_flight.get(request)
-        if outstanding is not None:
-            self._settle(outstanding, None, error)
+        if outstanding is None:
+            return
+        if outstanding.repeated:
+            error = OutcomeUnknown(f"the command was sent, but not answered, and cannot be sent again: {error}")
+        self._settle(outstanding, None, error)
 
     def writable(self) -> None:
         """The link takes requests again."""
@@ -448,7 +466,7 @@ class RemoteCaller:
             try:
                 link = await self._new_link()
             except AccessDenied as error:
-                self._fail_all(error, error)
+                self._fail_all(error, OutcomeUnknown(str(error)))  # what left before may have been done
                 return
             except (PenstockError, OSError) as error:
                 if retry_for is not None and self._loop.time() - started_s >= retry_for:
@@ -480,6 +498,7 @@ class RemoteCaller:
         self.identity.realm = welcome.realm
         self.reports = welcome.damage
         self.credit_max = welcome.limits.credit_max
+        self.frame_bytes_max = welcome.limits.frame_bytes_max
         self._in_flight_max = max(1, round(welcome.limits.requests_max * _IN_FLIGHT_SHARE))
         log.info("connected to %s by %s", self._address, link.transport)
         self._resend(link)
@@ -502,10 +521,14 @@ class RemoteCaller:
         if outstanding.command.once is not None and self._loop.time() - outstanding.left_s > _REPEATABLE_S:
             self._settle(outstanding, None, OutcomeUnknown("the connection was gone for too long to ask again"))
             return False
+        self._shorten_wait(outstanding)
+        return True
+
+    def _shorten_wait(self, outstanding: Outstanding) -> None:
+        """A receive waits at the server for what is left of its wait."""
         if isinstance(outstanding.command, Receive) and outstanding.command.wait_ms:
             left_s = outstanding.deadline_s - self._loop.time() - self._options.timeout
             outstanding.command.wait_ms = max(0, min(outstanding.command.wait_ms, round(left_s * 1_000)))
-        return True
 
     # -- patience --
 
@@ -550,7 +573,9 @@ def _copied(error: PenstockError) -> PenstockError:
     return type(error)(str(error))
 
 
-def _resolver(future: asyncio.Future[Any]) -> Settle:
+def resolver(future: asyncio.Future[Any]) -> Settle:
+    """What gives a future the reply or the error, if somebody still waits."""
+
     def settle(reply: Any, error: BaseException | None) -> None:
         if future.done():
             return

@@ -36,15 +36,15 @@ class HeldSpans:
             self._spans[span.first] = span
 
     def remove(self, spans: Iterable[Span]) -> None:
-        """Messages are held no longer. Nothing happens to those that were not."""
+        """Messages are held no longer. Nothing happens to those that were not, or are held on another attempt."""
         for span in spans:
-            self._remove(span.first, span.last)
+            self._remove(span.first, span.last, span.attempt)
 
-    def _remove(self, first: int, last: int) -> None:
+    def _remove(self, first: int, last: int, attempt: int | None = None) -> None:
         at = max(0, bisect_right(self._firsts, first) - 1)
         while at < len(self._firsts) and self._firsts[at] <= last:
             span = self._spans[self._firsts[at]]
-            if span.last < first:
+            if span.last < first or attempt not in (None, span.attempt):
                 at += 1
                 continue
             kept = [Span(span.first, first - 1, span.attempt), Span(last + 1, span.last, span.attempt)]

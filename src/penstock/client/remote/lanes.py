@@ -111,6 +111,7 @@ class RoutedCall(Outstanding):
 
     def settled(self, reply: Any, error: BaseException | None) -> None:
         """The answer came."""
+        self.carried = None  # it knows this, too: a ring would outlive the call
         if self._is_counted and self.lane is not None:
             self._is_counted = False
             self.lane.busy -= 1

@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.client.remote.address import TransportName
-from penstock.core.errors import NotSent, PenstockError
+from penstock.core.errors import InvalidRequest, NotSent, PenstockError
 from penstock.wire.answers import Answer, Welcome
 from penstock.wire.requests import Request
+
+UNWRITABLE = (TypeError, ValueError, OverflowError)
+"""What the encoder raises for a value that no frame can hold: half a character, a number of more than 64 bits."""
+
+
+def unwritable(error: Exception) -> InvalidRequest:
+    """Why a command can never be sent: something in it is not what it should be."""
+    return InvalidRequest(f"the command cannot be sent, and was not: {error}")
 
 
 class UpgradeRefused(NotSent):

@@ -142,12 +142,6 @@ class MemberCaller(RemoteCaller):
         """Whether a command is on its way here."""
         return self._in_flight.get(outstanding.number) is outstanding
 
-    def send_later(self, outstanding: Outstanding) -> None:
-        """Send a command as if it were new."""
-        self._outgoing.append(outstanding)
-        self._flush_soon()
-        self._sweep_later()
-
     # -- what is different from a caller by itself --
 
     def flush(self) -> None:

@@ -28,6 +28,7 @@ from penstock.core.errors import (
     AccessDenied,
     BatchTooLarge,
     ConnectionLost,
+    InvalidRequest,
     NotSent,
     PenstockError,
 )
@@ -154,17 +155,29 @@ class PollLink:
             self._wait_for(directed)
 
     def _send_at_once(self, requests: Sequence[Directed]) -> None:
-        frame = _frame_of(requests)
-        if len(frame) <= self.welcome.limits.frame_bytes_max:
+        frame = self._encoded(requests)
+        if isinstance(frame, bytes):
             self._start(self._exchange(frame, {number for _, (number, _) in requests}))
         elif len(requests) > 1:
             middle = len(requests) // 2
             self._send_at_once(requests[:middle])
             self._send_at_once(requests[middle:])
         else:
-            limit = self.welcome.limits.frame_bytes_max
-            error = BatchTooLarge(f"{len(frame)} bytes are too many for one call: {self._address} takes {limit}")
-            self._loop.call_soon(self._listener.refused, requests[0][1][0], error)
+            self._refuse(requests[0], frame)
+
+    def _encoded(self, requests: Sequence[Directed]) -> bytes | InvalidRequest:
+        """The frame; or why there is none. One request that cannot be sent must not keep the others from it."""
+        try:
+            frame = _frame_of(requests)
+        except InvalidRequest as error:
+            return error
+        limit = self.welcome.limits.frame_bytes_max
+        if len(frame) <= limit:
+            return frame
+        return BatchTooLarge(f"{len(frame)} bytes are too many for one call: {self._address} takes {limit}")
+
+    def _refuse(self, directed: Directed, error: InvalidRequest) -> None:
+        self._loop.call_soon(self._listener.refused, directed[1][0], error)
 
     def cancel(self, request: int) -> None:
         """A receive need not wait any longer."""
@@ -240,6 +253,10 @@ class PollLink:
     # -- receives that wait --
 
     def _wait_for(self, directed: Directed) -> None:
+        frame = self._encoded([directed])
+        if not isinstance(frame, bytes):
+            self._refuse(directed, frame)
+            return
         number = directed[1][0]
         waiting = self._start(self._receive(directed))
         self._waits[number] = waiting

@@ -8,7 +8,8 @@ answer to the credit comes together with it.
 Everything that was pushed is kept leased by heartbeats, three in the time of a lease: what waits here, and what is
 being worked on until it is settled; the server ends that after twelve hours. What waits here is given back when nobody
 has received for a minute, and at the end; that is no failed delivery. When the connection is lost, the server has
-released all of it: the buffer is forgotten, and the push starts again with the next connection.
+released all of it: the buffer is forgotten, and the push starts again with the next connection. If that cannot push,
+the receives that wait here are taken to the server, as those that come later are.
 
 Queues that promise *at most* so many deliveries are not prefetched: a message that only waited here would have used up
 one.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -49,8 +51,17 @@ _IDLE_S = 60.0
 class Carrier(Protocol):
     """What a prefetcher needs of the caller."""
 
+    @property
+    def can_push(self) -> bool:
+        """Whether the server can push now, or may be able to when there is a connection again."""
+        ...
+
     def carry(self, command: Command, settle: Settle) -> Outstanding:
         """Take a command to the server."""
+        ...
+
+    def send_later(self, outstanding: Outstanding) -> None:
+        """Take a command to the server that somebody waits for already, as if it were new."""
         ...
 
 
@@ -83,6 +94,8 @@ class Prefetcher:
         """Commands on their way whose answer may bring messages with it."""
         self._state = "new"
         """`new`, `starting`, `running`, or `off`: the queue is not one to prefetch."""
+        self._starts = 0
+        """How often it was begun."""
         self._push: Outstanding | None = None
         self._lease_s = 30.0
         self._wait_ms = 0
@@ -178,11 +191,16 @@ class Prefetcher:
 
     def _start(self) -> None:
         self._state = "starting"
-        self._carrier.carry(DescribeQueue(name=self._queue), self._described)
+        self._starts += 1
+        self._carrier.carry(DescribeQueue(name=self._queue), partial(self._described, self._starts))
 
-    def _described(self, info: QueueInfo | None, error: BaseException | None) -> None:
+    def _described(self, starts: int, info: QueueInfo | None, error: BaseException | None) -> None:
+        if starts != self._starts:  # the question went over two connections: another push would take messages along
+            return
         if error is not None or info is None:
             self._fail(error)
+            return
+        if self._state != "starting":  # the connection was lost meanwhile, and nobody waits any more
             return
         if info.config.policy != "at_least_once":
             self._turn_off()
@@ -208,9 +226,13 @@ class Prefetcher:
 
     def _turn_off(self) -> None:
         self._state = "off"
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Have every receive that waits taken to the server."""
         waiters, self._waiters = self._waiters, deque()
         for waiter in waiters:
-            self._carrier.carry(waiter.outstanding.command, waiter.outstanding.settle)
+            self._carrier.send_later(waiter.outstanding)  # itself: whoever waits for it may still withdraw it
 
     def _fail(self, error: BaseException | None) -> None:
         self._state = "new"
@@ -236,8 +258,11 @@ class Prefetcher:
         self._state = "new"
 
     def resume(self) -> None:
-        """There is a connection again."""
-        if self._waiters and self._state == "new":
+        """There is a connection again; by a transport that cannot push, receives go to the server one by one."""
+        if not self._carrier.can_push:
+            self._state = "new"
+            self._hand_on()
+        elif self._waiters and self._state == "new":
             self._start()
 
     def close(self) -> None:
@@ -273,6 +298,8 @@ class Prefetcher:
             self._held.remove(command.spans)
 
     def _beat_later(self) -> None:
+        if self._beat is not None:  # what is being worked on was kept while there was no push
+            self._beat.cancel()
         self._beat = self._loop.call_later(self._lease_s / 3, self._heartbeat)
 
     def _heartbeat(self) -> None:
@@ -282,12 +309,17 @@ class Prefetcher:
         if spans:
             lease_ms = round(self._lease_s * 1_000)
             extend = Extend(queue=self._queue, channel=self._channel, spans=spans, lease_ms=lease_ms)
-            self._carrier.carry(extend, self._extended)
+            self._carrier.carry(extend, partial(self._extended, spans))
         self._beat_later()
 
-    def _extended(self, settled: Settled | None, error: BaseException | None) -> None:
-        if settled is not None:
-            self._held.remove(Span(refused.first, refused.last, 0) for refused in settled.refused)
+    def _extended(self, asked: list[Span], settled: Settled | None, error: BaseException | None) -> None:
+        """What was refused is held no longer; unless it has come again meanwhile, on another attempt."""
+        for refused in [] if settled is None else settled.refused:
+            self._held.remove(
+                Span(max(span.first, refused.first), min(span.last, refused.last), span.attempt)
+                for span in asked
+                if span.first <= refused.last and refused.first <= span.last
+            )
 
     # -- the end --
 

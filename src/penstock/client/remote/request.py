@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from penstock.core.commands import (
     Browse,
     Command,
+    Delivery,
     DescribeQueue,
     Extend,
     Heartbeat,
@@ -17,7 +19,9 @@ from penstock.core.commands import (
     QueueStats,
     ReadRecords,
     Receive,
+    Span,
 )
+from penstock.core.errors import InvalidRequest
 from penstock.wire.requests import CONVERSATION
 
 Settle = Callable[[Any, BaseException | None], None]
@@ -39,13 +43,38 @@ REPEATABLE: frozenset[type[Command]] = frozenset(
     }
 )
 """Commands that may come twice and do no harm: they need no name of their own. (A receive whose answer is lost has its
-messages released with the connection's session.)"""
+messages released with the connection's session; those of a session that outlives it come again when their lease ends,
+or that session does.)"""
+
+
+def has_messages(reply: Any) -> bool:
+    """Whether there are messages in an answer: if nobody hears it, they have to go back."""
+    return isinstance(reply, Delivery) and bool(reply.runs)
+
+
+def late_delivery(future: asyncio.Future[Any]) -> Delivery | None:
+    """The messages of an answer that came in the very turn in which its caller was cancelled: nobody heard it."""
+    if not future.done() or future.cancelled() or future.exception() is not None:
+        return None
+    reply = future.result()
+    return reply if has_messages(reply) else None
+
+
+def spans_of(delivery: Delivery) -> list[Span]:
+    """The messages of a delivery as commands name them."""
+    return [span for run in delivery.runs for span in run.spans()]
+
+
+def check_loop(home: asyncio.AbstractEventLoop) -> None:
+    """`InvalidRequest` if this is not the loop of the connection: its answers could never be awaited here."""
+    if asyncio.get_running_loop() is not home:
+        raise InvalidRequest("this connection belongs to another event loop, and nothing was sent: connect in this one")
 
 
 class Outstanding:
     """A command without an answer so far."""
 
-    __slots__ = ("abandoned", "alone", "command", "deadline_s", "left", "left_s", "number", "settle")
+    __slots__ = ("abandoned", "alone", "command", "deadline_s", "left", "left_s", "number", "repeated", "settle")
 
     def __init__(self, command: Command, settle: Settle, deadline_s: float) -> None:
         self.command = command
@@ -57,6 +86,8 @@ class Outstanding:
         """It was given to a link: it may have arrived."""
         self.left_s = 0.0
         """When that was for the first time."""
+        self.repeated = False
+        """It was given to a link more than once."""
         self.abandoned = False
         """Its caller has left. If messages come all the same, they go back."""
         self.alone = False

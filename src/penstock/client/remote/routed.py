@@ -40,16 +40,26 @@ import msgspec
 
 from penstock.client.listening import Hearer
 from penstock.client.remote.address import Address, Options, TransportName
-from penstock.client.remote.caller import RemoteCaller
+from penstock.client.remote.caller import RemoteCaller, resolver
 from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.lanes import ANYWHERE, Lane, RoutedCall, lane_of
 from penstock.client.remote.member import MemberCaller, Taken
 from penstock.client.remote.paging import Pages
 from penstock.client.remote.partitions import Partitions, fetch_partitions
-from penstock.client.remote.request import Outstanding, Settle
+from penstock.client.remote.request import Outstanding, Settle, check_loop, late_delivery, spans_of
 from penstock.client.remote.routed_stream import RoutedStream
 from penstock.client.remote.stream import Stream
-from penstock.core.commands import Browse, Command, Damage, DeleteQueue, DescribeQueue, QueueInfo, Receive
+from penstock.core.commands import (
+    Browse,
+    Command,
+    Damage,
+    DeleteQueue,
+    Delivery,
+    DescribeQueue,
+    GiveBack,
+    QueueInfo,
+    Receive,
+)
 from penstock.core.errors import NotSent, PenstockError, QueueNotFound, StoreError
 
 log = logging.getLogger("penstock.client")
@@ -131,18 +141,19 @@ class RoutedCaller:
 
     async def call(self, command: Command) -> Any:
         """The reply, or the error raised."""
+        check_loop(self._loop)
         future: asyncio.Future[Any] = self._loop.create_future()
-
-        def settle(reply: Any, error: BaseException | None) -> None:
-            if not future.done():
-                future.set_result(reply) if error is None else future.set_exception(error)
-
-        routed = self.submit(command, settle)
+        routed = self.submit(command, resolver(future))
         try:
             return await future
         except asyncio.CancelledError:
             self.withdraw(routed)
+            late = late_delivery(future)
+            if late is not None:
+                self.give_back(late)
             raise
+        finally:
+            del future, routed  # they have the error, whose traceback leads here
 
     def submit(self, command: Command, settle: Settle) -> Outstanding:
         """As `call`, without a task: `settle` is called with the reply or the error."""
@@ -183,6 +194,15 @@ class RoutedCaller:
             (caller or (self._home if lane is None else lane.caller)).withdraw(carried)
         elif any(each.take_back(carried) for each in self._members.values()):
             outstanding.settled(None, None)
+
+    @property
+    def frame_bytes_max(self) -> int | None:
+        """How large a call may be: as the server says that was named."""
+        return self._home.frame_bytes_max
+
+    def give_back(self, delivery: Delivery) -> None:
+        """Nobody wants these messages: as if they had never been handed out."""
+        self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery)), _ignore)
 
     def flush(self) -> None:
         """Send what is outgoing, in this turn of the loop."""

@@ -17,7 +17,7 @@ from typing import cast
 
 import msgspec
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidHandshake, InvalidStatus
+from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.protocol import State
@@ -25,7 +25,15 @@ from websockets.uri import parse_uri
 
 from penstock.client.remote.address import Address, Options, TransportName
 from penstock.client.remote.link import Listener, UpgradeRefused
-from penstock.core.errors import AccessDenied, BatchTooLarge, ConnectionLost, NotSent, OutcomeUnknown, PenstockError
+from penstock.core.errors import (
+    AccessDenied,
+    BatchTooLarge,
+    ConnectionLost,
+    InvalidRequest,
+    NotSent,
+    OutcomeUnknown,
+    PenstockError,
+)
 from penstock.wire.answers import Kind, Welcome, decode_answers, unpack_failure, unpack_reply
 from penstock.wire.frames import Frames, masked_frame
 from penstock.wire.requests import SOCKET_PATH, VERSION, Cancel, Hello, Request, encode_requests
@@ -110,15 +118,27 @@ class WebsocketLink(asyncio.Protocol):
         """Send requests as one frame, or as few as there have to be. After the server's goodbye nothing is sent."""
         if not self._can_send:
             return
-        frame = encode_requests(requests)
-        if len(frame) <= self._frame_bytes_max:
+        frame = self._encoded(requests)
+        if isinstance(frame, bytes):
             self._write_frame(frame)
         elif len(requests) > 1:
             middle = len(requests) // 2
             self.send(requests[:middle])
             self.send(requests[middle:])
         else:
-            self._refuse(requests[0], len(frame))
+            self._loop.call_soon(self._listener.refused, requests[0][0], frame)
+
+    def _encoded(self, requests: Sequence[Request]) -> bytes | InvalidRequest:
+        """The frame; or why there is none. One request that cannot be sent must not keep the others from it."""
+        try:
+            frame = encode_requests(requests)
+        except InvalidRequest as error:
+            return error
+        if len(frame) <= self._frame_bytes_max:
+            return frame
+        return BatchTooLarge(
+            f"{len(frame)} bytes are too many for one call: {self._address} takes {self._frame_bytes_max} at a time"
+        )
 
     def cancel(self, request: int) -> None:
         """A receive need not wait any longer."""
@@ -148,12 +168,6 @@ class WebsocketLink(asyncio.Protocol):
             self._socket.abort()
         if self.ready.done() and not self.ready.cancelled():
             self.ready.exception()
-
-    def _refuse(self, request: Request, size: int) -> None:
-        error = BatchTooLarge(
-            f"{size} bytes are too many for one call: {self._address} takes {self._frame_bytes_max} at a time"
-        )
-        self._loop.call_soon(self._listener.refused, request[0], error)
 
     # -- what asyncio does --
 
@@ -192,8 +206,11 @@ class WebsocketLink(asyncio.Protocol):
             self._socket.close()
 
     def eof_received(self) -> None:
-        """The other side has ended."""
+        """The other side has ended. That its answer to the upgrade breaks off does not say that it refuses it."""
+        was_refused = self._websocket.handshake_exc is not None
         self._websocket.receive_eof()
+        if self._heard_s and not was_refused and isinstance(self._websocket.handshake_exc, InvalidMessage):
+            self._over = ConnectionLost(f"the connection to {self._address} broke in the answer to its upgrade")
 
     def connection_lost(self, error: Exception | None) -> None:
         """It is over."""

@@ -10,7 +10,7 @@ from penstock.client.content import RunView
 from penstock.client.settling import check_settled
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.message import Message, error_text, messages_of
-from penstock.client.times import Seconds, length_ms
+from penstock.client.times import Seconds, lease_length_ms, length_ms
 from penstock.core.commands import Ack, Delivery, Extend, Release, Span
 from penstock.core.errors import PenstockError
 
@@ -79,7 +79,7 @@ class Batch:
         """The work goes on: every lease ends so many seconds from now. Returns how many."""
         if not self._delivery.runs:
             return 0
-        delivery, lease_ms = self._delivery, length_ms(lease, "lease") or 0
+        delivery, lease_ms = self._delivery, lease_length_ms(lease)
         command = Extend(queue=delivery.queue, channel=delivery.channel, spans=self.spans, lease_ms=lease_ms)
         count = check_settled(self._caller.call(command))
         self._settled = lease_ms == 0

@@ -106,6 +106,8 @@ class Listener:
         self._prefetch = prefetch
         self._max_in_hand = max_in_hand or max(_IN_HAND, 2 * workers + (prefetch or 0))
         self._state = "new"
+        self._info: QueueInfo | None = None
+        """The queue, if it was asked for before the start."""
         self._lock = threading.Lock()
         self._stopping = False
         self._abandoned = False
@@ -150,13 +152,18 @@ class Listener:
 
     # -- starting and stopping --
 
+    def prepare(self) -> None:
+        """All of the start that may have to wait for a server. Nothing is in hand yet."""
+        if self._state == "new":
+            self._info = self._prepare()
+
     def start(self) -> Self:
         """Configure the queue if that was asked for, and begin."""
         if self._state == "running":
             return self
         if self._state != "new":
             raise InvalidRequest(f"the listener {self.name!r} is {self._state}: make another one")
-        info = self._prepare()
+        info, self._info = self._info or self._prepare(), None
         self._settler.order = GroupOrder() if info.config.is_fifo else None
         self._settler.begin = self._line.put
         if info.config.leases_are_durable:
@@ -175,13 +182,14 @@ class Listener:
         self._room.set()
         self._stop_asked.set()
 
-    def stop(self, timeout: Seconds = 30) -> bool:
+    def stop(self, timeout: Seconds | None = 30) -> bool:
         """Fetch no more, give back what is not begun, finish what is, and settle it.
 
-        Handlers that run longer than `timeout` lose their messages, which are released; tasks are cancelled, threads
-        left to themselves. True if there were none. Not to be called by a handler, which has `request_stop`.
+        Handlers that run longer than `timeout` (None: there is no such time) lose their messages, which are released;
+        tasks are cancelled, threads left to themselves. True if there were none. Not to be called by a handler, which
+        has `request_stop`.
         """
-        timeout_ms = length_ms(timeout, "timeout") or 0
+        timeout_s = _seconds(timeout)
         if self._state in ("new", "stopped"):
             self._state = "stopped"
             return True
@@ -190,11 +198,11 @@ class Listener:
         self._fetching.cancel()
         self._settler.give_back(self._not_begun())
         self._line.close()
-        finished = self._working.wait(timeout_ms / 1_000)
+        finished = self._working.wait(timeout_s)
         if not finished:
             self._abandoned = True
             self._working.cancel()
-            reason = f"the listener stopped, and its handler did not end in {timeout_ms / 1_000} s"
+            reason = f"the listener stopped, and its handler did not end in {timeout_s} s"
             self._settler.abandon(list(self._begun.values()), reason)
         self._fetching.wait(WAIT_SECONDS + _GRACE_SECONDS)
         self._settler.finish()
@@ -203,7 +211,7 @@ class Listener:
         self._state = "stopped"
         return finished
 
-    def run_forever(self, *, timeout: Seconds = 30) -> bool:
+    def run_forever(self, *, timeout: Seconds | None = 30) -> bool:
         """Start, and stop in good order when SIGTERM or SIGINT comes, or `request_stop` is called."""
         return run_together([self], timeout)
 
@@ -242,8 +250,10 @@ class Listener:
         return info
 
     def tell_of_stops(self, stop_asked: Signal) -> None:
-        """Somebody waits for several listeners at once."""
+        """Somebody waits for several listeners at once. A stop that was asked for before is told at once."""
         self._stop_asked = stop_asked
+        if self._stopping:
+            stop_asked.set()
 
     # -- fetching --
 
@@ -389,7 +399,7 @@ class Listener:
             else:
                 run_handler(self._handler, message)
         except BaseException as error:
-            if is_cancelled(error):
+            if is_cancelled(error, self._settling):
                 raise
             _LOG.info("listener %r: message %s failed", self.name, message.id, exc_info=error)
             return Outcome(message, work, error)
@@ -399,21 +409,41 @@ class Listener:
         return f"<Listener {self.name!r} on {self._queue!r}: {self._state}>"
 
 
-def run_together(listeners: list[Listener], timeout: Seconds) -> bool:
-    """Start listeners, and stop them all when a signal says so, or one of them was asked to."""
+def run_together(listeners: list[Listener], timeout: Seconds | None) -> bool:
+    """Start listeners, and stop them all when a signal says so, or one of them was asked to.
+
+    They are stopped as well when one of them cannot start, or whoever waits here is called off.
+    """
     if not listeners:
         raise InvalidRequest("there is no listener to run: declare one with listen or listener")
+    timeout_s = _seconds(timeout)
     stop_asked = Signal()
-    for listener in listeners:
-        listener.tell_of_stops(stop_asked)
-        listener.start()
-    with told_to_stop(stop_asked.set):
-        stop_asked.wait()
+    try:
+        for listener in listeners:
+            listener.prepare()  # may take a while, and signals end that as they end anything
+        with told_to_stop(stop_asked.set):
+            for listener in listeners:
+                listener.tell_of_stops(stop_asked)
+                listener.start()
+            stop_asked.wait()
+    finally:
+        finished = _stop_together([each for each in listeners if each.state != "new"], timeout_s)
+    return finished
+
+
+def _stop_together(listeners: list[Listener], timeout_s: float | None) -> bool:
     for listener in listeners:
         listener.request_stop()
-    until = time.monotonic() + (length_ms(timeout, "timeout") or 0) / 1_000
-    finished = [listener.stop(max(0.0, until - time.monotonic())) for listener in listeners]
-    return all(finished)
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    finished = True
+    for listener in listeners:
+        finished &= listener.stop(None if until is None else max(0.0, until - time.monotonic()))
+    return finished
+
+
+def _seconds(timeout: Seconds | None) -> float | None:
+    ms = length_ms(timeout, "timeout")
+    return None if ms is None else ms / 1_000
 
 
 def _check_range(name: str, value: int | None, low: int, high: int) -> None:

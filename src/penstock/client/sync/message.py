@@ -8,15 +8,18 @@ from typing import Self
 from penstock.client.content import Content, FailedAttempt
 from penstock.client.settling import check_settled
 from penstock.client.sync.caller import Caller
-from penstock.client.times import Seconds, length_ms, seconds
+from penstock.client.times import Seconds, lease_length_ms, length_ms, seconds
 from penstock.core.commands import Ack, Delivery, Extend, Release, Run, Span
 from penstock.core.errors import PenstockError
+
+_ERROR_LETTERS_MAX = 10_000
+"""How much of an exception's text goes with a failed delivery: the history of a message is kept with it."""
 
 
 class Message(Content):
     """A message under lease. As a context manager it acks on success, and releases with the error on failure."""
 
-    __slots__ = ("_caller", "_delivery", "_lease_ends_ms", "_run", "_settled")
+    __slots__ = ("_caller", "_delivery", "_given_back", "_lease_ends_ms", "_run", "_settled")
 
     def __init__(self, caller: Caller, delivery: Delivery, run: Run, index: int) -> None:
         super().__init__(caller.identity, delivery.queue_id, run.chunk, index)
@@ -25,6 +28,7 @@ class Message(Content):
         self._run = run
         self._lease_ends_ms = delivery.deadline_ms
         self._settled = False
+        self._given_back = False
 
     @property
     def queue(self) -> str:
@@ -73,6 +77,11 @@ class Message(Content):
         """Whether this object was used to ack it, or to give it back."""
         return self._settled
 
+    @property
+    def is_given_back(self) -> bool:
+        """Whether this object was used to give it back."""
+        return self._given_back
+
     def extended_to(self, lease_ends_ms: int) -> None:
         """Somebody extended the lease, together with others."""
         self._lease_ends_ms = lease_ends_ms
@@ -88,15 +97,15 @@ class Message(Content):
         delay_ms = length_ms(delay, "delay")
         command = Release(queue=self.queue, channel=self.channel, spans=[self.span], delay_ms=delay_ms, error=error)
         check_settled(self._caller.call(command))
-        self._settled = True
+        self._settled = self._given_back = True
 
     def extend(self, lease: Seconds) -> None:
         """The work goes on: the lease ends so many seconds from now. 0 gives the message back."""
-        lease_ms = length_ms(lease, "lease") or 0
+        lease_ms = lease_length_ms(lease)
         command = Extend(queue=self.queue, channel=self.channel, spans=[self.span], lease_ms=lease_ms)
         check_settled(self._caller.call(command))
         self._lease_ends_ms = self._caller.now_ms() + lease_ms
-        self._settled = lease_ms == 0
+        self._settled = self._given_back = lease_ms == 0
 
     def __enter__(self) -> Self:
         return self
@@ -121,8 +130,14 @@ def error_text(error: BaseException) -> str:
     >>> error_text(ValueError("no such order"))
     'ValueError: no such order'
     """
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as failure:  # a message must come back whatever its error is made of
+        text = f"(its text cannot be had: {type(failure).__name__})"
+    if len(text) > _ERROR_LETTERS_MAX:
+        text = f"{text[:_ERROR_LETTERS_MAX]}... ({len(text)} letters)"
+    return f"{name}: {text}".encode(errors="backslashreplace").decode() if text else name
 
 
 def messages_of(caller: Caller, delivery: Delivery | None) -> list[Message]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from penstock.client.bodies import Body, encode_body
 from penstock.client.listening import ListenerSettings
 from penstock.client.settings import QueueSettings, config_of
 from penstock.client.sync.caller import Caller
@@ -75,9 +76,11 @@ class Penstock:
 
     def listener(self, queue: str, **settings: Unpack[ListenerSettings]) -> Callable[[Callable[..., Any]], Listener]:
         """A decorator that makes a listener of a handler. It starts with `start()`, its block, or `run_listeners()`."""
+        if not isinstance(queue, str):
+            raise InvalidRequest("the decorator needs the name of a queue: write @ps.listener('orders')")
         return lambda handler: self._declared(queue, handler, settings)
 
-    def run_listeners(self, *, timeout: Seconds = 30) -> bool:
+    def run_listeners(self, *, timeout: Seconds | None = 30) -> bool:
         """Start every listener that was declared here, and stop all when SIGTERM or SIGINT comes.
 
         A listener of which `request_stop` is called ends the others too. True if every handler finished in time.
@@ -96,7 +99,7 @@ class Penstock:
         *,
         to: str | None = None,
         ids: Iterable[str | int] | None = None,
-        contains: bytes | str | None = None,
+        contains: Body | None = None,
         error: str | None = None,
         rate: int | None = None,
     ) -> Redrive:
@@ -109,7 +112,7 @@ class Penstock:
             queue=queue,
             target=to,
             sequences=None if ids is None else self._sequences(queue, ids),
-            contains=contains.encode() if isinstance(contains, str) else contains,
+            contains=None if contains is None else encode_body(contains),
             error=error,
             per_second=rate,
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import overload
 
+from penstock.client.bodies import Body, encode_body
 from penstock.client.content import PeekedMessage
 from penstock.client.settling import check_settled
 from penstock.client.sync.batch import Batch
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.message import Message, messages_of
-from penstock.client.times import Seconds, length_ms
+from penstock.client.times import Seconds, lease_length_ms, length_ms
 from penstock.core.commands import (
     Ack,
     Browse,
@@ -22,6 +23,7 @@ from penstock.core.commands import (
     Release,
     Seen,
 )
+from penstock.core.errors import InvalidRequest
 from penstock.core.states import State
 
 WAITING = (State.READY, State.LEASED, State.DELAYED)
@@ -110,7 +112,7 @@ class Receiver:
 
     def extend(self, receipt: str | Iterable[str], lease: Seconds) -> int:
         """The work goes on: leases end so many seconds from now. 0 gives messages back."""
-        lease_ms, receipts = length_ms(lease, "lease") or 0, _listed(receipt)
+        lease_ms, receipts = lease_length_ms(lease), _listed(receipt)
         command = Extend(queue=self._queue, channel=self._channel, spans=[], lease_ms=lease_ms, receipts=receipts)
         return check_settled(self._caller.call(command))
 
@@ -121,7 +123,7 @@ class Receiver:
         return self.browse(limit=max)
 
     def browse(
-        self, *, after: int = -1, limit: int = 100, states: Iterable[State] = WAITING, contains: bytes | None = None
+        self, *, after: int = -1, limit: int = 100, states: Iterable[State] = WAITING, contains: Body | None = None
     ) -> list[PeekedMessage]:
         """Messages in order, from the one after sequence number `after`, without taking them."""
         seen: list[Seen] = self._caller.call(
@@ -131,7 +133,7 @@ class Receiver:
                 after=after,
                 limit=limit,
                 states=tuple(states),
-                contains=contains,
+                contains=None if contains is None else encode_body(contains),
             )
         )
         if not seen:
@@ -139,11 +141,14 @@ class Receiver:
         info: QueueInfo = self._caller.call(DescribeQueue(name=self._queue))
         return [PeekedMessage(self._caller.identity, info.queue_id, one) for one in seen]
 
-    def search(self, contains: bytes | str, *, after: int = -1, limit: int = 100) -> list[PeekedMessage]:
+    def search(self, contains: Body, *, after: int = -1, limit: int = 100) -> list[PeekedMessage]:
         """Messages whose body holds these bytes, without taking them."""
-        needle = contains.encode() if isinstance(contains, str) else contains
-        return self.browse(after=after, limit=limit, contains=needle)
+        return self.browse(after=after, limit=limit, contains=encode_body(contains))
 
 
 def _listed(receipt: str | Iterable[str]) -> list[str]:
-    return [receipt] if isinstance(receipt, str) else list(receipt)
+    if isinstance(receipt, str):
+        return [receipt]
+    if not isinstance(receipt, Iterable):
+        raise InvalidRequest(f"{receipt!r} is no receipt: give `message.receipt`, or a list of such")
+    return list(receipt)

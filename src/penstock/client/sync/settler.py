@@ -185,7 +185,7 @@ class Settler:
         failed: list[Outcome] = []
         for outcome in outcomes:
             message, work, error = outcome
-            if error is not None:
+            if error is not None or message.is_given_back:
                 failed.append(outcome)
             elif work is None:
                 (done if message.is_settled else acks).append(message)

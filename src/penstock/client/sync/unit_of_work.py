@@ -51,7 +51,10 @@ class UnitOfWork:
         self._lock = threading.Lock()
         self._state = "open"
         self._taken: _Taken = {}
-        self._puts = Puts()
+        self._puts = self._no_puts()
+
+    def _no_puts(self) -> Puts:
+        return Puts(getattr(self._caller, "frame_bytes_max", None))
 
     @property
     def state(self) -> str:
@@ -109,6 +112,8 @@ class UnitOfWork:
 
         `BatchTooLarge` if the unit would become larger than one commit may be.
         """
+        if not isinstance(queue, str):
+            raise InvalidRequest(f"queue is {queue!r}: it must be text")
         encoded = encode_attributes(attributes)
         send = Send(
             queue=queue,
@@ -184,7 +189,7 @@ class UnitOfWork:
                 return {}
             self._state = "rolled back"
             taken, self._taken = self._taken, {}
-            self._puts = Puts()
+            self._puts = self._no_puts()
             return taken
 
     def _check_open(self) -> None:

@@ -10,7 +10,8 @@
     PUT    staging/{token}/{piece}   keep a piece for later
     POST   publish                   send staged pieces in one commit, once
     DELETE staging/{token}           forget what was staged
-    POST   take, settle              lease messages as an Arrow stream; acknowledge them or give them back
+    POST   take, settle              lease messages as an Arrow stream; acknowledge them or give them back. Who has to
+                                     ask again, for want of an answer, sends the same `idempotency-key` both times
 
 `read` gives what `GET /v1/queues/{queue}/records` gives as Arrow, and is made for volume: its length is known, and the
 messages go from the store's memory to the socket without another copy.
@@ -35,7 +36,6 @@ from starlette.types import Receive as Receiving
 from starlette.types import Scope
 from starlette.types import Send as Sending
 
-from penstock.core.broker import BATCH_BYTES_MAX
 from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.commands import (
     Ack,
@@ -50,6 +50,7 @@ from penstock.core.commands import (
     ListChunks,
     ListQueues,
     Offsets,
+    Once,
     ReadRecords,
     Receive,
     Records,
@@ -58,6 +59,7 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
+from penstock.core.config import BATCH_BYTES_MAX
 from penstock.core.errors import BatchTooLarge, MessageTooLarge, PenstockError, QueueNotFound
 from penstock.core.partition import PARTITION_SHIFT, SHARD_SHIFT
 from penstock.protocols.bulk.requests import (
@@ -79,11 +81,14 @@ from penstock.protocols.bulk.requests import (
     SettleRequest,
     TakeRequest,
 )
-from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, Staging, remove
+from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, PieceNotFound, Staging, remove
+from penstock.protocols.bulk.takes import Takes, spans_of
 from penstock.protocols.rest.guard import Guard
+from penstock.protocols.rest.naming import KEY, request_name
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, code_of, headers_of, invalid, problem_of
 from penstock.server.auth import Principal, Right
-from penstock.server.node import MEMORY, Services
+from penstock.server.node import Services
+from penstock.server.settings import MEMORY
 from penstock.wire.pieces import decode_piece, send_of
 
 PROTOCOL = "bulk"
@@ -116,6 +121,7 @@ class Bulk:
         self._staging: Staging | None = None
         self._cleaned_s = time.monotonic()
         self._removing: set[asyncio.Future[None]] = set()
+        self._takes = Takes(services.shard)
 
     def routes(self) -> list[BaseRoute]:
         """Where each method is found."""
@@ -264,23 +270,24 @@ class Bulk:
         command = Receive(
             queue=asked.queue, channel=asked.channel, limit=asked.limit, wait_ms=0, lease_ms=asked.lease_ms
         )
-        delivery: Delivery = await self._shard.call(command)
-        spans = [span for run in delivery.runs for span in run.spans()]
+        name = request_name(request.headers.get(KEY), principal, b"take", msgspec.json.encode(asked))
+        delivery: Delivery = await (self._shard.call(command) if name is None else self._takes.receive(name, command))
         runs = [(run.chunk, run.start, run.stop) for run in delivery.runs]
-        metadata = {"penstock-spans": msgspec.json.encode(spans)}
+        metadata = {"penstock-spans": msgspec.json.encode(spans_of(delivery))}
         return _Parts(_arrow_parts(runs, include_headers=asked.headers, metadata=metadata))
 
     async def settle(self, request: Request, principal: Principal) -> SettleReply:
-        """Acknowledge what was taken, or give it back."""
+        """Acknowledge what was taken, or give it back. Under a key, once: who asks again is told the same again."""
         asked = await _body(request, SettleRequest)
         _need(principal, "read", asked.queue)
         spans = [Span(*span) for span in asked.spans]
-        if asked.done:
-            settled: Settled = await self._shard.call(Ack(queue=asked.queue, channel=asked.channel, spans=spans))
-        else:
-            settled = await self._shard.call(
-                Release(queue=asked.queue, channel=asked.channel, spans=spans, error="not read to the end")
-            )
+        command: Ack | Release = Ack(queue=asked.queue, channel=asked.channel, spans=spans)
+        if not asked.done:
+            command = Release(queue=asked.queue, channel=asked.channel, spans=spans, error="not read to the end")
+        name = request_name(request.headers.get(KEY), principal, b"settle", msgspec.json.encode(asked))
+        if name is not None:
+            command.once = Once(name, 1, 1)
+        settled: Settled = await self._shard.call(command)
         return SettleReply(settled.count)
 
     # -- writing --
@@ -310,10 +317,15 @@ class Bulk:
         """Send staged pieces in one commit, unless that was done before."""
         asked = await _body(request, PublishRequest)
         staging = await self._open_staging()
-        if await self._shard.call(LastMark(name=asked.name)) >= asked.number:
+        if await self._was_published(asked):
             await asyncio.to_thread(staging.drop, asked.token)
             return PublishReply(0, already_done=True)
-        pieces = await asyncio.to_thread(staging.open, asked.token, asked.pieces) if asked.pieces else []
+        try:
+            pieces = await asyncio.to_thread(staging.open, asked.token, asked.pieces) if asked.pieces else []
+        except PieceNotFound:
+            if await self._was_published(asked):  # just now: it was asked before, over a connection that broke
+                return PublishReply(0, already_done=True)
+            raise
         sends = await asyncio.to_thread(_sends_of_all, pieces, principal)
         work = CommitWork(acks=[], sends=sends, mark=(asked.name, asked.number))
         replies = await self._shard.call(work)
@@ -321,6 +333,10 @@ class Bulk:
         if isinstance(replies, AlreadyDone):
             return PublishReply(0, already_done=True)
         return PublishReply(sum(len(each.bodies) for each in sends))
+
+    async def _was_published(self, asked: PublishRequest) -> bool:
+        last: int = await self._shard.call(LastMark(name=asked.name))
+        return last >= asked.number
 
     async def _drop_soon(self, staging: Staging, token: str) -> None:
         """Nobody waits until the files of what was sent are removed."""

@@ -72,6 +72,17 @@ LINGER_S = 5.0
 log = logging.getLogger("penstock.nsq")
 
 
+class _Publishing:
+    """A PUB, MPUB or DPUB, and what became of it."""
+
+    __slots__ = ("command", "error", "is_through")
+
+    def __init__(self, command: wire.Publish) -> None:
+        self.command = command
+        self.is_through = False
+        self.error: BaseException | None = None
+
+
 class Connection(asyncio.Protocol):
     """One client."""
 
@@ -89,6 +100,8 @@ class Connection(asyncio.Protocol):
         self._pending = 0
         """Calls on their way through the shard."""
         self._pending_bytes = 0
+        self._publishes: deque[_Publishing] = deque()
+        """Those without an answer, in the order in which they came."""
         self._task: asyncio.Task[None] | None = None
         """What keeps the connection busy."""
         self._is_reading = True
@@ -257,6 +270,11 @@ class Connection(asyncio.Protocol):
         if self._pending:
             self._commands.append(wire.Invalid(code, reason))
             return
+        self._end_with(code, reason)
+
+    def _end_with(self, code: str, reason: str) -> None:
+        """End the connection with an error. Whatever is still to come is not answered: it would be taken for another's
+        answer."""
         log.info("client %s: %s %s", self.client.remote_address, code, reason)
         self._write(wire.error_frame(code, reason))
         self._end()
@@ -496,20 +514,25 @@ class Connection(asyncio.Protocol):
             self._check_right(command.verb, "write", command.topic)
         self._pending_bytes += command.nbytes
         send = self._topics.send(command.topic, command.bodies, command.delay_ms)
-        self._call(send, partial(self._published, command), caller=self)
+        publishing = _Publishing(command)
+        self._publishes.append(publishing)
+        self._call(send, partial(self._published, publishing), caller=self)
 
-    def _published(self, command: wire.Publish, call: Call) -> None:
+    def _published(self, publishing: _Publishing, call: Call) -> None:
+        """One is through. Clients tell by the order alone which answer is whose, and shards are not equally fast."""
+        publishing.is_through, publishing.error = True, call.error
         self._pending -= 1
-        self._pending_bytes -= command.nbytes
-        if self._is_ending:
-            return
-        if call.error is not None:
-            self._commands.clear()
-            self._fail(f"E_{command.verb}_FAILED", f"{command.verb} failed {call.error}")
-        else:
+        self._pending_bytes -= publishing.command.nbytes
+        while self._publishes and self._publishes[0].is_through and not self._is_ending:
+            done = self._publishes.popleft()
+            command = done.command
+            if done.error is not None:
+                self._end_with(f"E_{command.verb}_FAILED", f"{command.verb} failed {done.error}")
+                return
             self._topics.published(self.client, command.topic, len(command.bodies))
             self._write(wire.OK_FRAME if command.replies == 1 else wire.OK_FRAME * command.replies)
-        self._resume()
+        if not self._is_ending:
+            self._resume()
 
     def _ready(self, command: wire.Ready) -> None:
         if self.client.state == State.CLOSING:

@@ -30,7 +30,6 @@ from penstock.core.commands import (
     CreateQueue,
     DeleteChannel,
     DeleteQueue,
-    EndSession,
     OpenSession,
     PauseChannel,
     PauseQueue,
@@ -46,6 +45,7 @@ from penstock.core.config import QueueConfig
 from penstock.core.errors import NotFound, OverLimit, PenstockError, QueueExists
 from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.names import is_ephemeral
+from penstock.server.ending import end_session
 from penstock.server.node import Services
 from penstock.server.shard import Call, Ticket
 from penstock.server.shards import Shards
@@ -230,9 +230,8 @@ class Topics:
             requeued = self.in_flight(client)
             if requeued:
                 self.requeued(topic, channel, requeued)
-            end = EndSession(session=client.session, error="the client disconnected")
-            client.session = client.subscription = 0
-            self._submit(end, lambda call: self._left(call, topic, channel))
+            session, client.session, client.subscription = client.session, 0, 0
+            end_session(self.shard, session, "the client disconnected", lambda call: self._left(call, topic, channel))
         else:
             self._clean_channel(topic, channel)
         if not clients:
@@ -292,9 +291,7 @@ class Topics:
         if is_ephemeral(topic):
             self._submit(DeleteQueue(name=topic, unless_channels=True))
 
-    def _submit(
-        self, command: EndSession | DeleteChannel | DeleteQueue, on_settled: Callable[[Call], None] | None = None
-    ) -> None:
+    def _submit(self, command: DeleteChannel | DeleteQueue, on_settled: Callable[[Call], None] | None = None) -> None:
         """Have something done that nobody waits for; the store may be closing."""
         with contextlib.suppress(PenstockError):
             self.shard.submit(command, on_settled or _check)

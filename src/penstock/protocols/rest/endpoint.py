@@ -9,13 +9,13 @@ runs the operation, and encodes the result in what the caller accepts. Everythin
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import logging
 import os
 import re
 import time
 from collections.abc import Iterable, Mapping, MutableMapping
+from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -26,6 +26,7 @@ from penstock.core.errors import PenstockError
 from penstock.protocols.http import HttpCounters
 from penstock.protocols.rest.caller import Caller, CallerGone, Waits
 from penstock.protocols.rest.guard import Guard
+from penstock.protocols.rest.naming import KEY, request_name
 from penstock.protocols.rest.operations import BATCH, JSON, Batch, Operation, Reply
 from penstock.protocols.rest.problems import (
     CONTENT_TYPE,
@@ -45,7 +46,6 @@ PROTOCOL = "rest"
 ROUTE = "penstock-route"
 """The header by which a client that routes itself asks for 409 instead of being forwarded."""
 _QUERY_FIELDS_MAX = 100
-_KEY_LENGTH_MAX = 256
 Header = tuple[bytes, bytes]
 
 
@@ -187,17 +187,8 @@ class Visit:
 
     def _name_of(self, principal: Principal, body: bytes) -> str | None:
         """A name that only the same request of the same caller with the same `Idempotency-Key` has."""
-        key = self._headers.get("idempotency-key")
-        if key is None:
-            return None
-        if not 1 <= len(key) <= _KEY_LENGTH_MAX:
-            raise invalid(f"Idempotency-Key has {len(key)} characters: give 1 to {_KEY_LENGTH_MAX}")
         path = f"{self._scope['method']} {self._scope['path']}?".encode() + self._scope["query_string"]
-        parts = (principal.access_key.encode(), key.encode(), path, body)
-        hashed = hashlib.blake2b(digest_size=24)
-        for part in parts:
-            hashed.update(len(part).to_bytes(8, "big") + part)
-        return hashed.hexdigest()
+        return request_name(self._headers.get(KEY), principal, path, body)
 
     def _arguments(self, operation: Operation, coding: _Coding, body: bytes) -> dict[str, Any]:
         arguments: dict[str, Any] = dict(self._scope["path_params"])
@@ -377,6 +368,7 @@ def decode_query(query: bytes, shape: type[msgspec.Struct]) -> msgspec.Struct:
         raise invalid(_said(error)) from None
 
 
+@cache
 def _list_fields(shape: type[msgspec.Struct]) -> frozenset[str]:
     kinds = {field.encode_name: field.type for field in msgspec.structs.fields(shape)}
     return frozenset(name for name, kind in kinds.items() if getattr(kind, "__origin__", None) is list)

@@ -25,6 +25,8 @@ from penstock.wire.frames import Frames, binary_frame
 _HEAD_END = b"\r\n\r\n"
 CONNECTION = "penstock.websocket"
 """Where a scope has its connection."""
+LINGER_S = 5.0
+"""How long a client that has said its last, or is not there any more, may take to read what was written to it."""
 
 
 class Connection(WebSocketsSansIOProtocol):
@@ -61,6 +63,20 @@ class Connection(WebSocketsSansIOProtocol):
             self._heard(payload)
         if rest:
             super().data_received(rest)
+
+    def eof_received(self) -> None:
+        """The client has said its last."""
+        self._end_soon()
+
+    def keepalive_timeout(self) -> None:
+        """The client has not said that it is alive."""
+        super().keepalive_timeout()
+        self._end_soon()
+
+    def _end_soon(self) -> None:
+        """Not over while something waits to be written; and until then the client has what it has received."""
+        if self.close_timer is None:
+            self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def handle_bytes(self, event: Frame) -> None:
         """A binary frame came the long way; one that is only the beginning of a message goes on so, with the rest."""

@@ -39,6 +39,7 @@ from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.protocols.websocket.handles import session_handle, session_number
 from penstock.protocols.websocket.rights import check_rights
 from penstock.server.auth import ANYBODY, Principal
+from penstock.server.ending import end_session
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMoved
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
@@ -67,6 +68,7 @@ class Open:
 
     def settled(self, call: Call) -> None:
         """The shard has answered."""
+        self.call = None  # it knows this request, too: such a ring would be garbage to be looked for
         self.desk.settled(self, call)
 
 
@@ -133,16 +135,6 @@ class Desk:
         """Queues of which something was refused -> the newest map by which it was."""
         self.answers: list[tuple[int, int, Any]] = []
         """What waits to be sent: request, kind, value."""
-        self._own: dict[type[Command], Callable[[int, Any], None]] = {
-            Cancel: self._cancel,
-            StartPush: self._start_push,
-            AddPushCredit: self._add_credit,
-            StopPush: self._stop_push,
-            ListQueues: self._list_queues,
-            CancelRedrive: self._cancel_redrive,
-            Hello: self._hello_again,
-            Route: self._set_route,
-        }
 
     @property
     def in_flight(self) -> int:
@@ -174,9 +166,9 @@ class Desk:
         check_rights(self._principal, command, self._broker)
         if self._route_version and self._is_refused(number, command):
             return
-        own = self._own.get(type(command))
+        own = _OWN.get(type(command))
         if own is not None:
-            own(number, command)
+            own(self, number, command)
             return
         if isinstance(command, Receive | Browse) and (
             command.queue in self._learning or self._shard.unknown(command.queue)
@@ -491,7 +483,7 @@ class Desk:
             return
         self.abandon()
         try:
-            self._shard.submit(Tick(), lambda _: self._end_session(error))
+            self._shard.submit(Tick(), lambda _: end_session(self._shard, self._session, error))
         except ShardClosed:
             return
 
@@ -520,12 +512,19 @@ class Desk:
         except ShardClosed:
             return
 
-    def _end_session(self, error: str) -> None:
-        try:
-            self._shard.submit(EndSession(session=self._session, error=error), _ignore)
-        except ShardClosed:
-            return
-
 
 def _ignore(_call: Call) -> None:
     """Nobody waits for this."""
+
+
+_OWN: dict[type[Command], Callable[[Desk, int, Any], None]] = {
+    Cancel: Desk._cancel,
+    StartPush: Desk._start_push,
+    AddPushCredit: Desk._add_credit,
+    StopPush: Desk._stop_push,
+    ListQueues: Desk._list_queues,
+    CancelRedrive: Desk._cancel_redrive,
+    Hello: Desk._hello_again,
+    Route: Desk._set_route,
+}
+"""What a desk does by itself, or in its own way."""

@@ -1,14 +1,11 @@
 """The Kafka journal: a commit is a transaction over one partition of two topics.
 
 Theory of operation. Shard n is partition n of the data topic and of the offset topic (`kafka_records` says what is in
-them). A commit is one transaction of one of the shard's two producers, whose transactional ids nobody else uses:
+them). A commit is one transaction of the shard's producer, whose transactional id nobody else uses:
 
-    begin ── chunks to data, records to offset, a marker to offset ── commit
+    begin ── chunks and a marker to data, records and a marker to offset ── commit
 
-The producers take turns. Kafka answers a commit when its outcome is decided, and writes that into the partitions
-later; until then the same producer cannot begin again: librdkafka is refused, and asks again 20 ms later. With two, one
-commits while the brokers are still busy with the other's last transaction. A commit begins when the one before is over,
-so they are in the log in their order, and a reader of committed transactions gets them in that order.
+(Without chunks there is nothing to data.)
 
 Both topics are compacted: Kafka keeps the newest message of every key, and drops deleted keys after a while. So the log
 is not a list of all commits but the state that they add up to, and *reading it to its end* gives that state, from
@@ -17,22 +14,19 @@ does no harm either: each key ends with its newest value. In between the state m
 
 Opening.
 
-    1  init_transactions of the first producer, then of the second: fences whoever had the shard, and ends the
-       transactions that it may have left open
-    2  read both partitions to their ends, and refuse a format that is not known
-    3  commit a marker of our own to both partitions with the first producer, then with the second, and read on until
-       the second comes
+    1  init_transactions: fences whoever had the shard, and ends the transaction that it may have left open
+    2  read both partitions to their ends, and refuse a format that is not known; abort what hangs behind them
+       (`kafka_hanging`), if it has to be
+    3  commit a marker of our own to both partitions, and read on until it comes
 
 When 3 is done, everything is read that anybody has committed, whatever the brokers knew of each other in 2: it stands
-before our markers, and nobody but us can write behind them. Of two who open at the same time, each may have fenced the
-other with one of the producers. Then neither gets through 3: nothing but markers is committed by anybody who has only
-one of them.
+before our marker, and nobody but us can write behind it.
 
 Failures. A commit whose outcome is not known (`CommitFailed`) is the journal's last: the producer is not used again,
 and opening a new journal finds out, after it has fenced this one. A fenced producer means that somebody else has the
 shard (`ShardFenced`), or that this process stood still in the middle of a transaction for so long that Kafka has ended
 it; either way it has to ask who owns the shard. A transaction that Kafka refused, and that could be ended cleanly,
-wrote nothing (`CommitAborted`), and the journal goes on.
+wrote nothing (`CommitAborted`), and the journal goes on; if it hangs, that is as with an outcome which is not known.
 
 Time. Kafka forgets that a key was deleted `delete.retention.ms` after the deletion. A table that is older might hold
 keys whose deletion nobody tells it of any more. `LogPosition` therefore carries a time, and whoever keeps one has to
@@ -56,9 +50,10 @@ from penstock.core.changes import Changes, Encodable
 from penstock.core.errors import StoreError
 from penstock.store.errors import CommitAborted, CommitFailed, LogUnavailable, ShardFenced
 from penstock.store.journal.frames import StoredChunk
+from penstock.store.journal.kafka_hanging import Ends, must_abort
 from penstock.store.journal.kafka_options import KafkaOptions
-from penstock.store.journal.kafka_records import MARKER_KEY, NONCE_BYTES, Assembly, Marker, Splits
-from penstock.store.journal.kafka_topics import LogTopics, made_client, said
+from penstock.store.journal.kafka_records import MARKER_KEY, NOBODYS_KEY, NONCE_BYTES, Assembly, Marker, Splits
+from penstock.store.journal.kafka_topics import LogTopics, made_client, said, when_known
 
 INIT_TIMEOUT_S = 60.0
 """How long the former owner's last transaction may take to end."""
@@ -145,11 +140,9 @@ class KafkaJournal:
         self._keys: Keys | None = None
         self._nonce = os.urandom(NONCE_BYTES)
         self._message_bytes_max = min(options.message_bytes_max, topics.message_bytes_max)
-        self._producers: list[Producer] = []
+        self._producer: Producer | None = None
         self._failure: StoreError | None = CommitFailed("the journal was not replayed")
         self._number = 0
-        self._turn = -1
-        """Which producer had the last commit. The first one begins."""
         self._ends = [start.data, start.offset] if start is not None else [0, 0]
         self._trimmed = 0
         self._changed = 0
@@ -180,30 +173,29 @@ class KafkaJournal:
 
     def replay(self, after: int) -> Iterator[tuple[int, Changes]]:
         """Take the shard over; then what the log holds, from where the table ends, in pieces."""
-        assert not self._producers, "a journal is replayed once"
+        assert self._producer is None, "a journal is replayed once"
         self._number = self._trimmed = after
         self._fence()
         self._failure = None
         yield from self._read()
 
     def _fence(self) -> None:
+        self._producer = self._made_producer()
         try:
-            for name in self._options.transactional_ids(self._shard):
-                self._producers.append(self._made_producer(name))
-                self._producers[-1].list_topics(self._options.data_topic, INIT_TIMEOUT_S)  # librdkafka connects late
-                self._producers[-1].init_transactions(INIT_TIMEOUT_S)
+            self._live.list_topics(self._options.data_topic, INIT_TIMEOUT_S)  # librdkafka connects late
+            self._live.init_transactions(INIT_TIMEOUT_S)
         except KafkaException as error:
             raise said(error, self._options, f"shard {self._shard} cannot be taken over") from error
         self.fenced_s = time.monotonic()
 
-    def _made_producer(self, name: str) -> Producer:
+    def _made_producer(self) -> Producer:
         options = self._options
         timeout_ms = int(options.commit_timeout_s * 1000)
         return made_client(
             Producer,
             options,
-            client_id=name,
-            transactional_id=name,
+            client_id=options.transactional_id(self._shard),
+            transactional_id=options.transactional_id(self._shard),
             transaction_timeout_ms=timeout_ms,
             delivery_timeout_ms=timeout_ms,
             enable_idempotence=True,
@@ -221,15 +213,43 @@ class KafkaJournal:
         try:
             yield from self._steps_of(reading, reading.to_the_ends())
             self._number = max(self._number, reading.number)
-            for _ in self._producers:
-                self._append(Changes(), both=True)
-            yield from self._steps_of(reading, reading.until(Marker(self._number, self._nonce)))
+            self._end_hanging()
+            self._append(Changes(), both=True)
+            yield from self._steps_of(reading, reading.until(self._nonce))
             reading.check_end()
         finally:
             reading.close()
         for splits, counts in zip(self._splits, reading.counts, strict=True):
             splits.note(counts)
         self._check_duration(began_s)
+
+    def _end_hanging(self) -> None:
+        """Abort what former owners have left without an end, unless it may be committed with our first transaction."""
+        with contextlib.closing(Ends(self._options, self._shard, QUIET_S_MAX)) as ends:
+            hanging = ends.hanging()
+            if not any(hanging):
+                return
+            is_to_abort = must_abort(hanging, ends.last_markers())
+            how = "aborted, since it is not complete" if is_to_abort else "committed, since it is complete"
+            log.error("shard %d: a transaction hangs in the log (KAFKA-20734): it is %s", self._shard, how)
+            if is_to_abort:
+                self._abort_with([name for name, each in zip(self._names, hanging, strict=True) if each is not None])
+                ends.wait_until_nothing_hangs()
+
+    def _abort_with(self, names: list[str]) -> None:
+        """Abort a transaction in these topics, and with it whatever hangs there.
+
+        It has no marker: if it hangs as well, what was cut must not look like a whole.
+        """
+        try:
+            self._live.begin_transaction()
+            for name in names:
+                self._live.produce(name, None, NOBODYS_KEY, self._shard)
+            if self._live.flush(self._options.commit_timeout_s):
+                raise LogUnavailable(f"shard {self._shard}: Kafka does not take what ends a transaction that hangs")
+            self._live.abort_transaction(self._options.commit_timeout_s)
+        except KafkaException as error:
+            raise said(error, self._options, f"shard {self._shard} cannot be taken over") from error
 
     def _steps_of(self, reading: _Reading, pieces: Iterator[Changes]) -> Iterator[tuple[int, Changes]]:
         """What was read, numbered; how far that is, is noted."""
@@ -261,7 +281,6 @@ class KafkaJournal:
     def _append(self, changes: Changes, *, both: bool) -> int:
         began_s, began_time_s = time.monotonic(), time.time()
         number = self._number + 1
-        self._turn = (self._turn + 1) % len(self._producers)
         committed = False
         try:
             self._transact(changes, number, both)
@@ -298,8 +317,9 @@ class KafkaJournal:
 
     @property
     def _live(self) -> Producer:
-        """Whose turn it is. No frame keeps it: an error that is kept keeps frames, and a producer has threads."""
-        return self._producers[self._turn]
+        """The producer. No frame keeps it: an error that is kept keeps frames, and a producer has threads."""
+        assert self._producer is not None
+        return self._producer
 
     def _send(self, changes: Changes, number: int, both: bool) -> None:
         chunks: dict[bytes, bytes | None] = {}
@@ -311,8 +331,9 @@ class KafkaJournal:
             chunks[key] = None if chunk is None else _joined(chunk)
         if changes.records:
             records.update(changes.records)
-        marker = Marker(number, self._nonce).encode()
-        self._send_topic(_DATA, chunks, number, marker if both else None)
+        has_data = both or bool(chunks)
+        marker = Marker(number, self._nonce, has_data).encode()
+        self._send_topic(_DATA, chunks, number, marker if has_data else None)
         self._send_topic(_OFFSET, records, number, marker)
 
     def _send_topic(self, topic: int, values: dict[bytes, bytes | None], number: int, marker: bytes | None) -> None:
@@ -379,18 +400,26 @@ class KafkaJournal:
         if not error.fatal() and (error.txn_requires_abort() or not is_committing):
             try:
                 self._live.abort_transaction(self._options.commit_timeout_s)
+                self._check_that_nothing_hangs()
                 refused = _OutOfStep if error.code() in _OUT_OF_STEP else CommitAborted
                 return refused(f"Kafka refused {self._what}: {error.str()} ({error.name()}). Nothing was written.")
             except KafkaException as abort_error:
                 reason: KafkaError = abort_error.args[0]
                 if reason.code() in _FENCED:
                     return self._failed(reason, is_committing)
+            except StoreError:
+                log.error("shard %d: a transaction was aborted, and may hang in the log: opening it again", self._shard)
         return self._give_up(
             CommitFailed(
                 f"{self._what} failed: {error.str()} ({error.name()}): whether it was kept is not known. The shard has "
                 "to be opened again."
             )
         )
+
+    def _check_that_nothing_hangs(self) -> None:
+        """An error if the next commit might not be alone, or if that cannot be found out."""
+        with contextlib.closing(Ends(self._options, self._shard, self._options.commit_timeout_s)) as ends:
+            ends.wait_until_nothing_hangs()
 
     def _give_up(self, failure: StoreError) -> StoreError:
         self._failure = failure
@@ -429,9 +458,10 @@ class KafkaJournal:
         """Let go of the producer. The log stays as it is, and ours until somebody else takes it."""
         self._tell()
         self._failure = self._failure or CommitFailed(f"shard {self._shard} is closed here")
-        while self._producers:  # whatever they had begun is ended by Kafka, or by the shard's next owner
+        if self._producer is not None:
             with contextlib.suppress(KafkaException):
-                self._producers.pop().purge()
+                self._producer.purge()
+            self._producer = None  # whatever it had begun is ended by Kafka, or by the shard's next owner
 
 
 def _joined(chunk: Encodable) -> bytes:
@@ -457,13 +487,13 @@ class _Reading:
         self._time_s = time.time()
         self.number = 0
         """The highest commit that a marker told of."""
-        self._markers: list[Marker | None] = [None, None]
+        self._nonces: list[bytes] = [b"", b""]
         self._batch_messages = 100
         self._consumer = made_client(
             Consumer,
             options,
-            client_id=f"{options.transactional_ids(shard)[0]}-reader",
-            group_id=f"{options.transactional_ids(shard)[0]}-reader",
+            client_id=f"{options.transactional_id(shard)}-reader",
+            group_id=f"{options.transactional_id(shard)}-reader",
             isolation_level="read_committed",
             enable_auto_commit=False,
             auto_offset_reset="error",
@@ -483,7 +513,7 @@ class _Reading:
         """Where to begin. A plain number: for "the beginning" librdkafka would ask later, and wait before that."""
         partition = TopicPartition(self._names[index], self._shard)
         try:
-            found = self._consumer.get_watermark_offsets(partition, QUIET_S_MAX)
+            found = when_known(lambda: self._consumer.get_watermark_offsets(partition, QUIET_S_MAX))
         except KafkaException as error:
             raise said(error, self._options, f"shard {self._shard} cannot be read") from error
         if found is None:
@@ -514,9 +544,9 @@ class _Reading:
         self._at_end = [False, False]
         return self._read_while(lambda: not all(self._at_end))
 
-    def until(self, marker: Marker) -> Iterator[Changes]:
-        """Everything up to this marker, in both partitions."""
-        return self._read_while(lambda: any(found != marker for found in self._markers))
+    def until(self, nonce: bytes) -> Iterator[Changes]:
+        """Everything up to the markers with this nonce."""
+        return self._read_while(lambda: any(found != nonce for found in self._nonces))
 
     def _read_while(self, is_wanted: Callable[[], bool]) -> Iterator[Changes]:
         quiet_since_s = time.monotonic()
@@ -560,7 +590,7 @@ class _Reading:
         if key == MARKER_KEY:
             marker = Marker.decode(value, f"{message.topic()}, partition {self._shard}")
             self.number = max(self.number, marker.number)
-            self._markers[index] = marker
+            self._nonces[index] = marker.nonce
             return 0
         self._assemblies[index].take(key or b"", value)
         return len(key or b"") + len(value or b"")

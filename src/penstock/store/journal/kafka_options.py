@@ -80,15 +80,13 @@ class KafkaOptions:
         """The topic in which nodes say who serves what."""
         return f"{self.prefix}.partitions"
 
-    def transactional_ids(self, shard: int) -> tuple[str, str]:
-        """Who has both of these ids may write a shard; whoever had them before is fenced.
+    def transactional_id(self, shard: int) -> str:
+        """Who has this id may write a shard; whoever had it before is fenced.
 
-        How many there are is a part of the log's format: a node that knows of one would not fence the other.
-
-        >>> KafkaOptions("127.0.0.1:9092", "demo", "demo").transactional_ids(3)
-        ('demo-shard-3', 'demo-shard-3-turn')
+        >>> KafkaOptions("127.0.0.1:9092", "demo", "demo").transactional_id(3)
+        'demo-shard-3'
         """
-        return f"{self.cluster}-shard-{shard}", f"{self.cluster}-shard-{shard}-turn"
+        return f"{self.cluster}-shard-{shard}"
 
     def client_properties(self) -> dict[str, str | int | float | bool]:
         """What every client of the log needs, for librdkafka."""

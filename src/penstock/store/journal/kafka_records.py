@@ -9,9 +9,10 @@ message's key begins with a byte that says what it is:
     03 index(4) key             one of its parts; none: deleted
 
 A marker is `version(1) number(8) nonce(16)`: the format's version, the commit's number, and who wrote it. Every commit
-ends with one in the offset topic. Whoever opens a shard writes one to both topics, and has read everything when it
-meets its own again. The head of a value in parts is `number(8) count(4) length(8)`, and a part is `number(8) bytes`,
-with the number of their commit: parts come before their head, in the same transaction. Integers are big-endian.
+ends with one in the offset topic. One that has chunks ends with the same in the data topic, and the highest bit of the
+number says so. Whoever opens a shard writes one to both topics, and has read everything when it meets its own again.
+The head of a value in parts is `number(8) count(4) length(8)`, and a part is `number(8) bytes`, with the number of
+their commit: parts come before their head, in the same transaction. Integers are big-endian.
 
 Compaction may take away some of the parts of a value, or its head, once there is something newer under their keys. So
 a head whose parts are not all there is not damage by itself: what replaced it comes later in the log. Only at the end
@@ -35,6 +36,9 @@ PART_BYTES_MIN = 1024
 
 _WHOLE, _HEAD, _PART = b"\1", b"\2", b"\3"
 _MARKER = struct.Struct(f">BQ{NONCE_BYTES}s")
+_HAS_DATA = 1 << 63
+NOBODYS_KEY = _WHOLE
+"""The key of a value that there never is."""
 _HEAD_VALUE = struct.Struct(">QIQ")
 _NUMBER = struct.Struct(">Q")
 _INDEX = struct.Struct(">I")
@@ -53,10 +57,12 @@ class Marker(NamedTuple):
 
     number: int
     nonce: bytes
+    has_data: bool = False
+    """Whether the commit has messages in the data partition, and so a marker there as well."""
 
     def encode(self) -> bytes:
         """As a message's value."""
-        return _MARKER.pack(FORMAT_VERSION, self.number, self.nonce)
+        return _MARKER.pack(FORMAT_VERSION, self.number | (_HAS_DATA if self.has_data else 0), self.nonce)
 
     @classmethod
     def decode(cls, value: bytes | None, where: str) -> Marker:
@@ -71,7 +77,7 @@ class Marker(NamedTuple):
         if len(value) != _MARKER.size:
             raise StoreDamaged(f"{where}: the marker of a commit has {len(value)} bytes. Something else writes there.")
         _, number, nonce = _MARKER.unpack(value)
-        return cls(number, nonce)
+        return cls(number & ~_HAS_DATA, nonce, bool(number & _HAS_DATA))
 
 
 class Splits:

@@ -130,6 +130,9 @@ def _create_missing(admin: AdminClient, options: KafkaOptions, names: tuple[str,
     missing = [name for name in names if name not in there]
     if not missing:
         return
+    for name in names:
+        if name in there:  # one that was made for another number would be joined by one that does not fit
+            _check_count(options, len(there[name].partitions))
     config, copies = topic_config(options), options.replication_factor
     wanted = [NewTopic(name, options.shards, copies, config=config) for name in missing]
     for name, made in admin.create_topics(wanted, request_timeout=ADMIN_TIMEOUT_S).items():
@@ -210,7 +213,10 @@ def _check_counts(topics: Mapping[str, TopicDescription], options: KafkaOptions)
             f"the topics must have the same number of partitions, but {both}. A shard is one partition of each: use "
             "another [cluster] prefix, or delete both topics if nothing in them is needed."
         )
-    count = counts[options.data_topic]
+    _check_count(options, counts[options.data_topic])
+
+
+def _check_count(options: KafkaOptions, count: int) -> None:
     if count != options.shards:
         raise LogUnsafe(
             f"the topics of {options.prefix} have {count} partitions, but [cluster] shards is {options.shards}. It is "

@@ -1,0 +1,307 @@
+"""Queues and channels: how they come, change, pause, are emptied, and go.
+
+A queue may have partitions in several shards. The first one is the queue: it gives the id, and its end is the end of
+the others. A further partition is made here by a command with `part`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.core import keys, position
+from penstock.core.checks import check_offset
+from penstock.core.commands import (
+    CatalogEvent,
+    ChangeQueue,
+    CreateChannel,
+    CreateQueue,
+    DeleteChannel,
+    DeleteQueue,
+    DescribeQueue,
+    Handlers,
+    ListQueues,
+    PauseChannel,
+    PauseQueue,
+    PurgeBacklog,
+    PurgeChannel,
+    PurgeQueue,
+    QueueInfo,
+    QueueStats,
+    Stats,
+)
+from penstock.core.config import UNCHANGEABLE, QueueConfig, check_name, dead_letter_name
+from penstock.core.errors import (
+    ChannelNotFound,
+    InvalidConfig,
+    InvalidRequest,
+    QueueChanged,
+    QueueExists,
+    QueueNotFound,
+    QueueReplaced,
+)
+from penstock.core.partition import PARTITION_SHIFT, SHARD_SHIFT
+from penstock.core.queue import Queue
+
+if TYPE_CHECKING:
+    from penstock.core.broker import Broker
+
+
+class Catalog:
+    """Makes, changes, describes and deletes queues and channels."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def handlers(self) -> Handlers:
+        """What is called for a command."""
+        return {
+            CreateQueue: self._create_queue,
+            ChangeQueue: self._change_queue,
+            DeleteQueue: self._delete_queue,
+            PurgeQueue: self._purge_queue,
+            PurgeBacklog: self._purge_backlog,
+            PauseQueue: self._pause_queue,
+            DescribeQueue: self._describe_queue,
+            ListQueues: self._list_queues,
+            QueueStats: self._queue_stats,
+            CreateChannel: self._create_channel,
+            DeleteChannel: self._delete_channel,
+            PauseChannel: self._pause_channel,
+            PurgeChannel: self._purge_channel,
+        }
+
+    # -- queues come and change --
+
+    def _create_queue(self, command: CreateQueue) -> QueueInfo:
+        check_name(command.name, "queue")
+        for channel in command.channels:
+            check_name(channel, "channel")
+        config = command.config
+        config.check()
+        existing = self.broker.queues.get(command.name)
+        if command.part is not None:
+            return self._create_part(command, existing, *command.part)
+        if existing is not None:
+            if existing.config != config:
+                different = [
+                    name for name in config.__struct_fields__ if getattr(config, name) != getattr(existing.config, name)
+                ]
+                raise QueueExists(
+                    f"queue {command.name!r} exists with another configuration; different: {', '.join(different)}"
+                )
+            return existing.info()
+        self._check_dead_letter(command.name, config)
+        return self.add_queue(command.name, config, command.channels).info()
+
+    def _create_part(self, command: CreateQueue, existing: Queue | None, partition: int, queue_id: int) -> QueueInfo:
+        """A further partition has the id of the first one, and numbers its messages so that they say where they are."""
+        if not 0 < partition < command.config.partitions:
+            raise InvalidRequest(
+                f"queue {command.name!r} has {command.config.partitions} partitions, and no {partition}"
+            )
+        if existing is not None and existing.id != queue_id:
+            if existing.id >> SHARD_SHIFT == queue_id >> SHARD_SHIFT:
+                _check_is_newer(existing, queue_id)
+            self._delete_queue(DeleteQueue(name=command.name))
+            existing = None
+        if existing is None:
+            existing = self.add_queue(command.name, command.config, command.channels, (partition, queue_id))
+        return existing.info()
+
+    def add_queue(
+        self, name: str, config: QueueConfig, channels: tuple[str, ...], part: tuple[int, int] | None = None
+    ) -> Queue:
+        """Create a queue that is not there; with `part`, as this partition of the queue with this id."""
+        broker = self.broker
+        if part is None:
+            queue = Queue(broker, broker.meta.next_queue, name, config, broker.now_ms)
+            broker.meta.next_queue += 1
+            broker.save_meta()
+        else:
+            queue = Queue(broker, part[1], name, config, broker.now_ms)
+            queue.next_sequence = part[0] << PARTITION_SHIFT
+            queue.touch()
+        broker.queues[name] = broker.queues_by_id[queue.id] = queue
+        queue.save_config()
+        broker.events.append(CatalogEvent("queue created", name))
+        for channel in channels:
+            queue.add_channel(channel, "head", broker.now_ms)
+        broker.must_commit = True
+        return queue
+
+    def _check_dead_letter(self, name: str, config: QueueConfig) -> None:
+        target = config.dead_letter
+        if target is None:
+            return
+        if target == name:
+            raise InvalidConfig(f"queue {name!r} cannot be its own dead-letter queue: name another one")
+        existing = self.broker.queues.get(target)
+        if existing is not None and existing.config.kind != config.kind:
+            raise InvalidConfig(
+                f"the dead-letter queue {target!r} of the {config.kind} queue {name!r} is a "
+                f"{existing.config.kind} queue: "
+                "both must be of the same kind"
+            )
+
+    def _change_queue(self, command: ChangeQueue) -> QueueInfo:
+        broker = self.broker
+        queue = broker.find_queue(command.name, command.of_queue)
+        for name in UNCHANGEABLE & set(command.changes):
+            if command.changes[name] != getattr(queue.config, name):
+                raise InvalidConfig(f"{name} of queue {queue.name!r} cannot be changed: create another queue")
+        if command.expected is not None and queue.config.changed(command.expected) != queue.config:
+            raise QueueChanged(f"queue {queue.name!r} has other settings by now: look at them, and change it again")
+        config = queue.config.changed(command.changes)
+        self._check_dead_letter(queue.name, config)
+        queue.seal()
+        queue.config = config
+        queue.changed_ms = broker.now_ms
+        queue.save_config()
+        queue.restart_retention()
+        queue.watch_consumers(broker.now_ms)
+        for channel in queue.channels.values():
+            broker.woke(channel)
+        broker.must_commit = True
+        return queue.info()
+
+    # -- queues go --
+
+    def _delete_queue(self, command: DeleteQueue) -> None:
+        broker = self.broker
+        queue = broker.find_queue(command.name, command.of_queue)
+        if command.unless_channels and queue.channels:
+            return
+        queue.seal()
+        for channel in list(queue.channels.values()):
+            broker.receiving.dismiss(channel, QueueNotFound(f"queue {queue.name!r} was deleted"))
+            channel.purge(queue.next_sequence)
+            broker.dirty_channels.pop(channel, None)
+        broker.shelf.drop_chunks(queue.id)
+        for kind in keys.OF_A_QUEUE:
+            broker.shelf.changes.drop(keys.record(kind, queue.id))
+        broker.dirty_queues.pop(queue, None)
+        broker.drafts.pop(queue, None)
+        broker.events += [CatalogEvent("channel deleted", queue.name, name) for name in queue.channels]
+        broker.events.append(CatalogEvent("queue deleted", queue.name))
+        del broker.queues[queue.name], broker.queues_by_id[queue.id]
+        broker.redrives.queue_deleted(queue.name)
+        self._delete_parts(queue)
+        broker.must_commit = True
+
+    def _delete_parts(self, queue: Queue) -> None:
+        """The first partition takes the others along, in the same commit: none is left behind, whoever crashes."""
+        meta = self.broker.meta
+        if queue.id >> SHARD_SHIFT == meta.shard:
+            for partition in range(1, min(queue.config.partitions, meta.shards)):
+                self.broker.outbox.add_delete((meta.shard + partition) % meta.shards, queue.name, queue.id)
+
+    def delete_part(self, name: str, queue_id: int) -> None:
+        """The queue with this id was deleted: so is its partition here, if that is still there."""
+        queue = self.broker.queues.get(name)
+        if queue is not None and queue.id == queue_id:
+            self._delete_queue(DeleteQueue(name=name))
+
+    # -- looking, pausing, emptying --
+
+    def _purge_queue(self, command: PurgeQueue) -> int:
+        self.broker.must_commit = True
+        return self.broker.find_queue(command.name, command.of_queue).purge()
+
+    def _purge_backlog(self, command: PurgeBacklog) -> int:
+        self.broker.must_commit = True
+        return self.broker.find_queue(command.queue, command.of_queue).purge_backlog()
+
+    def _pause_queue(self, command: PauseQueue) -> None:
+        self.broker.find_queue(command.queue, command.of_queue).pause(command.paused, self.broker.now_ms)
+        self.broker.must_commit = True
+
+    def _describe_queue(self, command: DescribeQueue) -> QueueInfo:
+        if command.queue_id:
+            queue = self.broker.queues_by_id.get(command.queue_id)
+            if queue is None:
+                raise QueueNotFound(f"there is no queue with the id {command.queue_id}")
+            return queue.info()
+        return self.broker.find_queue(command.name).info()
+
+    def _list_queues(self, command: ListQueues) -> list[str]:
+        shard = self.broker.meta.shard
+        names = (
+            name
+            for name, queue in self.broker.queues.items()
+            if name.startswith(command.prefix) and name > command.after and queue.id >> SHARD_SHIFT == shard
+        )  # further partitions of a queue of another shard are not named twice
+        if command.dead_letters_to is not None:
+            names = (name for name in names if self._buries_in(name, command.dead_letters_to))
+        return sorted(names)[: command.limit]
+
+    def _buries_in(self, name: str, target: str) -> bool:
+        config = self.broker.queues[name].config
+        return bool(config.receives_max) and (config.dead_letter or dead_letter_name(name)) == target
+
+    def _queue_stats(self, command: QueueStats) -> Stats:
+        return self.broker.find_queue(command.name, command.of_queue).stats()
+
+    # -- channels --
+
+    def _create_channel(self, command: CreateChannel) -> int:
+        broker = self.broker
+        queue = broker.find_queue(command.queue, command.of_queue)
+        existing = queue.channels.get(command.channel)
+        if existing is not None:
+            return existing.id
+        check_name(command.channel, "channel")
+        if command.start not in ("head", "tail", "first") and not isinstance(command.start, int):
+            raise InvalidRequest(
+                f"start is {command.start!r}: it must be 'head', 'tail', 'first', or a time in milliseconds"
+            )
+        if command.offsets:
+            raise InvalidRequest(f"there are {len(command.offsets)} offsets: queue {queue.name!r} has one partition")
+        broker.must_commit = True
+        if command.offset is None:
+            return queue.add_channel(command.channel, command.start, broker.now_ms).id
+        check_offset(queue, command.offset)
+        queue.seal()
+        first = position.chunk_start(queue, command.offset)
+        channel = queue.add_channel(command.channel, command.start, broker.now_ms, first=first)
+        position.ack_up_to(channel, command.offset, broker.now_ms)
+        channel.acked = 0
+        return channel.id
+
+    def _delete_channel(self, command: DeleteChannel) -> None:
+        broker = self.broker
+        queue = broker.find_queue(command.queue, command.of_queue)
+        channel = broker.find_channel(queue, command.channel)
+        if command.unless_subscribed and broker.receiving.has_waiters(channel):
+            return
+        broker.receiving.dismiss(
+            channel, ChannelNotFound(f"channel {channel.name!r} of queue {queue.name!r} was deleted")
+        )
+        queue.seal()
+        queue.delete_channel(channel)
+        if command.purge_last and not queue.channels and not queue.consumers:
+            queue.purge()
+        broker.must_commit = True
+
+    def _pause_channel(self, command: PauseChannel) -> None:
+        broker = self.broker
+        channel = broker.find_channel(broker.find_queue(command.queue, command.of_queue), command.channel)
+        channel.paused = command.paused
+        channel.touch()
+        broker.must_commit = True
+        broker.woke(channel)
+
+    def _purge_channel(self, command: PurgeChannel) -> int:
+        broker = self.broker
+        queue = broker.find_queue(command.queue, command.of_queue)
+        channel = broker.find_channel(queue, command.channel)
+        queue.seal()
+        count = channel.purge(queue.shown_to)
+        queue.sweep()
+        broker.must_commit = True
+        return count
+
+
+def _check_is_newer(part: Queue, queue_id: int) -> None:
+    """Ids of one shard count up: what belongs to an older queue came too late, and must not replace a newer one."""
+    if queue_id < part.id:
+        raise QueueReplaced(f"queue {part.name!r} was made again meanwhile: this partition is not part of it")

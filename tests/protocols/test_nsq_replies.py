@@ -1,0 +1,100 @@
+"""Answers to PUB come in the order of the PUBs: a client has nothing else to tell which is whose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from penstock.core.errors import StoreError
+from penstock.protocols.nsq import wire
+from penstock.protocols.nsq.connection import Connection
+from penstock.server.settings import NsqSettings
+
+
+class HeldShard:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[Any], None]] = []
+
+    def submit(self, command: object, on_settled: Callable[[Any], None], caller: object = None) -> None:
+        self.calls.append(on_settled)
+
+    def answer(self, number: int, error: Exception | None = None) -> None:
+        self.calls[number](SimpleNamespace(error=error, reply=None))
+
+
+class Desk:
+    """A connection of a client that has said nothing but PUB, each in a segment of its own."""
+
+    def __init__(self, publishes: int) -> None:
+        self.shard = HeldShard()
+        topics = MagicMock(shard=self.shard)
+        endpoint = SimpleNamespace(
+            settings=NsqSettings(),
+            topics=topics,
+            loop=asyncio.get_running_loop(),
+            credentials=SimpleNamespace(are_required=False),
+            admit=lambda connection: True,
+            dismiss=lambda connection: None,
+            time_s=lambda: 0.0,
+        )
+        self.transport = MagicMock()
+        self.transport.get_extra_info.return_value = ("127.0.0.1", 1)
+        self.connection = Connection(endpoint)  # type: ignore[arg-type]
+        self.connection.connection_made(self.transport)
+        self.connection.data_received(wire.MAGIC)
+        for number in range(publishes):
+            self.connection.data_received(b"PUB topic-%d\n\x00\x00\x00\x01x" % number)
+        assert len(self.shard.calls) == publishes
+
+    @property
+    def written(self) -> bytes:
+        return b"".join(call.args[0] for call in self.transport.write.call_args_list)
+
+    def close(self) -> None:
+        self.connection.connection_lost(None)
+
+
+@pytest.fixture
+def with_desk() -> Callable[[int, Callable[[Desk], None]], None]:
+    def run(publishes: int, body: Callable[[Desk], None]) -> None:
+        async def main() -> None:
+            desk = Desk(publishes)
+            body(desk)
+            desk.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_a_shard_that_is_faster_does_not_confirm_what_another_has_not_written(with_desk: Any) -> None:
+    def body(desk: Desk) -> None:
+        desk.shard.answer(1)
+        assert desk.written == b""
+        desk.shard.answer(0)
+        assert desk.written == wire.OK_FRAME * 2
+        desk.shard.answer(2)
+        assert desk.written == wire.OK_FRAME * 3
+
+    with_desk(3, body)
+
+
+def test_after_a_publish_that_failed_none_is_confirmed(with_desk: Any) -> None:
+    def body(desk: Desk) -> None:
+        desk.shard.answer(2)
+        desk.shard.answer(1, StoreError("no"))
+        assert desk.written == b""
+        desk.shard.answer(0)
+        assert desk.written == wire.OK_FRAME + wire.error_frame("E_PUB_FAILED", "PUB failed no")
+        assert desk.transport.close.called
+        desk.shard.answer(3)
+        assert desk.written.count(wire.OK_FRAME) == 1
+
+    with_desk(4, body)

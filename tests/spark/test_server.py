@@ -1,0 +1,74 @@
+"""The connector's own HTTP connection, to a server that breaks off in the middle of its answers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.spark.errors import ServerFailed
+from penstock.spark.options import Where
+from penstock.spark.server import Connection
+
+ANSWER = b'{"queues": ["orders"], "last": ""}'
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
+
+
+@contextmanager
+def breaking(answers: list[bytes]) -> Iterator[str]:
+    """A server that gives one answer to each connection, and hangs up. The last one stays."""
+
+    def serve() -> None:
+        left = list(answers)
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # the listener is closed
+                return
+            with connection:
+                asked = b""
+                while b"\r\n\r\n" not in asked and (more := connection.recv(65_536)):
+                    asked += more
+                connection.sendall(left.pop(0) if len(left) > 1 else left[0])
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize("there", [0, 10, len(ANSWER) - 1])
+def test_an_answer_that_breaks_off_is_asked_for_again(there: int) -> None:
+    """A server that was killed between the head of an answer and its end, and is there again."""
+    with (
+        breaking([HEAD + ANSWER[:there], HEAD + ANSWER]) as url,
+        contextlib.closing(Connection(Where(url=url))) as connection,
+    ):
+        assert connection.ask("GET", "/v1/bulk/queues") == {"queues": ["orders"], "last": ""}
+
+
+@pytest.mark.parametrize("there", range(0, len(HEAD), 5))
+def test_an_answer_that_breaks_off_in_its_head_is_asked_for_again(there: int) -> None:
+    """Half a head is no head: nothing of what it says is believed, not even that there was no body."""
+    with (
+        breaking([HEAD[:there], HEAD + ANSWER]) as url,
+        contextlib.closing(Connection(Where(url=url))) as connection,
+    ):
+        assert connection.ask("GET", "/v1/bulk/queues") == {"queues": ["orders"], "last": ""}
+
+
+def test_answers_that_always_break_off_are_an_error_in_the_end() -> None:
+    with (
+        breaking([HEAD + ANSWER[:10]]) as url,
+        contextlib.closing(Connection(Where(url=url, timeout_s=0.3))) as connection,
+        pytest.raises(ServerFailed, match=r"cannot be reached: IncompleteRead\(10 bytes read, 24 more expected\)"),
+    ):
+        connection.ask("GET", "/v1/bulk/queues")
