@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +18,7 @@ import typer
 from penstock.cli.output import AsJson, print_json, print_rows
 from penstock.cli.run_command import READY_NAMES, RunCommand
 from penstock.cli.store import Data, Token, Url, chosen
+from penstock.signals import told_to_stop
 
 if TYPE_CHECKING:
     from penstock.pipelines.definition import Pipeline
@@ -101,7 +100,7 @@ def run(
             contextlib.closing(display_for(f"Pipeline {pipeline.name}", as_json=as_json)) as display,
         ):
             runner = Runner(spark, pipeline, _where(pipeline, data, url, token), kept, display, once)
-            with _told_to_stop(runner.stop, runner.hurry):
+            with told_to_stop(runner.tell):
                 outcome = runner.run()
     if outcome.state == RUN_FAILED:
         print(f"penstock: {outcome.reason} (Spark's log is {kept.directory / 'spark.log'})", file=sys.stderr)
@@ -228,21 +227,6 @@ def _session(
         calls = [view.function.call for view in pipeline.views.values() if view.function is not None]
         by_value(sorted({call.__module__ for call in calls}))
         yield spark, state
-
-
-@contextlib.contextmanager
-def _told_to_stop(stop: threading.Event, hurry: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set the first; when that is set, the second."""
-
-    def on_signal(number: int, frame: Any) -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    before = {each: signal.signal(each, on_signal) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def _where(pipeline: Pipeline, data: Path | None, url: str | None, token: str | None) -> Where:

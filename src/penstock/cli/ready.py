@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +17,7 @@ import typer
 from penstock.cli.output import AsJson, print_done, print_rows
 from penstock.cli.store import Token, Url
 from penstock.pipelines.ready import READY
+from penstock.signals import told_to_stop
 
 if TYPE_CHECKING:
     from penstock.pipelines.where import Where
@@ -328,23 +328,13 @@ def _running(name: str, master: str | None, as_json: bool) -> Iterator[tuple[Any
     from penstock.pipelines.sessions import start_session
 
     stop = threading.Event()
-    with tempfile.TemporaryDirectory(prefix=f"penstock-{name}-") as directory, _signals(stop.set):
+    with tempfile.TemporaryDirectory(prefix=f"penstock-{name}-") as directory, told_to_stop(stop.set):
         spark = start_session(f"penstock {name}", Path(directory), master=master)
         try:
             with contextlib.closing(display_for(name, as_json=as_json)) as display:
                 yield spark, display, stop
         finally:
             spark.stop()
-
-
-@contextlib.contextmanager
-def _signals(told: Callable[[], None]) -> Iterator[None]:
-    before = {each: signal.signal(each, lambda *_: told()) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def _in_utc(at: datetime | None) -> datetime | None:

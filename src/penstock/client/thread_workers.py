@@ -9,14 +9,26 @@ from __future__ import annotations
 import contextlib
 import inspect
 import queue
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from penstock.client.handlers import check_callable, check_result
 from penstock.core.errors import InvalidRequest
+from penstock.signals import acquire_and_look, told_to_stop
+
+__all__ = [
+    "WAIT_SECONDS",
+    "Crew",
+    "Line",
+    "Signal",
+    "check_handler",
+    "is_cancelled",
+    "run_handler",
+    "sleep",
+    "told_to_stop",
+]
 
 WAIT_SECONDS = 0.5
 """How long a receive waits: a thread that waits cannot be called off, so a stop takes up to this long."""
@@ -71,7 +83,10 @@ class Signal:
 
     def wait(self, seconds: float | None = None) -> None:
         """Until it is set, or the time is over. It is not set afterwards."""
-        self._unset.acquire(timeout=-1 if seconds is None else max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+        if seconds is None:
+            acquire_and_look(self._unset)
+        else:
+            self._unset.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
 
 
 class Crew:
@@ -129,17 +144,3 @@ def is_cancelled(error: BaseException, others: Crew) -> bool:
 def sleep(seconds: float) -> None:
     """Let some time pass."""
     time.sleep(seconds)
-
-
-@contextlib.contextmanager
-def told_to_stop(stop: Callable[[], None]) -> Iterator[None]:
-    """While in here, SIGTERM and SIGINT call `stop`. Only the main thread can do that; elsewhere nothing happens."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -97,6 +97,10 @@ class Runner:
         self._say(outcome.state, outcome.reason)
         return outcome
 
+    def tell(self) -> None:
+        """Have it end after the batches that it is in; told again, without waiting for them."""
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
     def check(self) -> None:
         """Make every frame and writer, and start nothing: what Spark can find wrong without reading a message."""
         for name in self._queries:

@@ -1,0 +1,51 @@
+"""SIGTERM and SIGINT for who waits in the main thread.
+
+Python runs a signal's handler in the main thread, between two of its steps. Two things follow. The handler may come in
+the middle of code that holds a lock, `threading.Event.wait` for one: whatever it calls that wants the same lock waits
+for ever. And a signal that comes just before the main thread falls asleep on a lock does not wake it. So what a signal
+calls is called in a thread of its own, and whoever sleeps in the main thread looks up from time to time.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+LOOK_SECONDS = 0.5
+"""How long the main thread may sleep without a look."""
+
+
+@contextlib.contextmanager
+def told_to_stop(stop: Callable[[], object]) -> Iterator[None]:
+    """While in here, SIGTERM and SIGINT call `stop`, each time. Elsewhere than in the main thread nothing happens.
+
+    >>> import os
+    >>> told = threading.Event()
+    >>> with told_to_stop(told.set):
+    ...     os.kill(os.getpid(), signal.SIGTERM)
+    ...     told.wait(10)
+    True
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # threading.Thread would take locks of its own
+    before = {
+        number: signal.signal(number, lambda *_: _thread.start_new_thread(stop, ()))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def acquire_and_look(lock: threading.Lock) -> None:
+    """Take a lock, however long it takes; signals are heard meanwhile, in the main thread, too."""
+    hears = threading.current_thread() is threading.main_thread()
+    while not lock.acquire(timeout=LOOK_SECONDS if hears else -1):
+        pass
