@@ -1,62 +1,82 @@
-"""Run every test, in two processes side by side: those on Spark with some more, and all the others.
+"""Run every test, in several processes side by side.
 
-Spark's tests wait for a JVM most of the time, the others for disks and timers; together they take half as long as one
-after the other, on two cores. What else runs beside Spark is there so that both take about as long; it comes first,
-before there is a JVM. The second process leaves out exactly what the first one runs, so that nothing is missed.
+Tests wait most of the time: those on Spark and on Kafka for a JVM, the others for disks and timers. Side by side they
+take a fraction of the time that they take one after the other, on two cores. The groups are such that all take about
+as long. The last process runs what the others leave out, so that nothing is missed.
 
     python -m tools.test [OPTIONS OF PYTEST]
 
-What the first process prints is shown when it has ended; the other's as it comes. The status is 1 if either fails.
+What that one prints is shown as it comes; that of the others when all have ended. The status is 1 if any fails.
 """
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from typing import IO, NamedTuple
 
 BESIDE = (
-    "tests/nsq",
-    "tests/simulation",
-    "tests/faults",
-    "tests/kill",
-    "tests/outbox",
-    "tests/spark",
-    "tests/pipelines",
-    "tests/pipelines_ready",
+    ("tests/nsq", "tests/outbox", "tests/spark", "tests/pipelines", "tests/pipelines_ready"),
+    ("tests/simulation", "tests/faults", "tests/kill", "tests/store", "tests/cluster", "tests/cluster_nsq"),
 )
+"""What runs beside all the rest: a process for each row. What comes before Spark in a row runs without its JVM."""
 OTHERS = ("tests", "src/penstock")
 _SLOWEST = ("--durations=40", "--durations-min=4")
 """Say at the end which tests took longest: the first place to look when all take too long."""
 _NO_TESTS = 5
-"""What pytest exits with when its options have left no test; fine, if the other process has some."""
+"""What pytest exits with when its options have left no test; fine, if another process has some."""
+
+
+class Beside(NamedTuple):
+    """A process that runs beside the last one."""
+
+    paths: tuple[str, ...]
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]
 
 
 def main(options: list[str]) -> int:
-    """Run both halves; the status to exit with."""
+    """Run all groups; the status to exit with."""
     pytest = [sys.executable, "-m", "pytest", *_SLOWEST, *options]
     started_s = time.monotonic()
-    with tempfile.TemporaryFile() as said:
-        beside = subprocess.Popen([*pytest, *BESIDE], stdout=said, stderr=subprocess.STDOUT)
-        try:
-            ignored = [f"--ignore={path}" for path in BESIDE]
-            others = subprocess.run([*pytest, *ignored, *OTHERS], check=False).returncode
-            print(f"\n== {', '.join(BESIDE)} (beside the others)", flush=True)
-            statuses = {others, beside.wait()}
-        finally:
-            beside.kill()
-            beside.wait()
-            said.seek(0)
-            sys.stdout.buffer.write(said.read())
-            sys.stdout.buffer.flush()
+    with contextlib.ExitStack() as stack:
+        running = [_start(stack, pytest, paths) for paths in BESIDE]
+        ignored = [f"--ignore={path}" for paths in BESIDE for path in paths]
+        statuses = {subprocess.run([*pytest, *ignored, *OTHERS], check=False).returncode}
+        statuses |= {_wait(each) for each in running}
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     took_s, processor_s = time.monotonic() - started_s, used.ru_utime + used.ru_stime
-    print(f"\n== both together took {took_s:.0f} s, and {processor_s:.0f} s of processor time", flush=True)
+    print(f"\n== all together took {took_s:.0f} s, and {processor_s:.0f} s of processor time", flush=True)
     if statuses == {_NO_TESTS}:
         return _NO_TESTS
     return 0 if statuses <= {0, _NO_TESTS} else 1
+
+
+def _start(stack: contextlib.ExitStack, pytest: list[str], paths: tuple[str, ...]) -> Beside:
+    said = stack.enter_context(tempfile.TemporaryFile())
+    process = subprocess.Popen([*pytest, *paths], stdout=said, stderr=subprocess.STDOUT)
+    beside = Beside(paths, process, said)
+    stack.callback(_show, beside)
+    return beside
+
+
+def _wait(beside: Beside) -> int:
+    print(f"\n== waiting for {', '.join(beside.paths)}", flush=True)
+    return beside.process.wait()
+
+
+def _show(beside: Beside) -> None:
+    """End it, if it has not ended, and show what it said."""
+    beside.process.kill()
+    beside.process.wait()
+    print(f"\n== {', '.join(beside.paths)} (beside the others)", flush=True)
+    beside.said.seek(0)
+    sys.stdout.buffer.write(beside.said.read())
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
