@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import IO, NamedTuple
+from collections.abc import Iterator
 
 BESIDE = (
     ("tests/nsq", "tests/outbox", "tests/spark", "tests/pipelines", "tests/pipelines_ready"),
@@ -31,23 +31,16 @@ _NO_TESTS = 5
 """What pytest exits with when its options have left no test; fine, if another process has some."""
 
 
-class Beside(NamedTuple):
-    """A process that runs beside the last one."""
-
-    paths: tuple[str, ...]
-    process: subprocess.Popen[bytes]
-    said: IO[bytes]
-
-
 def main(options: list[str]) -> int:
     """Run all groups; the status to exit with."""
     pytest = [sys.executable, "-m", "pytest", *_SLOWEST, *options]
     started_s = time.monotonic()
     with contextlib.ExitStack() as stack:
-        running = [_start(stack, pytest, paths) for paths in BESIDE]
+        beside = [stack.enter_context(_beside(pytest, paths)) for paths in BESIDE]
         ignored = [f"--ignore={path}" for paths in BESIDE for path in paths]
         statuses = {subprocess.run([*pytest, *ignored, *OTHERS], check=False).returncode}
-        statuses |= {_wait(each) for each in running}
+        print("\n== waiting for what runs beside the others", flush=True)
+        statuses |= {process.wait() for process in beside}
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     took_s, processor_s = time.monotonic() - started_s, used.ru_utime + used.ru_stime
     print(f"\n== all together took {took_s:.0f} s, and {processor_s:.0f} s of processor time", flush=True)
@@ -56,27 +49,20 @@ def main(options: list[str]) -> int:
     return 0 if statuses <= {0, _NO_TESTS} else 1
 
 
-def _start(stack: contextlib.ExitStack, pytest: list[str], paths: tuple[str, ...]) -> Beside:
-    said = stack.enter_context(tempfile.TemporaryFile())
-    process = subprocess.Popen([*pytest, *paths], stdout=said, stderr=subprocess.STDOUT)
-    beside = Beside(paths, process, said)
-    stack.callback(_show, beside)
-    return beside
-
-
-def _wait(beside: Beside) -> int:
-    print(f"\n== waiting for {', '.join(beside.paths)}", flush=True)
-    return beside.process.wait()
-
-
-def _show(beside: Beside) -> None:
-    """End it, if it has not ended, and show what it said."""
-    beside.process.kill()
-    beside.process.wait()
-    print(f"\n== {', '.join(beside.paths)} (beside the others)", flush=True)
-    beside.said.seek(0)
-    sys.stdout.buffer.write(beside.said.read())
-    sys.stdout.buffer.flush()
+@contextlib.contextmanager
+def _beside(pytest: list[str], paths: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process for some of the tests. In the end it is stopped, if it still runs, and what it has said is shown."""
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen([*pytest, *paths], stdout=said, stderr=subprocess.STDOUT)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            print(f"\n== {', '.join(paths)} (beside the others)", flush=True)
+            said.seek(0)
+            sys.stdout.buffer.write(said.read())
+            sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core import commands as c
 from penstock.core.columns import FEW
+from penstock.core.errors import InvalidRequest
 from tests.core.driver import Desk
 
 sends = st.lists(st.integers(1, 30), min_size=1, max_size=4)
@@ -66,3 +68,24 @@ def test_messages_that_were_sent_one_by_one_are_acked_together_without_a_row_for
     assert [window.columns.size for window in channel.windows.values()] == [0]
     assert desk.counts() == (0, 10, 0)
     assert desk.do(c.Ack(queue="q", spans=[c.Span(0, 19, 1)])).count == 10
+
+
+@pytest.mark.parametrize("span", [(4, 1, 1), (4, -2, 1), (4, -(1 << 63), 1), (-1, 4, 1)])
+def test_a_span_that_ends_before_it_begins_is_refused_and_changes_nothing(span: tuple[int, int, int]) -> None:
+    desk = Desk()
+    desk.send(*[b"body"] * 20)
+    desk.receive(10)
+    desk.do(c.Ack(queue="q", spans=[c.Span(6, 9, 1)]))
+    before = desk.stats()
+    spans = [c.Span(*span)]
+    for command in (
+        c.Ack(queue="q", spans=spans),
+        c.Release(queue="q", spans=spans),
+        c.Extend(queue="q", spans=spans, lease_ms=1_000),
+        c.GiveBack(queue="q", spans=spans),
+        c.CommitWork(acks=[c.Ack(queue="q", spans=spans)], sends=[]),
+        c.HoldForWork(acks=[c.Ack(queue="q", spans=spans)]),
+    ):
+        with pytest.raises(InvalidRequest, match="a span goes from"):
+            desk.do(command)
+    assert desk.stats() == before

@@ -14,8 +14,9 @@ from tests.server.stores import TroubledStore
 class BareShard:
     """Steps by hand."""
 
-    def __init__(self, store: TroubledStore, **options: Any) -> None:
+    def __init__(self, store: TroubledStore, starts_after_ms: int = 0, **options: Any) -> None:
         self.clock = ManualClock()
+        self.clock.advance_ms(starts_after_ms)
         self.shard = Shard(store.open, self.clock, lambda: ENTROPY, **options)
 
     def run(self, *commands: Command) -> list[Call]:

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.server.shard import REOPEN_PAUSE_MS
+from penstock.core.commands import CancelWait, CreateQueue, Receive, Send
+from penstock.server.shard import REOPEN_PAUSE_MS, Call, Step
 from tests.client.adapter import World
+from tests.server.bare import BareShard, bodies
 from tests.server.stores import TroubledStore
 
 
@@ -154,3 +156,26 @@ def test_a_unit_of_work_whose_commit_failed_rolls_back(store: TroubledStore, ps:
         work.commit()
     assert ps.queues() == ["in"]
     assert ps.queue("in").receive().body == b"1"
+
+
+def test_what_a_receive_that_was_put_back_got_in_another_failed_step_is_not_leased_to_nobody(
+    store: TroubledStore, bare: BareShard
+) -> None:
+    bare.do(CreateQueue(name="orders"))
+    waiting = Call(Receive(queue="orders", wait_ms=20_000, lease_ms=60_000))
+    bare.shard.run(Step([waiting]))
+    for body in (b"first", b"second"):
+        store.fail_next(kept=True)
+        bare.shard.run(Step([Call(Send(queue="orders", bodies=[body]))]))
+    bare.shard.run(Step([]))
+    assert bodies(waiting.result()) == [b"first"]
+
+
+def test_a_receive_that_was_withdrawn_in_a_failed_step_takes_nothing(store: TroubledStore, bare: BareShard) -> None:
+    bare.do(CreateQueue(name="orders"))
+    waiting = Call(Receive(queue="orders", wait_ms=20_000))
+    bare.shard.run(Step([waiting]))
+    store.fail_next(kept=False)
+    bare.run(CancelWait(ticket=waiting), Send(queue="orders", bodies=[b"lost"]))
+    bare.shard.run(Step([Call(Send(queue="orders", bodies=[b"found"]))]))
+    assert bodies(bare.do(Receive(queue="orders"))) == [b"found"]

@@ -124,3 +124,56 @@ def test_connections_of_a_process_that_crashed_end_when_there_is_space(store: Tr
     store.full = False
     bare.advance(FULL_PAUSE_MS / 1_000)
     assert bodies(bare.do(Receive(queue="orders.dead"))) == [b"a"]
+
+
+def test_a_retry_that_did_not_fit_in_a_step_without_calls_is_not_lost(store: TroubledStore, bare: BareShard) -> None:
+    """A step that only the clock has asked for: what it could not write must not stay in the broker's mind."""
+    bare.do(Send(queue="orders", bodies=[b"fails", b"done"]))
+    bare.do(Release(queue="orders", spans=spans(bare.do(Receive(queue="orders", limit=1)))))
+    bare.do(Receive(queue="orders", limit=1, lease_ms=1_000))
+    done = bare.do(Receive(queue="orders", limit=1, lease_ms=1_000_000))
+    bare.advance(0.02)
+    bare.advance(1)
+    store.full = True
+    bare.advance(0.02)
+    assert bare.do(Ack(queue="orders", spans=spans(done))).count == 1
+    store.full = False
+    bare.advance(FULL_PAUSE_MS / 1_000)
+    crashed, after = bare, BareShard(store)
+    after.clock.advance_ms(crashed.clock.now_ms() - after.clock.now_ms() + 60_000)
+    assert bodies(after.do(Receive(queue="orders", limit=9))) == [b"fails"]
+
+
+def test_a_lease_that_begins_while_what_is_due_does_not_fit_lasts_as_long_as_any(
+    store: TroubledStore, bare: BareShard
+) -> None:
+    bare.do(CreateQueue(name="orders", config=QueueConfig(max_receives=1)))
+    bare.do(CreateQueue(name="other"))
+    bare.do(Send(queue="orders", bodies=[b"dies"]))
+    bare.do(Send(queue="other", bodies=[b"long work"]))
+    bare.do(Receive(queue="orders", lease_ms=1_000))
+    bare.advance(0.02)
+    store.full = True
+    bare.advance(60)
+    delivery = bare.do(Receive(queue="other", lease_ms=30_000))
+    assert delivery.deadline_ms == bare.clock.now_ms() + 30_000
+    store.full = False
+    bare.advance(FULL_PAUSE_MS / 1_000)
+    assert bodies(bare.do(Receive(queue="orders.dead"))) == [b"dies"]
+    assert bodies(bare.do(Receive(queue="other"))) == []
+    assert bare.do(Ack(queue="other", spans=spans(delivery))).count == 1
+
+
+def test_leases_that_ran_out_while_the_process_was_away_do_not_keep_acks_from_a_full_disk(store: TroubledStore) -> None:
+    stopped = BareShard(store)
+    stopped.do(CreateQueue(name="orders", config=QueueConfig(max_receives=1)))
+    stopped.do(Send(queue="orders", bodies=[b"dies", b"done"]))
+    stopped.do(Receive(queue="orders", limit=1, lease_ms=1_000))
+    done = stopped.do(Receive(queue="orders", limit=1, lease_ms=1_000_000))
+    stopped.advance(0.02)
+    store.full = True
+    bare = BareShard(store, starts_after_ms=60_000)
+    assert bare.do(Ack(queue="orders", spans=spans(done))).count == 1
+    store.full = False
+    bare.advance(FULL_PAUSE_MS / 1_000)
+    assert bodies(bare.do(Receive(queue="orders.dead"))) == [b"dies"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from penstock.core.commands import (
+    AddCredit,
     Command,
     CreateQueue,
     DeleteChannel,
@@ -41,15 +42,15 @@ class Subscriber:
 
 
 class Bench:
-    """A shard over a troubled store, with a subscriber that may hold five messages."""
+    """A shard over a troubled store, with a subscriber that may hold five messages, or be pushed five."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_flight: bool = True) -> None:
         self.store = TroubledStore()
         self.shard = Shard(self.store.open, SystemClock(), lambda: os.urandom(64))
         self.subscriber = Subscriber()
         self.do(CreateQueue(name="q"))
         session = self.do(OpenSession(name="client", bound=True)).reply
-        subscribe = Subscribe(queue="q", session=session, ticket=self.subscriber, credit=5, in_flight=True)
+        subscribe = Subscribe(queue="q", session=session, ticket=self.subscriber, credit=5, in_flight=in_flight)
         self.number = self.do(subscribe).reply.subscription
 
     def do(self, command: Command) -> Call:
@@ -74,6 +75,27 @@ def test_a_subscription_outlives_a_full_disk() -> None:
     assert bench.subscriber.bodies() == [b"c", b"d", b"e"]
     bench.do(SetCredit(subscription=bench.number, credit=6))
     assert bench.subscriber.bodies() == [b"f"]
+
+
+def test_what_a_full_disk_kept_from_a_subscription_costs_it_no_credit() -> None:
+    bench = Bench(in_flight=False)
+    bench.store.full = True
+    assert bench.send(b"a", b"b", b"c", b"d", b"e").error is not None
+    assert bench.subscriber.bodies() == []
+    bench.store.full = False
+    bench.shard._full_until_ms = 1  # the pause is over
+    assert bench.send(b"a", b"b", b"c", b"d", b"e", b"f").error is None
+    assert bench.subscriber.bodies() == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_credit_in_a_step_that_is_done_again_counts_once() -> None:
+    bench = Bench(in_flight=False)
+    credit = Call(AddCredit(subscription=bench.number, credit=2))
+    bug = Call(Send(queue="q", bodies=[1]))  # type: ignore[list-item]
+    bench.shard.run(Step([credit, bug]))
+    assert credit.error is None
+    bench.send(*(b"%d" % number for number in range(10)))
+    assert len(bench.subscriber.bodies()) == 7
 
 
 def test_a_subscription_outlives_a_command_with_a_bug() -> None:

@@ -77,6 +77,8 @@ class Broker:
         self.meta = meta
         self.now_ms = 0
         self.must_commit = False
+        self.stands_still = False
+        """Nothing is done because its time has come; for a while, if it cannot be written."""
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
         self.sessions: dict[int, Session] = {}
@@ -315,8 +317,12 @@ class Broker:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""
         return self.receiving.held(subscription)
 
+    def settled(self) -> None:
+        """The step that was finished went well, and is not done again."""
+        self.receiving.settled()
+
     def adopt(self, other: Broker, tickets: Container[Any]) -> set[Any]:
-        """Take over the subscriptions with these tickets from a broker that is thrown away.
+        """Take over the subscriptions with these tickets from a broker that is thrown away, and its step with it.
 
         Returns the tickets of those whose channel and session are still there: the others are over.
         """
@@ -373,6 +379,8 @@ class Broker:
             self.schedule(time_ms, kind, queue)
 
     def _run_timers(self) -> None:
+        if self.stands_still:
+            return
         now_ms = self.now_ms
         due = []
         while self._timers and self._timers[0][0] <= now_ms:

@@ -816,7 +816,7 @@ class Queue:
     def _log(self, offset: int, channel: Channel | None) -> Iterator[ChunkKey]:
         """Chunks that may hold messages from an offset on, by base: the shared lanes, and a channel's own."""
         self.seal()
-        base = max(0, offset - CHUNK_MESSAGES_MAX)
+        base = max(0, min(offset, self.next_sequence) - CHUNK_MESSAGES_MAX)
         sources = [self._keys_of(lane, 0, base) for lane in self.lanes]
         owners = (0,) if channel is None else (0, channel.id)
         sources += [self._keys_of(lane, order, base) for lane, order in self.far if keys.lane_channel(lane) in owners]

@@ -45,6 +45,8 @@ class Receiving:
         self._waiters: dict[Any, tuple[Channel, Waiter]] = {}
         self._subscriptions: dict[int, tuple[Channel, Waiter]] = {}
         self._last_subscription = 0
+        self._before: dict[Waiter, tuple[int, int | None, int | None]] = {}
+        """Credit, limit and room of the subscriptions that this step has changed, as they were before it."""
 
     def handlers(self) -> Handlers:
         """What is called for a command."""
@@ -178,6 +180,7 @@ class Receiving:
 
     def _set_credit(self, command: SetCredit) -> int:
         channel, waiter = self._subscription(command.subscription)
+        self._keep(waiter)
         if command.room_bytes is not None:
             waiter.room_bytes = command.room_bytes
         if command.credit is not None:
@@ -188,6 +191,7 @@ class Receiving:
 
     def _add_credit(self, command: AddCredit) -> None:
         channel, waiter = self._subscription(command.subscription)
+        self._keep(waiter)
         allowed = waiter.credit if waiter.limit is None else waiter.limit
         self._credit(channel, waiter, allowed + command.credit)
 
@@ -203,17 +207,28 @@ class Receiving:
         waiter.allow(credit)
         channel.line_up(waiter)
 
+    def _keep(self, waiter: Waiter) -> None:
+        """What a subscription may be given is about to change."""
+        self._before.setdefault(waiter, (waiter.credit, waiter.limit, waiter.room_bytes))
+
+    def settled(self) -> None:
+        """The step went well: what it has given counts."""
+        if self._before:
+            self._before.clear()
+
     def held(self, subscription: int) -> int:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""
         found = self._subscriptions.get(subscription)
         return 0 if found is None else found[1].held
 
     def adopt(self, other: Receiving, tickets: Container[Any]) -> set[Any]:
-        """Take over the subscriptions with these tickets from a broker that is thrown away.
+        """Take over the subscriptions with these tickets from a broker that is thrown away, and its step with it.
 
         Returns the tickets of those whose channel and session are still there: the others are over.
         """
         adopted: set[Any] = set()
+        for waiter, before in other._before.items():
+            waiter.credit, waiter.limit, waiter.room_bytes = before
         self._last_subscription = max(self._last_subscription, other._last_subscription)
         for number, (gone, waiter) in other._subscriptions.items():
             if waiter.ticket not in tickets:
@@ -287,6 +302,7 @@ class Receiving:
             if waiter.session:
                 channel.received(waiter.session, runs)
             return True
+        self._keep(waiter)
         waiter.take(delivery.count, 0 if waiter.room_bytes is None else sum(run.nbytes for run in runs))
         if waiter.is_open:
             channel.line.join_once(waiter)

@@ -54,7 +54,7 @@ class Settling:
         """Messages are done."""
         broker = self.broker
         channel = broker.find_channel(broker.find_queue(command.queue), command.channel)
-        spans = self.spans_of(command, channel) if command.receipts else command.spans
+        spans = self.spans_of(command, channel)
         broker.must_commit = True
         if len(spans) == 1:
             count, refused = channel.settlement.ack(spans[0])
@@ -81,6 +81,7 @@ class Settling:
     def _give_back(self, command: GiveBack) -> Settled:
         broker = self.broker
         channel = broker.find_channel(broker.find_queue(command.queue), command.channel)
+        self._check_spans(command.spans)
         if channel.queue.config.leases_are_durable:
             error = "the receiver went away"
             return self._each(command.spans, lambda span: channel.settlement.release(span, broker.now_ms, 0, error))
@@ -111,6 +112,7 @@ class Settling:
 
     def spans_of(self, command: Ack | Release | Extend, channel: Channel) -> list[Span]:
         """The messages that a command names, as spans. `ForeignReceipt` for a receipt of another queue or channel."""
+        self._check_spans(command.spans)
         if not command.receipts:
             return command.spans
         opened = [self.broker.open_receipt(text) for text in command.receipts]
@@ -136,6 +138,13 @@ class Settling:
             settled.count += count
             settled.refused = settled.refused + refused
         return settled
+
+    @staticmethod
+    def _check_spans(spans: list[Span]) -> None:
+        """A span that ends before it begins would be counted as fewer messages than none."""
+        for first, last, _ in spans:
+            if not 0 <= first <= last:
+                raise InvalidRequest(f"a span goes from {first} to {last}: it must not end before it begins")
 
     @staticmethod
     def _check_delay(delay_ms: int | None) -> None:

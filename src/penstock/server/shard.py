@@ -194,10 +194,8 @@ class Shard:
         self._down: Exception | None = None
         self._down_until_ms = 0
         self._full_until_ms = 0
-        self._frozen_ms: int | None = None
-        """While the disk is full and what is due does not fit: the time at which the shard stands still."""
-        self._settled_ms = clock.now_ms()
-        """The time of the last step that went well."""
+        self._stands_still = False
+        """While the disk is full and what is due does not fit: it is not done."""
         self._lazy_since_ms: int | None = None
         self._parked: set[Call] = set()
         self._displaced: list[Call] = []
@@ -334,7 +332,7 @@ class Shard:
             call.reply = self.broker.handle(command, step.now_ms)
             call.error = None
         except PenstockError as error:
-            call.error = error.with_traceback(None)  # which leads to the call
+            call.reply, call.error = None, error.with_traceback(None)  # which leads to the call
         except Exception as error:
             raise _Met(call, error) from None
         else:
@@ -355,7 +353,6 @@ class Shard:
         """The step is as durable as it has to be: bring the books up to date and fill `answered`."""
         if self._must_prove(step):
             self._withhold(step)
-        self._settled_ms = step.now_ms
         if self._recorder is not None:
             self._recorder.settle(self.broker, step.now_ms)
         calls = step.calls
@@ -370,6 +367,7 @@ class Shard:
         step.answered += calls
         if step.woken:
             self._wake(step)
+        self.broker.settled()
         if self._orphans:
             orphans, self._orphans = self._orphans, []
             self._turn_away(orphans, StoreError("the store was opened again without it: subscribe again"), step)
@@ -460,15 +458,14 @@ class Shard:
         return True
 
     def _mind_full_disk(self, step: Step) -> None:
-        """While the disk is known to be full, time may stand still; then the next send tries it again.
+        """While the disk is known to be full, what is due may have to wait; then the next send tries it again.
 
         Whatever is lazy is saved before: if the disk is still full, leases must not be forgotten.
         """
         if step.now_ms < self._full_until_ms:
-            step.now_ms = step.now_ms if self._frozen_ms is None else self._frozen_ms
             return
         self._full_until_ms = 0
-        self._frozen_ms = None
+        self._stands_still = self.broker.stands_still = False
         if self.broker.has_changes:
             try:
                 self._commit(self.broker.take_changes())
@@ -484,6 +481,7 @@ class Shard:
         self._lazy_since_ms = None
         other: Broker | None = getattr(self, "broker", None)
         self.broker = Broker.open(self._store, now_ms, self._entropy(), self.number, self._shards)
+        self.broker.stands_still = self._stands_still
         if other is None:
             self._first_session = self.broker.meta.next_session
         if not self._full_until_ms:  # it may lead to dead letters, which must not keep acknowledgements from the disk
@@ -568,14 +566,16 @@ class Shard:
 
     def _displace(self, step: Step) -> None:
         """Everybody who waits has to be put back: the broker that knew them is gone."""
-        replies = [call.reply for call in step.calls if isinstance(call.reply, Delivery)]
+        replies = [call.reply for call in (*self._displaced, *step.calls) if isinstance(call.reply, Delivery)]
         self._undelivered += [*replies, *(delivery for _, delivery in step.woken)]
         displaced = dict.fromkeys(self._displaced)
         displaced.update(dict.fromkeys(self._parked))
         displaced.update(dict.fromkeys(step.parked))
-        self._displaced = list(displaced)
+        left = {call.command.ticket for call in step.calls if isinstance(call.command, CancelWait)}
+        self._displaced = [call for call in displaced if call not in left]
         self._parked.clear()
         for call in self._displaced:
+            call.reply = None
             call.parked_ms = call.parked_ms or step.now_ms
 
     def _answer_all(self, step: Step, error: Exception, *, displaced: bool = False) -> None:
@@ -604,7 +604,7 @@ class Shard:
         """Handle again whatever adds nothing; if it does not fit, without what became due; then each call for itself.
 
         What becomes due may add something: a dead letter is a message of another queue. It must not keep
-        acknowledgements from the disk, so time stands still here for a while.
+        acknowledgements from the disk, so it has to wait for a while.
         """
         log.error("the disk is full: %s", error)
         self._full_until_ms = self._clock.now_ms() + FULL_PAUSE_MS
@@ -612,10 +612,12 @@ class Shard:
         try:
             if self._fits(step):
                 return
-            self._frozen_ms = step.now_ms = min(step.now_ms, self._settled_ms)
+            self._stands_still = True
             if self._fits(step):
                 return
             calls = step.calls
+            if not calls:  # what did not fit is in this broker's mind, and nowhere else
+                self._open_broker(step.now_ms)
             for call in calls:
                 step.calls = [call]
                 if not self._fits(step):
@@ -641,7 +643,7 @@ class Shard:
     def wake_at_ms(self) -> int | None:
         """When a step has to run although no call came; None if there is no need."""
         if self._displaced or (self._undelivered and self._broker_is_good and self._store_is_good):
-            return 0 if self._frozen_ms is None else self._full_until_ms
+            return self._full_until_ms if self._stands_still else 0
         if not (self._broker_is_good and self._store_is_good):
             return None
         wake_ms = self.broker.next_deadline()
@@ -650,7 +652,7 @@ class Shard:
             wake_ms = lazy_ms if wake_ms is None else min(wake_ms, lazy_ms)
         if self._recorder is not None and (flush_ms := self._recorder.wake_at_ms()) is not None:
             wake_ms = flush_ms if wake_ms is None else min(wake_ms, flush_ms)
-        if wake_ms is not None and self._frozen_ms is not None:
+        if wake_ms is not None and self._stands_still:
             return max(wake_ms, self._full_until_ms)
         return wake_ms
 

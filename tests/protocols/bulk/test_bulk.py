@@ -307,6 +307,17 @@ def test_offsets_of_no_partition_or_of_more_than_can_be_are_refused(writer: Conn
         assert failed.value.status == 400
 
 
+def test_an_offset_beyond_all_numbers_is_one_behind_the_last_message(writer: Connection, reader: ServerPlace) -> None:
+    send(writer, piece("r-beyond", b"x"))
+    beyond = 1 << 70
+    asked = {"queues": ["r-beyond"], "after": {"r-beyond": beyond}, "bytes_max": {"r-beyond": 1}}
+    (found,) = writer.ask("POST", "/v1/bulk/offsets", asked)["offsets"]
+    assert (found["first"], found["end"], found["cut"]) == (0, 1, 1)
+    rest = json.dumps({"queue": "r-beyond", "offset": beyond, "end": beyond + 1}).encode()
+    answer = writer.fetch("POST", "/v1/bulk/read", rest, {"content-type": "application/json"})
+    assert pa.ipc.open_stream(answer).read_all().num_rows == 0
+
+
 def test_a_range_that_takes_many_requests_is_read_to_its_end(
     writer: Connection, reader: ServerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +420,15 @@ def test_taken_messages_are_settled_by_span(writer: Connection, reader: ServerPl
     assert reader.settle("r12", "main", spans, done=True) == 0
 
 
+def test_a_span_the_wrong_way_round_is_refused_and_hurts_nobody_else(writer: Connection, reader: ServerPlace) -> None:
+    send(writer, piece("r-wrong", *8 * [b"x"]))
+    reader.take("r-wrong", "main", 6, include_headers=False)
+    with pytest.raises(ServerFailed, match="a span goes from 5 to 1: ") as failed:
+        reader.settle("r-wrong", "main", [[5, 1, 1]], done=True)
+    assert failed.value.status == 400
+    assert send(writer, piece("r-other", b"x"))["messages"] == 1
+
+
 def test_what_is_taken_or_settled_again_under_its_key_is_so_once(writer: Connection, reader: ServerPlace) -> None:
     def ask(path: str, body: Any, key: str) -> bytes:
         data = json.dumps(body).encode()
@@ -426,6 +446,8 @@ def test_what_is_taken_or_settled_again_under_its_key_is_so_once(writer: Connect
     assert take("second")[0] == [b"c"]
     settle = {"queue": "r13", "spans": spans}
     assert [json.loads(ask("settle", settle, "third")) for _ in range(2)] == 2 * [{"settled": 2}]
+    with pytest.raises(ServerFailed, match="Expected `int` <= 9223372036854775807"):
+        ask("settle", {"queue": "r13", "spans": [[0, 1 << 64, 1]]}, "fourth")
     for path, body in ("take", {"queue": "r13", "limit": 2}), ("settle", settle):
         with pytest.raises(ServerFailed, match="Idempotency-Key has 257 characters: give 1 to 256"):
             ask(path, body, 257 * "x")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -94,6 +95,14 @@ def test_requests_of_one_frame_are_answered_in_one_frame(server: Server) -> None
     client.socket.send(pack([[number, ["Send", "orders", [b"x"]]] for number in range(1, 51)]))
     answers = unpack(client.socket.recv(timeout=60))[1]
     assert [answer[0] for answer in answers] == list(range(1, 51))
+
+
+def test_who_polls_and_confirms_what_cannot_be_a_number_is_answered_all_the_same(server: Server) -> None:
+    url = server.url.replace("penstock://", "http://") + "/v1/commands"
+    session = unpack(httpx.post(url, content=pack([[1, ["Hello", 1]]])).content)[1][0][2]["session"]
+    headers = {"penstock-session": str(session), "penstock-received": f"{'9' * 5_000}, 1"}
+    answer = httpx.post(url, content=pack([[2, ["Send", "orders", [b"x"]]]]), headers=headers)
+    assert (answer.status_code, unpack(answer.content)[1][0][:2]) == (200, [2, REPLY])
 
 
 def test_messages_are_pushed_while_there_is_credit(server: Server) -> None:

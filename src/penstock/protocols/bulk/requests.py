@@ -16,6 +16,7 @@ PARTITIONS_MAX = 1_024
 
 Offset = int | Annotated[list[int], msgspec.Meta(min_length=1, max_length=PARTITIONS_MAX)]
 """One offset; or several of a queue with several partitions, of which each says which it is in."""
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 QueueNames = Annotated[list[str], msgspec.Meta(max_length=QUEUES_MAX)]
 
 
@@ -145,7 +146,7 @@ class SettleRequest(_Request):
     """Acknowledge what was taken, or give it back."""
 
     queue: str
-    spans: list[tuple[int, int, int]]
+    spans: list[tuple[Number, Number, Number]]
     """First sequence number, last, attempt."""
     channel: str = "main"
     done: bool = True

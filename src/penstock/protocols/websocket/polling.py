@@ -55,6 +55,8 @@ _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
 
 
 _KEPT_MAX = 1_000
+_NUMBER_LENGTH_MAX = 20
+"""No request, and no session, has a number of more than 64 bits."""
 _IDLE_TTLS = 2
 
 
@@ -76,8 +78,8 @@ class _Conversation:
 
     def confirm(self, numbers: str) -> None:
         """These receives have got their answers."""
-        for number in numbers.split(","):
-            if number.strip().isdecimal():
+        for number in map(str.strip, numbers.split(",")):
+            if number.isdecimal() and len(number) <= _NUMBER_LENGTH_MAX:
                 self.kept.pop(int(number), None)
 
     def repeated(self, number: int, command: object, now_ms: int) -> Delivery | None:
@@ -176,7 +178,7 @@ class CommandsEndpoint:
                 del self._conversations[session]
 
     def _session(self, principal: Principal, handle: str) -> int:
-        if not handle.isdecimal() or len(handle) > 20:
+        if not handle.isdecimal() or len(handle) > _NUMBER_LENGTH_MAX:
             raise InvalidRequest(f"{SESSION_HEADER} is a number: the session of the Welcome")
         return session_number(self._services.shard.identity.meta.secret, principal, int(handle))
 
