@@ -325,6 +325,16 @@ def test_an_offer_to_speak_another_protocol_is_passed_over(body: bytes) -> None:
     run(main())
 
 
+def test_any_number_of_such_offers_may_come_at_once() -> None:
+    async def main() -> None:
+        async with serving() as server:
+            offer = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\nok"
+            received = await server.talk(2_000 * offer + LAST)
+            assert [status for status, _ in responses_in(received)] == 2_001 * [200]
+
+    run(main())
+
+
 def test_a_large_response_reaches_a_slow_reader_whole() -> None:
     async def main() -> None:
         content = random.Random(1).randbytes(5_000_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -19,8 +20,10 @@ import pytest
 
 from penstock.core.attributes import encode_attributes
 from penstock.core.chunk import Chunk
-from penstock.core.errors import InvalidRequest, OverLimit
+from penstock.core.commands import Command, Delivery, GiveBack, Receive, Run
+from penstock.core.errors import InvalidRequest, OverLimit, StoreError
 from penstock.protocols.bulk.staging import PieceNotFound, Staging
+from penstock.protocols.bulk.takes import Takes
 from penstock.spark import pieces
 from penstock.spark.errors import InvalidRow, ServerFailed
 from penstock.spark.options import Where
@@ -477,6 +480,35 @@ def test_a_bad_request_is_answered_with_a_problem(writer: Connection, path: str,
     assert failed.value.code
 
 
+def test_what_could_not_go_back_when_it_was_taken_again_goes_back_the_time_after() -> None:
+    class Store:
+        """Holds one message, and fails when it is told to."""
+
+        is_taken = fails = False
+
+        async def call(self, command: Command) -> Any:
+            if self.fails:
+                raise StoreError("the disk is gone")
+            runs = []
+            if isinstance(command, GiveBack):
+                self.is_taken = False
+            elif not self.is_taken:
+                self.is_taken, runs = True, [Run(Chunk.of(0, 0, [b"x"]), 0, 1, 1, 0)]
+            return Delivery("q", 1, "main", 1, 0, 0, runs)
+
+    async def main() -> None:
+        store: Any = Store()
+        takes, receive = Takes(store), Receive(queue="q")
+        assert (await takes.receive("name", receive)).count == 1
+        store.fails = True
+        with pytest.raises(StoreError):
+            await takes.receive("name", receive)
+        store.fails = False
+        assert (await takes.receive("name", receive)).count == 1
+
+    asyncio.run(main())
+
+
 # -- rights --
 
 
@@ -618,3 +650,15 @@ def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_failure(tmp_pat
         while server.metric(left) < 1:
             assert time.monotonic() < deadline_s, "the server never heard of it"
             time.sleep(0.01)
+
+
+def test_a_take_of_large_messages_is_no_larger_than_a_response_may_be(tmp_path: Path) -> None:
+    node = ThreadedNode(tmp_path, "[rest]\nresponse_bytes_max = 65_536\n")
+    there = Where(url=f"http://127.0.0.1:{node.port}", token=None, timeout_s=PATIENCE_S)
+    with contextlib.closing(Connection(there)) as connection, contextlib.closing(ServerPlace(there)) as place:
+        send(connection, piece("q", *8 * [bytes(20_000)]))
+        sizes = []
+        while (table := place.take("q", "main", 50_000, include_headers=False)[0]).num_rows:
+            sizes.append(table.num_rows)
+    node.stop()
+    assert sizes == [3, 3, 2]

@@ -180,6 +180,18 @@ def test_dead_letters_need_the_right_to_read_them(serve: Callable[..., Server]) 
         assert "orders.dead" in refused(reader.get("/v1/queues/orders/dead-letters"), 403, "access_denied")
 
 
+def test_dead_letters_go_only_where_the_caller_may_let_them_go(guarded: Server) -> None:
+    with guarded.client(headers=bearer("root-token")) as root, guarded.client(headers=bearer(ADMIN)) as admin:
+        send(root, "payroll", "theirs")
+        done(admin.post("/v1/queues", json={"name": "orders-9", "settings": {"dead_letter": "orders-10"}}), 201)
+        astray = {"dead_letter": "payroll", "max_receives": 1}
+        assert "payroll" in refused(admin.patch("/v1/queues/orders-9", json=astray), 403, "access_denied")
+        created = admin.post("/v1/queues", json={"name": "orders-11", "settings": astray})
+        assert "payroll" in refused(created, 403, "access_denied")
+        done(root.patch("/v1/queues/orders-9", json=astray))
+        done(admin.patch("/v1/queues/orders-9", json={"dead_letter": None}))
+
+
 # -- web pages ---------------------------------------------------------------------------------------------------------
 
 

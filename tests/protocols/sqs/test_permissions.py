@@ -95,6 +95,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             credential("owner", Grant()),
             credential("producer", on("orders*", "write")),
             credential("worker", on("orders*", "read")),
+            credential("keeper", on("kept*", "admin")),
         ]
     )
     server = Server(tmp_path_factory.mktemp("guarded") / "data", credentials=credentials)
@@ -146,6 +147,23 @@ def test_what_was_not_granted_is_denied(guarded: Server, orders: str) -> None:
         with refused("AccessDenied", 403) as refusal:
             call()
         assert refusal.message.startswith("Access to the resource http")
+
+
+def test_dead_letters_go_only_where_the_caller_may_let_them_go(guarded: Server, orders: str) -> None:
+    keeper = client_of(guarded, "keeper")
+    kept = keeper.create_queue(QueueName="kept")["QueueUrl"]
+    keeper.create_queue(QueueName="kept-dead")
+
+    def to(name: str) -> dict[str, str]:
+        arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
+        return {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1})}
+
+    keeper.set_queue_attributes(QueueUrl=kept, Attributes=to("kept-dead"))
+    for name in ("private", "not-even-there"):
+        with refused("AccessDenied", 403):
+            keeper.set_queue_attributes(QueueUrl=kept, Attributes=to(name))
+        with refused("AccessDenied", 403):
+            keeper.create_queue(QueueName="kept-2", Attributes=to(name))
 
 
 def test_a_wrong_secret_and_an_unknown_key_are_told_apart_as_on_aws(guarded: Server, orders: str) -> None:

@@ -12,6 +12,7 @@ QUEUES_MAX = 10_000
 PIECES_MAX = 100_000
 READ_MAX = 100_000
 CHUNKS_MAX = 10_000
+TAKE_MAX = 100_000
 PARTITIONS_MAX = 1_024
 
 Offset = int | Annotated[list[int], msgspec.Meta(min_length=1, max_length=PARTITIONS_MAX)]
@@ -137,7 +138,7 @@ class TakeRequest(_Request):
 
     queue: str
     channel: str = "main"
-    limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+    limit: Annotated[int, msgspec.Meta(ge=1, le=TAKE_MAX)] = 10_000
     lease_ms: Annotated[int, msgspec.Meta(ge=1)] = 3_600_000
     headers: bool = False
 

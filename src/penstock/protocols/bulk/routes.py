@@ -63,6 +63,7 @@ from penstock.core.config import BATCH_BYTES_MAX
 from penstock.core.errors import BatchTooLarge, MessageTooLarge, PenstockError, QueueNotFound
 from penstock.core.partition import PARTITION_SHIFT, SHARD_SHIFT
 from penstock.protocols.bulk.requests import (
+    TAKE_MAX,
     AckReply,
     AckRequest,
     ChannelRequest,
@@ -264,17 +265,27 @@ class Bulk:
         return AckReply(acked)
 
     async def take(self, request: Request, principal: Principal) -> Response:
-        """Lease messages; they come as an Arrow stream, and their spans as its metadata."""
+        """Lease messages; they come as an Arrow stream, and their spans as its metadata.
+
+        Fewer than were asked for, if more of average size are more than a response may hold.
+        """
         asked = await _body(request, TakeRequest)
         _need(principal, "read", asked.queue)
-        command = Receive(
-            queue=asked.queue, channel=asked.channel, limit=asked.limit, wait_ms=0, lease_ms=asked.lease_ms
-        )
+        limit = min(asked.limit, await self._messages_max(asked.queue))
+        command = Receive(queue=asked.queue, channel=asked.channel, limit=limit, wait_ms=0, lease_ms=asked.lease_ms)
         name = request_name(request.headers.get(KEY), principal, b"take", msgspec.json.encode(asked))
         delivery: Delivery = await (self._shard.call(command) if name is None else self._takes.receive(name, command))
         runs = [(run.chunk, run.start, run.stop) for run in delivery.runs]
         metadata = {"penstock-spans": msgspec.json.encode(spans_of(delivery))}
         return _Parts(_arrow_parts(runs, include_headers=asked.headers, metadata=metadata))
+
+    async def _messages_max(self, name: str) -> int:
+        """How many messages of a queue, of average size, one response may hold."""
+        await self._shard.know(name)
+        queue = self._shard.identity.queues.get(name)
+        if queue is None or not queue.size:
+            return TAKE_MAX
+        return max(1, self._services.settings.rest.response_bytes_max * queue.messages // queue.size)
 
     async def settle(self, request: Request, principal: Principal) -> SettleReply:
         """Acknowledge what was taken, or give it back. Under a key, once: who asks again is told the same again."""

@@ -39,17 +39,16 @@ class Takes:
             del self._takes[next(iter(self._takes))]
         try:
             if before is not None:
-                await self._undo(before)
+                await before.is_over.wait()
+                take.undo = before.undo  # until it is done: if it fails, the next who asks again has it done
+            if take.undo is not None and take.undo.spans:
+                await self._shard.call(take.undo)
+            take.undo = None
             delivery: Delivery = await self._shard.call(command)
             take.undo = GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery))
             return delivery
         finally:
             take.is_over.set()
-
-    async def _undo(self, take: _Take) -> None:
-        await take.is_over.wait()
-        if take.undo is not None and take.undo.spans:
-            await self._shard.call(take.undo)
 
 
 def spans_of(delivery: Delivery) -> list[Span]:

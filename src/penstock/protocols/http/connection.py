@@ -156,7 +156,7 @@ class HttpConnection:
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(data[upgrade.args[0] :])
+            self._ignore_upgrades(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._reject(400, f"this is not HTTP: {error}")
         if self._reading == _HEAD and self._fed_bytes > self._server.limits.header_bytes_max:
@@ -452,22 +452,29 @@ class HttpConnection:
         elif self._in_flight is None and not self._waiting and self._transport is not None:
             self._put(_CONTINUE)
 
-    def _ignore_upgrade(self, rest: bytes) -> None:
-        """Take a request that offers another protocol for what it is.
+    def _ignore_upgrades(self, rest: memoryview) -> None:
+        """Take requests that offer another protocol for what they are: one, and those that come right behind it.
 
-        The parser took it for complete, without its body, and stopped: a new one reads it without the offer.
+        The parser took each for complete, without its body, and stopped: a new one reads it without the offer.
         """
-        if self._rejection is not None:
-            return
-        method = self._parser.get_method()
-        self._waiting.pop()
-        if method == b"CONNECT":
-            self._reject(405, "this is not a proxy")
-            return
-        self._parser = httptools.HttpRequestParser(self)
-        lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name != "upgrade"]
-        head = method + b" " + self._target + b" HTTP/1.1\r\n" + "".join(lines).encode("latin-1") + b"\r\n"
-        self.data_received(head + rest)
+        while self._rejection is None:
+            method = self._parser.get_method()
+            self._waiting.pop()
+            if method == b"CONNECT":
+                self._reject(405, "this is not a proxy")
+                return
+            self._parser = httptools.HttpRequestParser(self)
+            lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name != "upgrade"]
+            head = method + b" " + self._target + b" HTTP/1.1\r\n" + "".join(lines).encode("latin-1") + b"\r\n"
+            self._fed_bytes += len(head) + len(rest)
+            try:
+                self._parser.feed_data(head)
+                self._parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            except httptools.HttpParserError as error:
+                self._reject(400, f"this is not HTTP: {error}")
 
     # -- ends --
 

@@ -62,8 +62,8 @@ class Queues(Resource):
 
         Once more with the same settings is fine; with others it is 409.
         """
+        changes = _permitted_changes(caller, body.settings)
         caller.need("admin", body.name)
-        changes = changes_of(body.settings)
         if body.settings.kind is UNSET and body.name.endswith(".fifo"):
             changes["kind"] = "fifo"
         config = QueueConfig().changed(changes)
@@ -97,8 +97,9 @@ class Queues(Resource):
     @operation("PATCH", "/v1/queues/{queue}")
     async def change_queue(self, caller: Caller, queue: str, body: QueueSettings) -> QueueDescription:
         """Change some settings of a queue. What is not given stays as it is."""
+        changes = _permitted_changes(caller, body)
         caller.need("admin", queue)
-        await self.shard.call(ChangeQueue(name=queue, changes=changes_of(body)))
+        await self.shard.call(ChangeQueue(name=queue, changes=changes))
         return await self._described(queue)
 
     @operation("DELETE", "/v1/queues/{queue}")
@@ -237,6 +238,13 @@ def changes_of(settings: QueueSettings) -> dict[str, Any]:
     """
     given = {name: getattr(settings, name) for name in settings.__struct_fields__}
     return dict(_as_in_core(name, value) for name, value in given.items() if value is not UNSET)
+
+
+def _permitted_changes(caller: Caller, settings: QueueSettings) -> dict[str, Any]:
+    """The settings that are given. Where dead letters go is a matter of that queue as well."""
+    if isinstance(settings.dead_letter, str):
+        caller.need("admin", settings.dead_letter)
+    return changes_of(settings)
 
 
 def _as_in_core(name: str, value: Any) -> tuple[str, Any]:

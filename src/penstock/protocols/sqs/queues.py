@@ -72,10 +72,11 @@ class QueueActions(BatchActions):
         attributes = dict(request.attributes or {})
         is_fifo = self._is_fifo(attributes)
         check_queue_name(name, is_fifo, self.limits)
+        targets = self._targets(caller, attributes)
         self.check_rights(caller, name, "admin")
         tags = request.creation_tags or {}
         check_tags(tags)
-        await self.learn(name, *self._targets(attributes), now=True)
+        await self.learn(name, *targets, now=True)
         existing = self.config(name)
         if existing is None:
             self._check_deleted(name)
@@ -100,15 +101,18 @@ class QueueActions(BatchActions):
         del attributes["FifoQueue"]
         return False
 
-    def _targets(self, attributes: dict[str, str]) -> list[str]:
-        """The queue that attributes name as the one for dead letters, if they do."""
+    def _targets(self, caller: Caller, attributes: dict[str, str]) -> list[str]:
+        """The queue that attributes name as the one for dead letters, if they do; it takes a right on that one, too."""
         try:
             policy = msgspec.json.decode(attributes.get("RedrivePolicy") or "null")
         except (msgspec.DecodeError, RecursionError):
             return []
         arn = policy.get("deadLetterTargetArn") if isinstance(policy, dict) else None
         target = self.arns.name(arn) if isinstance(arn, str) else None
-        return [] if target is None else [target]
+        if target is None:
+            return []
+        self.check_rights(caller, target, "admin")
+        return [target]
 
     def _reader(self, name: str, is_fifo: bool) -> AttributeReader:
         return AttributeReader(name, is_fifo, self.limits, self.arns, self.config)
@@ -211,12 +215,13 @@ class QueueActions(BatchActions):
 
     async def SetQueueAttributes(self, caller: Caller, request: SetQueueAttributesRequest) -> None:
         """Change what a queue is told to do."""
+        targets = self._targets(caller, request.attributes or {})
         name = self.queue_name(caller, request.queue_url, "admin")
         attributes = request.attributes
         if not attributes:
             await self.existing(name)
             raise missing("Attribute.Name")
-        await self.learn(*self._targets(attributes), now=True)
+        await self.learn(*targets, now=True)
         await self.change(name, lambda config: self._reader(name, config.is_fifo).read(attributes, config))
 
     # -- tags --
