@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from penstock.client.remote.address import TRANSPORTS
 from penstock.client.remote.caller import RemoteCaller
 from penstock.client.remote.prefetch import Prefetcher
 from penstock.client.remote.request import Outstanding
-from penstock.core.commands import Ack, Command, Once, Receive, Refused, Settled, Span
+from penstock.core.commands import Ack, Command, Once, Receive, Refused, Release, Settled, Span
 from penstock.core.errors import StaleReceipt
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.server.settings import Settings, WebsocketSettings
@@ -29,7 +30,8 @@ from penstock.store.memory import MemoryStore
 from tests.client.adapter import LoopThread
 from tests.client.lossy import LossyProxy
 from tests.client.serving import Server, serve
-from tests.shards import not_for_clusters, open_shards, stepping_clock
+from tests.server.stores import TroubledStore
+from tests.shards import not_for_clusters, one_shard_only, open_shards, stepping_clock
 
 FINITE = {"timeout": 10, "connect_timeout": 5}
 
@@ -816,12 +818,69 @@ def test_what_is_prefetched_or_worked_on_stays_leased(site: Site) -> None:
     other.ack()
 
 
+def test_what_is_prefetched_stays_leased_when_the_queues_lease_becomes_shorter(site: Site) -> None:
+    ps = site.connect(prefetch=10)
+    orders = ps.create_queue("orders", lease=600)
+    orders.send(b"first")
+    orders.receive(wait=5).ack()
+    orders.configure(lease=4)
+    orders.send_many([b"a", b"b"])
+    message = orders.receive(wait=5)
+    assert site.connect().queue("orders").receive(wait=6) is None
+    message.ack()
+    other = orders.receive()
+    assert other.attempts == 1
+    other.ack()
+
+
+def test_a_prefetched_message_whose_lease_was_lost_is_not_received(site: Site) -> None:
+    ps = site.connect(prefetch=10)
+    orders = ps.create_queue("orders", lease=3)
+    orders.send_many([b"a", b"b", b"c", b"d"])
+    message = orders.receive(wait=5)
+    lost = [Span(1, 1, 1), Span(3, 3, 1)]
+    site.connect()._caller.call(Release(queue="orders", spans=lost, delay_ms=600_000))
+    eventually(lambda: site.count("Extend"))
+    message.ack()
+    assert [message.body for message in orders.receive(10)] == [b"c"]
+
+
+def test_prefetched_messages_whose_leases_were_lost_make_room_for_others(site: Site) -> None:
+    ps = site.connect(prefetch=3)
+    orders = ps.create_queue("orders", lease=3)
+    orders.send_many([b"a", b"b", b"c"])
+    orders.receive(wait=5).ack()
+    site.connect()._caller.call(Release(queue="orders", spans=[Span(1, 2, 1)], delay_ms=600_000))
+    eventually(lambda: site.count("Extend"))
+    orders.send(b"d")
+    assert orders.receive(wait=5).body == b"d"
+
+
 def test_closing_gives_prefetched_messages_back_uncounted(site: Site) -> None:
     first = site.connect(prefetch=10)
     first.queue("orders").send_many([b"a", b"b", b"c"])
     first.queue("orders").receive(wait=5).ack()
     first.close()
     assert [message.attempts for message in site.connect().queue("orders").receive(10, wait=5)] == [1, 1]
+
+
+@one_shard_only
+def test_what_was_prefetched_is_kept_or_goes_back_when_the_servers_store_is_opened_again(site: Site) -> None:
+    site.stop()
+    store = site.stores[0] = TroubledStore()
+    site.start()
+    ps, others = site.connect(prefetch=10), site.connect()
+    orders = ps.create_queue("orders", lease=4)
+    orders.send_many([b"a", b"b"])
+    message = orders.receive(wait=5)
+    others.queue("another").send(b"a commit, which takes the leases along")
+    store.fail_next(kept=False)
+    with pytest.raises(penstock.CommitFailed):
+        others.queue("another").send(b"lost")
+    other = others.queue("orders").receive(wait=20, lease=600)
+    assert (other.body, other.attempts) == (b"b", 1), "nobody had received it, and it did not go back"
+    assert others.queue("orders").receive(wait=6) is None
+    message.ack()
 
 
 def test_prefetching_goes_on_after_the_connection_broke(site: Site) -> None:
@@ -909,6 +968,29 @@ def test_a_prefetched_message_that_comes_again_is_kept_whatever_becomes_of_its_l
     asyncio.run(main())
 
 
+@not_for_clusters("a node's part that is stopped here ends its sessions before its connections, and pushes hear of it")
+def test_who_waits_for_a_prefetched_message_is_told_when_nobody_tries_to_connect_any_more(site: Site) -> None:
+    ps = site.connect(prefetch=10, retry_for=0.2)
+    orders = ps.create_queue("orders")
+    failures: list[BaseException] = []
+
+    def receive() -> None:
+        try:
+            orders.receive(wait=50)
+        except penstock.NotSent as error:
+            failures.append(error)
+
+    waiting = threading.Thread(target=receive)
+    waiting.start()
+    eventually(lambda: orders.stats().channels["main"].waiting_receivers)
+    site.stop()
+    waiting.join(20)
+    site.start()
+    assert len(failures) == 1
+    orders.send(b"a")
+    assert orders.receive(wait=5).body == b"a"
+
+
 def test_a_queue_that_promises_at_most_once_is_not_prefetched(site: Site) -> None:
     ps = site.connect(prefetch=10)
     ps.create_queue("orders", policy="consume_once")
@@ -970,6 +1052,24 @@ def test_a_cancelled_wait_takes_no_message_of_a_queue_that_is_not_prefetched(sit
             assert await orders.receive(wait=5) is not None, "the message went with who had left"
 
     asyncio.run(main())
+
+
+def test_an_interrupted_receive_takes_no_message_wherever_it_is_interrupted(site: Site) -> None:
+    class Inbox(deque[Any]):
+        def append(self, waiting: Any) -> None:
+            super().append(waiting)
+            caller._inbox = deque(self)
+            raise KeyboardInterrupt
+
+    orders = site.connect().queue("orders")
+    orders.send(b"a")
+    caller: Any = orders._caller
+    caller._inbox = Inbox()
+    with pytest.raises(KeyboardInterrupt):
+        orders.receive()
+    assert orders.stats().channels["main"].leased == 0
+    assert orders.stats().channels["main"].leased == 0, "it was taken along by the next call"
+    assert orders.receive().attempts == 1
 
 
 def test_names_of_commands_are_the_clients_own(site: Site) -> None:

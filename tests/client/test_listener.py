@@ -413,6 +413,38 @@ def test_with_an_at_most_policy_nothing_is_fetched_ahead_and_nothing_comes_twice
     assert ps.queue("in.dead").stats().messages == 30
 
 
+def test_with_an_at_most_policy_what_comes_while_a_listener_stops_is_handled(
+    room: Room, ps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.client.sync.listener.WAIT_SECONDS", 5.0)
+    bodies: list[bytes] = []
+    with ps.listen("in", room.handler(lambda message: bodies.append(message.body)), policy="consume_once") as listener:
+        until(lambda: ps.queue("in").stats().channels["main"].waiting_receivers)
+        listener.request_stop()
+        ps.queue("in").send(b"x")
+        until(lambda: ps.queue("in").stats().channels["main"].ready == 0)
+    assert "in.dead" not in ps.queues(), "it was consumed, and nobody has seen it"
+    assert bodies == [b"x"]
+
+
+def test_with_an_at_most_policy_a_stop_leaves_nobody_behind_in_a_group(room: Room, ps: Any) -> None:
+    ps.create_queue("in.fifo", kind="fifo", content_dedup=True)
+    ps.queue("in.fifo").send_many([b"a", b"b", b"c"], groups=["g"] * 3)
+    started, go_on, bodies = threading.Event(), threading.Event(), []
+
+    def work(message: Any) -> None:
+        bodies.append(message.body)
+        started.set()
+        assert go_on.wait(SECONDS_MAX)
+
+    with ps.listen("in.fifo", room.handler(work), policy="consume_once") as listener:
+        until(lambda: listener.in_hand == 3 and started.is_set())
+        threading.Timer(0.1, go_on.set).start()
+    assert bodies == [b"a", b"b", b"c"]
+    assert listener.metrics.handled == 3
+    assert is_empty(ps, "in.fifo")
+
+
 def test_policy_and_backoff_are_set_on_the_queue_and_it_says_so(ps: Any, caplog: pytest.LogCaptureFixture) -> None:
     ps.create_queue("in", lease=77)
     backoff = penstock.Backoff("fixed", base_ms=5)
@@ -955,3 +987,25 @@ def test_a_thread_handler_that_exits_has_failed_and_its_worker_goes_on() -> None
         with ps.listen("in", work, workers=1) as listener:
             until(lambda: listener.metrics.handled == 1)
         assert listener.metrics.failed == 1
+
+
+def test_a_stop_leaves_nothing_leased_that_was_about_to_follow_in_its_group() -> None:
+    with penstock.open(":memory:") as ps:
+        ps.create_queue("line.fifo", kind="fifo", content_dedup=True)
+        ps.queue("line.fifo").send_many([b"a", b"b"], groups=["g", "g"])
+        about_to, go_on = threading.Event(), threading.Event()
+        listener = ps.listen("line.fifo", lambda message: go_on.wait(SECONDS_MAX), workers=2, prefetch=10)
+        until(lambda: listener.in_hand == 2)
+        begin = listener._settler.begin
+
+        def begin_late(messages: list[Any]) -> None:
+            about_to.set()
+            time.sleep(0.2)  # so long may a thread have to wait for its turn
+            begin(messages)
+
+        listener._settler.begin = begin_late
+        go_on.set()
+        assert about_to.wait(SECONDS_MAX)
+        assert listener.stop()
+        stats = ps.queue("line.fifo").stats().channels["main"]
+        assert (stats.leased, stats.ready + listener.metrics.handled) == (0, 2)

@@ -64,6 +64,8 @@ _AHEAD_SECONDS = 0.5
 """How much work is fetched ahead, unless it is told."""
 _GRACE_SECONDS = 5.0
 """How long a stop waits for the last settlement."""
+_LOOK_SECONDS = 0.05
+"""How often it looks whether handlers have ended, if nobody tells."""
 
 
 class AsyncListener:
@@ -105,6 +107,8 @@ class AsyncListener:
         """The queue, if it was asked for before the start."""
         self._lock = threading.Lock()
         self._stopping = False
+        self._handles_all = False
+        """Whether what comes is handled, although this is the end: an at-most policy has counted it as consumed."""
         self._abandoned = False
         self._error: BaseException | None = None
         self._failures = 0
@@ -164,6 +168,7 @@ class AsyncListener:
         if info.config.leases_are_durable:
             self._streaming = None
             self._prefetch = self._prefetch or 0
+            self._handles_all = True
         self._state = "running"
         self._settling.start(self._settler.run)
         for _ in range(self.workers):
@@ -191,9 +196,10 @@ class AsyncListener:
         self._state = "stopping"
         self.request_stop()
         self._fetching.cancel()
+        left_s = await self._handle_what_came(timeout_s) if self._handles_all else timeout_s
         await self._settler.give_back(self._not_begun())
         self._line.close()
-        finished = await self._working.wait(timeout_s)
+        finished = await self._working.wait(left_s)
         if not finished:
             self._abandoned = True
             self._working.cancel()
@@ -218,9 +224,21 @@ class AsyncListener:
     ) -> None:
         await self.stop()
 
+    async def _handle_what_came(self, timeout_s: float | None) -> float | None:
+        """What was given back would be gone: have it handled, while there is time. Returns how much time is left."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        most_s = WAIT_SECONDS + _GRACE_SECONDS
+        await self._fetching.wait(most_s if timeout_s is None else min(timeout_s, most_s))
+        while self._settler.unhandled and (until is None or time.monotonic() < until):
+            await self._room.wait(_LOOK_SECONDS)
+        with self._lock:
+            self._handles_all = False
+        return None if until is None else max(0.0, until - time.monotonic())
+
     def _not_begun(self) -> list[AsyncMessage]:
         with self._lock:
-            return self._line.drain() + (self._settler.order.drain() if self._settler.order is not None else [])
+            behind = self._settler.drain()  # first: what follows somebody else goes from there into the line
+            return self._line.drain() + behind
 
     async def _prepare(self) -> QueueInfo:
         """The queue as it is; made, and configured, if need be."""
@@ -325,7 +343,7 @@ class AsyncListener:
     def _begin(self, messages: list[AsyncMessage]) -> bool:
         """Messages have come: into the line with them. False if this is the end, and they have to go back."""
         with self._lock:
-            if self._stopping:
+            if self._stopping and not self._handles_all:
                 return False
             self._line.put(self._settler.hold(messages))
         return True

@@ -112,6 +112,11 @@ class AsyncSettler:
             self._held.update(messages)
             return messages if self.order is None else self.order.admit(messages)
 
+    def drain(self) -> list[AsyncMessage]:
+        """Take back what waits behind others of its group."""
+        with self._lock:
+            return [] if self.order is None else self.order.drain()
+
     def leases_last(self, lease_ms: int) -> None:
         """Messages come with leases of this length: look after them so often."""
         if lease_ms != self._lease_ms:
@@ -312,9 +317,9 @@ class AsyncSettler:
             if self.order is not None:
                 follow = self.order.done if counter == "handled" else self.order.failed
                 turn = [each for message in messages for each in follow(message)]
-        if counter == "handled":
-            self.begin(turn)
-        else:
+            if counter == "handled":
+                self.begin(turn)  # in here: whoever takes back what is not begun finds it in one place or the other
+        if counter != "handled":
             await self.give_back(turn)
         self._on_room()
 

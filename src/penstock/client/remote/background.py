@@ -100,12 +100,14 @@ def _rest() -> None:
 class _Waiting:
     """A thread that waits for its answer."""
 
-    __slots__ = ("_is_over", "_lock", "_outstanding", "command", "error", "reply")
+    __slots__ = ("_is_over", "_lock", "_outstanding", "command", "error", "is_withdrawn", "reply")
 
     def __init__(self, command: Command) -> None:
         self.command = command
         self.reply: Any = None
         self.error: BaseException | None = None
+        self.is_withdrawn = False
+        """Its thread was interrupted, and has left."""
         self._outstanding: Outstanding | None = None
         self._is_over = False
         self._lock = threading.Lock()
@@ -180,13 +182,13 @@ class ThreadedCaller:
         """The reply, or the error raised."""
         self._check_process()
         waiting = _Waiting(command)
-        self._inbox.append(waiting)
-        if not self._background.is_awake.is_set():
-            self._background.is_awake.set()
-        if not self._is_awake:
-            self._is_awake = True
-            self._loop.call_soon_threadsafe(self._take)
         try:
+            self._inbox.append(waiting)
+            if not self._background.is_awake.is_set():
+                self._background.is_awake.set()
+            if not self._is_awake:
+                self._is_awake = True
+                self._loop.call_soon_threadsafe(self._take)
             waiting.wait()
         except BaseException:
             self._loop.call_soon_threadsafe(self._withdraw, waiting)
@@ -216,6 +218,8 @@ class ThreadedCaller:
         inbox, remote = self._inbox, self._remote
         while inbox:
             waiting = inbox.popleft()
+            if waiting.is_withdrawn:
+                continue
             try:
                 waiting.sent(remote.submit(waiting.command, waiting.settle))
             except UNWRITABLE as error:  # it cannot even be looked at, and its thread must not wait for ever
@@ -223,6 +227,8 @@ class ThreadedCaller:
         remote.flush()
 
     def _withdraw(self, waiting: _Waiting) -> None:
+        waiting.is_withdrawn = True
+        self._take()  # the interrupt may have come before anybody was told of the inbox
         if waiting.outstanding is not None:
             self._remote.withdraw(waiting.outstanding)
         if has_messages(waiting.reply):

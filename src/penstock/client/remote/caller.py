@@ -563,6 +563,8 @@ class RemoteCaller:
             outstanding.settle(None, _copied(unsent))
         for stream in list(self._streams):
             stream.ended(_copied(unsent))
+        for prefetcher in list(self._prefetchers.values()):
+            prefetcher.gave_up(_copied(unsent))
         for outstanding in list(self._in_flight.values()):
             is_receive = self._closed and isinstance(outstanding.command, Receive)
             self._settle(outstanding, None, None if is_receive else _copied(sent))

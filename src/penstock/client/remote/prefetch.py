@@ -40,7 +40,7 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
-from penstock.core.errors import NotSent, PenstockError
+from penstock.core.errors import ChannelNotFound, NotSent, PenstockError, QueueNotFound
 from penstock.core.runs import merged_spans
 from penstock.wire.answers import KeyedDelivery
 from penstock.wire.requests import AddPushCredit, StartPush, StopPush
@@ -242,14 +242,22 @@ class Prefetcher:
 
     def pushed(self, delivery: KeyedDelivery) -> None:
         """Messages came."""
+        self._leases_last(delivery.deadline_ms - delivery.received_ms)
         for run in delivery.runs:
             self._held.add(run.spans())
             self._buffer.append((delivery, run))
         self._serve_waiters()
 
     def ended(self, error: PenstockError) -> None:
-        """The server ended the push: the queue is gone, or the store had to be opened again."""
-        self._forget()
+        """The server ended the push: the queue is gone, or the store had to be opened again.
+
+        Then what was pushed is leased as before: what waits here goes back, what is being worked on is kept.
+        """
+        if isinstance(error, QueueNotFound | ChannelNotFound):
+            self._forget()
+        else:
+            self._push, self._asking = None, 0
+            self.give_back()
         self._fail(error)
 
     def lost(self) -> None:
@@ -264,6 +272,10 @@ class Prefetcher:
             self._hand_on()
         elif self._waiters and self._state == "new":
             self._start()
+
+    def gave_up(self, error: PenstockError) -> None:
+        """There is no connection, and nobody tries to make one: whoever waits is told why."""
+        self._fail(error)
 
     def close(self) -> None:
         """Nothing comes any more: whoever waits gets nothing."""
@@ -297,6 +309,12 @@ class Prefetcher:
         if isinstance(command, Ack | Release | GiveBack) or (isinstance(command, Extend) and command.lease_ms == 0):
             self._held.remove(command.spans)
 
+    def _leases_last(self, lease_ms: int) -> None:
+        """Messages come with leases of this length: it may be another one than when the push began."""
+        before_s, self._lease_s = self._lease_s, max(1.0, lease_ms / 1_000)
+        if self._beat is not None and self._lease_s < before_s:
+            self._beat_later()
+
     def _beat_later(self) -> None:
         if self._beat is not None:  # what is being worked on was kept while there was no push
             self._beat.cancel()
@@ -315,11 +333,23 @@ class Prefetcher:
     def _extended(self, asked: list[Span], settled: Settled | None, error: BaseException | None) -> None:
         """What was refused is held no longer; unless it has come again meanwhile, on another attempt."""
         for refused in [] if settled is None else settled.refused:
-            self._held.remove(
+            gone = [
                 Span(max(span.first, refused.first), min(span.last, refused.last), span.attempt)
                 for span in asked
                 if span.first <= refused.last and refused.first <= span.last
-            )
+            ]
+            self._held.remove(gone)
+            for span in gone:
+                self._drop(span)
+
+    def _drop(self, gone: Span) -> None:
+        """Somebody else has these messages, or will: those of them that wait here are received by nobody."""
+        before = sum(run.count for _, run in self._buffer)
+        self._buffer = deque((delivery, part) for delivery, run in self._buffer for part in _without(run, gone))
+        dropped = before - sum(run.count for _, run in self._buffer)
+        if dropped:
+            self._owed += dropped
+            self._pay()
 
     # -- the end --
 
@@ -355,6 +385,17 @@ def cut_run(run: Run, low: int, high: int) -> Run:
         first_ms if isinstance(first_ms, int) else first_ms[low:high],
         run.failures,
     )
+
+
+def _without(run: Run, gone: Span) -> list[Run]:
+    """What is left of a run without these messages, if they are in it on that attempt."""
+    parts, low = [], 0
+    for span in run.spans():
+        first, last = max(span.first, gone.first) - run.first, min(span.last, gone.last) - run.first
+        if first <= last and span.attempt == gone.attempt:
+            parts.append((low, first))
+            low = last + 1
+    return [cut_run(run, *part) for part in [*parts, (low, run.count)] if part[0] < part[1]]
 
 
 def _ignore(_reply: Any, _error: BaseException | None) -> None:
