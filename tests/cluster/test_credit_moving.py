@@ -144,3 +144,40 @@ async def test_credit_that_comes_late_is_not_given_to_somebody_else(tmp_path: Pa
         await other.send(b"2")
         await other.has(2)
         assert not one.ticket.bodies
+
+
+@in_loop
+async def test_messages_on_their_way_count_against_the_credit_of_their_partition(tmp_path: Path) -> None:
+    async with pair(tmp_path) as made:
+        client = Client(made, "a", "split")
+        await client.router.call(CreateQueue(name="split", config=QueueConfig(partitions=2)))
+        await client.subscribe(10, in_flight=False)
+        connection = made.links["b"]._connection
+        assert connection is not None
+        connection._transport.pause_reading()
+        for node in NAMES:  # to the partition of that node
+            for _ in range(20):
+                await made.routers[node].call(Send(queue="split", bodies=[b"x"]))
+        await client.has(5)
+        giving = asyncio.create_task(client.router.call(AddCredit(subscription=client.subscription, credit=2)))
+        await asyncio.sleep(0.05)
+        connection._transport.resume_reading()
+        await giving
+        await until(lambda: len(client.ticket.bodies) >= 12)
+        await asyncio.sleep(0.3)
+        assert len(client.ticket.bodies) == 12, "more than there is credit for"
+
+
+@in_loop
+async def test_a_subscription_that_got_more_than_it_has_credit_for_moves_with_its_shard(tmp_path: Path) -> None:
+    async with pair(tmp_path) as made:
+        client = Client(made, "a", "split")
+        await client.router.call(CreateQueue(name="split", config=QueueConfig(partitions=2)))
+        await client.subscribe(2, in_flight=False)
+        (subscription,) = client.router.subscriptions._subscriptions.values()
+        far = next(part for part in subscription.parts if made.owners[part.shard] == "b")
+        far.credit, number = -5, far.number
+        await asyncio.sleep(0.01)
+        await made.move(far.shard)
+        await until(lambda: far.number not in (0, number) or bool(client.ticket.errors))
+        assert not client.ticket.errors

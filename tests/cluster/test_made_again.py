@@ -40,10 +40,11 @@ from penstock.core.errors import QueueExists, QueueNotFound, QueueReplaced
 from penstock.core.inbox import refused_name
 from penstock.core.partition import PARTITION_SHIFT
 from penstock.core.queue import Queue
+from penstock.server.shard import Call
 from tests.cluster.linking import in_loop
 from tests.cluster.test_router import bodies, spans, until
 from tests.cluster.test_router_moves import Ticket
-from tests.cluster.test_router_pair import SHARDS, Pair, pair
+from tests.cluster.test_router_pair import NAMES, SHARDS, Pair, pair
 
 FIRST = 0
 """The shard of the queue's first partition: it is at `a`."""
@@ -172,6 +173,34 @@ async def test_groups_go_to_the_partitions_of_the_queue_that_is_there(
         for low in range(0, len(BODIES), 4):
             assert (await made.routers["b"].call(send(low, low + 4, create=create))).count == 4
         await made.check_all_is_there(after)
+
+
+@pytest.mark.parametrize("way", ["send", "work"])
+@pytest.mark.parametrize("node", NAMES)
+@in_loop
+async def test_groups_that_are_sent_while_the_queue_is_made_are_in_their_partitions(
+    tmp_path: Path, node: str, way: str
+) -> None:
+    """The first partition comes to be after the sender has looked, and before the send gets there."""
+    async with stale(tmp_path, 1) as made:
+        await made.routers["a"].call(DeleteQueue(name=NAME))
+        made.routers["b"].catalog.forget(NAME)
+        served = made.hosts["a"].served[FIRST]
+        enqueue, created = served._enqueue, list[Call]()
+
+        def enqueue_behind(call: Call) -> None:
+            if isinstance(call.command, Send | CommitWork) and not created:
+                created.append(served.submit(CreateQueue(name=NAME, config=fifo(3)), lambda _: None))
+            enqueue(call)
+
+        served._enqueue = enqueue_behind  # type: ignore[method-assign]
+        first = send(0, 12, config=fifo(1))
+        await made.routers[node].call(first if way == "send" else CommitWork(acks=[], sends=[first]))
+        made.queue_id = (await made.routers["a"].call(CreateQueue(name=NAME, config=fifo(3)))).queue_id
+        assert created
+        await made.routers[node].call(send(12))
+        await until(lambda: made.counts() == len(BODIES))
+        await made.check_all_is_there(3)
 
 
 @made_again

@@ -38,6 +38,7 @@ from penstock.server.shard import Call, Shard, ShardClosed
 from penstock.server.tasks import AsyncShard, CallbackCall
 from penstock.store.memory import MemoryStore
 from tests.cluster.test_router import SHARDS, bodies, names, run, spans, until
+from tests.server.stores import Gate, TroubledStore
 from tests.shards import ENTROPY, WatchedRouter, open_router
 
 
@@ -125,6 +126,22 @@ async def test_a_receive_that_waits_moves_with_its_shard_and_keeps_its_time() ->
 
 
 @run
+async def test_a_receive_keeps_its_time_although_its_shard_is_looked_for_several_times() -> None:
+    async with world(0) as made:
+        name = names()[1]
+        await made.router.call(CreateQueue(name=name))
+        began_ms = made.clock.now_ms()
+        receiving = asyncio.create_task(made.router.call(Receive(queue=name, wait_ms=3_000)))
+        await until(lambda: len(made.router.pending) == 1)
+        await made.release(1)
+        made.tell()
+        await until(lambda: any(call.tries > 5 for call in made.router.elsewhere.displaced))
+        made.take(1, here=False)
+        assert (await receiving).count == 0
+        assert 2_990 <= made.clock.now_ms() - began_ms < 20_000
+
+
+@run
 async def test_a_receive_of_a_connection_outlives_a_move_that_takes_several_tries() -> None:
     async with world(0) as made:
         name = names()[1]
@@ -154,6 +171,51 @@ async def test_a_receive_that_leaves_while_its_shard_moves_takes_nothing() -> No
         await made.router.call(Send(queue=name, bodies=[b"a"]))
         assert (await made.router.call(Receive(queue=name))).count == 1
         assert not answers
+
+
+@run
+async def test_receives_at_another_node_that_were_given_up_are_forgotten() -> None:
+    async with world(0) as made:
+        name = names()[1]
+        await made.router.call(CreateQueue(name=name))
+        await made.router.call(CreateQueue(name="split", config=QueueConfig(partitions=SHARDS)))
+        waiting = [
+            asyncio.create_task(made.router.call(Receive(queue=queue, wait_ms=30_000))) for queue in (name, "split")
+        ]
+        await until(lambda: len(made.router.pending) == 1 + SHARDS)  # the split one is in two shards there
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await until(lambda: not made.router.pending)
+
+
+@run
+async def test_what_a_receive_that_has_moved_here_got_when_it_was_given_up_goes_back_once() -> None:
+    async with world(0) as made:
+        name = names()[1]
+        await made.router.call(CreateQueue(name=name))
+        leaving = asyncio.create_task(made.router.call(Receive(queue=name, wait_ms=30_000)))
+        await until(lambda: bool(made.router.pending))
+        await made.release(1)
+        store, gate = TroubledStore(), Gate()
+        store.inner = made.stores[1]
+        opened = Shard(store.open, made.clock, lambda: ENTROPY, 1, SHARDS)
+        made.router._host.add(1, AsyncShard(opened, commit_in_thread=True))  # type: ignore[attr-defined]
+        made.tell()
+        line = opened.broker.queues[name].channels["main"].line
+        await until(lambda: len(line) == 1)
+        others = []
+        for wait_ms in (30_000, 500):
+            others.append(asyncio.create_task(made.router.call(Receive(queue=name, wait_ms=wait_ms))))
+            await until(lambda: len(line) == 1 + len(others))
+        store.on_commit = gate.hold
+        sending = asyncio.create_task(made.router.call(Send(queue=name, bodies=[b"a"])))
+        await until(gate.reached.is_set)  # the first has it, and will hear of it after the commit
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        gate.open()
+        await sending
+        assert [bodies(await each) for each in others] == [[b"a"], []]
 
 
 class Breaking:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -30,6 +31,8 @@ from penstock.core.commands import (
     Subscribe,
 )
 from penstock.core.config import QueueConfig
+from penstock.core.errors import StoreError
+from penstock.server.tasks import CallbackCall
 from tests.cluster.linking import in_loop
 from tests.cluster.test_router import bodies, spans, until
 from tests.cluster.test_router_moves import Ticket
@@ -284,6 +287,34 @@ async def test_a_subscription_goes_on_over_the_next_link_although_the_owner_has_
 
 
 @in_loop
+async def test_a_subscription_goes_on_although_the_next_link_breaks_before_it_is_there_again(tmp_path: Path) -> None:
+    async with pair(tmp_path) as made:
+        name, _ = queue_of(made, "b")
+        router, ticket = made.routers["a"], Ticket()
+        await router.call(CreateQueue(name=name))
+        session = await router.call(OpenSession(name="a connection", bound=True))
+        await router.call(Subscribe(queue=name, credit=1, session=session, ticket=ticket, in_flight=True))
+        place: Any = made.places["b"]
+        submit, held = place.submit, list[Command]()
+
+        def hold_first(number: int, command: Command, *others: Any) -> Any:
+            if isinstance(command, Subscribe) and not held:
+                return held.append(command)
+            return submit(number, command, *others)
+
+        place.submit = hold_first
+        for _ in range(2):
+            (guest,) = made.servers["b"].guests
+            guest.abort()
+            await until(lambda guest=guest: bool(held) and guest not in made.servers["b"].guests)  # type: ignore[misc]
+        for body in (b"1", b"2"):
+            await router.call(Send(queue=name, bodies=[body]))
+        await until(lambda: bool(ticket.bodies or ticket.errors))
+        await asyncio.sleep(0.05)
+        assert (ticket.bodies, ticket.errors) == ([b"1"], [])
+
+
+@in_loop
 async def test_a_move_is_no_sign_of_life_of_a_client_that_has_to_give_them(tmp_path: Path) -> None:
     async with pair(tmp_path) as made:
         name, shard = queue_of(made, "a")
@@ -348,6 +379,37 @@ async def test_a_session_that_is_opened_after_its_link_broke_is_open_once(tmp_pa
         assert records(made, shard) == (1, 1)
         acked = AckSequences(queue=name, channel="main", sequences=sequences(delivery), session=session)
         assert not (await router.call(acked)).refused
+
+
+@pytest.mark.parametrize("is_ending", [False, True])
+@in_loop
+async def test_an_opening_that_failed_leaves_no_session_behind_although_several_waited_for_it(
+    tmp_path: Path, is_ending: bool
+) -> None:
+    async with pair(tmp_path) as made:
+        name, shard = queue_of(made, "b")
+        router = made.routers["a"]
+        await router.call(Send(queue=name, bodies=[b"x"]))
+        session = await router.call(OpenSession(name="a connection", bound=True))
+        held = keep_openings_back(made.places["b"], only_first=True)
+        receive = Receive(queue=name, session=session)
+        receiving = [asyncio.create_task(router.call(msgspec.structs.replace(receive))) for _ in range(4)]
+        await until(lambda: bool(held))
+        ending = asyncio.create_task(router.call(EndSession(session=session))) if is_ending else None
+        await asyncio.sleep(0.01)
+        _, command, on_settled = held[0][:3]
+        failed = CallbackCall(command, on_settled)
+        failed.error = StoreError("the store does not answer")
+        failed.settle()
+        errors = await asyncio.gather(*receiving, return_exceptions=True)
+        assert [type(each) for each in errors] == [StoreError] * 4
+        if ending is not None:
+            assert await ending == 0
+        else:
+            assert bodies(await router.call(receive)) == [b"x"]
+            assert records(made, shard) == (1, 1)
+            assert await router.call(EndSession(session=session)) == 1
+        assert records(made, shard) == (0, 0)
 
 
 @in_loop

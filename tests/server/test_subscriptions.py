@@ -88,6 +88,17 @@ def test_what_a_full_disk_kept_from_a_subscription_costs_it_no_credit() -> None:
     assert bench.subscriber.bodies() == [b"a", b"b", b"c", b"d", b"e"]
 
 
+def test_what_a_full_disk_kept_from_a_subscription_is_not_on_its_way() -> None:
+    bench = Bench(in_flight=False)
+    bench.store.full = True
+    assert bench.send(b"a", b"b", b"c").error is not None
+    bench.store.full = False
+    bench.shard._full_until_ms = 1  # the pause is over
+    bench.do(SetCredit(subscription=bench.number, credit=2, arrived=0))
+    bench.send(b"a", b"b", b"c")
+    assert bench.subscriber.bodies() == [b"a", b"b"]
+
+
 def test_credit_in_a_step_that_is_done_again_counts_once() -> None:
     bench = Bench(in_flight=False)
     credit = Call(AddCredit(subscription=bench.number, credit=2))

@@ -140,6 +140,31 @@ def test_stale_frames_of_a_recycled_segment_are_never_replayed() -> None:
         assert opened(disk, after=last - 1)[1] == values(last, last)
 
 
+def test_first_commit_of_a_recycled_segment_is_cut_if_it_is_torn_while_the_segment_before_is_recycled() -> None:
+    """Whatever sectors are kept: the frames behind it are of the file's earlier life, and the table has them."""
+    disk = FaultyDisk()
+    journal = journal_with(40, disk)
+    journal.trim(40)
+    journal._prepare_segment()
+    number = 40
+    while journal._current is not None and journal._current.free:
+        number = journal.append(commit_of(number + 1))
+
+    def apply_and_lose_power(operation: str, path: Path) -> None:
+        if operation == "write":
+            disk.on_operation = lambda operation, path: None
+            journal.trim(number)
+            while journal._spares:
+                journal._prepare_segment()
+            disk.power_fails_at = disk.operations + 1
+
+    disk.on_operation = apply_and_lose_power
+    with pytest.raises(CommitFailed):
+        journal.append(commit_of(number + 1, nbytes=2000))
+    for seed in range(50):
+        assert opened(disk.crash(seed), after=number)[1] in ([], values(number + 1, number + 1))
+
+
 def test_torn_tail_is_cut_wherever_it_is_torn() -> None:
     disk = FaultyDisk()
     journal_with(6, disk).close()

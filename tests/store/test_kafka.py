@@ -26,12 +26,15 @@ from confluent_kafka.admin import (
 )
 
 from penstock.core.changes import Changes
+from penstock.store.embedded import StoreOptions
 from penstock.store.errors import (
     CommitAborted,
     CommitFailed,
+    DiskFull,
     LogUnavailable,
     LogUnsafe,
     ShardFenced,
+    StoreDamaged,
     StoreLocked,
     StoreVersion,
 )
@@ -43,6 +46,7 @@ from penstock.store.journal.kafka_records import FORMAT_VERSION, MARKER_KEY
 from penstock.store.journal.kafka_topics import check_topic, made_client, prepare_topics, topic_config
 from penstock.store.kafka import POSITION_NAME, CachePosition, KafkaStore, open_kafka, read_position, write_position
 from penstock.store.layout import TABLE_NAME
+from penstock.store.table import SqliteTable
 from tests.kafka import kafka, needed_cluster, unique_prefix  # noqa: F401
 from tests.store.conformance import Model, changes_of, content
 from tests.store.kafka_engine import options_for
@@ -90,6 +94,24 @@ def test_a_second_opener_fences_the_first(options: KafkaOptions, tmp_path: Path)
             second.commit(changes_of({b"c/3": b"three"}))
     with closing(open_kafka(options, 0, tmp_path / "third")) as third:
         assert content(third) == Model({b"c/1": b"one", b"c/3": b"three"}, {b"r": b"1"})
+
+
+def test_an_opener_that_is_overtaken_hears_it_and_does_not_read_for_ever(
+    options: KafkaOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still after its marker was committed. When it goes on, the next owner's marker is there as well."""
+    until = kafka_journal._Reading.until
+
+    def late(reading: kafka_journal._Reading, nonce: bytes) -> Iterator[Changes]:
+        monkeypatch.setattr(kafka_journal._Reading, "until", until)
+        with closing(open_kafka(options, 0, tmp_path / "second")) as second:
+            second.commit(changes_of({b"c": b"the second's"}))
+        monkeypatch.setattr(kafka_journal, "QUIET_S_MAX", 5.0)
+        return until(reading, nonce)
+
+    monkeypatch.setattr(kafka_journal._Reading, "until", late)
+    with closing(open_kafka(options, 0, tmp_path / "first")) as first, pytest.raises(ShardFenced):
+        first.commit(changes_of({b"c": b"the first's"}))
 
 
 def test_a_store_knows_how_long_ago_it_has_fenced_the_former_owner(options: KafkaOptions, tmp_path: Path) -> None:
@@ -234,6 +256,20 @@ def test_a_cache_that_is_of_no_use_is_made_anew(spoiler: str, options: KafkaOpti
     assert reopened(options, home) == MODEL
 
 
+def test_a_cache_that_turns_out_to_be_damaged_is_made_anew_when_it_is_opened_again(
+    options: KafkaOptions, tmp_path: Path
+) -> None:
+    model = Model({}, {b"r/%04d" % number: b"x" * 100 for number in range(5000)})
+    with closing(open_kafka(options, 0, tmp_path)) as store:
+        store.commit(changes_of({}, dict(model.records)))
+    with open(tmp_path / "shard-0" / TABLE_NAME, "r+b") as table:
+        table.seek(table.seek(0, 2) // 2)
+        table.write(b"\xff" * 32 * 1024)
+    with closing(open_kafka(options, 0, tmp_path)) as store, pytest.raises(StoreDamaged):
+        content(store)
+    assert reopened(options, tmp_path / "shard-0") == model
+
+
 def test_a_cache_before_the_logs_start_is_made_anew(options: KafkaOptions, home: Path) -> None:
     table = position_of(home).table
     with closing(open_kafka(options, 0, home.parent / "elsewhere")) as store:
@@ -333,6 +369,25 @@ def test_a_log_is_read_in_pieces(options: KafkaOptions, tmp_path: Path, monkeypa
     assert max(sizes[10:]) <= 2 * 100_000
 
 
+def test_a_log_that_does_not_fit_on_the_disk_is_not_read_into_memory_instead(
+    options: KafkaOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise DiskFull("no room in the table")
+
+    model = Model({b"c/%02d" % number: Random(number).randbytes(100_000) for number in range(40)})
+    with closing(open_kafka(options, 0, tmp_path / "first")) as store:
+        for key, body in model.chunks.items():
+            store.commit(changes_of({key: body}))
+    few_bytes = StoreOptions(unapplied_bytes_max=500_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(kafka_journal, "READ_BYTES", 100_000)
+        patch.setattr(SqliteTable, "apply", full)
+        with pytest.raises(DiskFull):
+            open_kafka(options, 0, tmp_path, store_options=few_bytes)
+    assert reopened(options, tmp_path / "shard-0") == model
+
+
 # -- large values --
 
 
@@ -393,6 +448,24 @@ def test_values_larger_than_a_message_are_split_and_leave_nothing_behind(kafka: 
         assert content(store) == Model()
     assert live_messages(options, options.data_topic) == {}
     assert live_messages(options, options.offset_topic) == {}
+
+
+def test_a_cache_that_ends_in_the_middle_of_a_commit_with_large_values_catches_up(
+    kafka: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads a long log applies what was read so far, wherever that ends; then the process dies."""
+    options = options_for(kafka, message_bytes_max=16 * 1024, compression="none")
+    model = Model({b"c/1": b"a" * 50_000, b"c/2": b"small"}, {b"r/1": b"1"})
+    with closing(open_kafka(options, 0, tmp_path / "first")) as store:
+        store.commit(changes_of({b"c/1": model.chunks[b"c/1"]}))
+        store.commit(changes_of({b"c/2": b"small"}, model.records))
+    with monkeypatch.context() as patch:
+        patch.setattr(kafka_journal, "READ_BYTES", 1)
+        patch.setattr(kafka_journal._Reading, "_consume", lambda self: self._consumer.consume(1, 0.01))
+        killed = open_kafka(options, 0, tmp_path, store_options=StoreOptions(unapplied_bytes_max=40_000))
+        assert content(killed) == model
+        killed.close(apply=False)
+    assert reopened(options, tmp_path / "shard-0") == model
 
 
 def test_a_dropped_prefix_leaves_nothing_in_the_log(options: KafkaOptions, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from penstock.core.changes import Changes
 from penstock.store.errors import CommitAborted, CommitFailed, LogUnavailable, LogUnsafe
-from penstock.store.journal.kafka import KafkaJournal
+from penstock.store.journal.kafka import KafkaJournal, _Reading
 from penstock.store.journal.kafka_hanging import Ends, Hanging, must_abort
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_records import MARKER_KEY, Marker, Splits
@@ -155,6 +156,26 @@ def test_a_half_that_hangs_is_committed_although_its_owner_has_gone_on(believing
     with closing(RawProducer(options.bootstrap, options.transactional_id(0))) as producer:
         producer.write(options.data_topic, messages({b"c/2": b"two"}, data))
     with closing(open_kafka(options, 0, tmp_path / "elsewhere")) as store:
+        assert content(store) == AFTER
+
+
+def test_an_opening_that_fails_does_not_count_as_read_what_it_has_committed(
+    believing: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its marker is behind what hung. The cache has got neither, and must not say that it has."""
+
+    def silent(_reading: _Reading, _nonce: bytes) -> Iterator[Changes]:
+        raise LogUnavailable("Kafka is silent")
+
+    options = options_for(believing)
+    with closing(open_kafka(options, 0, tmp_path)) as store:
+        store.commit(changes_of(BEFORE.chunks, BEFORE.records))
+    _leave(options, LAST, LAST)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Reading, "until", silent)
+        with pytest.raises(LogUnavailable, match="Kafka is silent"):
+            open_kafka(options, 0, tmp_path)
+    with closing(open_kafka(options, 0, tmp_path)) as store:
         assert content(store) == AFTER
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.store.errors import StoreDamaged, StoreVersion
@@ -42,9 +42,11 @@ def compacted(log: list[Message], cut: int, *, tombstones: bool) -> list[Message
     return [(key, value) for key, value in kept if value is not None or tombstones] + log[cut:]
 
 
-def read(log: list[Message], values: dict[bytes, bytes] | None = None) -> tuple[dict[bytes, bytes], Assembly]:
+def read(
+    log: list[Message], values: dict[bytes, bytes] | None = None, counts: dict[bytes, int] | None = None
+) -> tuple[dict[bytes, bytes], Assembly]:
     """What a log says, over what a table holds."""
-    table, assembly = dict(values or {}), Assembly("test")
+    table, assembly = dict(values or {}), Assembly("test", counts)
     for key, value in log:
         assembly.take(key, value)
     for key, value in assembly.take_values().items():
@@ -84,6 +86,18 @@ def test_a_reader_that_knows_the_first_commits_catches_up_and_again_does_no_harm
     known = Splits(written(before)[1].counts)
     known.note(assembly.counts)
     assert known.counts == splits.counts
+
+
+@given(commits, st.data())
+def test_a_log_is_read_on_from_wherever_no_part_waits_for_its_head(
+    history: list[dict[bytes, bytes | None]], data: st.DataObject
+) -> None:
+    log, splits = written(history)
+    cut = data.draw(st.integers(0, len(log)))
+    table, assembly = read(log[:cut])
+    assume(assembly.is_whole)
+    rest = compacted(log[cut:], data.draw(st.integers(0, len(log) - cut)), tombstones=True)
+    assert read(rest, table, splits.counts)[0] == model(history)
 
 
 @given(commits)

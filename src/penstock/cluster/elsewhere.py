@@ -178,7 +178,9 @@ class Elsewhere:
         call.parked_ms = 0
         command = call.command
         if isinstance(command, Receive):
-            call.command = self._shortened(command, call.since_ms)
+            call.command = command = self._shortened(command, call.since_ms)
+            if command.wait_ms is not None:
+                call.since_ms = self._router.now_ms()  # what has passed until now is taken off
         self._router.dispatch(call, call.shard)
 
     def _shortened(self, command: Receive, since_ms: int) -> Receive:

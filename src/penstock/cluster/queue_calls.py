@@ -152,9 +152,9 @@ class QueueCalls:
 
     def _say_which(self, call: Routed, command: Receive | Send) -> None:
         """If the queue has several partitions by now, it is refused, and takes the long way."""
+        call.whole = command
         known = self._catalog.known(command.queue)
         if known is not None:
-            call.whole = command
             call.command = msgspec.structs.replace(command, of_queue=known.id)
 
     def _start_split(self, call: Routed) -> None:

@@ -181,6 +181,8 @@ class Router:
         elif queue.config.partitions > 1:
             self.queue_calls.start(call, placement, name)
             return call
+        if kind is Send and command.groups is not None:  # type: ignore[attr-defined]
+            call.whole = command  # if it has several partitions when the send gets there, it is refused
         call.shard = shard
         call.served = served
         elsewhere = self.elsewhere
@@ -211,6 +213,8 @@ class Router:
             self.give_back(call.reply)
             return
         call.is_over = True
+        call.is_noted = False  # whoever has it gives back what it got: a second time would take it from the next
+        self.pending.discard(call)
         timer = self.elsewhere.displaced.pop(call, None)
         if timer is not None:
             timer.cancel()

@@ -294,16 +294,22 @@ class SessionCalls:
 
     async def _open_in(self, session: RoutedSession, shard: int) -> int:
         """Open a session in a shard, if it is not; its number there."""
-        opening = session.opening.get(shard)
-        if opening is not None:
+        while (opening := session.opening.get(shard)) is not None:
             await asyncio.wait((opening,))
+            opening.result()  # if it failed, it failed for all who waited
         if shard not in session.at:
+            self._sessions.get(session.number)  # it may have ended meanwhile
             done = session.opening[shard] = self._loop.create_future()
             try:
                 session.at[shard] = await self._open_once(session, shard)
+                done.set_result(None)
+            except PenstockError as error:
+                done.set_exception(error)
+                done.exception()  # perhaps nobody waits
+                raise
             finally:
                 del session.opening[shard]
-                done.set_result(None)
+                done.cancel()
         return session.at[shard]
 
     async def _open_once(self, session: RoutedSession, shard: int) -> int:

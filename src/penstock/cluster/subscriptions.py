@@ -169,6 +169,12 @@ class Subscription:
             of_queue=self.queue_id,
         )
 
+    def credit_of(self, part: Part) -> SetCredit:
+        """What tells one shard its credit. What is on its way from there is of that, if deliveries use it up."""
+        arrived = None if self.in_flight else part.pushed
+        credit = max(0, part.credit)
+        return SetCredit(subscription=part.number, credit=credit, room_bytes=self.room_bytes, arrived=arrived)
+
     def pass_on(self, part: Part, deliveries: list[Delivery]) -> None:
         """Deliveries of one part, to the client."""
         for delivery in deliveries:
@@ -281,7 +287,8 @@ class Subscriptions:
 
     async def _subscribe_part(self, subscription: Subscription, part: Part, split: SplitQueue | None = None) -> None:
         """With `split`, a partition that is missing is made."""
-        given, part.pushed = part.credit, 0
+        given = part.credit = max(0, part.credit)  # more may have come than there was credit for
+        part.pushed = 0
         command = subscription.command(part)
         reply: Subscribed
         if split is None:
@@ -292,13 +299,11 @@ class Subscriptions:
         if subscription.is_over:
             await self._router.ask(part.shard, CancelWait(ticket=part))
             return
-        more, room_bytes = part.credit + part.pushed - given, subscription.room_bytes  # they were set meanwhile
+        more = part.credit + part.pushed - given  # it was set meanwhile
         if more > 0 and not subscription.in_flight:  # what is on its way stays counted there
             await self._router.ask(part.shard, AddCredit(subscription=part.number, credit=more))
-        elif more or room_bytes != command.room_bytes:
-            await self._router.ask(
-                part.shard, SetCredit(subscription=part.number, credit=part.credit, room_bytes=room_bytes)
-            )
+        elif more or subscription.room_bytes != command.room_bytes:
+            await self._router.ask(part.shard, subscription.credit_of(part))
 
     def start(self, call: Routed) -> None:
         """Take `SetCredit`, `AddCredit` or `CancelWait` to where the subscription is."""
@@ -361,9 +366,10 @@ class Subscriptions:
         await asyncio.gather(*(self._set(subscription, part) for part, _ in less))
         free = self._free(subscription)
         for part, share in more:
-            add = min(share - part.credit, free) if subscription.in_flight else share - part.credit
-            part.credit += max(0, add)
-            free -= max(0, add)
+            part.credit = max(0, part.credit)
+            add = max(0, min(share - part.credit, free))
+            part.credit += add
+            free -= add
         await asyncio.gather(*(self._set(subscription, part) for part, _ in more))
 
     async def _share_by_need(self, subscription: Subscription) -> None:
@@ -444,7 +450,8 @@ class Subscriptions:
 
     def _free(self, subscription: Subscription) -> int:
         """How much credit is neither given to a part, nor in flight beyond what its part may hold."""
-        used = sum(max(part.credit, self._held(subscription, part)) for part in subscription.parts)
+        parts, counts = subscription.parts, subscription.in_flight
+        used = sum(max(part.credit, self._held(subscription, part) if counts else 0) for part in parts)
         return max(0, subscription.credit - used)
 
     def _held(self, subscription: Subscription, part: Part) -> int:
@@ -461,9 +468,9 @@ class Subscriptions:
         """Tell a shard its part's credit. Returns whether it is certain now what is held there."""
         if not part.number or subscription.is_over:
             return False
-        credit = part.told = part.credit
+        part.told = part.credit
         changes = part.changes
-        command = SetCredit(subscription=part.number, credit=credit, room_bytes=subscription.room_bytes)
+        command = subscription.credit_of(part)
         try:
             held = await self._router.ask(part.shard, command)
         except PenstockError as error:
@@ -500,7 +507,7 @@ class Subscriptions:
         if subscription.can_give_back:
             is_short = any(part.credit <= self._held(subscription, part) or part.told is None for part in parts)
         else:
-            is_short = any(not part.credit for part in parts)
+            is_short = any(part.credit <= 0 for part in parts)
         if subscription.credit > 0 and is_short:
             subscription.rotation = self._loop.call_later(ROUND_S, self._rotate, subscription)
 
@@ -541,6 +548,8 @@ class Subscriptions:
             if part.held:
                 await self._set_quietly(subscription, part)
         except PenstockError as error:
+            if isinstance(error, LinkBroken):
+                return  # whoever was to push over that link is lost as well, and is subscribed to again for that
             if not subscription.is_over:
                 self.end(subscription)
                 delivery = Delivery(subscription.queue, 0, subscription.channel, 0, 0, 0, error=error)

@@ -227,6 +227,8 @@ class SetCredit(Command):
     subscription: int
     credit: int | None = None
     room_bytes: int | None = None
+    arrived: int | None = None
+    """How many messages have come of all that it was pushed; if given, those on their way count against the credit."""
 
 
 class AddCredit(Command):

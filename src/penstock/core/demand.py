@@ -11,7 +11,16 @@ another one. A subscription may also have a limit in bytes, which whoever writes
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Allowance(NamedTuple):
+    """What a subscription may be given, and how much that was so far."""
+
+    credit: int
+    limit: int | None
+    room_bytes: int | None
+    pushed: int
 
 
 class Waiter:
@@ -25,6 +34,7 @@ class Waiter:
         "in_line",
         "lease_ms",
         "limit",
+        "pushed",
         "room_bytes",
         "session",
         "standing",
@@ -56,6 +66,8 @@ class Waiter:
         """How many messages its session may hold; None: only the credit counts."""
         self.held = 0
         """How many messages its session holds, if there is a limit."""
+        self.pushed = 0
+        """How many messages it was given, if it is a subscription."""
         self.room_bytes: int | None = None
         """How many bytes it may be given; None: any number."""
         self.in_line = False
@@ -64,6 +76,15 @@ class Waiter:
     def is_open(self) -> bool:
         """Whether it may be given anything now."""
         return self.credit > 0 and (self.room_bytes is None or self.room_bytes > 0)
+
+    @property
+    def allowance(self) -> Allowance:
+        """What it may be given: kept before a step, and set again if the step has to be done again."""
+        return Allowance(self.credit, self.limit, self.room_bytes, self.pushed)
+
+    @allowance.setter
+    def allowance(self, before: Allowance) -> None:
+        self.credit, self.limit, self.room_bytes, self.pushed = before
 
     def allow(self, credit: int) -> None:
         """Set the credit; or, if there is one, the limit from which it follows."""
@@ -81,6 +102,7 @@ class Waiter:
 
     def take(self, messages: int, size: int) -> None:
         """It was given messages, of `size` bytes together."""
+        self.pushed += messages
         if self.limit is None:
             self.credit -= messages
         else:

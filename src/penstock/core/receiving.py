@@ -23,7 +23,7 @@ from penstock.core.commands import (
     Subscribe,
     Subscribed,
 )
-from penstock.core.demand import Waiter
+from penstock.core.demand import Allowance, Waiter
 from penstock.core.errors import ChunkDamaged, InvalidRequest, OverLimit, PenstockError, SessionNotFound
 from penstock.core.happenings import Happening
 from penstock.core.queue import Queue
@@ -45,8 +45,8 @@ class Receiving:
         self._waiters: dict[Any, tuple[Channel, Waiter]] = {}
         self._subscriptions: dict[int, tuple[Channel, Waiter]] = {}
         self._last_subscription = 0
-        self._before: dict[Waiter, tuple[int, int | None, int | None]] = {}
-        """Credit, limit and room of the subscriptions that this step has changed, as they were before it."""
+        self._before: dict[Waiter, Allowance] = {}
+        """What subscriptions might be given that this step has changed, as it was before."""
 
     def handlers(self) -> Handlers:
         """What is called for a command."""
@@ -184,7 +184,8 @@ class Receiving:
         if command.room_bytes is not None:
             waiter.room_bytes = command.room_bytes
         if command.credit is not None:
-            self._credit(channel, waiter, command.credit)
+            on_the_way = 0 if command.arrived is None else waiter.pushed - command.arrived
+            self._credit(channel, waiter, max(min(0, command.credit), command.credit - on_the_way))
         else:
             channel.line_up(waiter)
         return waiter.held
@@ -209,7 +210,7 @@ class Receiving:
 
     def _keep(self, waiter: Waiter) -> None:
         """What a subscription may be given is about to change."""
-        self._before.setdefault(waiter, (waiter.credit, waiter.limit, waiter.room_bytes))
+        self._before.setdefault(waiter, waiter.allowance)
 
     def settled(self) -> None:
         """The step went well: what it has given counts."""
@@ -228,7 +229,7 @@ class Receiving:
         """
         adopted: set[Any] = set()
         for waiter, before in other._before.items():
-            waiter.credit, waiter.limit, waiter.room_bytes = before
+            waiter.allowance = before
         self._last_subscription = max(self._last_subscription, other._last_subscription)
         for number, (gone, waiter) in other._subscriptions.items():
             if waiter.ticket not in tickets:

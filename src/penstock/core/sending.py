@@ -12,7 +12,14 @@ from penstock.core.chunk import PackedBodies
 from penstock.core.commands import Handlers, Send, Sent
 from penstock.core.config import BATCH_BYTES_MAX, DELAY_MS_MAX, PRIORITY_MAX, QueueConfig, check_name
 from penstock.core.draft import Messages
-from penstock.core.errors import BatchTooLarge, InvalidRequest, MessageTooLarge, QueueNotFound, Throttled
+from penstock.core.errors import (
+    BatchTooLarge,
+    InvalidRequest,
+    MessageTooLarge,
+    QueueNotFound,
+    QueueReplaced,
+    Throttled,
+)
 from penstock.core.queue import Queue
 
 if TYPE_CHECKING:
@@ -46,6 +53,8 @@ class Sending:
             sent = self._send_bare(queue, command)
             if sent is not None:
                 return sent
+            if not forwarded:
+                self.check_whole(queue, command)
         config = command.config if queue is None else queue.config
         size = self.check(command, config)
         if queue is None:
@@ -77,6 +86,12 @@ class Sending:
         now_ms = self.broker.now_ms
         first = queue.append(Messages(bodies), queue.place(0, now_ms, now_ms), size, now_ms)
         return Sent(queue.id, first, len(bodies))
+
+    def check_whole(self, queue: Queue, command: Send) -> None:
+        """Every group has its partition: who did not know that there are several has to look at the queue again."""
+        is_split = min(queue.config.partitions, self.broker.meta.shards) > 1
+        if is_split and command.groups is not None and not command.of_queue:
+            raise QueueReplaced(f"queue {queue.name!r} has several partitions, of which nobody knew: nothing was done")
 
     def send_forwarded(self, command: Send) -> Sent:
         """Do a send that was committed in another shard: the queue's rate cannot keep it out any more."""

@@ -125,7 +125,9 @@ class UnitsOfWork:
             queue = broker.queues.get(send.queue)
             if send.of_queue:
                 check_queue_id(queue, send.queue, send.of_queue)
-            if queue is None and not send.create:
+            if queue is not None:
+                broker.sending.check_whole(queue, send)
+            elif not send.create:
                 raise QueueNotFound(f"there is no queue {send.queue!r}: create it first")
             size += broker.sending.check(send, send.config if queue is None else queue.config)[0]
             groups_of.setdefault(send.queue, []).extend(send.groups or [])

@@ -113,7 +113,12 @@ class EmbeddedStore:
         directory: Path | None = None,
         lock: DirectoryLock | None = None,
         background: bool = True,
+        replayed_bytes_max: int | None = None,
     ) -> None:
+        """`replayed_bytes_max` is for a journal that holds more than memory does: with so much replayed, and no room
+        for it in the table, opening is given up with `DiskFull`.
+        """
+        self._replayed_bytes_max = replayed_bytes_max
         self._journal = journal
         self._table = table
         self._options = options or StoreOptions()
@@ -151,10 +156,14 @@ class EmbeddedStore:
 
     def _apply_replayed(self, position: int) -> None:
         """Keep memory bounded while replaying a long journal."""
-        with contextlib.suppress(DiskFull):
+        try:
             self._apply_layer(self._newest, Layer(position))
-            self._newest = Layer(position)
-            self._layers = (self._newest,)
+        except DiskFull:
+            if self._replayed_bytes_max is not None and self._newest.live_bytes > self._replayed_bytes_max:
+                raise
+            return
+        self._newest = Layer(position)
+        self._layers = (self._newest,)
 
     # Committing.
 

@@ -9,6 +9,7 @@ when. It is written after each transaction of the table, so that it is never ahe
 
 - there is no such file, or it is of another table, other topics, another Kafka, another shard, or a later format;
 - the log does not go on at these offsets;
+- the table was found damaged when it was last used;
 - it is older than half of the topics' `delete.retention.ms`, after which Kafka may have forgotten deletions.
 """
 
@@ -36,6 +37,8 @@ from penstock.store.lock import DirectoryLock
 from penstock.store.table import SqliteTable
 
 POSITION_VERSION = 1
+REPLAYED_TO_UNAPPLIED = 4
+"""A log that does not fit on the disk is read into memory up to so many times what may wait there otherwise."""
 
 log = logging.getLogger("penstock.kafka")
 
@@ -160,6 +163,7 @@ class _Opening:
         self._home = home
         self._store_options = store
         self._disk = disk
+        self._is_damaged = False
 
     def open_again(self, lock: DirectoryLock) -> KafkaStore:
         """Open with an empty cache; what is wrong now is wrong with the log."""
@@ -182,7 +186,15 @@ class _Opening:
             )
             journal.saves(self._saver(journal, table.identity))
             opened.callback(journal.close)
-            store = EmbeddedStore(journal, table, self._store_options, disk=self._disk, directory=self._home, lock=lock)
+            store = EmbeddedStore(
+                journal,
+                table,
+                self._store_options,
+                disk=self._disk,
+                directory=self._home,
+                lock=lock,
+                replayed_bytes_max=REPLAYED_TO_UNAPPLIED * self._store_options.unapplied_bytes_max,
+            )
             journal.knows(store)
             opened.pop_all()
         return KafkaStore(journal, store)
@@ -193,7 +205,7 @@ class _Opening:
         useless = self._why_useless(found)
         if useless is None:
             try:
-                table = SqliteTable(self._home / TABLE_NAME)
+                table = self._made_table()
                 if found is not None and table.identity == found.table:
                     return table, found
                 table.close()
@@ -203,7 +215,20 @@ class _Opening:
         if found is not None or (self._home / TABLE_NAME).exists():
             log.info("shard %d: the cache in %s is made anew: %s", self._shard, self._home, useless)
         wipe(self._home)
-        return SqliteTable(self._home / TABLE_NAME), None
+        return self._made_table(), None
+
+    def _made_table(self) -> SqliteTable:
+        self._is_damaged = False
+        return SqliteTable(self._home / TABLE_NAME, on_damage=self._distrust)
+
+    def _distrust(self) -> None:
+        """The table is damaged: whoever opens the shard next makes it anew."""
+        if self._is_damaged:
+            return
+        self._is_damaged = True
+        log.error("shard %d: the cache in %s is damaged, and is made anew at the next opening", self._shard, self._home)
+        with contextlib.suppress(OSError):
+            (self._home / POSITION_NAME).unlink(missing_ok=True)
 
     def _why_useless(self, found: CachePosition | None) -> str | None:
         """Why a cache cannot be used; None if it can."""
@@ -223,6 +248,8 @@ class _Opening:
         topics = self._topics
 
         def save(position: LogPosition) -> None:
+            if self._is_damaged:
+                return
             chunk_splits, record_splits = journal.splits
             found = CachePosition(
                 POSITION_VERSION,

@@ -173,8 +173,12 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
 class SqliteTable:
     """The table of an embedded store, open for writing."""
 
-    def __init__(self, path: Path, *, kept_free_bytes: int = KEPT_FREE_BYTES) -> None:
+    def __init__(
+        self, path: Path, *, kept_free_bytes: int = KEPT_FREE_BYTES, on_damage: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_damage` is called, in any thread, whenever an open table turns out to be damaged."""
         self._path = path
+        self._on_damage = on_damage
         self._kept_free_bytes = kept_free_bytes
         self._idle: list[TableReads] = []
         self._closed = False
@@ -225,6 +229,19 @@ class SqliteTable:
                 self._writer.execute("ROLLBACK")
             raise
 
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._said(error) from error
+
+    def _said(self, error: sqlite3.Error) -> StoreError:
+        said = translate(error, self._path)
+        if isinstance(said, StoreDamaged):
+            self._on_damage()
+        return said
+
     @property
     def identity(self) -> int:
         """A random number that the table and its journal share."""
@@ -245,7 +262,7 @@ class SqliteTable:
         records: Iterable[tuple[bytes, bytes | None]],
     ) -> None:
         """Make changes durable in one transaction."""
-        with translated(self._path), self._transaction():
+        with self._translated(), self._transaction():
             for prefix in dropped:
                 self._drop(prefix)
             self._apply_chunks(chunks)
@@ -313,7 +330,7 @@ class SqliteTable:
     def give_back(self, *, everything: bool = False) -> bool:
         """Return a few megabytes to the disk if much more is free than will soon be used again."""
         kept_pages = 0 if everything else self._kept_pages()
-        with translated(self._path):
+        with self._translated():
             if self._free_pages > kept_pages:
                 # Every page is a step of the statement: `execute` would take one step, `executescript` takes all.
                 self._writer.executescript(f"PRAGMA incremental_vacuum({GIVE_BACK_PAGES})")
@@ -340,7 +357,7 @@ class SqliteTable:
         try:
             yield reads
         except sqlite3.Error as error:
-            raise translate(error, self._path) from error
+            raise self._said(error) from error
         finally:
             self._hand_back(reads)
 

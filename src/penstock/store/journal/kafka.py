@@ -209,7 +209,7 @@ class KafkaJournal:
 
     def _read(self) -> Iterator[tuple[int, Changes]]:
         began_s = time.time()
-        reading = _Reading(self._options, self._shard, self._start)
+        reading = _Reading(self._options, self._shard, self._start, self.splits)
         try:
             yield from self._steps_of(reading, reading.to_the_ends())
             self._number = max(self._number, reading.number)
@@ -292,7 +292,9 @@ class KafkaJournal:
                 self._number = number  # aborted: the number is not used again
         self._number = number
         self.last_proof_s = began_s
-        self._note(number, LogPosition(self._ends[_DATA], self._ends[_OFFSET], began_time_s), is_change=bool(changes))
+        if not both:  # who opens a shard notes how far it is as it reads: there may be more before this marker
+            position = LogPosition(self._ends[_DATA], self._ends[_OFFSET], began_time_s)
+            self._note(number, position, is_change=bool(changes))
         return number
 
     def _transact(self, changes: Changes, number: int, both: bool) -> None:
@@ -477,17 +479,26 @@ def _offset(message: Message) -> int:
 class _Reading:
     """A consumer that reads a shard's two partitions, committed transactions alone, and without a group."""
 
-    def __init__(self, options: KafkaOptions, shard: int, start: LogPosition | None) -> None:
+    def __init__(
+        self,
+        options: KafkaOptions,
+        shard: int,
+        start: LogPosition | None,
+        splits: tuple[dict[bytes, int], dict[bytes, int]],
+    ) -> None:
         self._options = options
         self._shard = shard
         self._names = (options.data_topic, options.offset_topic)
         self._indices = {name: index for index, name in enumerate(self._names)}
-        self._assemblies = tuple(Assembly(f"{name}, partition {shard}") for name in self._names)
+        self._assemblies = tuple(
+            Assembly(f"{name}, partition {shard}", counts) for name, counts in zip(self._names, splits, strict=True)
+        )
         self._at_end = [False, False]
         self._time_s = time.time()
         self.number = 0
         """The highest commit that a marker told of."""
-        self._nonces: list[bytes] = [b"", b""]
+        self._nonces: tuple[set[bytes], set[bytes]] = (set(), set())
+        """Whose markers have come. Not only the last: who opens the shard after us may have written one by now."""
         self._batch_messages = 100
         self._consumer = made_client(
             Consumer,
@@ -546,7 +557,7 @@ class _Reading:
 
     def until(self, nonce: bytes) -> Iterator[Changes]:
         """Everything up to the markers with this nonce."""
-        return self._read_while(lambda: any(found != nonce for found in self._nonces))
+        return self._read_while(lambda: any(nonce not in found for found in self._nonces))
 
     def _read_while(self, is_wanted: Callable[[], bool]) -> Iterator[Changes]:
         quiet_since_s = time.monotonic()
@@ -590,7 +601,7 @@ class _Reading:
         if key == MARKER_KEY:
             marker = Marker.decode(value, f"{message.topic()}, partition {self._shard}")
             self.number = max(self.number, marker.number)
-            self._nonces[index] = marker.nonce
+            self._nonces[index].add(marker.nonce)
             return 0
         self._assemblies[index].take(key or b"", value)
         return len(key or b"") + len(value or b"")

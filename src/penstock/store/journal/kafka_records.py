@@ -164,12 +164,13 @@ class Assembly:
     ({b'k': 2500, b'w': 5}, {b'k': 3})
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, counts: Mapping[bytes, int] | None = None) -> None:
+        """`counts` says which values are in parts where the reading begins, or later."""
         self._where = where
         self._values: dict[bytes, bytes | None] = {}
         self._parts: dict[bytes, dict[int, bytes]] = {}
         self._incomplete: set[bytes] = set()
-        self.counts: dict[bytes, int] = {}
+        self.counts: dict[bytes, int] = dict(counts or {})
         """The values that turned out to be in parts; 0 for those that are not any more."""
 
     @property

@@ -86,7 +86,7 @@ class Walk:
             if frame.number > self._after:
                 self._last_data, self._last_start, self._last_end = data, frame.offset, frame.offset + frame.nbytes
                 yield frame
-        later = find_frame(data, end, self._identity, above=self._last or self._after)
+        later = find_frame(data, end, self._identity, above=self.number)
         if later is not None:
             raise self._damaged(path, end, later, path)
 
