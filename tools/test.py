@@ -20,10 +20,19 @@ import time
 from collections.abc import Iterator
 
 BESIDE = (
-    ("tests/nsq", "tests/outbox", "tests/spark", "tests/pipelines", "tests/pipelines_ready"),
-    ("tests/simulation", "tests/faults", "tests/kill", "tests/store", "tests/cluster", "tests/cluster_nsq"),
+    ("tests/spark", "tests/pipelines", "tests/pipelines_ready"),
+    (
+        "tests/nsq",
+        "tests/simulation",
+        "tests/faults",
+        "tests/kill",
+        "tests/outbox",
+        "tests/store",
+        "tests/cluster",
+        "tests/cluster_nsq",
+    ),
 )
-"""What runs beside all the rest: a process for each row. What comes before Spark in a row runs without its JVM."""
+"""What runs beside all the rest: a process for each row."""
 OTHERS = ("tests", "src/penstock")
 _SLOWEST = ("--durations=40", "--durations-min=4")
 """Say at the end which tests took longest: the first place to look when all take too long."""
