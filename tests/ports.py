@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
+from tools.kafka import free_ports
 
 
 def free_port() -> int:
-    """A port of the loopback interface on which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port of the loopback interface on which nobody listens, and which the system gives to nobody meanwhile."""
+    return free_ports(1)[0]

@@ -200,7 +200,7 @@ class World:
         if self.transport == "poll":
             self._wait_for_polls()
             return
-        deadline = 5_000
+        deadline = 60_000
         while self.ps.queue(queue).stats().channels["main"].waiting_receivers != count:
             deadline -= 1
             assert deadline, "no receiver came to wait"
@@ -208,7 +208,7 @@ class World:
 
     def _wait_for_polls(self) -> None:
         assert self._server is not None
-        key, deadline = ("poll", "Receive", "ok"), 5_000
+        key, deadline = ("poll", "Receive", "ok"), 60_000
         first = self._server.answered().get(key, 0)
         while self._server.answered().get(key, 0) < first + 2:
             deadline -= 1

@@ -31,7 +31,7 @@ from tests.shards import not_for_clusters
 
 pytestmark = not_for_clusters("the command line is given directories, and nodes that serve them")
 
-DEADLINE_SECONDS = 30
+DEADLINE_SECONDS = 120
 
 
 @dataclass(frozen=True)

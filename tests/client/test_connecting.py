@@ -808,10 +808,10 @@ def test_a_prefetching_receive_knows_when_there_is_nothing(site: Site) -> None:
 
 def test_what_is_prefetched_or_worked_on_stays_leased(site: Site) -> None:
     ps = site.connect(prefetch=10)
-    ps.create_queue("orders", lease=1.6)
+    ps.create_queue("orders", lease=3.0)
     ps.queue("orders").send_many([b"a", b"b"])
     message = ps.queue("orders").receive(wait=5)
-    assert site.connect().queue("orders").receive(wait=2.5) is None
+    assert site.connect().queue("orders").receive(wait=4.0) is None
     message.ack()
     other = ps.queue("orders").receive()
     assert other.attempts == 1

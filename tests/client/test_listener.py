@@ -175,6 +175,27 @@ def test_acknowledgements_of_messages_that_come_one_by_one_go_together_and_a_sto
 
 
 @pytest.mark.usefixtures("patience")
+@pytest.mark.parametrize("flavour", ["threads", "threads websocket"])
+def test_a_message_that_ends_while_the_settler_counts_does_not_send_the_others_off(flavour: str) -> None:
+    room, seen = Room(flavour), list[bytes]()
+    try:
+        with room.ps.listen("in", lambda message: seen.append(message.body), workers=8) as listener:
+            settler, spare_room = listener._settler, listener._settler.spare_room
+
+            def spare_room_after_a_wake() -> int:
+                settler._wake.set()  # its worker cannot know yet how many are enough
+                return int(spare_room())
+
+            settler.spare_room = spare_room_after_a_wake
+            for number in range(5):
+                room.ps.queue("in").send(str(number))
+                until(lambda number=number: len(seen) > number)
+        assert room.caller.count(Ack) == 1
+    finally:
+        room.close()
+
+
+@pytest.mark.usefixtures("patience")
 def test_a_failure_and_a_unit_of_work_take_acknowledgements_along_at_once(room: Room, ps: Any) -> None:
     def handle(message: Any) -> None:
         if message.body == b"bad":
@@ -272,10 +293,11 @@ def test_a_handler_that_takes_longer_than_the_lease_keeps_it(room: Room, ps: Any
     handled: list[int] = []
 
     def work(message: Any) -> None:
-        time.sleep(3.0)  # what the handler does: longer than the lease of two seconds
+        if message.sequence < 10:
+            time.sleep(5.0)  # what the handler does: longer than the lease of four seconds; the others wait meanwhile
         handled.append(message.attempts)
 
-    with ps.listen("in", room.handler(work), workers=10, prefetch=10, lease=2.0) as listener:
+    with ps.listen("in", room.handler(work), workers=10, prefetch=10, lease=4.0) as listener:
         until(lambda: listener.metrics.handled == 20)
     assert handled == [1] * 20
     assert listener.metrics.lost == 0
@@ -829,11 +851,11 @@ def test_a_lease_that_is_changed_while_a_listener_runs_is_kept_as_it_is_now(room
 
     def work(message: Any) -> None:
         attempts.append(message.attempts)
-        time.sleep(2.0)
+        time.sleep(4.0)
 
     ps.create_queue("in", lease=600)
     with ps.listen("in", room.handler(work)) as listener:
-        ps.queue("in").configure(lease=1.4)
+        ps.queue("in").configure(lease=3.0)
         ps.queue("in").send(b"x")
         until(lambda: listener.metrics.handled == 1)
     assert attempts == [1]

@@ -22,9 +22,10 @@ with penstock.open(sys.argv[1]) as ps:
     @ps.listener("in", workers=2)
     def handle(message, tx):
         os.write(1, b"begun\\n")  # in one piece: two workers say so at once
-        time.sleep(0.5)
+        while handle.state == "running" or handle.in_hand > 2:  # until what is not begun went back
+            time.sleep(0.005)
         tx.put("out", message.body)
-    print("finished", handle.run_forever(timeout=10), flush=True)
+    print("finished", handle.run_forever(timeout=60), flush=True)
 """
 TASKS = """
 import asyncio, sys, penstock
@@ -33,9 +34,10 @@ async def main():
         @ps.listener("in", workers=2)
         async def handle(message, tx):
             print("begun", flush=True)
-            await asyncio.sleep(0.5)
+            while handle.state == "running" or handle.in_hand > 2:  # until what is not begun went back
+                await asyncio.sleep(0.005)
             tx.put("out", message.body)
-        print("finished", await ps.run_listeners(timeout=10), flush=True)
+        print("finished", await ps.run_listeners(timeout=60), flush=True)
 asyncio.run(main())
 """
 

@@ -14,7 +14,7 @@ from tests.compat.server import REGION, Server
 MESSAGES = 2_000
 SENDERS = 20
 RECEIVERS = 30
-PATIENCE_S = 60
+PATIENCE_S = 240
 
 
 async def send(sqs: Any, url: str, numbers: range) -> None:

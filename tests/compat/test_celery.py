@@ -129,7 +129,7 @@ def test_two_workers_share_queues_that_they_create(
 
     for worker in (first, second):
         worker.send_signal(signal.SIGTERM)
-    assert [worker.wait(30) for worker in (first, second)] == [0, 0]
+    assert [worker.wait(120) for worker in (first, second)] == [0, 0]
     app.send_task(task("note"), (400,), queue="work")
     (message,) = sqs.receive_message(QueueUrl=server.queue_url(f"{prefix}work"))["Messages"]
     assert message["Body"]

@@ -373,9 +373,9 @@ def test_free_group_behind_120_000_messages_of_a_blocked_one_is_received_at_the_
     times: list[list[float]] = [[], []]
     for _ in range(50):
         for desk, taken in zip((small, large), times, strict=True):
-            start = time.perf_counter()
+            start = time.thread_time()
             _receive_and_ack(desk)
-            taken.append(time.perf_counter() - start)
+            taken.append(time.thread_time() - start)
     ratio = median(times[1]) / median(times[0])
     print(f"receive and ack behind 120,000 blocked messages costs {ratio:.2f} of that behind 10")
     assert ratio < 3
@@ -388,10 +388,10 @@ def test_giving_back_a_run_costs_the_same_whatever_waits_in_its_group() -> None:
         desk.create(kind="fifo", content_dedup=True, max_receives=0)
         desk.send(*(b"%d" % index for index in range(waiting)), group="a")
         taken = []
-        for _ in range(3):
+        for _ in range(9):
             delivery = desk.receive(200)
-            start = time.perf_counter()
+            start = time.thread_time()
             desk.release(delivery)
-            taken.append(time.perf_counter() - start)
+            taken.append(time.thread_time() - start)
         times.append(median(taken))
     assert times[1] / times[0] < 5

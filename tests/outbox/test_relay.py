@@ -352,15 +352,19 @@ def test_what_failed_is_tried_again_when_somebody_says_so(
 
 
 def test_a_message_that_must_wait_holds_back_its_group_and_no_other(
-    engine: Engine, outbox: Outbox, ps: penstock.Penstock
+    engine: Engine, outbox: Outbox, ps: penstock.Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ps.create_queue("slow.fifo", kind="fifo", throughput_per_second=1, throughput_scope="group", dedup_scope="group")
     send(engine, outbox, "slow.fifo", b"a1", b"a2", b"a3", group="a")
     send(engine, outbox, "slow.fifo", b"b1", group="b")
     relay = Relay(engine, ps, outbox)
-    moved = relay.run_once()
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.outbox.relay._pause_ms", lambda row: 1_000_000)
+        moved = relay.run_once()
     assert (moved.sent, moved.postponed) == (2, 1)
     assert relay.run_once() == type(moved)(), "what is behind a2 is not even claimed"
+    with engine.begin() as connection:  # as long ago as that
+        connection.execute(update(outbox.table).values(claimed_until_ms=0))
     until(lambda: relay.run_once().sent == 0 and status(engine, outbox).pending == 0)
     bodies = [record.body for record in ps.queue("slow.fifo").consumer("check").read()]
     assert [body for body in bodies if body.startswith(b"a")] == [b"a1", b"a2", b"a3"]

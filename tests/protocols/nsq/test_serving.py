@@ -23,6 +23,12 @@ topic = "careful*"
 channel = "two-*"
 receipt_timeout_s = 0.4
 processing_timeout_s = 60
+
+[[nsq.handshake]]
+topic = "unhurried"
+channel = "two-*"
+receipt_timeout_s = 4
+processing_timeout_s = 60
 """
 
 
@@ -57,16 +63,16 @@ def test_a_message_that_is_not_confirmed_in_time_comes_again(server: RunningNode
 
 def test_a_confirmed_message_has_the_time_for_processing_also_when_a_run_is_confirmed(server: RunningNode) -> None:
     with server.connect() as client:
-        client.publish("careful", *[b"%d" % number for number in range(5)])
-        client.subscribe("careful", "two-steps", ready=5)
+        client.publish("unhurried", *[b"%d" % number for number in range(5)])
+        client.subscribe("unhurried", "two-steps", ready=5)
         messages = client.messages(5)
         client.send(*map(touch, messages))
-        assert client.is_silent(1.2)
+        assert client.is_silent(4.4)
         client.send(*map(fin, messages[:4]), req(messages[4]))
         again = client.message()
         assert again.attempts == 2
         client.send(fin(again))
-        until(lambda: stats_of(server, "careful").channels["two-steps"].acked == 5)
+        until(lambda: stats_of(server, "unhurried").channels["two-steps"].acked == 5)
 
 
 def test_success_or_failure_without_a_confirmation_before_is_taken_as_well(server: RunningNode) -> None:
@@ -268,10 +274,10 @@ def test_the_failure_ladder_applies_to_a_topic_that_has_one(tmp_path: Path) -> N
 
 def test_a_timeout_is_followed_by_the_backoff_that_the_queue_has(tmp_path: Path) -> None:
     with node(tmp_path, LADDER) as server, server.connect(msg_timeout=1_000) as client:
+        start = time.monotonic()  # whoever reads late has no part in what is measured
         client.publish("patient", b"x")
         client.subscribe("patient", "main", ready=1)
         assert client.message().attempts == 1
         assert client.message().attempts == 2  # the first failure is tried again at once
-        start = time.monotonic()
         assert client.message().attempts == 3
-        assert time.monotonic() - start > 1.3
+        assert time.monotonic() - start > 2.3

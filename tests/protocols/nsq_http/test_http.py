@@ -224,8 +224,13 @@ def test_latencies_count_from_send_to_fin(server: RunningNode, topic: str) -> No
 
 def test_latencies_of_slow_messages_show_in_the_high_percentiles(server: RunningNode, topic: str) -> None:
     server.post("/topic/create", topic=topic)
-    now_ms = server.topics.shard.now_ms()
-    server.do(lambda: server.topics.finished(topic, "ch", [(now_ms - 2_000, 90), (now_ms - 9_000, 10)]))
+    topics = server.topics
+
+    def finish() -> None:
+        now_ms = topics.shard.now_ms()
+        topics.finished(topic, "ch", [(now_ms - 2_000, 90), (now_ms - 9_000, 10)])
+
+    server.do(finish)
     found = [each["value"] / 1e9 for each in server.topic(topic)["e2e_processing_latency"]["percentiles"]]
     assert found == [pytest.approx(2.0, rel=0.05), pytest.approx(9.0, rel=0.05)]
 

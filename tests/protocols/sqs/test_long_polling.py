@@ -71,10 +71,10 @@ def test_a_long_poll_gets_a_message_whose_visibility_ends(
     server: Server, sqs: Any, name: str, url: str, pool: ThreadPoolExecutor
 ) -> None:
     sqs.send_message(QueueUrl=url, MessageBody="x")
-    poll(server, url, VisibilityTimeout=2)
+    poll(server, url, VisibilityTimeout=15)
     waiting = pool.submit(poll, server, url)
     until(lambda: server.waiting(name) == 1)
-    server.advance(3)
+    server.advance(15)
     assert waiting.result(PATIENCE_S) == ["x"]
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -162,12 +163,18 @@ class Settler:
         if not 0 < ended < _GATHERED_MAX or self._finishing or self.order is not None:
             return
         enough = min(_GATHERED_MAX, ended + self.spare_room())
-        if ended >= enough or not all(map(_is_plain, list(self._ended))):
+        if not self._may_gather(enough):
             return
         self._enough = enough
         self._on_room()  # who fetches need not wait for the acknowledgements either
-        self._wake.wait(min(_GATHER_SECONDS, self._lease_ms / 1_000 * _GATHER_SHARE))
+        until = time.monotonic() + min(_GATHER_SECONDS, self._lease_ms / 1_000 * _GATHER_SHARE)
+        while self._may_gather(enough) and (left := until - time.monotonic()) > 0:
+            self._wake.wait(left)  # a worker that came before it could know what is enough wakes, too
         self._enough = 0
+
+    def _may_gather(self, enough: int) -> bool:
+        """Whether there is nothing to settle at once."""
+        return len(self._ended) < enough and not self._finishing and all(map(_is_plain, list(self._ended)))
 
     def _settle_ended(self) -> None:
         outcomes = [self._ended.popleft() for _ in range(len(self._ended))]
