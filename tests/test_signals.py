@@ -7,11 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import penstock
 from penstock.client.thread_workers import Signal
 from penstock.signals import told_to_stop
+from tests.client.node import ThreadedNode
 
 LATE_SECONDS = 20.0
 
@@ -46,6 +49,31 @@ def test_a_signal_may_come_while_its_event_is_being_looked_at(number: signal.Sig
         os.kill(os.getpid(), number)
         _let_handlers_run()
     assert event.wait(LATE_SECONDS)
+
+
+@pytest.mark.parametrize("where", ["in this process", "at a server"])
+def test_an_interrupt_that_does_not_wake_a_waiting_receive_is_heard_all_the_same(where: str, tmp_path: Path) -> None:
+    node = ThreadedNode(tmp_path) if where == "at a server" else None
+    try:
+        with penstock.open(tmp_path) if node is None else penstock.connect(node.url) as ps:
+            orders = ps.create_queue("orders")
+
+            def interrupt() -> None:
+                while not orders.stats().channels["main"].waiting_receivers:
+                    time.sleep(0.01)
+                time.sleep(0.2)  # it sleeps by then
+                signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+            interrupting = threading.Thread(target=interrupt)
+            interrupting.start()
+            started = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                orders.receive(wait=3 * LATE_SECONDS)
+            assert time.monotonic() - started < 2 * LATE_SECONDS
+            interrupting.join()
+    finally:
+        if node is not None:
+            node.stop()
 
 
 def test_every_signal_is_told_and_who_heard_them_before_hears_them_again() -> None:

@@ -12,6 +12,7 @@ import _thread
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 LOOK_SECONDS = 0.5
@@ -44,8 +45,14 @@ def told_to_stop(stop: Callable[[], object]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def acquire_and_look(lock: threading.Lock) -> None:
-    """Take a lock, however long it takes; signals are heard meanwhile, in the main thread, too."""
-    hears = threading.current_thread() is threading.main_thread()
-    while not lock.acquire(timeout=LOOK_SECONDS if hears else -1):
-        pass
+def acquire_and_look(lock: threading.Lock, seconds: float = threading.TIMEOUT_MAX) -> bool:
+    """Take a lock; signals are heard meanwhile, in the main thread, too. False when the time is over."""
+    if threading.current_thread() is not threading.main_thread():
+        return lock.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+    until = time.monotonic() + seconds
+    while True:
+        if lock.acquire(timeout=max(0.0, min(seconds, LOOK_SECONDS))):
+            return True
+        seconds = until - time.monotonic()
+        if seconds <= 0:
+            return False

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import penstock
 from tests.faults.client import DRAINED, effects, engine_of, orders
 from tests.faults.promises import Promises, demand
 from tests.faults.proxy import Proxy
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_SECONDS_MAX = 60
@@ -254,10 +254,3 @@ def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes], why: Call
     while not ready():
         demand(process.poll() is None and time.monotonic() < deadline, why())
         time.sleep(0.01)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -31,6 +31,7 @@ from bench import nsq_tools
 from tests import clustered
 from tests.kafka import loudly, unique_prefix
 from tests.nsq.wire import Address, Connection
+from tests.ports import free_port
 from tools.kafka import QUICK_TO_START, KafkaCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -393,10 +394,3 @@ def until(condition: Callable[[], object], seconds: float = START_S_MAX) -> None
 def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((HOST, port)) == 0
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

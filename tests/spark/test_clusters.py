@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.compat.server import ROOT, Server, serving
+from tests.ports import free_port
 from tests.spark.running import SILENT, need_java
 
 PATIENCE_S = 240
@@ -119,12 +120,6 @@ def standalone(directory: Path) -> Iterator[str]:
                 *("--work-dir", str(directory / f"work-{number}"), master),
             )
         yield master
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for_port(port: int) -> None:

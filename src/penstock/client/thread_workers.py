@@ -83,10 +83,7 @@ class Signal:
 
     def wait(self, seconds: float | None = None) -> None:
         """Until it is set, or the time is over. It is not set afterwards."""
-        if seconds is None:
-            acquire_and_look(self._unset)
-        else:
-            self._unset.acquire(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+        acquire_and_look(self._unset, threading.TIMEOUT_MAX if seconds is None else seconds)
 
 
 class Crew:

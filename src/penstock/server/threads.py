@@ -31,6 +31,7 @@ from penstock.core.broker import Broker
 from penstock.core.commands import CancelWait, Command, Damage, Receive
 from penstock.core.config import SECOND_MS
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
+from penstock.signals import acquire_and_look
 from penstock.store.errors import CommitFailed
 
 _NEVER_MS = 1 << 62
@@ -66,7 +67,7 @@ class _SleepingCall(Call):
 
     def sleep(self) -> None:
         """Until somebody wakes this call, or it has been quiet for too long."""
-        self._asleep.acquire(timeout=self._patience_seconds())
+        acquire_and_look(self._asleep, self._patience_seconds())
 
     def _patience_seconds(self) -> float:
         if not self.parked_ms:

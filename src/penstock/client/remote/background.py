@@ -30,6 +30,7 @@ from penstock.client.remote.routed_stream import RoutedStream
 from penstock.client.remote.stream import Stream
 from penstock.core.commands import Command, Damage
 from penstock.core.errors import NotSent
+from penstock.signals import acquire_and_look
 
 _REST_S = 10.0
 """How long the loop rests: longer than the interpreter needs to end; and nobody is kept waiting for ever."""
@@ -131,7 +132,7 @@ class _Waiting:
 
     def wait(self) -> None:
         """Called in the thread."""
-        self._lock.acquire()
+        acquire_and_look(self._lock)
 
 
 class ThreadedStream:
