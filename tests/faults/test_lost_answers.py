@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 30
 SETTINGS = """
 [websocket]
 heartbeat_s = 5
-session_ttl_s = 1
+session_ttl_s = 6
 """
 
 
@@ -207,4 +207,5 @@ def test_a_call_that_runs_out_of_time_says_whether_it_was_sent(proxy: Proxy, bes
         with pytest.raises(penstock.NotSent):
             ps.queue("orders").send(b"never left")
         proxy.shut(False)
+    eventually(lambda: count(beside, "orders"))
     assert [message.body for message in beside.queue("orders").peek()] == [b"left, and no answer came"]

@@ -75,7 +75,7 @@ def test_what_an_nsq_client_holds_is_invisible_to_sqs_until_it_leaves(server: Pe
     reader.message()
     assert "Messages" not in sqs.receive_message(QueueUrl=url)
     reader.close()
-    [message] = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5, AttributeNames=["All"])["Messages"]
+    [message] = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=20, AttributeNames=["All"])["Messages"]
     assert message["Body"] == "held"
     assert message["Attributes"]["ApproximateReceiveCount"] == "2"
 
@@ -99,7 +99,7 @@ def test_between_nsq_and_python(tmp_path: Path) -> None:
         assert server.stop() == 0
         with penstock.open(server.data) as ps:
             queue = ps.queue("orders")
-            with queue.channel("billing").receive(wait=5) as message:
+            with queue.channel("billing").receive(wait=20) as message:
                 assert (message.body, message.attempts) == (b"from nsq", 2)
             queue.send(b"from python")
             ps.queue("plain").send(b"to a queue of Python's")

@@ -18,9 +18,21 @@ latency_percentiles = [0.5, 0.99]
 
 [[nsq.handshake]]
 topic = "topic-*"
-channel = "confirmed"
+channel = "silent"
 receipt_timeout_s = 1.5
+processing_timeout_s = 600
+
+[[nsq.handshake]]
+topic = "topic-*"
+channel = "confirmed"
+receipt_timeout_s = 4
 processing_timeout_s = 7
+
+[[nsq.handshake]]
+topic = "topic-*"
+channel = "confirmed-for-long"
+receipt_timeout_s = 4
+processing_timeout_s = 600
 """
 
 
@@ -32,32 +44,32 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
 
 def test_silence_after_the_delivery_requeues_soon(server: Penstock, topic: str) -> None:
     server.publish(topic, b"x")
-    with server.subscriber(topic, "confirmed", ready=1) as reader:
+    started_s = time.monotonic()
+    with server.subscriber(topic, "silent", ready=1) as reader:
         reader.message()
-        started_s = time.monotonic()
         assert reader.message().attempts == 2
-        assert 1.2 < time.monotonic() - started_s < 6
+        assert time.monotonic() - started_s > 1.4
 
 
 def test_a_confirmed_message_has_the_processing_time(server: Penstock, topic: str) -> None:
     server.publish(topic, b"x")
     with server.subscriber(topic, "confirmed", ready=1) as reader:
         message = reader.message()
-        reader.send(touch(message))
         started_s = time.monotonic()
+        reader.send(touch(message))
         assert reader.message().attempts == 2
         assert time.monotonic() - started_s > 6
 
 
 def test_a_run_of_confirmations_in_one_write(server: Penstock, topic: str) -> None:
     server.publish(topic, *[b"%d" % number for number in range(200)])
-    with server.subscriber(topic, "confirmed", ready=200) as reader:
+    with server.subscriber(topic, "confirmed-for-long", ready=200) as reader:
         held = reader.messages(200)
         reader.send(*map(touch, held))
-        assert reader.is_silent(2)
+        assert reader.is_silent(4.5)
         reader.send(*map(fin, held))
-        until(lambda: server.channel(topic, "confirmed")["in_flight_count"] == 0)
-        assert server.channel(topic, "confirmed")["timeout_count"] == 0
+        until(lambda: server.channel(topic, "confirmed-for-long")["in_flight_count"] == 0)
+        assert server.channel(topic, "confirmed-for-long")["timeout_count"] == 0
 
 
 def test_success_and_failure_may_come_without_a_confirmation(server: Penstock, topic: str) -> None:
@@ -73,10 +85,11 @@ def test_other_channels_are_as_ever(server: Penstock, topic: str) -> None:
     server.publish(topic, b"x")
     with server.subscriber(topic, "plain", ready=1) as reader:
         reader.message()
-        assert reader.is_silent(2)
+        assert reader.is_silent(4.5)
 
 
 def test_latencies_are_shown_where_they_are_asked_for(server: Penstock, topic: str) -> None:
+    started_s = time.monotonic()
     with server.subscriber(topic, "plain", ready=10) as reader:
         server.publish(topic, b"a", b"b")
         held = reader.messages(2)
@@ -85,4 +98,5 @@ def test_latencies_are_shown_where_they_are_asked_for(server: Penstock, topic: s
         until(lambda: server.channel(topic, "plain")["e2e_processing_latency"]["count"] == 2)
         latency = server.channel(topic, "plain")["e2e_processing_latency"]
     assert [each["quantile"] for each in latency["percentiles"]] == [0.5, 0.99]
-    assert all(0.15e9 < each["value"] < 5e9 for each in latency["percentiles"])
+    longest_ns = (time.monotonic() - started_s) * 1e9 * 1.1 + 0.1e9  # they are counted in classes
+    assert all(0.15e9 < each["value"] < longest_ns for each in latency["percentiles"])

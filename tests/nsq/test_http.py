@@ -99,12 +99,12 @@ def test_info_has_nsqd_s_fields(server: Broker) -> None:
 
 def test_pub(server: Broker, topic: str) -> None:
     assert server.post("/pub", b"\0any\xff\n", topic=topic) == b"OK"
-    assert received(server, topic) == [b"\0any\xff\n"]
+    assert received(server, topic, 1) == [b"\0any\xff\n"]
 
 
 def test_pub_of_the_largest_message(server: Broker, topic: str) -> None:
     assert server.post("/pub", b"x" * MSG_BYTES_MAX, topic=topic) == b"OK"
-    assert received(server, topic) == [b"x" * MSG_BYTES_MAX]
+    assert received(server, topic, 1) == [b"x" * MSG_BYTES_MAX]
 
 
 def test_pub_with_defer(server: Broker, topic: str) -> None:
@@ -127,24 +127,27 @@ def test_pub_with_defer(server: Broker, topic: str) -> None:
 )
 def test_mpub_of_lines(server: Broker, topic: str, body: bytes, bodies: list[bytes]) -> None:
     assert server.post("/mpub", body, topic=topic) == b"OK"
-    assert received(server, topic) == bodies
+    assert received(server, topic, len(bodies)) == bodies
 
 
 @pytest.mark.parametrize("value", ["true", "1", "yes"])
 def test_mpub_in_binary(server: Broker, topic: str, value: str) -> None:
     bodies = [b"line\nfeed", b"\0", b"x" * 1000]
     assert server.post("/mpub", many(bodies), topic=topic, binary=value) == b"OK"
-    assert received(server, topic) == sorted(bodies)
+    assert received(server, topic, len(bodies)) == sorted(bodies)
 
 
 def test_mpub_with_binary_false_is_text(server: Broker, topic: str) -> None:
     server.post("/mpub", b"a\nb", topic=topic, binary="false")
-    assert received(server, topic) == [b"a", b"b"]
+    assert received(server, topic, 2) == [b"a", b"b"]
 
 
-def received(server: Broker, topic: str) -> list[bytes]:
+def received(server: Broker, topic: str, count: int) -> list[bytes]:
+    """The messages of a topic: so many, and no more."""
     with server.subscriber(topic, ready=100) as reader:
-        return sorted(message.body for message in reader.arriving())
+        found = sorted(message.body for message in reader.messages(count))
+        assert reader.is_silent()
+        return found
 
 
 # -- statistics --------------------------------------------------------------------------------------------------------

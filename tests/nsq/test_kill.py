@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nsq.servers import AGAINST_NSQD, Penstock, running, until
+from tests.nsq.servers import AGAINST_NSQD, START_S_MAX, Penstock, running, until
 from tests.nsq.wire import MESSAGE, RESPONSE, Connection, Frame, Message, fin, mpub, pub
 
 pytestmark = pytest.mark.skipif(AGAINST_NSQD, reason="nsqd does not promise this")
@@ -142,12 +142,19 @@ def message_of(frame: Frame) -> Message:
 
 def left(server: Penstock) -> list[int]:
     """Everything that the channel still has to give."""
+    found: list[int] = []
     with server.subscriber(TOPIC, CHANNEL, ready=2500) as reader:
-        found = []
-        while messages := reader.arriving(1):
-            found += [int(message.body) for message in messages]
+
+        def is_empty() -> bool:
+            messages = reader.arriving()
+            found.extend(int(message.body) for message in messages)
             reader.send(*map(fin, messages))
-        return found
+            channel = server.channel(TOPIC, CHANNEL)
+            return not any(channel[name] for name in ("depth", "in_flight_count", "deferred_count"))
+
+        until(is_empty)
+        assert reader.is_silent()
+    return found
 
 
 def test_kill_9_during_traffic_breaks_no_promise(tmp_path: Path) -> None:
@@ -212,7 +219,7 @@ def test_a_stop_closes_consumers_and_exits_with_0(tmp_path: Path) -> None:
         with server.subscriber(TOPIC, ready=1) as reader, server.connect() as idle:
             reader.message()
             server.process.terminate()
-            assert server.process.wait(20) == 0
+            assert server.process.wait(START_S_MAX) == 0
             assert reader.is_closed()
             assert idle.is_closed()
         server.start()

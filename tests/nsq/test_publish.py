@@ -89,12 +89,17 @@ def test_a_deferred_message_comes_when_it_is_due(server: Broker, topic: str) -> 
     with server.subscriber(topic, ready=10) as reader, server.connect() as writer:
         started_s = time.monotonic()
         assert writer.ask(dpub(topic, 600, b"later")) == b"OK"
-        assert writer.ask(dpub(topic, 0, b"now")) == b"OK"
-        assert reader.message().body == b"now"
         later = reader.message()
         assert later.body == b"later"
         assert later.attempts == 1
         assert time.monotonic() - started_s > 0.59
+
+
+def test_a_deferred_message_keeps_nobody_waiting(server: Broker, topic: str) -> None:
+    with server.subscriber(topic, ready=10) as reader, server.connect() as writer:
+        assert writer.ask(dpub(topic, 3_600_000, b"later")) == b"OK"
+        assert writer.ask(dpub(topic, 0, b"now")) == b"OK"
+        assert reader.message().body == b"now"
 
 
 def test_the_longest_delay_is_accepted(server: Broker, topic: str) -> None:

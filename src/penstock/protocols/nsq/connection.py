@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 ROOM_BYTES = 1024 * 1024
 """How much may be handed out to a client before it is looked at whether it reads."""
 WRITE_BUFFER_BYTES = 1024 * 1024
+SECOND_LOOK_S = 0.1
+"""If this process stood still, what a client said meanwhile is read before it is taken for gone."""
 PENDING_BYTES_MAX = 8 * 1024 * 1024
 LARGE_BYTES = 4 * 1024
 """Above this length it costs less to write a piece by itself than to copy it."""
@@ -119,6 +121,8 @@ class Connection(asyncio.Protocol):
         """Since when the client has not read."""
         self._timer: asyncio.TimerHandle | None = None
         self._next_beat_s = 0.0
+        self._is_doubted = False
+        """The client seems to be gone, and is looked at once more."""
         self._terms = Terms.initial(self._settings)
         self._timeouts: Timeouts | None = None
         self._principal: Principal | None = None if endpoint.credentials.are_required else ANYBODY
@@ -316,12 +320,19 @@ class Connection(asyncio.Protocol):
         """Send a heartbeat when it is time, and end the connection of one who is gone."""
         now_s, beat_s = self._loop.time(), self._beat_s
         silent_s = 0.0 if not self._is_reading else now_s - self._heard_s
-        if self._terms.heartbeat_ms and silent_s >= 2 * beat_s:
+        is_silent = bool(self._terms.heartbeat_ms) and silent_s >= 2 * beat_s
+        is_stuck = self._stuck_s is not None and now_s - self._stuck_s >= beat_s
+        if (is_silent or is_stuck) and not self._is_doubted:
+            self._is_doubted = True
+            self._timer = self._loop.call_later(SECOND_LOOK_S, self._beat)
+            return None
+        if is_silent:
             log.info("client %s was silent for %g s", self.client.remote_address, silent_s)
             return self.abort()
-        if self._stuck_s is not None and now_s - self._stuck_s >= beat_s:
+        if self._stuck_s is not None and is_stuck:
             log.info("client %s has not read for %g s", self.client.remote_address, now_s - self._stuck_s)
             return self.abort()
+        self._is_doubted = False
         if now_s >= self._next_beat_s:
             self._next_beat_s = now_s + beat_s
             if self._terms.heartbeat_ms and not self._is_ending and self._parser is not None and self._stuck_s is None:
