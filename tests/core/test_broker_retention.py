@@ -125,3 +125,15 @@ def test_dropped_messages_cannot_be_acked() -> None:
     desk.advance(MINUTE_MS)
     assert desk.ack(delivery).count == 0
     assert desk.do(c.ReadRecords(queue="q", offset=0)).runs == []
+
+
+def test_a_restart_takes_nothing_for_its_size_that_was_kept_before() -> None:
+    desk = Desk()
+    desk.create(retention_bytes=10)
+    desk.send(b"one", b"two")
+    desk.send(b"last")
+    for _ in range(2):
+        desk.release(desk.receive(1))
+    assert desk.stats().bytes == 13, "with a copy in the retry lane"
+    desk.reopen()
+    assert sorted(bodies_of(desk.receive(9))) == [b"last", b"one", b"two"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
+from penstock.core.config import QueueConfig
 from penstock.core.errors import MessageTooLarge, PenstockError, QueueNotFound, Throttled, WorkRefused
 from tests.core.driver import Desk, attempts_of, bodies_of, spans_of
 
@@ -217,3 +218,24 @@ def test_message_consumed_once_can_still_be_released_into_the_dead_letter_queue(
     assert attempts_of(delivery) == [1]
     assert desk.release(delivery, error="no").count == 1
     assert desk.counts("q.dead") == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        (QueueConfig(kind="fifo", message_bytes_max=1), MessageTooLarge),
+        (QueueConfig(kind="fifo", throughput_per_second=1), Throttled),
+    ],
+)
+def test_sends_that_do_not_fit_into_the_queue_that_the_first_one_makes_are_refused_before_anything_is_done(
+    config: QueueConfig, error: type[PenstockError]
+) -> None:
+    desk = Desk()
+    desk.send(b"x")
+    ack = c.Ack(queue="q", spans=spans_of(desk.receive()))
+    first = c.Send(queue="new", bodies=[b"1"], groups=["g"], dedup_ids=["1"], config=config)
+    second = c.Send(queue="new", bodies=[b"22"], groups=["g"], dedup_ids=["2"])
+    with pytest.raises(error):
+        desk.do(c.CommitWork(acks=[ack], sends=[first, second]))
+    assert desk.counts() == (0, 1, 0)
+    assert "new" not in desk.broker.queues

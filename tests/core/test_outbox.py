@@ -739,3 +739,14 @@ def test_one_shard_pays_next_to_nothing_for_there_being_others() -> None:
         return calls_of(lambda: desk.release(delivery))
 
     assert cost(SHARDS) - cost(1) <= 2
+
+
+def test_an_attempt_id_does_not_bring_back_what_is_held_for_work(cluster: Cluster) -> None:
+    desk = cluster[0]
+    desk.create("q", kind="fifo", lease_ms=5 * SECOND_MS)
+    desk.send_fifo("g", b"a")
+    taken = desk.receive(attempt_id="try")
+    desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(taken))], lease_ms=60 * SECOND_MS))
+    assert desk.receive(attempt_id="try").count == 0
+    desk.advance(20 * SECOND_MS)
+    assert desk.counts() == (0, 1, 0), "nor does it shorten the hold"

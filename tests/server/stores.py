@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from penstock.core.changes import Buffer, Changes
+from penstock.core.errors import StoreError
 from penstock.store.errors import CommitFailed, DiskFull
 from penstock.store.memory import MemoryStore
 
@@ -21,6 +22,8 @@ class TroubledStore:
         """Commits that add chunks find no space."""
         self.on_commit: Callable[[Changes], None] = lambda changes: None
         self.refuses_to_open = False
+        self.unreadable: StoreError | None = None
+        """What reading a chunk raises."""
         self._failures: list[tuple[BaseException, bool]] = []
 
     def fail_next(self, *, kept: bool, error: BaseException | None = None) -> None:
@@ -51,6 +54,8 @@ class TroubledStore:
         self.commits += 1
 
     def read_chunk(self, key: bytes) -> Buffer:
+        if self.unreadable is not None:
+            raise self.unreadable
         return self.inner.read_chunk(key)
 
     def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:

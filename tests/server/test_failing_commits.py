@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.core.commands import CancelWait, CreateQueue, Receive, Send
+from penstock.core.commands import CancelWait, CreateQueue, ListRedrives, Receive, Send, StartRedrive
 from penstock.server.shard import REOPEN_PAUSE_MS, Call, Step
 from tests.client.adapter import World
 from tests.server.bare import BareShard, bodies
@@ -179,3 +179,40 @@ def test_a_receive_that_was_withdrawn_in_a_failed_step_takes_nothing(store: Trou
     bare.run(CancelWait(ticket=waiting), Send(queue="orders", bodies=[b"lost"]))
     bare.shard.run(Step([Call(Send(queue="orders", bodies=[b"found"]))]))
     assert bodies(bare.do(Receive(queue="orders"))) == [b"found"]
+
+
+def test_messages_that_could_not_be_read_are_there_when_they_can(store: TroubledStore, bare: BareShard) -> None:
+    for body in (b"1", b"2", b"3"):
+        bare.do(Send(queue="orders", bodies=[body]))
+    bare = BareShard(store)
+    store.unreadable = penstock.StoreError("disk I/O error")
+    with pytest.raises(penstock.StoreError, match="disk I/O error"):
+        bare.do(Receive(queue="orders", wait_ms=0))
+    store.unreadable = None
+    assert bodies(bare.do(Receive(queue="orders", limit=9, wait_ms=0))) == [b"1", b"2", b"3"]
+
+
+def test_who_sends_while_another_call_cannot_read_is_not_disturbed(store: TroubledStore, bare: BareShard) -> None:
+    bare.do(Send(queue="orders", bodies=[b"1"]))
+    bare = BareShard(store)
+    store.unreadable = penstock.StoreError("disk I/O error")
+    sent, received = bare.run(Send(queue="orders", bodies=[b"2"]), Receive(queue="orders", wait_ms=0))
+    assert sent.result().first == 1
+    with pytest.raises(penstock.StoreError):
+        received.result()
+    store.unreadable = None
+    assert bodies(bare.do(Receive(queue="orders", limit=9, wait_ms=0))) == [b"1", b"2"]
+
+
+def test_a_redrive_goes_on_after_messages_could_not_be_read(store: TroubledStore, bare: BareShard) -> None:
+    for body in (b"1", b"2"):
+        bare.do(Send(queue="orders", bodies=[body]))
+    bare.do(StartRedrive(queue="orders", target="others", per_second=1))
+    bare = BareShard(store, starts_after_ms=1_000)
+    store.unreadable = penstock.StoreError("disk I/O error")
+    bare.advance(1)
+    store.unreadable = None
+    for _ in range(9):
+        bare.advance(1)
+    assert [task.status for task in bare.do(ListRedrives())] == ["done"]
+    assert bodies(bare.do(Receive(queue="others", limit=9, wait_ms=0))) == [b"1", b"2"]

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.core.changes import Changes
 from penstock.core.commands import Ack, CreateQueue, OpenSession, QueueStats, Receive, Release, Send
 from penstock.core.config import QueueConfig
-from penstock.server.shard import FULL_PAUSE_MS
+from penstock.server.shard import FULL_PAUSE_MS, Call, Step
+from penstock.store.errors import DiskFull
 from tests.client.adapter import World
 from tests.server.bare import BareShard, bodies, spans
 from tests.server.stores import TroubledStore
@@ -177,3 +179,20 @@ def test_leases_that_ran_out_while_the_process_was_away_do_not_keep_acks_from_a_
     store.full = False
     bare.advance(FULL_PAUSE_MS / 1_000)
     assert bodies(bare.do(Receive(queue="orders.dead"))) == [b"dies"]
+
+
+def test_every_queue_that_is_made_while_the_disk_is_full_is_told_of(store: TroubledStore, bare: BareShard) -> None:
+    left = 3
+
+    def refuse_some(changes: Changes) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise DiskFull("no space left")
+
+    bare.run()
+    store.on_commit = refuse_some
+    step = Step([Call(CreateQueue(name=name)) for name in ("a", "b")])
+    bare.shard.run(step)
+    assert [call.error for call in step.answered if isinstance(call, Call)] == [None, None]
+    assert {event.queue for event in step.events} == {"a", "b"}

@@ -23,7 +23,7 @@ from penstock.server.clock import ManualClock
 from penstock.server.proof import PROOF_S, Proof
 from penstock.server.shard import Call, Shard, Step
 from penstock.server.tasks import AsyncShard
-from penstock.store.errors import CommitFailed
+from penstock.store.errors import CommitFailed, StoreDamaged
 from tests.client.adapter import ENTROPY
 from tests.server.bare import bodies, spans
 from tests.server.stores import TroubledStore
@@ -36,8 +36,8 @@ class Moved(PenstockError):
 class Proven:
     """A shard with a proof, whose steady clock a test sets."""
 
-    def __init__(self) -> None:
-        self.store = TroubledStore()
+    def __init__(self, store: TroubledStore | None = None) -> None:
+        self.store = store or TroubledStore()
         self.clock = ManualClock()
         self.steady_s = 100.0
         self.losses: list[Exception] = []
@@ -234,3 +234,17 @@ def test_the_driver_for_tasks_finishes_every_step(in_thread: bool) -> None:
         await shard.close()
 
     asyncio.run(scenario())
+
+
+def test_a_shard_whose_cache_is_damaged_is_given_up_before_anything_is_skipped(proven: Proven) -> None:
+    proven.send(b"a")
+    proven.send(b"b")
+    proven = Proven(proven.store)
+    proven.store.unreadable = StoreDamaged("the table is damaged")
+    with pytest.raises(StoreDamaged):
+        proven.do(receive())
+    assert len(proven.losses) == 1
+    proven.store.unreadable = None
+    with pytest.raises(Moved):
+        proven.do(receive())
+    assert bodies(Proven(proven.store).do(receive())) == [b"a", b"b"]

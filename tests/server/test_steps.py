@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -7,7 +8,10 @@ import pytest
 
 import penstock
 from penstock.core.commands import Command, Delivery, Heartbeat, OpenSession, Receive, Send, SetCredit, Subscribe
-from tests.client.adapter import World
+from penstock.server.clock import ManualClock
+from penstock.server.shard import Call, Shard
+from penstock.server.tasks import AsyncShard
+from tests.client.adapter import ENTROPY, World
 from tests.server.bare import BareShard, bodies
 from tests.server.stores import Gate, TroubledStore
 
@@ -165,3 +169,19 @@ def test_a_connection_of_this_process_outlives_a_bug(bare: BareShard) -> None:
     session = bare.do(OpenSession(name="client", bound=True))
     bare.run(Unknown())
     assert bare.do(Heartbeat(session=session)) is None
+
+
+def test_one_who_fails_to_take_its_answer_does_not_stop_the_shard(store: TroubledStore) -> None:
+    async def run() -> None:
+        shard = AsyncShard(Shard(store.open, ManualClock(), lambda: ENTROPY))
+
+        def fail(call: Call) -> None:
+            raise RuntimeError("a bug of a front end")
+
+        async with asyncio.timeout(10):
+            shard.submit(Send(queue="orders", bodies=[b"1"]), fail)
+            await shard.call(Send(queue="orders", bodies=[b"2"]))
+            assert bodies(await shard.call(Receive(queue="orders", limit=9, wait_ms=0))) == [b"1", b"2"]
+            await shard.close()
+
+    asyncio.run(run())

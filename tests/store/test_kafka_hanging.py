@@ -6,13 +6,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from penstock.core.changes import Changes
 from penstock.store.errors import CommitAborted, CommitFailed, LogUnavailable, LogUnsafe
-from penstock.store.journal.kafka import KafkaJournal, _Reading
+from penstock.store.journal.kafka import KafkaJournal, LogPosition, _Reading
 from penstock.store.journal.kafka_hanging import Ends, Hanging, must_abort
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_records import MARKER_KEY, Marker, Splits
@@ -197,3 +198,20 @@ def test_a_refused_commit_that_hangs_may_have_been_written(
         assert not isinstance(failed.value, CommitAborted)
         with pytest.raises(CommitFailed):
             store.commit(changes_of({b"c/2": b"two"}))
+
+
+def test_a_piece_that_ends_in_the_middle_of_a_value_is_not_taken_to_be_in_the_table() -> None:
+    """The rest of that value may come to nothing: the parts are deleted in the next piece."""
+    journal = KafkaJournal(KafkaOptions("127.0.0.1:1", "demo", "demo"), LogTopics("", "", "", 1 << 20, 0), 0)
+    saved: list[LogPosition] = []
+    journal.saves(saved.append)
+    reading: Any = Mock()
+    reading.position.side_effect = [None, LogPosition(2, 2, 0.0)]
+    changes = Changes()
+    changes.put_record(b"key", b"value")
+    assert [number for number, _ in journal._steps_of(reading, iter([changes, Changes()]))] == [1]
+    journal.trim(0)
+    assert saved == [], "the record is in memory alone"
+    journal.trim(1)
+    journal.close()
+    assert saved == [LogPosition(2, 2, 0.0)]

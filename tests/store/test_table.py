@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from penstock.core.errors import StoreError
 from penstock.store import table as table_module
 from penstock.store.embedded import open_store
 from penstock.store.errors import StoreDamaged, StoreVersion
@@ -146,4 +147,18 @@ def test_rows_in_batches_are_all_there(tmp_path: Path, count: int) -> None:
     table.apply(2, [], [(key, None) for key, _ in chunks[1:]], [(key, None) for key, _ in records[1:]])
     assert list(table.scan(b"", None)) == records[:1]
     assert table.list_chunks(b"", None, 1000) == [b"c/0000"]
+    table.close()
+
+
+def test_a_table_that_cannot_be_opened_once_more_is_an_error_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(uri: str) -> sqlite3.Connection:
+        raise sqlite3.OperationalError(f"unable to open database file {uri}")
+
+    table = SqliteTable(tmp_path / "t")
+    monkeypatch.setattr(table_module, "connect", refuse)
+    with pytest.raises(StoreError, match="unable to open"):
+        table.read_chunk(b"c")
+    monkeypatch.undo()
     table.close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.core import keys
+from penstock.core.columns import HELD_FROM
 from penstock.core.commands import Run, Span
 from penstock.core.config import LEASE_MS_MAX
 from penstock.core.records import AttemptRecord
@@ -78,11 +79,12 @@ class Attempts:
         return keys.record(keys.Kind.ATTEMPT, self.queue.id, self.channel.id.to_bytes(4, "big") + attempt_id.encode())
 
     def _held(self, span: Span) -> tuple[Window, Entry, int, int] | None:
+        """Where a span is leased; None if it is not, or if a unit of work has it, and will ack it."""
         for window in self.windows.values():
             for entry, first, stop in window.overlaps(span.first, span.last + 1):
-                if stop - first == span.messages and window.columns.all_leased(
-                    window.rows(entry, first, stop), span.attempt
-                ):
+                rows = window.rows(entry, first, stop)
+                is_whole = stop - first == span.messages and window.columns.all_leased(rows, span.attempt)
+                if is_whole and not (window.columns.holder[rows] >= HELD_FROM).any():
                     return window, entry, first, stop
         return None
 

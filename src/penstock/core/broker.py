@@ -222,7 +222,7 @@ class Broker:
             for holder in channel.holders():
                 self.session_register.note_lease(holder, channel)
         for queue in self.queues.values():
-            queue.restart_retention()
+            queue.restart_retention(opened=True)
             queue.watch_dedup()
             queue.watch_consumers(self.now_ms)
 

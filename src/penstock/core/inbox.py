@@ -41,7 +41,7 @@ from penstock.core.commands import (
 )
 from penstock.core.config import MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, QueueConfig
 from penstock.core.draft import CHUNK_MESSAGES_MAX, Messages
-from penstock.core.errors import InvalidRequest, PenstockError, QueueNotFound, QueueReplaced
+from penstock.core.errors import InvalidRequest, PenstockError, QueueNotFound, QueueReplaced, StoreError
 from penstock.core.origin import Origin
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ def _take_messages(broker: Broker, letter: _Letter) -> int:
         return 0
     except QueueReplaced as error:
         return _send_on(broker, letter, str(error))
+    except StoreError:  # nothing is wrong with the messages
+        raise
     except PenstockError as error:
         if len(letter.messages) > 1:  # some of them may be taken
             return sum(_take_messages(broker, each) for each in letter.one_by_one())

@@ -464,9 +464,9 @@ class Queue:
                 else:
                     self._watch_retention(entry.key.aged_ms)
 
-    def restart_retention(self) -> None:
+    def restart_retention(self, *, opened: bool = False) -> None:
         """The configuration has changed, or the queue was opened: look again from the start."""
-        if self.config.retention_bytes is not None:
+        if self.config.retention_bytes is not None and not opened:  # by size, chunks go when messages arrive
             self._shrink(self.config.retention_bytes)
         if self.messages or any(channel.windows for channel in self.channels.values()):
             self._retention_ms = None

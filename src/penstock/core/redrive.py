@@ -16,7 +16,7 @@ from penstock.core.checks import clean
 from penstock.core.commands import MAIN, CancelRedrive, Handlers, ListRedrives, RedriveTask, Seen, StartRedrive
 from penstock.core.config import check_name
 from penstock.core.draft import Messages
-from penstock.core.errors import ChunkDamaged, InvalidRequest, PenstockError, TaskNotFound
+from penstock.core.errors import ChunkDamaged, InvalidRequest, PenstockError, StoreError, TaskNotFound
 from penstock.core.keys import Kind
 from penstock.core.origin import Origin
 from penstock.core.states import State
@@ -104,6 +104,8 @@ class Redrives:
         else:
             try:
                 self._move_some(task, queue, queue.channels[MAIN], now_ms)
+            except StoreError:  # a read failed, perhaps in the middle of a message's move
+                raise
             except PenstockError as error:
                 _end(task, "failed", str(error))
         self._save(task)

@@ -25,7 +25,16 @@ from penstock.core.commands import (
     Span,
 )
 from penstock.core.config import BATCH_BYTES_MAX, MESSAGE_BYTES_CEILING, QueueConfig
-from penstock.core.errors import BatchTooLarge, InvalidRequest, MarkMoved, PenstockError, QueueNotFound, WorkRefused
+from penstock.core.errors import (
+    BatchTooLarge,
+    InvalidRequest,
+    MarkMoved,
+    PenstockError,
+    QueueNotFound,
+    StoreError,
+    WorkRefused,
+)
+from penstock.core.queue import Queue
 from penstock.core.settlement import holder_of_unit
 
 if TYPE_CHECKING:
@@ -120,6 +129,7 @@ class UnitsOfWork:
         """Raise what is wrong with a unit of work's sends, before anything has happened."""
         broker = self.broker
         groups_of: dict[str, list[str | None]] = {}
+        new: dict[str, QueueConfig] = {}  # the first send to a queue makes it
         size = 0
         for send in sends:
             queue = broker.queues.get(send.queue)
@@ -129,12 +139,13 @@ class UnitsOfWork:
                 broker.sending.check_whole(queue, send)
             elif not send.create:
                 raise QueueNotFound(f"there is no queue {send.queue!r}: create it first")
-            size += broker.sending.check(send, send.config if queue is None else queue.config)[0]
+            config = new.setdefault(send.queue, send.config) if queue is None else queue.config
+            size += broker.sending.check(send, config)[0]
             groups_of.setdefault(send.queue, []).extend(send.groups or [])
         _check_work_size(size)
         for name, groups in groups_of.items():
-            if name in broker.queues:
-                broker.sending.check_rate(broker.queues[name], groups, count_them=False)
+            queue = broker.queues.get(name) or Queue(broker, 0, name, new[name], broker.now_ms)
+            broker.sending.check_rate(queue, groups, count_them=False)
 
     # -- over several shards --
 
@@ -197,6 +208,8 @@ class UnitsOfWork:
         """Ack what was held for a unit of work. Returns how many messages are not its own any more."""
         try:
             refused = self.broker.settling.ack(command).refused
+        except StoreError:  # a read failed: it may not be too late
+            raise
         except PenstockError:
             return sum(span.messages for span in command.spans) + len(command.receipts)
         return sum(each.last - each.first + 1 for each in refused)

@@ -24,7 +24,7 @@ import msgspec
 from penstock.core.broker import Broker
 from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue, QueueInfo, Send
 from penstock.core.config import QueueConfig
-from penstock.core.errors import PenstockError, QueueNotFound
+from penstock.core.errors import PenstockError, QueueNotFound, StoreError
 from penstock.core.happenings import Happening
 
 PENDING_MAX = 20_000
@@ -136,6 +136,8 @@ class Recorder:
             self._make_ready(broker, now_ms)
             bodies = [_encode(event) for event in events]
             broker.handle(Send(queue=self.queue, bodies=bodies, create=False), now_ms)
+        except StoreError:  # a read failed: the broker has to be opened again
+            raise
         except PenstockError as error:
             log.warning("%d events could not be written, and are dropped: %s", len(events), error)
         self._in_step = len(events)

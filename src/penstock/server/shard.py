@@ -25,8 +25,10 @@ When something fails:
   acknowledgements flow.
 - An exception that is not a `PenstockError` is a bug, in the core or in a command. The call that met it gets it; the
   broker is opened again, and the others are handled once more without that call.
-- A shard that another process can take over has a `proof` (see there). After a failed commit it is not opened again:
-  it is *lost*, and whoever waits, or comes later, is told to look elsewhere.
+- A `StoreError` out of the broker is a read that failed, perhaps in the middle of something: as with a bug, the broker
+  is opened again. What it has looked past without reading it must not count as done.
+- A shard that another process can take over has a `proof` (see there). After a failed commit, or a read that found
+  damage, it is not opened again: it is *lost*, and whoever waits, or comes later, is told to look elsewhere.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ from penstock.server.clock import Clock
 from penstock.server.events import Recorder
 from penstock.server.proof import Proof
 from penstock.store.base import Store
-from penstock.store.errors import CommitFailed, DiskFull
+from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
 
 LAZY_COMMIT_MS = 20
 """How long leases and attempts may wait for a durable step to go along with."""
@@ -72,6 +74,7 @@ FULL_PAUSE_MS = 500
 REOPEN_PAUSE_MS = 1_000
 """How long a shard that could not be opened answers errors before it tries again."""
 REPORTS_KEPT = 100
+_FULL = "the disk is full: sends are refused until there is space again; acknowledgements work"
 
 log = logging.getLogger("penstock.shard")
 
@@ -153,7 +156,7 @@ _NOTED: frozenset[type[Command]] = frozenset({Receive, Subscribe, CancelWait})
 
 
 class _Met(Exception):
-    """A call met a bug."""
+    """A call met a bug, or a store that cannot be read."""
 
     def __init__(self, call: Call, error: Exception) -> None:
         super().__init__(call, error)
@@ -249,8 +252,11 @@ class Shard:
             else:
                 self._end(step)
         except Exception as error:
-            log.exception("the broker failed")
-            self._go_down(step, error)
+            if self._is_for_another_store(error):
+                self._give_up_store(step, error)
+            else:
+                log.exception("the broker failed")
+                self._go_down(step, error)
 
     def _save_lazy(self, step: Step) -> bool:
         """Events may find the disk full; leases must not be forgotten because of them, so they are saved before.
@@ -300,12 +306,19 @@ class Shard:
             try:
                 return self._attempt(step)
             except _Met as bug:
-                log.error("a command failed with a bug: %r", bug.call.command, exc_info=bug.error)
+                if self._is_for_another_store(bug.error):
+                    raise bug.error from None
+                why = "because the store cannot be read" if isinstance(bug.error, StoreError) else "with a bug"
+                log.error("a command failed %s: %r", why, bug.call.command, exc_info=bug.error)
                 bug.call.error = bug.error
                 step.calls = [call for call in step.calls if call is not bug.call]
                 self._displaced = [call for call in self._displaced if call is not bug.call]
                 step.answered.append(bug.call)
                 self._open_broker(step.now_ms)
+
+    def _is_for_another_store(self, error: Exception) -> bool:
+        """Whether a read has found damage in what is only a cache: whoever opens the shard next makes it anew."""
+        return self._proof is not None and isinstance(error, StoreDamaged)
 
     def _attempt(self, step: Step) -> None:
         """Handle every call, then what is due. Leaves the shard's own books alone until `_end`."""
@@ -326,11 +339,14 @@ class Shard:
             command.ticket = call  # type: ignore[attr-defined]
         elif kind is Tick:
             return
+        if self._full_until_ms and _adds(command) and not self.broker.was_done(command):
+            call.reply, call.error = None, DiskFull(_FULL)
+            return
         try:
-            if self._full_until_ms and _adds(command) and not self.broker.was_done(command):
-                raise DiskFull("the disk is full: sends are refused until there is space again; acknowledgements work")
             call.reply = self.broker.handle(command, step.now_ms)
             call.error = None
+        except StoreError as error:
+            raise _Met(call, error) from None
         except PenstockError as error:
             call.reply, call.error = None, error.with_traceback(None)  # which leads to the call
         except Exception as error:
@@ -376,9 +392,9 @@ class Shard:
         if self.broker.reports:
             self._collect_reports()
         if self.broker.events:
-            step.events = self.broker.take_events()
+            step.events += self.broker.take_events()
         if self.broker.outbox.fresh:
-            step.outbox = self.broker.take_outbox_targets()
+            step.outbox += self.broker.take_outbox_targets()
 
     def _must_prove(self, step: Step) -> bool:
         """Whether the step hands out messages that may be somebody else's by now."""
@@ -543,9 +559,9 @@ class Shard:
         self._answer_all(step, error)
 
     def _lose(self, error: Exception) -> None:
-        """With a proof, a shard whose commit has failed is of no use any more."""
+        """With a proof, a shard whose commit has failed, or whose cache is damaged, is of no use any more."""
         if self._proof is not None and not self._lost:
-            log.error("shard %d: a commit failed, so it is given up here: %s", self.number, error)
+            log.error("shard %d: a commit or a read failed, so it is given up here: %s", self.number, error)
             self._lost = True
             self._proof.on_lost(error)
 

@@ -15,6 +15,7 @@ Everything here happens in the loop's thread, save the commits in their thread; 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter, sleep
@@ -38,6 +39,8 @@ from penstock.core.commands import (
 from penstock.core.errors import PenstockError
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
 from penstock.server.siblings import Siblings
+
+log = logging.getLogger("penstock.shard")
 
 _TOGETHER_MAX = 256
 """So many calls are enough for a step."""
@@ -339,7 +342,10 @@ class AsyncShard:
         if step.is_open:
             self.shard.finish(step)
         for ticket in step.answered:
-            ticket.settle()
+            try:
+                ticket.settle()
+            except Exception:  # a bug of one who waits must not keep the shard from going on for the others
+                log.exception("an answer could not be passed on")
         if step.events:
             self.shard.tell(step.events)
         if step.outbox:

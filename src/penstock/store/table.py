@@ -364,8 +364,9 @@ class SqliteTable:
     def _borrow(self) -> TableReads:
         with contextlib.suppress(IndexError):
             return self._idle.pop()
-        connection = connect(f"{self._path.absolute().as_uri()}?mode=rw")
-        connection.execute("PRAGMA query_only = ON")
+        with self._translated():
+            connection = connect(f"{self._path.absolute().as_uri()}?mode=rw")
+            connection.execute("PRAGMA query_only = ON")
         return TableReads(connection)
 
     def _hand_back(self, reads: TableReads) -> None:

@@ -258,6 +258,8 @@ class KafkaJournal:
             position = reading.position()
             if position is not None:
                 self._note(self._number, position, is_change=bool(changes))
+            elif changes:
+                self._changed = self._number  # the next position may come with nothing, and this is not in the table
             if changes:
                 yield self._number, changes
 
