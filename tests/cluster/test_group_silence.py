@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -17,9 +18,11 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from penstock.cluster.controller import Controller
 from penstock.cluster.group import GroupAsker, GroupSilent, nodes_group
 from penstock.cluster.heartbeats import SILENCE_S, Heartbeats
 from penstock.cluster.inspection import Inspection
+from penstock.cluster.ledger import Ledger, NodeRecord, encode
 from penstock.cluster.membership import make_partitions_topic
 from penstock.server.settings import parse
 from penstock.store.journal.kafka_options import KafkaOptions
@@ -85,6 +88,21 @@ def test_a_group_that_does_not_answer_is_silent() -> None:
             asker.answer(PATIENCE_S)
     finally:
         asker.close()
+
+
+def test_a_controller_that_cannot_start_a_process_goes_on_by_what_it_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine, or for a user, that has no room for another process or another pipe."""
+
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    ledger = Ledger()
+    ledger.apply(0, "node/a", encode(NodeRecord(incarnation="1", link="127.0.0.1:9")))
+    options = KafkaOptions("127.0.0.1:9", "nobody", "nobody")
+    controller = Controller(options, "a", ledger, session_timeout_s=3.0, cool_down_s=0.2)
+    controller.heard("a")
+    monkeypatch.setattr(subprocess, "Popen", no_room)
+    assert controller._alive(0.0) == ["a"]
 
 
 def _leader_of(options: KafkaOptions) -> int:

@@ -290,6 +290,32 @@ async def test_a_receive_that_is_withdrawn_after_its_reply_came_gives_back_what_
         assert bodies(await node.ask(Receive(queue="q", wait_ms=LONG_MS))) == [b"x"]
 
 
+@in_loop
+async def test_a_receive_that_is_withdrawn_while_the_other_node_is_slow_to_read_waits_no_longer_afterwards() -> None:
+    async with linked() as node:
+        await node.ask(CreateQueue(name="q"))
+        waiting = node.asked(Receive(queue="q", wait_ms=LONG_MS))
+        await until(lambda: node.waiting("q") == 1)
+        assert node.link._connection is not None
+        node.link._connection.pause_writing()
+        waiting.withdraw()
+        await asyncio.sleep(0.01)
+        node.link._connection.resume_writing()
+        await until(lambda: node.waiting("q") == 0)
+
+
+@in_loop
+async def test_a_receive_that_is_withdrawn_beside_a_command_too_large_for_a_frame_waits_no_longer() -> None:
+    async with linked(limits=LinkLimits(frame_bytes_max=5_000)) as node:
+        await node.ask(CreateQueue(name="q"))
+        waiting = node.asked(Receive(queue="q", wait_ms=LONG_MS))
+        await until(lambda: node.waiting("q") == 1)
+        waiting.withdraw()
+        with pytest.raises(BatchTooLarge):
+            await node.ask(send(b"y" * 10_000))
+        await until(lambda: node.waiting("q") == 0)
+
+
 # -- subscriptions -----------------------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,25 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from penstock.cluster.controller import Controller
+from penstock.cluster.ledger import (
+    ClusterRecord,
+    Ledger,
+    LoadOfShard,
+    LoadRecord,
+    NodeRecord,
+    Record,
+    ReleasedRecord,
+    ServingRecord,
+    ShardRecord,
+    encode,
+)
 from penstock.cluster.plan import RATIO, STAY_COOL_DOWNS, Member, ShardLoad, plan
+from penstock.store.journal.kafka_options import KafkaOptions
 
 COOL_DOWN_S = 5.0
 MOVES_MAX = 2_000
@@ -151,6 +166,32 @@ def test_balance_waits_for_the_cool_down_and_for_shards_on_their_way() -> None:
 def test_orphans_wait_for_nobody() -> None:
     shards = [ShardLoad(0, "b", is_settled=False, moved_s=100.0), ShardLoad(1, "gone"), ShardLoad(2, "gone")]
     assert plan([Member("a"), Member("b")], shards, {}, 100.0, COOL_DOWN_S) == {1: "a", 2: "a"}
+
+
+@pytest.mark.parametrize("was_served", [False, True])
+def test_a_shard_that_its_owner_could_not_open_goes_to_another_node_however_busy_that_is(was_served: bool) -> None:
+    """One that was served comes back, where its cache is."""
+    ledger = Ledger()
+    records: dict[str, Record] = {
+        "cluster": ClusterRecord(identity="i", shards=2, entropy=b"e" * 64),
+        "node/a": NodeRecord(incarnation="1", link="127.0.0.1:9"),
+        "node/b": NodeRecord(incarnation="1", link="127.0.0.1:9"),
+        "shard/0": ShardRecord(owner="a", epoch=3),
+        "serving/0": ServingRecord(node="a", epoch=3 if was_served else 2),
+        "released/0": ReleasedRecord(node="a", epoch=3, reason="OSError: No space left on device"),
+        "shard/1": ShardRecord(owner="b", epoch=1),
+        "serving/1": ServingRecord(node="b", epoch=1),
+        "load/b": LoadRecord(at_ms=0, shards={1: LoadOfShard(rate=1e6)}),
+    }
+    for offset, (key, record) in enumerate(records.items()):
+        ledger.apply(offset, key, encode(record))
+    options = KafkaOptions("127.0.0.1:9", "nobody", "nobody")
+    controller = Controller(options, "b", ledger, session_timeout_s=3.0, cool_down_s=COOL_DOWN_S)
+    controller._members, controller._asked_s = {"a", "b"}, 0.0
+    written: dict[str, Record] = {}
+    controller._write = written.update  # type: ignore[method-assign, assignment]
+    controller._decide(0.0)
+    assert written == {"shard/0": ShardRecord(owner="a" if was_served else "b", epoch=4)}
 
 
 def test_a_shard_moved_by_hand_goes_there_and_stays() -> None:

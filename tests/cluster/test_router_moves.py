@@ -476,3 +476,24 @@ async def test_nobody_overtakes_those_who_wait_until_their_queue_is_known() -> N
         send(b"sooner")
         await until(lambda: len(sent) == 2)
         assert sent[b"sooner"].result().first < sent[b"later"].result().first
+
+
+@run
+async def test_what_was_given_back_before_a_crash_is_not_taken_from_who_has_it_after_the_crash() -> None:
+    """The crash took the first lease, which was not written yet: the second one is on the same attempt."""
+    async with world(0) as made:
+        name = names()[1]
+        await made.router.call(Send(queue=name, bodies=[b"a"]))
+        written = made.stores[1].copy()
+        delivery = await made.router.call(Receive(queue=name))
+        await made.release(1)
+        made.stores[1] = written
+        made.tell()
+        made.router.give_back(delivery)
+        receiving = asyncio.create_task(made.router.call(Receive(queue=name, wait_ms=30_000)))
+        await until(lambda: bool(made.router.elsewhere.displaced and made.router.elsewhere.lines))
+        made.take(1, here=False)
+        assert bodies(await receiving) == [b"a"]
+        await until(lambda: not made.router.elsewhere.lines)
+        await made.router.call(QueueStats(name=name))
+        assert (await made.router.call(Receive(queue=name))).count == 0, "a second client has it, too"

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from penstock.cluster.forwarder import Forwarder
 from penstock.core.commands import Ack, AlreadyDone, CommitWork, Once, QueueStats, Receive, Release, Send, Sent
 from penstock.core.errors import WorkRefused
 from tests.cluster.linking import in_loop
@@ -79,6 +80,25 @@ async def test_committed_work_cannot_be_rolled_back_while_its_acks_are_on_their_
         await made.router.call(CommitWork(acks=acks, sends=[]))
         for ack in acks:
             assert (await made.router.call(Release(queue=ack.queue, spans=ack.spans))).count == 0
+        await made.router.tick()
+        for name in names():
+            assert (await made.router.call(QueueStats(name=name))).messages == 0
+
+
+@run
+async def test_marked_work_that_comes_again_lets_go_of_nothing_while_its_acks_are_on_their_way() -> None:
+    async with world(0) as made:
+        acks = await take(made)
+        for forwarder in made.router.forwarders:
+            await forwarder.stop()
+        work = CommitWork(acks=acks, sends=[], mark=("stream", 3))
+        await made.router.call(work)
+        assert await made.router.call(work) == AlreadyDone("stream", 3)
+        for ack in acks:
+            assert (await made.router.call(Release(queue=ack.queue, spans=ack.spans))).count == 0
+        made.router.forwarders = [Forwarder(served, made.router.submit_to) for served in made.router.everywhere()]
+        for forwarder in made.router.forwarders:
+            forwarder.start()
         await made.router.tick()
         for name in names():
             assert (await made.router.call(QueueStats(name=name))).messages == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import http.client
 import json
 import os
@@ -20,11 +22,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 import penstock
 from penstock.cluster.worker_node import LinkDirectory
-from penstock.cluster.workers import SharedPort, open_cluster_file
+from penstock.cluster.workers import SharedPort, Worker, Workers, open_cluster_file
 from penstock.core.errors import StoreError
 from penstock.core.partition import partition_of
 from penstock.server.settings import InvalidSettings, ServerSettings, Settings
 from penstock.store.layout import CLUSTER_NAME
+from tests.cluster.linking import in_loop
 from tests.compat.server import ROOT, Server, until
 
 WORKERS = 2
@@ -339,6 +342,74 @@ def test_workers_end_when_their_parent_does_and_when_it_is_told_to(server: Worke
         assert everything_in(sqs, server.queue_url(name_in(shard, "kept"))) == ["kept"]
     assert server.stop() == 0
     assert all(map(_has_ended, pids))
+
+
+# -- a parent whose workers are hard to start --------------------------------------------------------------------------
+
+STUB = """
+import json, signal, socket, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+control = socket.socket(fileno=int(sys.argv[1]))
+control.recv(1 << 16)
+control.sendall(json.dumps({"version": "", "pid": 0, "data": "", "listening": {}}).encode() + b"\\n")
+while control.recv(1 << 16):
+    pass
+"""
+
+
+def parent_of_stubs(directory: Path) -> Workers:
+    """A parent whose workers do nothing but end when they are told to."""
+    settings = Settings(server=ServerSettings(data=str(directory), workers=WORKERS))
+    return Workers(settings, {}, "", command=[sys.executable, "-c", STUB])
+
+
+def pid_of_first(parent: Workers) -> int:
+    process = parent.workers[0].process
+    assert process is not None
+    return process.pid
+
+
+def kill_first(parent: Workers) -> int:
+    os.kill(killed := pid_of_first(parent), signal.SIGKILL)
+    return killed
+
+
+@in_loop
+async def test_a_worker_that_could_not_be_started_again_is_tried_again(tmp_path: Path) -> None:
+    """The machine that had no memory for a worker may have none for the next one, for a moment."""
+    parent = parent_of_stubs(tmp_path)
+    launch, failures = parent._launch, [OSError(errno.ENOMEM, "Cannot allocate memory")]
+
+    async def launch_later(worker: Worker) -> None:
+        if failures:
+            raise failures.pop()
+        await launch(worker)
+
+    async with parent:
+        killed = kill_first(parent)
+        parent._launch = launch_later  # type: ignore[method-assign]
+        async with asyncio.timeout(PATIENCE_S):
+            while pid_of_first(parent) == killed or not parent.workers[0].is_running:
+                await asyncio.sleep(0.01)
+        assert not failures
+
+
+@in_loop
+async def test_a_worker_that_is_being_started_when_all_shall_stop_ends_as_well(tmp_path: Path) -> None:
+    parent = parent_of_stubs(tmp_path)
+    launch, is_launching = parent._launch, asyncio.Event()
+
+    async def launch_slowly(worker: Worker) -> None:
+        is_launching.set()
+        await parent._stopping.wait()
+        await launch(worker)
+
+    async with asyncio.timeout(PATIENCE_S):
+        async with parent:
+            parent._launch = launch_slowly  # type: ignore[method-assign]
+            kill_first(parent)
+            await is_launching.wait()
+    assert not any(worker.is_running for worker in parent.workers)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

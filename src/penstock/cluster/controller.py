@@ -213,8 +213,11 @@ class Controller:
         except GroupSilent as silence:
             self._group_is_silent(str(silence))
         if not self._group.is_asked and now_s - self._asked_s >= self._look_s:
-            self._group.ask(ASK_GROUP_S)
             self._asked_s = now_s
+            try:
+                self._group.ask(ASK_GROUP_S)
+            except GroupSilent as silence:
+                self._group_is_silent(str(silence))
 
     def _group_is_silent(self, why: str) -> None:
         if not self._is_group_silent:
@@ -230,6 +233,7 @@ class Controller:
             load.rate,
             load.backlog,
             self._moved_s.get(number, float("-inf")),
+            self._ledger.failed_at(number),
         )
 
     def _unserved(self, alive: list[str]) -> dict[str, Record]:

@@ -230,6 +230,13 @@ class Ledger:
             return ""
         return decided.owner
 
+    def failed_at(self, shard: int) -> str:
+        """The node that let go of a shard last, because it could not open it; "" if that is not how it was."""
+        serving, released = self.serving.get(shard), self.released.get(shard)
+        if released is None or not released.reason or (serving is not None and serving.epoch >= released.epoch):
+            return ""
+        return released.node
+
     def is_settled(self, shard: int) -> bool:
         """Whether the owner serves the shard."""
         decided, serving = self.shards.get(shard), self.serving.get(shard)

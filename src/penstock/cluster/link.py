@@ -335,5 +335,5 @@ class Link:
 
     def resume(self) -> None:
         """There is room again."""
-        if self._outbox.items and not self._outbox.is_due:
+        if self._outbox.items or (self._connection is not None and self._connection.withdrawn):
             self._outbox.flush_soon()

@@ -209,6 +209,8 @@ class LinkConnection(LinkEnd[Numbered]):
         self._fail(item[0], BatchTooLarge(text))
 
     def _fail(self, number: int, error: PenstockError) -> None:
+        if self._leaving and number == self._next - 1:
+            self._send([])  # what was to go along with the command goes alone
         call = self._answered(number)
         if call is not None:
             call.error = error

@@ -2,7 +2,8 @@
 
 In this order:
 
-1. *Orphans*, whose owner is not alive, go to the least loaded node, all of them at once.
+1. *Orphans*, whose owner is not alive or has let go, go to the least loaded node, all of them at once; but not to the
+   one that has just failed to open them, if there is another: with nothing to do it would be the least loaded for ever.
 2. Shards that were moved *by hand* go where the wish says.
 3. *Draining* nodes are emptied, one shard after the other.
 4. *Balance*: from the busiest node to the quietest, one shard at a time and not again before the cool-down is over.
@@ -56,6 +57,8 @@ class ShardLoad(msgspec.Struct, frozen=True):
     backlog: int = 0
     moved_s: float = float("-inf")
     """When it was moved last."""
+    failed_at: str = ""
+    """The node that should have opened it last, and could not."""
 
     @property
     def load(self) -> float:
@@ -112,7 +115,9 @@ class _Table:
         placed: dict[int, str] = {}
         for shard in sorted(orphans, key=lambda orphan: -orphan.load):
             wished = self._wishes.get(shard.number, "")
-            target = wished if self._takes(wished) else self._quietest(self._takers() or list(self._loads))
+            takers = self._takers() or list(self._loads)
+            others = [name for name in takers if name != shard.failed_at]
+            target = wished if self._takes(wished) else self._quietest(others or takers)
             if target is not None:
                 placed[shard.number] = target
                 self._loads[target] += shard.load

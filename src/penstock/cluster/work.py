@@ -93,7 +93,9 @@ class Work:
         except PenstockError:
             await self._let_go(away, unit)
             raise
-        if isinstance(reply, AlreadyDone) or command.check_only:
+        if isinstance(reply, AlreadyDone):
+            return reply  # its acks may be on their way: what is held stays held
+        if command.check_only:
             await self._let_go(away, unit)
             return reply
         return [_put_together(send, parts, reply) for send, parts in zip(command.sends, places, strict=True)]

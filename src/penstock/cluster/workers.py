@@ -359,7 +359,12 @@ class Workers:
             if self._stopping.is_set():
                 return
             pause_s = min(2 * pause_s, RESTART_S_MAX)
-            await self._launch(worker)
+            try:
+                await self._launch(worker)
+            except OSError as error:  # no memory, say: it is tried again, as if it had ended
+                log.error("worker %d cannot be started: %s", worker.index, error)
+            if self._stopping.is_set():  # whoever stops the others has not seen this one
+                worker.signal(signal.SIGKILL)
 
     async def _stop(self) -> None:
         """End the workers in step: all answer their requests, then all close their shards."""

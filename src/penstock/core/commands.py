@@ -397,6 +397,9 @@ class GiveBack(Command):
     queue: str
     spans: list[Span]
     channel: str = MAIN
+    received_ms: int = 0
+    """When they were handed out; 0: not known. What was handed out later is left alone: it can be on the same attempt,
+    if the store crashed before it had written the first lease."""
 
 
 class Extend(Command):

@@ -38,13 +38,18 @@ def _allowing(event: Event, attempt: int) -> Judge:
     return lambda window, rows: window.columns.rows_allowing(event, rows, attempt)
 
 
-def _allowing_unless_held(event: Event, attempt: int, but_for: int = 0) -> Judge:
-    """As `_allowing`, but of nothing that a unit of work in another shard holds, unless it is that one."""
+def _allowing_unless_held(event: Event, attempt: int, but_for: int = 0, received_ms: int = 0) -> Judge:
+    """As `_allowing`, but of nothing that a unit of work in another shard holds, unless it is that one.
+
+    With `received_ms`, of nothing that was handed out later, either.
+    """
 
     def judge(window: Window, rows: slice) -> NDArray[np.bool_]:
         holders = window.columns.holder[rows]
         mask = window.columns.rows_allowing(event, rows, attempt)
         mask &= (holders < HELD_FROM) | (holders == but_for)
+        if received_ms:
+            mask &= window.columns.received_ms[rows] <= received_ms
         return mask
 
     return judge
@@ -290,8 +295,8 @@ class Settlement:
 
         return fail
 
-    def give_back(self, span: Span) -> tuple[int, list[Refused]]:
-        """The receiver went away before it got the messages: as if they had not been handed out."""
+    def give_back(self, span: Span, received_ms: int = 0) -> tuple[int, list[Refused]]:
+        """The receiver went away before it got the messages: as if they had not been handed out, then or before."""
 
         def undo(window: Window, entry: Entry, first: int, stop: int) -> None:
             self.channel.freed_rows(window, entry, first, stop)
@@ -302,13 +307,13 @@ class Settlement:
             self.channel.touch_entry(window, entry)
             self.channel.handout.offer_again(window, first, stop)
 
-        return self._return(span, undo)
+        return self._return(span, undo, received_ms)
 
-    def _return(self, span: Span, apply: Apply) -> tuple[int, list[Refused]]:
+    def _return(self, span: Span, apply: Apply, received_ms: int = 0) -> tuple[int, list[Refused]]:
         """Messages are ready again. What is held for work is not the receiver's any more, and stays."""
         if span.attempt <= 0:
             return 0, [self._stale(span.first, span.last + 1)]
-        judge = _allowing_unless_held(Event.RETRY, span.attempt)
+        judge = _allowing_unless_held(Event.RETRY, span.attempt, received_ms=received_ms)
         done, left = self._walk(span.first, span.last + 1, judge, apply)
         return done, [self._stale(low, high) for low, high in left]
 

@@ -85,7 +85,7 @@ class Settling:
         if channel.queue.config.leases_are_durable:
             error = "the receiver went away"
             return self._each(command.spans, lambda span: channel.settlement.release(span, broker.now_ms, 0, error))
-        return self._each(command.spans, channel.settlement.give_back)
+        return self._each(command.spans, lambda span: channel.settlement.give_back(span, command.received_ms))
 
     def _ack_sequences(self, command: AckSequences) -> Settled:
         broker = self.broker

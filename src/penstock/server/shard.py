@@ -742,7 +742,7 @@ class Shard:
 def give_back(delivery: Delivery) -> GiveBack:
     """What to call with a delivery that its receiver never got: its messages are ready, as if never handed out."""
     spans = [span for run in delivery.runs for span in run.spans()]
-    return GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans)
+    return GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans, received_ms=delivery.received_ms)
 
 
 def _sorry(error: PenstockError, now_ms: int) -> Delivery:
