@@ -19,14 +19,28 @@ import pytest
 import penstock
 from penstock.client.remote.address import TRANSPORTS
 from penstock.client.remote.caller import RemoteCaller
+from penstock.client.remote.http import HttpConnection
 from penstock.client.remote.prefetch import Prefetcher
 from penstock.client.remote.request import Outstanding
-from penstock.core.commands import Ack, Command, Once, Receive, Refused, Release, Settled, Span
+from penstock.core.commands import (
+    Ack,
+    Command,
+    DescribeQueue,
+    Once,
+    QueueInfo,
+    Receive,
+    Refused,
+    Release,
+    Settled,
+    Span,
+)
+from penstock.core.config import QueueConfig
 from penstock.core.errors import StaleReceipt
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.server.settings import Settings, WebsocketSettings
 from penstock.store.base import Store
 from penstock.store.memory import MemoryStore
+from penstock.wire.requests import StartPush
 from tests.client.adapter import LoopThread
 from tests.client.lossy import LossyProxy
 from tests.client.serving import Server, serve
@@ -151,6 +165,28 @@ def test_long_polls_that_are_cut_become_plain_polls(site: Site) -> None:
     beside.queue("orders").send(b"a")
     receiver.join(10)
     assert received[0].body == b"a"
+
+
+def test_a_long_poll_that_is_cut_waits_no_longer_than_was_asked(site: Site) -> None:
+    ps, beside = site.connect(site.proxy.url, transport="long_poll", timeout=2), site.connect()
+    ps.create_queue("orders")
+    failures: list[BaseException] = []
+    received: list[Any] = []
+
+    def receive() -> None:
+        try:
+            received.append(ps.queue("orders").receive(wait=4))
+        except penstock.OutcomeUnknown as error:
+            failures.append(error)
+
+    started = time.monotonic()
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    eventually(lambda: beside.queue("orders").stats().channels["main"].waiting_receivers == 1)
+    time.sleep(max(0.0, started + 3.5 - time.monotonic()))
+    site.cut()
+    receiver.join(30)
+    assert (received, failures) == ([None], [])
 
 
 def test_nobody_there_is_not_sent(site: Site) -> None:
@@ -491,6 +527,36 @@ def test_a_cancelled_wait_takes_no_message_with_it(site: Site, transport: Any) -
                 assert message is not None, "the message went with who had left"
                 assert message.attempts == 1
                 await message.ack()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("transport", ["long_poll", "poll"])
+def test_messages_that_are_on_their_way_to_a_poll_that_is_cancelled_go_back(
+    site: Site, transport: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        post, arrived, is_free = HttpConnection.post, asyncio.Event(), asyncio.Event()
+
+        async def slow(connection: HttpConnection, path: str, headers: dict[str, str], body: bytes) -> Any:
+            response = await post(connection, path, headers, body)
+            if b"Receive" in body:
+                arrived.set()
+                await is_free.wait()
+            return response
+
+        async with penstock.connect_async(site.server.url, transport=transport) as ps:
+            orders = await ps.create_queue("orders")
+            await orders.send(b"a")
+            monkeypatch.setattr(HttpConnection, "post", slow)
+            waiting = asyncio.create_task(orders.receive(wait=20, lease=3600))
+            await arrived.wait()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            is_free.set()
+            message = await orders.receive(wait=5)
+            assert message is not None, "the message went with who had left"
+            assert message.attempts == 1
 
     asyncio.run(main())
 
@@ -840,7 +906,8 @@ def test_a_prefetched_message_whose_lease_was_lost_is_not_received(site: Site) -
     message = orders.receive(wait=5)
     lost = [Span(1, 1, 1), Span(3, 3, 1)]
     site.connect()._caller.call(Release(queue="orders", spans=lost, delay_ms=600_000))
-    eventually(lambda: site.count("Extend"))
+    before = site.count("Extend")
+    eventually(lambda: site.count("Extend") > before)
     message.ack()
     assert [message.body for message in orders.receive(10)] == [b"c"]
 
@@ -851,7 +918,8 @@ def test_prefetched_messages_whose_leases_were_lost_make_room_for_others(site: S
     orders.send_many([b"a", b"b", b"c"])
     orders.receive(wait=5).ack()
     site.connect()._caller.call(Release(queue="orders", spans=[Span(1, 2, 1)], delay_ms=600_000))
-    eventually(lambda: site.count("Extend"))
+    before = site.count("Extend")
+    eventually(lambda: site.count("Extend") > before)
     orders.send(b"d")
     assert orders.receive(wait=5).body == b"d"
 
@@ -963,6 +1031,35 @@ def test_a_prefetched_message_that_comes_again_is_kept_whatever_becomes_of_its_l
         assert list(prefetcher._held) == [Span(0, 3, 1), Span(5, 5, 2), Span(6, 9, 1)]
         prefetcher.settled(Ack(queue="orders", spans=[Span(0, 9, 1)]))  # the late handler's, which is refused for 5
         assert list(prefetcher._held) == [Span(5, 5, 2)]
+        prefetcher.close()
+
+    asyncio.run(main())
+
+
+def test_a_push_that_ended_before_it_was_answered_begins_again_with_the_next_receive() -> None:
+    """So it can be with several partitions: the queue is gone in one of them before all have answered."""
+
+    class Carrier:
+        def __init__(self) -> None:
+            self.carried: list[Outstanding] = []
+
+        def carry(self, command: Command, settle: Any) -> Outstanding:
+            self.carried.append(Outstanding(command, settle, 0.0))
+            return self.carried[-1]
+
+    async def main() -> None:
+        carrier = Carrier()
+        prefetcher = Prefetcher(carrier, "orders", "main", 10)  # type: ignore[arg-type]
+        answers: list[Any] = []
+        for _ in range(2):
+            prefetcher.receive(Outstanding(Receive(queue="orders"), lambda *answer: answers.append(answer), 0.0))
+            info = QueueInfo("orders", 1, QueueConfig(), 0, 0, ["main"])
+            carrier.carried[-1].settle(info, None)
+            start = carrier.carried[-1]
+            prefetcher.ended(penstock.QueueNotFound("the queue is gone"))
+            start.settle(None, None)
+        assert [type(error) for _, error in answers] == [penstock.QueueNotFound] * 2
+        assert [type(each.command) for each in carrier.carried] == [DescribeQueue, StartPush] * 2
         prefetcher.close()
 
     asyncio.run(main())

@@ -26,6 +26,7 @@ from penstock.server.tasks import AsyncShard
 from penstock.server.threads import ThreadedShard
 from tests.client.adapter import ENTROPY, Driven, LoopThread, memory_store, serve_shards
 from tests.client.serving import Server
+from tests.server.stores import Gate, TroubledStore
 
 SECONDS_MAX = 60
 
@@ -439,6 +440,8 @@ def test_with_an_at_most_policy_what_comes_while_a_listener_stops_is_handled(
     room: Room, ps: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.client.sync.listener.WAIT_SECONDS", 5.0)
+    for kind in ("aio", "sync"):
+        monkeypatch.setattr(f"penstock.client.{kind}.listener._LAST_WAIT_SECONDS", 5.0)
     bodies: list[bytes] = []
     with ps.listen("in", room.handler(lambda message: bodies.append(message.body)), policy="consume_once") as listener:
         until(lambda: ps.queue("in").stats().channels["main"].waiting_receivers)
@@ -460,11 +463,29 @@ def test_with_an_at_most_policy_a_stop_leaves_nobody_behind_in_a_group(room: Roo
         assert go_on.wait(SECONDS_MAX)
 
     with ps.listen("in.fifo", room.handler(work), policy="consume_once") as listener:
-        until(lambda: listener.in_hand == 3 and started.is_set())
+        until(started.is_set)
         threading.Timer(0.1, go_on.set).start()
-    assert bodies == [b"a", b"b", b"c"]
-    assert listener.metrics.handled == 3
-    assert is_empty(ps, "in.fifo")
+    assert listener.metrics.handled == len(bodies)
+    assert ps.queue("in.fifo").stats().channels["main"].ready == 3 - len(bodies)
+
+
+@pytest.mark.parametrize("policy", [{"policy": "consume_once"}, {"policy": "consume_times", "consume_times": 2}])
+def test_with_an_at_most_policy_a_failure_consumes_nobody_behind_it_in_its_group(
+    room: Room, ps: Any, policy: dict[str, Any]
+) -> None:
+    ps.create_queue("in.fifo", kind="fifo", content_dedup=True)
+    ps.queue("in.fifo").send_many([b"a", b"b", b"c"], groups=["g"] * 3)
+    handled: list[tuple[bytes, int]] = []
+
+    def work(message: Any) -> None:
+        handled.append((message.body, message.attempts))
+        if message.body == b"a":
+            raise RuntimeError("failed for good")
+
+    with ps.listen("in.fifo", room.handler(work), backoff=penstock.Backoff("fixed", base_ms=1), **policy):
+        until(lambda: is_empty(ps, "in.fifo"))
+    times = policy.get("consume_times", 1)
+    assert handled == [*((b"a", 1 + time) for time in range(times)), (b"b", 1), (b"c", 1)]
 
 
 def test_policy_and_backoff_are_set_on_the_queue_and_it_says_so(ps: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -624,6 +645,28 @@ def test_a_unit_of_a_handler_may_take_more_and_gives_it_back_with_the_rest(room:
     assert ps.queue("out").receive(wait=10).body == b"12"
     released = [command.queue for command in room.caller.asked if isinstance(command, Release)]
     assert released == ["parts", "in"], "what it has taken is there before its message comes again"
+
+
+def test_a_handler_may_take_the_next_message_and_acknowledge_its_own(room: Room, ps: Any) -> None:
+    ps.queue("in").send_many([b"1", b"2"])
+
+    if room.kind == "threads":
+
+        def work(message: Any, tx: Any) -> None:
+            more = tx.take("in")
+            message.ack()
+            tx.put("out", message.body + more.body)
+    else:
+
+        async def work(message: Any, tx: Any) -> None:
+            more = await tx.take("in")
+            await message.ack()
+            tx.put("out", message.body + more.body)
+
+    with ps.listen("in", work, workers=1, prefetch=0) as listener:
+        until(lambda: listener.metrics.handled + listener.metrics.failed)
+    assert (listener.metrics.handled, listener.metrics.failed) == (1, 0)
+    assert ps.queue("out").receive(wait=10).body == b"12"
 
 
 def test_acks_are_patient_unless_there_is_an_order(room: Room, ps: Any) -> None:
@@ -1031,3 +1074,61 @@ def test_a_stop_leaves_nothing_leased_that_was_about_to_follow_in_its_group() ->
         assert listener.stop()
         stats = ps.queue("line.fifo").stats().channels["main"]
         assert (stats.leased, stats.ready + listener.metrics.handled) == (0, 2)
+
+
+def test_with_an_at_most_policy_what_is_on_its_way_when_a_listener_for_tasks_stops_is_handled() -> None:
+    async def main() -> None:
+        store, gate = TroubledStore(), Gate()
+        shard = AsyncShard(Shard(store.open, SystemClock(), lambda: ENTROPY), commit_in_thread=True)
+        bodies: list[bytes] = []
+        async with AsyncPenstock(shard) as ps:
+            orders = await ps.create_queue("in", policy="consume_once")
+            listener = await ps.listen("in", lambda message: bodies.append(message.body))
+            while not (await orders.stats()).channels["main"].waiting_receivers:
+                await asyncio.sleep(0.001)
+            store.on_commit = gate.hold
+            sending = asyncio.create_task(orders.send(b"x"))
+            assert await asyncio.to_thread(gate.reached.wait, SECONDS_MAX)  # the listener has it, and does not know yet
+            stopping = asyncio.create_task(listener.stop())
+            await asyncio.sleep(0.05)
+            gate.open()
+            await asyncio.gather(sending, stopping)
+            assert bodies == [b"x"]
+            assert await ps.queues() == ["in"], "it was consumed, and nobody has seen it"
+
+    asyncio.run(main())
+
+
+def test_with_an_at_most_policy_nothing_is_fetched_ahead_while_a_failure_is_settled() -> None:
+    class Slow(Counted):
+        """Acknowledgements and releases wait until they are let through."""
+
+        def call(self, command: Any) -> Any:
+            if type(command) in gates:
+                assert gates[type(command)].wait(SECONDS_MAX)
+            return super().call(command)
+
+    def work(message: Any) -> None:
+        ended.append(message.body)
+        if message.body == b"fails":
+            raise RuntimeError("failed for good")
+        assert message.body != b"takes long" or go_on.wait(SECONDS_MAX)
+
+    gates: dict[Any, threading.Event] = {Ack: threading.Event(), Release: threading.Event()}
+    go_on, ended = threading.Event(), list[bytes]()
+    caller = Slow(ThreadedShard(Shard(memory_store(), SystemClock(), lambda: ENTROPY)))
+    with Penstock(caller) as ps:
+        ps.create_queue("in", policy="consume_once").send(b"first")
+        with ps.listen("in", work, workers=2) as listener:
+            until(lambda: listener._settler._settling)
+            ps.queue("in").send_many([b"done", b"fails"])
+            until(lambda: len(listener._settler._ended) == 2)  # both are settled together, after the first
+            ps.queue("in").send_many([b"takes long"] * 9)
+            until(lambda: len(ended) == 5)
+            gates[Ack].set()
+            until(lambda: listener.metrics.handled == 2)
+            time.sleep(0.3)
+            leased = ps.queue("in").stats().channels["main"].leased
+            gates[Release].set()
+            go_on.set()
+            assert leased == 3, "two are worked on, and one is being released"

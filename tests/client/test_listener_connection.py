@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.client.remote.request import Outstanding
+from penstock.client.remote.stream import Stream
 from tests.client.adapter import Driven, LoopThread, directory_store, memory_store, serve_shards
 from tests.client.cutting import Proxy
 
@@ -160,3 +162,86 @@ def test_a_consume_once_message_comes_once_although_the_connection_is_cut(loop: 
     assert counts and max(counts.values()) == 1
     loop.run(proxy.stop())
     loop.run(server.stop())
+
+
+class _Hearer:
+    """Has room for ten messages, and takes none."""
+
+    def take(self, delivery: Any) -> bool:
+        return False
+
+    def room(self) -> int:
+        return 10
+
+    def ask(self) -> None:
+        pass
+
+
+def test_a_listener_that_stops_while_there_is_no_connection_is_pushed_nothing_later(loop: LoopThread) -> None:
+    async def main() -> None:
+        server = await serve_shards(memory_store())
+        async with penstock.connect_async(server.url) as ps, penstock.connect_async(server.url) as other:
+            orders = await other.create_queue("in")
+            caller: Any = ps._caller
+            stream = caller.open_stream("in", "main", None, _Hearer())
+            caller._link._socket.abort()
+            while caller.is_linked:
+                await asyncio.sleep(0)
+            stream.top_up()
+            await stream.close()
+            await ps.queue("in").stats()  # there is a connection again
+            assert (await orders.stats()).channels["main"].waiting_receivers == 0
+        await server.stop()
+
+    loop.run(main())
+
+
+def test_a_stream_whose_end_is_called_off_is_forgotten_and_pushes_nothing_more(loop: LoopThread) -> None:
+    async def main() -> None:
+        server = await serve_shards(memory_store())
+        async with penstock.connect_async(server.url) as ps:
+            orders = await ps.create_queue("in")
+            caller: Any = ps._caller
+            stream = caller.open_stream("in", "main", None, _Hearer())
+            stream.top_up()
+            closing = asyncio.create_task(stream.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            assert stream.is_over
+            assert caller._streams == []
+            while (await orders.stats()).channels["main"].waiting_receivers:
+                await asyncio.sleep(0.005)
+        await server.stop()
+
+    loop.run(main())
+
+
+def test_credit_that_never_left_is_given_again(loop: LoopThread) -> None:
+    """The server had as many requests as it takes, for too long."""
+
+    class Carrier:
+        can_push, is_linked, credit_max = True, True, 1_000
+
+        def __init__(self) -> None:
+            self.carried: list[Outstanding] = []
+
+        def carry(self, command: Any, settle: Any) -> Outstanding:
+            self.carried.append(Outstanding(command, settle, 0.0))
+            return self.carried[-1]
+
+    async def main() -> None:
+        carrier, hearer = Carrier(), _Hearer()
+        asked: list[None] = []
+        hearer.ask = lambda: asked.append(None)  # type: ignore[method-assign]
+        stream = Stream(carrier, "in", "main", None, hearer)  # type: ignore[arg-type]
+        stream.top_up()
+        carrier.carried[0].settle(None, None)
+        stream._credit = 0  # all of it has come
+        for _ in range(2):
+            stream.top_up()
+            carrier.carried[-1].settle(None, penstock.NotSent("the connection stands"))
+        assert [each.command.credit for each in carrier.carried] == [10, 10, 10]
+        assert len(asked) == 2
+
+    loop.run(main())

@@ -336,6 +336,63 @@ async def test_closing_ends_waits_streams_and_connections(tmp_path: Path) -> Non
         await until(lambda: not any(proxy._writers for proxy in pair.proxies.values()), "the end of all connections")
 
 
+@in_loop
+async def test_connecting_that_is_called_off_leaves_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def never_tells(address: Any, options: Any) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(routed_module, "fetch_partitions", never_tells)
+    async with served_pair(tmp_path) as pair:
+
+        async def connect() -> None:
+            await connect_async(pair.url("a"), routing="direct")
+
+        connecting = asyncio.create_task(connect())
+        await asked.wait()
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        await until(lambda: not pair.proxies["a"]._writers, "the end of the connection")
+
+
+class _Hearer:
+    """Has room for ten messages."""
+
+    def take(self, delivery: Any) -> bool:
+        return True
+
+    def room(self) -> int:
+        return 10
+
+    def ask(self) -> None: ...
+
+
+@in_loop
+async def test_a_stream_that_goes_on_elsewhere_leaves_no_push_for_when_its_node_comes_back(tmp_path: Path) -> None:
+    async with served_pair(tmp_path) as pair:
+        queue = pair.queue_of("b")
+        async with connect_async(pair.url("a"), routing="direct") as ps:
+            await ps.create_queue(queue)
+            caller = routed(ps)
+            home = caller._home
+            stream: Any = caller.open_stream(queue, "main", None, _Hearer())
+            await pair.proxies["a"].stop()
+            await until(lambda: not home.is_linked, "the loss of the first connection")
+            stream.top_up()
+            await goes_to(ps, pair, queue, "b")
+            stream.top_up()
+            await until(lambda: pair.receivers(queue), "a push")
+            await pair.proxies["a"].start()
+            await until(lambda: home.is_linked, "the first connection")
+            await ps.queue(pair.queue_of("a")).send(b"x")
+            assert pair.receivers(queue) == 1
+            await stream.close()
+
+
 @pytest.mark.parametrize("transport", ["websocket", "long_poll", "poll"])
 @in_loop
 async def test_nothing_is_lost_or_doubled_while_shards_move_and_connections_break(

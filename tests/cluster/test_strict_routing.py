@@ -20,7 +20,7 @@ from penstock.client.remote.polling import connect_poll
 from penstock.client.remote.websocket import connect
 from penstock.cluster.placement import home_of
 from penstock.core.commands import QueueStats, Receive, Send
-from penstock.core.errors import NotSent, PenstockError, StaleReceipt
+from penstock.core.errors import NotSent, OutcomeUnknown, PenstockError, StaleReceipt
 from penstock.server.partition_map import PartitionMap
 from penstock.wire.answers import Answer, Kind, unpack_moved
 from penstock.wire.requests import Route, outgoing
@@ -429,6 +429,28 @@ async def test_a_connection_that_is_lost_while_its_commands_are_refused_loses_no
         sequences = [sent.sequence for sent in await asyncio.gather(*sending)]
         assert sequences == sorted(sequences)
         assert await _drained(ps, queue) == [b"%d" % number for number in range(5)]
+
+
+@pytest.mark.parametrize(("has_left_before", "error"), [(False, NotSent), (True, OutcomeUnknown)])
+@in_loop
+async def test_what_was_refused_and_had_left_before_may_have_been_done_when_the_client_closes(
+    direct: Direct, monkeypatch: pytest.MonkeyPatch, has_left_before: bool, error: type[PenstockError]
+) -> None:
+    async with direct() as (pair, ps, queue):
+
+        async def never_tells(address: Address, options: Options) -> Partitions:
+            await asyncio.Event().wait()
+            raise AssertionError("nobody waits any more")
+
+        monkeypatch.setattr(routed_module, "fetch_partitions", never_tells)
+        await pair.move_queue(queue)
+        sending = asyncio.create_task(ps.queue(queue).send(b"1"))
+        lane = routed(ps)._lanes[queue]
+        await until(lambda: lane.refused, "a refusal")
+        lane.refused[0].outstanding.repeated = has_left_before  # through a connection that was lost
+        await ps.close()
+        with pytest.raises(error):
+            await sending
 
 
 class _Hearer:

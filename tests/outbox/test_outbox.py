@@ -168,3 +168,15 @@ def test_a_long_name_in_a_schema_with_a_long_name_takes_messages(postgres: Postg
     with penstock.open(":memory:") as ps, Relay(engine, ps, outbox):
         assert ps.create_queue("orders").receive(wait=60) is not None
     engine.dispose()
+
+
+def test_a_session_with_several_databases_writes_where_the_tables_are(engine: Engine) -> None:
+    outbox, inbox, other = Outbox(), Inbox(), create_engine("sqlite://")
+    for metadata in (outbox.metadata, inbox.metadata):
+        metadata.create_all(engine)
+    accounts = Table("accounts", MetaData(), Column("id", Integer, primary_key=True))
+    with Session(binds={outbox.table: engine, inbox.table: engine, accounts: other}) as session, session.begin():
+        outbox.send(session, "orders", b"1")
+        assert [inbox.once(session, "m") for _ in range(2)] == [True, False]
+    assert [row.body for row in rows(engine, outbox)] == [b"1"]
+    other.dispose()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from sqlalchemy import Engine, create_engine, insert, select, text, update
+from sqlalchemy.ext.asyncio import create_async_engine
 
 import penstock
 from penstock.outbox import OUTBOX_ID, Inbox, Outbox, Relay
@@ -489,3 +491,18 @@ def test_a_setting_out_of_range_is_refused(ps: penstock.Penstock, options: dict[
     with pytest.raises(penstock.InvalidRequest):
         Relay(engine, ps, **options)
     engine.dispose()
+
+
+def test_a_relay_refuses_an_engine_or_a_client_for_tasks(engine: Engine, outbox: Outbox, ps: penstock.Penstock) -> None:
+    """Nobody would await what they do: every message would be marked as sent, and none would be."""
+    send(engine, outbox, "orders", b"1")
+
+    async def relay_with(client: Any) -> None:
+        async with client as tasks:
+            with pytest.raises(penstock.InvalidRequest, match="AsyncPenstock"):
+                Relay(engine, tasks, outbox).run_once()
+
+    asyncio.run(relay_with(penstock.open_async(":memory:")))
+    with pytest.raises(penstock.InvalidRequest, match="AsyncEngine"):
+        Relay(create_async_engine("postgresql+psycopg://"), ps, outbox)  # type: ignore[arg-type]
+    assert status(engine, outbox).pending == 1

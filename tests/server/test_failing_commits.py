@@ -7,7 +7,7 @@ import pytest
 
 import penstock
 from penstock.core.commands import CancelWait, CreateQueue, ListRedrives, Receive, Send, StartRedrive
-from penstock.server.shard import REOPEN_PAUSE_MS, Call, Step
+from penstock.server.shard import REOPEN_PAUSE_MS, Call, Step, give_back
 from tests.client.adapter import World
 from tests.server.bare import BareShard, bodies
 from tests.server.stores import TroubledStore
@@ -216,3 +216,20 @@ def test_a_redrive_goes_on_after_messages_could_not_be_read(store: TroubledStore
         bare.advance(1)
     assert [task.status for task in bare.do(ListRedrives())] == ["done"]
     assert bodies(bare.do(Receive(queue="others", limit=9, wait_ms=0))) == [b"1", b"2"]
+
+
+def test_what_a_receive_got_that_was_withdrawn_in_a_failed_step_goes_back_once(
+    store: TroubledStore, bare: BareShard
+) -> None:
+    """Whoever withdraws a receive gives back what it has then: by now another one may have that."""
+    bare.do(CreateQueue(name="orders"))
+    leaving = Call(Receive(queue="orders", wait_ms=20_000))
+    bare.shard.run(Step([leaving]))
+    store.fail_next(kept=True)
+    bare.run(Send(queue="orders", bodies=[b"a"]))
+    store.fail_next(kept=False)
+    bare.run(CancelWait(ticket=leaving), CreateQueue(name="fails"))
+    assert bodies(bare.do(Receive(queue="orders"))) == [b"a"]
+    if leaving.reply is not None:
+        bare.do(give_back(leaving.reply))
+    assert bodies(bare.do(Receive(queue="orders"))) == [], "two have it"

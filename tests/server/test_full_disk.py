@@ -6,7 +6,7 @@ import pytest
 
 import penstock
 from penstock.core.changes import Changes
-from penstock.core.commands import Ack, CreateQueue, OpenSession, QueueStats, Receive, Release, Send
+from penstock.core.commands import Ack, CreateQueue, Extend, OpenSession, QueueStats, Receive, Release, Send
 from penstock.core.config import QueueConfig
 from penstock.server.shard import FULL_PAUSE_MS, Call, Step
 from penstock.store.errors import DiskFull
@@ -196,3 +196,23 @@ def test_every_queue_that_is_made_while_the_disk_is_full_is_told_of(store: Troub
     bare.shard.run(step)
     assert [call.error for call in step.answered if isinstance(call, Call)] == [None, None]
     assert {event.queue for event in step.events} == {"a", "b"}
+
+
+def test_everybody_is_answered_when_a_full_disk_fails_altogether_in_the_middle_of_a_step(
+    store: TroubledStore, bare: BareShard
+) -> None:
+    bare.do(CreateQueue(name="orders", config=QueueConfig(max_receives=1)))
+    bare.do(Send(queue="orders", bodies=[b"dies", b"done"]))
+    dies = bare.do(Receive(queue="orders", lease_ms=1_000_000))
+    done = bare.do(Receive(queue="orders", lease_ms=1_000_000))
+    bare.advance(0.02)
+    store.full = True
+    store.fail_next(kept=False)
+    release, ack, extend = bare.run(
+        Release(queue="orders", spans=spans(dies), error="no"),
+        Ack(queue="orders", spans=spans(done)),
+        Extend(queue="orders", spans=spans(done), lease_ms=1_000),
+    )
+    assert isinstance(release.error, penstock.DiskFull)
+    assert isinstance(ack.error, penstock.CommitFailed)
+    assert isinstance(extend.error, penstock.CommitFailed)

@@ -21,7 +21,7 @@ from penstock.client.content import Content
 from penstock.client.times import Seconds, length_ms
 from penstock.core.errors import InvalidRequest
 from penstock.outbox.clock import now_ms
-from penstock.outbox.outbox import OUTBOX_ID, ddl
+from penstock.outbox.outbox import OUTBOX_ID, connection_of, ddl
 
 if TYPE_CHECKING:
     from penstock.outbox.outbox import Executes, ExecutesLater
@@ -80,8 +80,8 @@ class Inbox:
         return self._once(connection, values)
 
     def _once(self, executes: Any, values: dict[str, str]) -> bool:
-        bind = executes.get_bind() if hasattr(executes, "get_bind") else executes
-        statement = _insert_unless_there(bind.dialect.name, self.table).values(**values, seen_ms=now_ms())
+        dialect = connection_of(executes, self.table).dialect.name
+        statement = _insert_unless_there(dialect, self.table).values(**values, seen_ms=now_ms())
         return executes.execute(statement).first() is not None
 
     def clean(self, connection: Executes, older_than: Seconds) -> int:

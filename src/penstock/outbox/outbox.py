@@ -269,9 +269,9 @@ class Outbox:
         return insert(self.table).values(**values)
 
     def _tell(self, executes: Any) -> None:
-        bind = executes.get_bind() if hasattr(executes, "get_bind") else executes
-        if self.notify and bind.dialect.name == "postgresql":
-            executes.execute(_NOTIFY, {"channel": self.channel})
+        connection = connection_of(executes, self.table)
+        if self.notify and connection.dialect.name == "postgresql":
+            connection.execute(_NOTIFY, {"channel": self.channel})
 
     # -- looking and tidying --
 
@@ -323,6 +323,14 @@ class Outbox:
 def claimed_until_ms(table: FromClause) -> ColumnElement[int]:
     """Until when a row is claimed. SQLite takes text in a number's column, and no claim is made with that: it is 0."""
     return cast(table.c.claimed_until_ms, BigInteger)
+
+
+def connection_of(executes: Any, table: Table) -> Connection:
+    """The connection by which a session, which may have several databases, reaches a table; or the one given."""
+    connection: Connection = executes
+    if hasattr(executes, "get_bind"):
+        connection = executes.connection(bind_arguments={"clause": table})
+    return connection
 
 
 def _rows(result: Any) -> int:

@@ -135,6 +135,14 @@ class Relay:
         claim: Seconds = 30.0,
         keep_sent: Seconds = 3_600.0,
     ) -> None:
+        if not isinstance(engine, Engine):
+            raise InvalidRequest(
+                f"engine is {type(engine).__name__}: a relay works in a thread, give what create_engine made"
+            )
+        if not isinstance(ps, Penstock):  # its commits would not be awaited, and the rows taken for sent
+            raise InvalidRequest(
+                f"ps is {type(ps).__name__}: a relay works in a thread, give what open or connect made"
+            )
         self._engine = engine
         self._ps = ps
         self._outbox = outbox or Outbox()

@@ -37,7 +37,7 @@ import contextlib
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -590,8 +590,8 @@ class Shard:
         left = {call.command.ticket for call in step.calls if isinstance(call.command, CancelWait)}
         self._displaced = [call for call in displaced if call not in left]
         self._parked.clear()
-        for call in self._displaced:
-            call.reply = None
+        for call in displaced:
+            call.reply = None  # also of who has left, and would give it back a second time
             call.parked_ms = call.parked_ms or step.now_ms
 
     def _answer_all(self, step: Step, error: Exception, *, displaced: bool = False) -> None:
@@ -625,22 +625,26 @@ class Shard:
         log.error("the disk is full: %s", error)
         self._full_until_ms = self._clock.now_ms() + FULL_PAUSE_MS
         self._is_well = False
+        left: Iterator[Call] = iter(())
         try:
             if self._fits(step):
                 return
             self._stands_still = True
             if self._fits(step):
                 return
-            calls = step.calls
-            if not calls:  # what did not fit is in this broker's mind, and nowhere else
+            if not step.calls:  # what did not fit is in this broker's mind, and nowhere else
                 self._open_broker(step.now_ms)
-            for call in calls:
-                step.calls = [call]
+            left = iter(step.calls)
+            for call in left:
+                step.calls, step.woken = [call], []
                 if not self._fits(step):
                     call.reply, call.error = None, _copy(error)
                     step.answered.append(call)
                     self._open_broker(step.now_ms)
         except Exception as failure:
+            for call in left:  # nobody gets what it would have got: somebody before it may have that
+                call.reply = None
+                step.calls.append(call)
             self._give_up_store(step, failure)
 
     def _fits(self, step: Step) -> bool:

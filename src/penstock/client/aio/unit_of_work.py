@@ -157,6 +157,15 @@ class AsyncUnitOfWork:
             self._taken.setdefault((queue, channel), []).extend(spans)
             return True
 
+    def let_go(self, queue: str, channel: str, span: Span) -> None:
+        """A message that was held is settled already: the commit leaves it alone."""
+        with self._lock:
+            spans = self._taken.get((queue, channel), [])
+            if span in spans:
+                spans.remove(span)
+            if not spans:
+                self._taken.pop((queue, channel), None)
+
     def begin_commit(self) -> CommitWork:
         """The command that commits this unit. Whoever carries it out says `end_commit`."""
         with self._lock:

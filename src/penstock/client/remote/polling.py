@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -105,7 +106,11 @@ class PollLink:
         self._exchanges = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._waits: dict[int, asyncio.Task[None]] = {}
-        """Receives that wait, by plain poll: the tasks that ask for them."""
+        """Receives that wait: the tasks that ask for them."""
+        self._asking: set[int] = set()
+        """Those of them that the server is asked for now."""
+        self._called_off: set[int] = set()
+        """Those of them that need not wait any longer."""
         self._cuts = 0
         self._is_open = False
         self._controls = 0
@@ -182,11 +187,13 @@ class PollLink:
     def cancel(self, request: int) -> None:
         """A receive need not wait any longer."""
         waiting = self._waits.get(request)
-        if waiting is not None and self.transport == "poll":
+        if waiting is not None and request not in self._asking:
             waiting.cancel()
             self._listener.answered(0, [(request, Kind.REPLY, _NOTHING)])
-        else:
-            self._control(Cancel(request=request))
+            return
+        if waiting is not None:  # its answer may bring messages, which have to go back
+            self._called_off.add(request)
+        self._control(Cancel(request=request))
 
     async def close(self) -> None:
         """End the session, so that what it holds is released now."""
@@ -260,26 +267,36 @@ class PollLink:
         number = directed[1][0]
         waiting = self._start(self._receive(directed))
         self._waits[number] = waiting
-        waiting.add_done_callback(lambda _: self._waits.pop(number, None))
+        waiting.add_done_callback(lambda _: self._forget_wait(number))
+
+    def _forget_wait(self, number: int) -> None:
+        self._waits.pop(number, None)
+        self._called_off.discard(number)
 
     async def _receive(self, directed: Directed) -> None:
+        began_s = self._loop.time()
         try:
             async with self._room:
-                if self.transport == "long_poll" and await self._long_poll(directed):
+                if self.transport == "long_poll" and await self._long_poll(directed, began_s):
                     return
-                await self._poll(directed)
+                await self._poll(directed, began_s)
         except (OSError, TimeoutError, PenstockError) as error:
             self._lose(error)
 
-    async def _long_poll(self, directed: Directed) -> bool:
+    async def _long_poll(self, directed: Directed, began_s: float) -> bool:
         """Whether the server had the time to answer; False when long polls are cut on the way."""
-        _, (_, command) = directed
+        route, (number, command) = directed
         assert isinstance(command, Receive)
         wait_s = self._options.timeout if command.wait_ms is None else command.wait_ms / 1_000
+
+        def frame() -> bytes:
+            wait_ms = None if command.wait_ms is None else self._left_ms(number, command.wait_ms, began_s)
+            return _frame_of([(route, (number, msgspec.structs.replace(command, wait_ms=wait_ms)))])
+
         while True:
             try:
                 async with asyncio.timeout(wait_s + _GRACE_S):
-                    now_ms, answers = await self._ask(directed)
+                    now_ms, answers = await self._ask(number, frame)
             except (TimeoutError, BrokenConnection):
                 self._cuts += 1
                 if self._cuts < _CUTS_MAX:
@@ -292,34 +309,44 @@ class PollLink:
                 self._lose(ConnectionLost(f"{self._address} stops"))
             return True
 
-    async def _poll(self, directed: Directed) -> None:
+    async def _poll(self, directed: Directed, began_s: float) -> None:
         """Ask again and again, until there is something or the wait is over by the server's clock."""
         route, (number, command) = directed
         assert isinstance(command, Receive)
         wait_ms = command.wait_ms
         if wait_ms is None:
             wait_ms = await self._configured_wait_ms(command.queue)
-        once = msgspec.structs.replace(command, wait_ms=0)
+        wait_ms = self._left_ms(number, wait_ms, began_s)
+        frame = partial(_frame_of, [(route, (number, msgspec.structs.replace(command, wait_ms=0)))])
         until_ms: int | None = None
         pause_s = _FIRST_PAUSE_S
         while True:
-            now_ms, answers = await self._ask((route, (number, once)))
+            now_ms, answers = await self._ask(number, frame)
             until_ms = now_ms + wait_ms if until_ms is None else until_ms
             if not answers:
                 self._lose(ConnectionLost(f"{self._address} stops"))
                 return
             if answers[0][1] == Kind.MOVED:  # another node is asked with what is left of the wait
                 command.wait_ms = max(0, until_ms - now_ms)
-            if now_ms >= until_ms or not _is_empty(answers[0]):
+            if now_ms >= until_ms or number in self._called_off or not _is_empty(answers[0]):
                 self._hand_on(now_ms, answers)
                 return
             await asyncio.sleep(min(pause_s, max(0.001, (until_ms - now_ms) / 1_000)))
             pause_s = min(pause_s * 1.5, _PAUSE_S_MAX)
 
-    async def _ask(self, directed: Directed) -> tuple[int, list[Answer]]:
+    def _left_ms(self, number: int, wait_ms: int, began_s: float) -> int:
+        """What is left of a wait that began then: it may have waited for its turn, or have been cut on the way."""
+        passed_ms = round((self._loop.time() - began_s) * 1_000)
+        return 0 if number in self._called_off else max(0, wait_ms - passed_ms)
+
+    async def _ask(self, number: int, frame: Callable[[], bytes]) -> tuple[int, list[Answer]]:
         """Ask for one thing. No answer: the server stops."""
-        now_ms, answers = await self._post(_frame_of([directed]))
-        return now_ms, [answer for answer in answers if answer[0] == directed[1][0]]
+        self._asking.add(number)
+        try:
+            now_ms, answers = await self._post(frame)
+        finally:
+            self._asking.discard(number)
+        return now_ms, [answer for answer in answers if answer[0] == number]
 
     async def _configured_wait_ms(self, queue: str) -> int:
         _, answers = await self._post(encode_requests([(1, DescribeQueue(name=queue))]))
@@ -330,7 +357,7 @@ class PollLink:
 
     # -- HTTP --
 
-    async def _post(self, frame: bytes) -> tuple[int, list[Answer]]:
+    async def _post(self, frame: bytes | Callable[[], bytes]) -> tuple[int, list[Answer]]:
         """One request. One that meets a connection which the server had just closed is sent again over another."""
         headers = {"Content-Type": MEDIA_TYPE}
         if self._options.token is not None:
@@ -344,7 +371,8 @@ class PollLink:
         while True:
             connection, is_new = await self._connection()
             try:
-                response = await connection.post(COMMANDS_PATH, headers, frame)
+                body = frame if isinstance(frame, bytes) else frame()
+                response = await connection.post(COMMANDS_PATH, headers, body)
             except BrokenConnection as error:
                 if is_new or not error.was_silent:
                     raise

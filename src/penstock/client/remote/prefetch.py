@@ -95,7 +95,7 @@ class Prefetcher:
         self._state = "new"
         """`new`, `starting`, `running`, or `off`: the queue is not one to prefetch."""
         self._starts = 0
-        """How often it was begun."""
+        """How often it was begun, or ended by the server."""
         self._push: Outstanding | None = None
         self._lease_s = 30.0
         self._wait_ms = 0
@@ -210,7 +210,11 @@ class Prefetcher:
         self._asking += 1
         self._owed = 0
         start = StartPush(queue=self._queue, channel=self._channel, credit=self._credit)
-        self._push = self._carrier.carry(start, self._started)
+        self._push = self._carrier.carry(start, partial(self._answered, starts))
+
+    def _answered(self, starts: int, reply: Any, error: BaseException | None) -> None:
+        if starts == self._starts:  # else it has ended already: a queue of several partitions tells that before
+            self._started(reply, error)
 
     def _started(self, _reply: Any, error: BaseException | None) -> None:
         self._asking -= 1
@@ -253,6 +257,7 @@ class Prefetcher:
 
         Then what was pushed is leased as before: what waits here goes back, what is being worked on is kept.
         """
+        self._starts += 1
         if isinstance(error, QueueNotFound | ChannelNotFound):
             self._forget()
         else:
@@ -296,10 +301,14 @@ class Prefetcher:
             return
         credit, self._owed = self._owed, 0
         self._asking += 1
-        self._carrier.carry(AddPushCredit(push=self._push.number, credit=credit), self._paid)
+        push = self._push
+        self._carrier.carry(AddPushCredit(push=push.number, credit=credit), partial(self._paid, push, credit))
 
-    def _paid(self, _reply: Any, error: BaseException | None) -> None:
+    def _paid(self, push: Outstanding, credit: int, _reply: Any, error: BaseException | None) -> None:
         self._asking = max(0, self._asking - 1)
+        if isinstance(error, NotSent) and push is self._push:  # the server does not have it
+            self._owed += credit
+            self._pay()
         self._loop.call_soon(self._settle_the_due)
 
     # -- heartbeats --

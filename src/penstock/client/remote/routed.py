@@ -60,7 +60,7 @@ from penstock.core.commands import (
     QueueInfo,
     Receive,
 )
-from penstock.core.errors import NotSent, PenstockError, QueueNotFound, StoreError
+from penstock.core.errors import NotSent, OutcomeUnknown, PenstockError, QueueNotFound, StoreError
 
 log = logging.getLogger("penstock.client")
 
@@ -133,7 +133,11 @@ class RoutedCaller:
         """A caller that is connected to the server that was named, and has asked for the map."""
         caller = cls(address, options)
         await caller._home.open()
-        await caller._refresh()
+        try:
+            await caller._refresh()
+        except BaseException:  # who waited has left, and nobody else would end the connection
+            await caller.close()
+            raise
         caller._refresh_later()
         return caller
 
@@ -268,7 +272,7 @@ class RoutedCaller:
                 call.settled(None, NotSent("the connection was closed"))
             refused, lane.refused = lane.refused, []
             for taken in refused:
-                taken.outstanding.settle(None, NotSent("the connection was closed"))
+                taken.outstanding.settle(None, _closed(taken.outstanding))
         await asyncio.gather(*(member.close() for member in list(self._members.values())))
         for lane in self._lanes.values():
             for stream in list(lane.streams):
@@ -422,7 +426,7 @@ class RoutedCaller:
         name = self._name_of(taken.outstanding.command)
         lane = self._lanes.get(name) if name else None
         if self._closed:
-            taken.outstanding.settle(None, NotSent("the connection was closed"))
+            taken.outstanding.settle(None, _closed(taken.outstanding))
         elif lane is None or lane.caller is not member:  # the lane has left: receives may stay behind
             (self._any_linked() if lane is None else lane.caller).adopt([taken])
         else:
@@ -650,6 +654,12 @@ async def open_caller(address: Address, options: Options) -> RemoteCaller | Rout
     if options.routing == "direct":
         return await RoutedCaller.connect(address, options)
     return await RemoteCaller.connect(address, options)
+
+
+def _closed(refused: Outstanding) -> PenstockError:
+    """What becomes of a command that a node refused: if it had left before, through another, it may have been done."""
+    kind = OutcomeUnknown if refused.repeated else NotSent
+    return kind("the connection was closed")
 
 
 def _ignore(_reply: Any, _error: BaseException | None) -> None:

@@ -61,7 +61,7 @@ class RoutedStream:
         if self._at.is_linked:
             self._moving = asyncio.get_running_loop().create_task(self._move())
         else:
-            self._at.forget(self._inner)
+            self._inner.drop()
             self._start()
             self._hearer.ask()
 

@@ -15,12 +15,13 @@ Everything here happens in the loop's thread.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, Protocol
 
 from penstock.client.listening import Hearer
 from penstock.client.remote.request import Outstanding, Settle
 from penstock.core.commands import Command, Delivery
-from penstock.core.errors import PenstockError
+from penstock.core.errors import NotSent, PenstockError
 from penstock.wire.answers import KeyedDelivery
 from penstock.wire.requests import AddPushCredit, StartPush, StopPush
 
@@ -45,6 +46,10 @@ class Carrier(Protocol):
 
     def carry(self, command: Command, settle: Settle) -> Outstanding:
         """Take a command to the server."""
+        ...
+
+    def withdraw(self, outstanding: Outstanding) -> None:
+        """Who waited for this has left, and hears no more of it."""
         ...
 
     def give_back(self, delivery: Delivery) -> None:
@@ -93,7 +98,8 @@ class Stream:
                 self._start(wanted)
         elif self._is_started and more > 0 and 2 * more >= wanted:
             self._credit += more
-            self._carrier.carry(AddPushCredit(push=self._push.number, credit=more), self._answered)
+            add = AddPushCredit(push=self._push.number, credit=more)
+            self._carrier.carry(add, partial(self._answered, self._push, more))
 
     async def close(self) -> None:
         """Have nothing pushed any more. What comes meanwhile goes back."""
@@ -101,7 +107,10 @@ class Stream:
             self._stopped = asyncio.get_running_loop().create_future()
             if self._is_started:
                 self._stop()
-            await self._stopped
+            try:
+                await self._stopped
+            finally:  # also when nobody waits for that any more
+                self._end(None)
         self._end(None)
 
     # -- for the caller --
@@ -115,6 +124,10 @@ class Stream:
     def ended(self, error: BaseException) -> None:
         """The server ended the push, or cannot be reached."""
         self._end(error)
+
+    def drop(self) -> None:
+        """Another stream takes its place: its link is gone, and need not come back."""
+        self._end(None)
 
     def lost(self) -> None:
         """The link is gone, and all leases with it."""
@@ -138,14 +151,17 @@ class Stream:
     def _started(self, _reply: Any, error: BaseException | None) -> None:
         if error is not None:
             self._end(error)
-        elif self._stopped is not None:
+        elif self._stopped is not None or self.is_over:
             self._stop()
         else:
             self._is_started = True
             self.top_up()
 
-    def _answered(self, _reply: Any, error: BaseException | None) -> None:
-        """Credit was given; or the push has ended, which is told separately, or the link is lost."""
+    def _answered(self, push: Outstanding, credit: int, _reply: Any, error: BaseException | None) -> None:
+        """Credit was given; or the push has ended, which is told separately, or the link is lost, or it never left."""
+        if isinstance(error, NotSent) and push is self._push:
+            self._credit = max(0, self._credit - credit)
+            self._hearer.ask()
 
     def _stop(self) -> None:
         assert self._push is not None
@@ -160,7 +176,8 @@ class Stream:
             return
         self.is_over = True
         self.error = error if isinstance(error, PenstockError) else None
-        self._push = None
+        if self._push is not None and not self._push.left:  # it waits for a connection, and nobody would hear of it
+            self._carrier.withdraw(self._push)
         self._resolve()
         self._carrier.forget(self)
         self._hearer.ask()

@@ -69,6 +69,8 @@ _AHEAD_SECONDS = 0.5
 """How much work is fetched ahead, unless it is told."""
 _GRACE_SECONDS = 5.0
 """How long a stop waits for the last settlement."""
+_LAST_WAIT_SECONDS = 0.5
+"""How long a receive waits that no stop calls off, because what it brings would be gone."""
 _LOOK_SECONDS = 0.05
 """How often it looks whether handlers have ended, if nobody tells."""
 
@@ -174,6 +176,7 @@ class Listener:
             self._streaming = None
             self._prefetch = self._prefetch or 0
             self._handles_all = True
+            self._settler.is_one_by_one = info.config.is_fifo
         self._state = "running"
         self._settling.start(self._settler.run)
         for _ in range(self.workers):
@@ -200,8 +203,8 @@ class Listener:
             return True
         self._state = "stopping"
         self.request_stop()
-        self._fetching.cancel()
         left_s = self._handle_what_came(timeout_s) if self._handles_all else timeout_s
+        self._fetching.cancel()
         self._settler.give_back(self._not_begun())
         self._line.close()
         finished = self._working.wait(left_s)
@@ -232,7 +235,7 @@ class Listener:
     def _handle_what_came(self, timeout_s: float | None) -> float | None:
         """What was given back would be gone: have it handled, while there is time. Returns how much time is left."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        most_s = WAIT_SECONDS + _GRACE_SECONDS
+        most_s = self._wait_seconds + _GRACE_SECONDS
         self._fetching.wait(most_s if timeout_s is None else min(timeout_s, most_s))
         while self._settler.unhandled and (until is None or time.monotonic() < until):
             self._room.wait(_LOOK_SECONDS)
@@ -338,12 +341,16 @@ class Listener:
         command = Receive(
             queue=self._queue,
             channel=self._channel,
-            limit=room,
-            wait_ms=round(WAIT_SECONDS * 1_000),
+            limit=1 if self._settler.is_one_by_one else room,
+            wait_ms=round(self._wait_seconds * 1_000),
             lease_ms=self._lease_ms,
         )
         delivery: Delivery | None = self._caller.call(command)
         return delivery
+
+    @property
+    def _wait_seconds(self) -> float:
+        return min(WAIT_SECONDS, _LAST_WAIT_SECONDS) if self._handles_all else WAIT_SECONDS
 
     def _begin(self, messages: list[Message]) -> bool:
         """Messages have come: into the line with them. False if this is the end, and they have to go back."""

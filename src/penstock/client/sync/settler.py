@@ -99,6 +99,9 @@ class Settler:
         self._failures = 0
         self.order: GroupOrder[Message] | None = None
         """For a FIFO queue: who may be worked on."""
+        self.is_one_by_one = False
+        """Whether messages are received one by one, since what went back would be gone: then who waits behind another
+        one of its group has come after that was settled, and need not go back with it."""
         self._lease_ms = 0
         self.begin: Callable[[list[Message]], None] = lambda messages: None
         """What to do with messages whose turn has come."""
@@ -322,17 +325,20 @@ class Settler:
         if not messages:
             return
         turn: list[Message] = []
+        goes_on = counter == "handled" or self.is_one_by_one
         with self._lock:
             before = len(self._held)
             self._held.difference_update(messages)
             self._gone.difference_update(messages)
-            setattr(self._metrics, counter, getattr(self._metrics, counter) + before - len(self._held))
+            gone = before - len(self._held)
+            setattr(self._metrics, counter, getattr(self._metrics, counter) + gone)
+            self._settling = max(0, self._settling - gone)
             if self.order is not None:
-                follow = self.order.done if counter == "handled" else self.order.failed
+                follow = self.order.done if goes_on else self.order.failed
                 turn = [each for message in messages for each in follow(message)]
-            if counter == "handled":
+            if goes_on:
                 self.begin(turn)  # in here: whoever takes back what is not begun finds it in one place or the other
-        if counter != "handled":
+        if not goes_on:
             self.give_back(turn)
         self._on_room()
 
@@ -387,12 +393,10 @@ def _touched(messages: Iterable[Message], refused: list[Refused]) -> set[Message
 def _begin(outcome: Outcome) -> CommitWork:
     """The command that commits a unit. What the handler has settled itself is not settled again."""
     assert outcome.work is not None
-    command = outcome.work.begin_commit()
-    if outcome.message.is_settled:
-        for ack in command.acks:
-            ack.spans = [span for span in ack.spans if span != outcome.message.span]
-        command.acks = [ack for ack in command.acks if ack.spans]
-    return command
+    message = outcome.message
+    if message.is_settled:
+        outcome.work.let_go(message.queue, message.channel, message.span)
+    return outcome.work.begin_commit()
 
 
 def _together(commands: list[CommitWork]) -> CommitWork:
