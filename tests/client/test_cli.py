@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from typer.main import get_command
 import penstock
 from penstock.cli import app, exits, main
 from penstock.cli.exits import Exit
+from penstock.cli.messages import _writer
 from tests.client.node import ThreadedNode
 from tests.faults.proxy import Proxy
 from tests.shards import not_for_clusters
@@ -792,3 +794,21 @@ def test_the_page_names_the_fields_of_json(shell: Shell) -> None:
     assert set(shell.json("queue", "list")[0]) == documented["`queue list`"]
     assert set(shell.json("stats")[0]) == documented["`stats`, `channel list`"]
     assert set(shell.json("top", "--once", "--interval", "0.05")[0]) == documented["`top`"]
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_a_full_disk_took_of_messages_that_come_again_is_not_left_in_the_file(
+    tmp_path: Path, as_json: bool
+) -> None:
+    target = tmp_path / "out"
+    target.write_bytes(b"before\n")
+    rows: list[dict[str, Any]] = [{"body": "x" * 100}]
+    with _writer(target, as_json=as_json, raw=True, end=b"\n", title="") as write:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                write(rows, [b"x" * 100])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert target.read_bytes() == b"before\n"

@@ -10,9 +10,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from penstock.core.errors import StoreError
+from penstock.core.errors import StaleReceipt, StoreError
 from penstock.protocols.nsq import wire
-from penstock.protocols.nsq.connection import Connection
+from penstock.protocols.nsq.client import State
+from penstock.protocols.nsq.connection import UNREAD_BYTES_MAX, Connection
 from penstock.server.settings import NsqSettings
 
 
@@ -98,3 +99,26 @@ def test_after_a_publish_that_failed_none_is_confirmed(with_desk: Any) -> None:
         assert desk.written.count(wire.OK_FRAME) == 1
 
     with_desk(4, body)
+
+
+def test_who_does_not_read_that_fins_are_refused_is_not_read_from_and_then_gets_every_answer(with_desk: Any) -> None:
+    lines, count = b"FIN 0123456789abcdef\n" * 100, 10_000
+
+    def answer_all(desk: Desk) -> None:
+        while desk.shard.calls:
+            desk.shard.calls.pop(0)(SimpleNamespace(error=StaleReceipt("it is not in flight"), reply=None))
+
+    def body(desk: Desk) -> None:
+        desk.connection.client.state = State.SUBSCRIBED
+        desk.connection.pause_writing()
+        for _ in range(count // 100):
+            desk.connection.data_received(lines)
+            answer_all(desk)
+        assert len(desk.written) < 2 * UNREAD_BYTES_MAX
+        desk.transport.pause_reading.assert_called()
+        desk.connection.resume_writing()
+        answer_all(desk)
+        assert desk.written.count(b"ID not in flight") == count
+        desk.transport.resume_reading.assert_called()
+
+    with_desk(0, body)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -260,14 +261,27 @@ def _writer(output: Path | None, *, as_json: bool, raw: bool, end: bytes, title:
     if output is None:
         yield _to_bodies(sys.stdout.buffer, end) if raw else _to_rows(as_json, title)
         return
-    with output.open("ab") as stream:
-        into_file = _to_json(stream) if as_json else _to_bodies(stream, end)
+    with output.open("ab", buffering=0) as file:
 
         def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
-            into_file(rows, bodies)
-            os.fsync(stream.fileno())
+            size = os.fstat(file.fileno()).st_size
+            stream = io.BytesIO()
+            (_to_json(stream) if as_json else _to_bodies(stream, end))(rows, bodies)
+            try:
+                _write_all(file, stream.getbuffer())
+                os.fsync(file.fileno())
+            except BaseException:  # they come again: half of them would be taken for the start of what comes next
+                with suppress(OSError):
+                    os.ftruncate(file.fileno(), size)
+                raise
 
         yield write
+
+
+def _write_all(file: io.FileIO, data: memoryview) -> None:
+    """A disk that is nearly full takes a part, and says only then that it is full."""
+    while data:
+        data = data[file.write(data) :]
 
 
 def _to_rows(as_json: bool, title: str) -> Write:

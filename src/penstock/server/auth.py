@@ -93,6 +93,10 @@ class Principal:
             self._known[right, queue] = known
         return known
 
+    def has(self, right: Right) -> bool:
+        """Whether it has this right on any queue, whichever."""
+        return any(right in grant.rights for grant in self._grants)
+
     def __repr__(self) -> str:
         return f"Principal({self.name!r})"
 

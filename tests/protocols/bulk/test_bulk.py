@@ -8,6 +8,7 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -531,6 +532,16 @@ def test_who_may_only_read_sends_nothing(server: Server) -> None:
         assert failed.value.status == 403
 
 
+def test_who_may_only_read_marks_nothing_as_done(server: Server, writer: Connection, reader: ServerPlace) -> None:
+    connection = Connection(where(server, "read-token"))
+    with pytest.raises(ServerFailed, match="no write right on any queue") as failed:
+        publish(connection, "t-marks", [], "marks", 1 << 62)
+    assert failed.value.status == 403
+    stage(writer, "t-marks", "a", piece("r-marks", b"x"))
+    assert publish(writer, "t-marks", ["a"], "marks", 0) == {"messages": 1, "already_done": False}
+    assert values(reader, "r-marks") == [b"x"]
+
+
 def test_rights_end_where_the_pattern_does(writer: Connection, reader: ServerPlace) -> None:
     with pytest.raises(ServerFailed, match="no write right on queue 'other'"):
         send(writer, piece("other", b"x"))
@@ -662,3 +673,19 @@ def test_a_take_of_large_messages_is_no_larger_than_a_response_may_be(tmp_path: 
             sizes.append(table.num_rows)
     node.stop()
     assert sizes == [3, 3, 2]
+
+
+def test_a_server_without_pyarrow_refuses_a_take_before_it_leases_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = ThreadedNode(tmp_path, "")
+    there = Where(url=f"http://127.0.0.1:{node.port}", token=None, timeout_s=PATIENCE_S)
+    with contextlib.closing(Connection(there)) as connection, contextlib.closing(ServerPlace(there)) as place:
+        send(connection, piece("q", b"one"))
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, "penstock.wire.arrow", None)
+            with pytest.raises(ServerFailed, match="no pyarrow"):
+                place.take("q", "main", 10, include_headers=False)
+        table, _ = place.take("q", "main", 10, include_headers=False)
+    node.stop()
+    assert table["value"].to_pylist() == [b"one"]

@@ -48,6 +48,16 @@ def test_little_that_unpacks_to_much_comes_in_portions() -> None:
     assert sum(sizes) == 50 * PORTION_BYTES
 
 
+def test_what_comes_behind_the_end_of_deflated_data_is_told_and_not_kept() -> None:
+    codec = Deflate(6)
+    codec.add(zlib.compress(b"NOP\n", 6, -zlib.MAX_WBITS))
+    assert codec.take() == b"NOP\n"
+    assert not codec.has_more and codec.take() == b""
+    codec.add(bytes(100_000))
+    with pytest.raises(Corrupt, match="behind its end"):
+        codec.take()
+
+
 @pytest.mark.parametrize("make", [deflate, Snappy])
 def test_garbage_is_told_at_once(make: type[Codec]) -> None:
     codec = make()

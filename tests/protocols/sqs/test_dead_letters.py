@@ -181,7 +181,8 @@ def task_handle(task: str, source: str) -> str:
 
 def test_handles_that_were_not_given_out_are_refused(sqs: Any, pair: Pair) -> None:
     _, dead = pair
-    for bad in ("nonsense", "ü", base64.b64encode(b"[]").decode()):
+    deep = b'{"x":' + b"[" * 5_000
+    for bad in ("nonsense", "ü", base64.b64encode(b"[]").decode(), base64.b64encode(deep).decode()):
         with refused("InvalidParameterValue") as refusal:
             sqs.cancel_message_move_task(TaskHandle=bad)
         assert refusal.message == "Value for parameter TaskHandle is invalid."

@@ -373,6 +373,16 @@ def until_heard(connection: Connection) -> None:
         time.sleep(0.005)
 
 
+def test_sessions_are_counted(make_server: Callable[..., Server]) -> None:
+    rest = msgspec.structs.replace(Settings().rest, sessions_max=3)
+    client = Client(make_server(settings=Settings(rest=rest)))
+    sessions = [client.ask(["OpenSession", "mine"], number) for number in (1, 2)]
+    with pytest.raises(LookupError, match="there are 3 sessions"):
+        client.ask(["OpenSession", "mine"], 3)
+    client.ask(["EndSession", sessions[0]], 4)
+    client.ask(["OpenSession", "mine"], 5)
+
+
 def test_pages_in_browsers_are_kept_out_where_there_are_no_credentials(server: Server) -> None:
     with pytest.raises(InvalidStatus, match="403"):
         Client(server, origin="https://evil.example")
@@ -393,6 +403,16 @@ def test_with_credentials_pages_of_known_origins_may_call_with_a_token_in_the_fi
     stranger = Client(server, origin="https://console.example", hello=False)
     stranger.socket.send(pack([[0, ["Hello", 1, "guess"]]]))
     assert stranger.closed()[0] == 1008
+
+
+def test_who_may_only_read_marks_nothing_as_done(make_server: Callable[..., Server]) -> None:
+    principal = Principal("reader", "AK", [Grant(rights=("read",))])
+    credentials = Credentials([Credential("AK", Secret("s"), principal, Secret("token-1"))])
+    client = Client(make_server(credentials=credentials), hello=False)
+    client.ask(["Hello", 1, "token-1"])
+    with pytest.raises(LookupError, match="needs the right to write"):
+        client.ask(["CommitWork", [], [], ["somebody's stream", 1 << 62]], 1)
+    assert client.ask(["CommitWork", [], []], 2) == []
 
 
 # -- anything at all ---------------------------------------------------------------------------------------------------

@@ -271,6 +271,7 @@ class Bulk:
         """
         asked = await _body(request, TakeRequest)
         _need(principal, "read", asked.queue)
+        _need_arrow()  # before anything is leased that could not leave
         limit = min(asked.limit, await self._messages_max(asked.queue))
         command = Receive(queue=asked.queue, channel=asked.channel, limit=limit, wait_ms=0, lease_ms=asked.lease_ms)
         name = request_name(request.headers.get(KEY), principal, b"take", msgspec.json.encode(asked))
@@ -327,6 +328,8 @@ class Bulk:
     async def publish(self, request: Request, principal: Principal) -> PublishReply:
         """Send staged pieces in one commit, unless that was done before."""
         asked = await _body(request, PublishRequest)
+        if not principal.has("write"):  # without pieces, it would still set the mark
+            raise RestError(403, "forbidden", f"{principal.name!r} has no write right on any queue")
         staging = await self._open_staging()
         if await self._was_published(asked):
             await asyncio.to_thread(staging.drop, asked.token)
@@ -442,13 +445,19 @@ async def _body(request: Request, shape: type[Body]) -> Body:
         raise invalid(f"the body cannot be read: {error}") from None
 
 
+def _need_arrow() -> None:
+    try:
+        import penstock.wire.arrow  # noqa: F401
+    except ImportError:
+        raise RestError(406, "not_acceptable", "the server has no pyarrow: install penstock[arrow] there") from None
+
+
 def _arrow_parts(
     runs: Iterable[tuple[Chunk, int, int]], *, include_headers: bool, metadata: dict[str, bytes] | None = None
 ) -> list[bytes | memoryview]:
-    try:
-        from penstock.wire.arrow import record_batch, record_schema, stream_parts
-    except ImportError:
-        raise RestError(406, "not_acceptable", "the server has no pyarrow: install penstock[arrow] there") from None
+    _need_arrow()
+    from penstock.wire.arrow import record_batch, record_schema, stream_parts
+
     schema = record_schema(include_headers=include_headers).with_metadata(metadata)
     batches = (record_batch(*run, include_headers=include_headers) for run in runs)
     return stream_parts(schema, batches)

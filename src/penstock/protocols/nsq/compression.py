@@ -79,6 +79,8 @@ class Deflate:
         """The next portion of what was read."""
         if not self._read and not self._has_more:
             return b""
+        if self._read and self._unpacker.eof:  # it would keep whatever comes
+            raise Corrupt("what came is not deflated data: it goes on behind its end")
         try:
             data = self._unpacker.decompress(self._read, PORTION_BYTES)
         except zlib.error as error:

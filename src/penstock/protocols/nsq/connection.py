@@ -18,7 +18,8 @@ Who does not keep up is slowed down, and costs no memory:
 - A client that does not read: the transport asks to pause, and there is no room any more, so nothing is handed out. If
   it does not read for a heartbeat interval, the connection ends.
 - A client that publishes faster than the disk: with `PENDING_BYTES_MAX` on their way to a commit, or its answers
-  unread, commands wait; while commands wait, nothing is read.
+  unread, commands wait; while commands wait, nothing is read. So do all others of who does not read, once there are
+  `UNREAD_BYTES_MAX` of answers to them (a FIN may be refused, and that is three times as long as the FIN).
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ WRITE_BUFFER_BYTES = 1024 * 1024
 SECOND_LOOK_S = 0.1
 """If this process stood still, what a client said meanwhile is read before it is taken for gone."""
 PENDING_BYTES_MAX = 8 * 1024 * 1024
+UNREAD_BYTES_MAX = 64 * 1024
+"""Of answers to a client that does not read, beyond what the transport takes."""
 LARGE_BYTES = 4 * 1024
 """Above this length it costs less to write a piece by itself than to copy it."""
 TLS_HANDSHAKE_S = 5.0
@@ -119,6 +122,8 @@ class Connection(asyncio.Protocol):
         self._heard_s = self._loop.time()
         self._stuck_s: float | None = None
         """Since when the client has not read."""
+        self._unread_bytes = 0
+        """Answers since then."""
         self._timer: asyncio.TimerHandle | None = None
         self._next_beat_s = 0.0
         self._is_doubted = False
@@ -237,6 +242,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client has read."""
         self._stuck_s = None
+        self._unread_bytes = 0
         self._give_room(ROOM_BYTES)
         self._resume()
 
@@ -247,6 +253,12 @@ class Connection(asyncio.Protocol):
 
     def _write(self, data: bytes | memoryview) -> None:
         self._transport.write(data if self._codec is None else self._codec.pack(data))
+
+    def _answer(self, data: bytes) -> None:
+        """Write the answer to a command that does not wait for who reads."""
+        if self._stuck_s is not None:
+            self._unread_bytes += len(data)
+        self._write(data)
 
     def _mind_reading(self) -> None:
         """Nothing is read while commands wait."""
@@ -351,7 +363,7 @@ class Connection(asyncio.Protocol):
         while commands and self._task is None and not self._is_ending:
             command = commands[0]
             handle, verb, waits = _HANDLERS[command.__class__]
-            if self._pending and (waits or self._is_slow):
+            if (self._pending and (waits or self._is_slow)) or self._unread_bytes > UNREAD_BYTES_MAX:
                 break
             self._is_slow = False
             if command.__class__ is wire.Publish and not self._may_publish():
@@ -414,7 +426,7 @@ class Connection(asyncio.Protocol):
         self._terms = terms
         self._restart_beat()
         if not terms.is_negotiated:
-            self._write(wire.OK_FRAME)
+            self._answer(wire.OK_FRAME)
             return
         auth_required = self._endpoint.credentials.are_required
         told = answer(terms, self._settings, NSQ_VERSION, auth_required=auth_required)
@@ -425,7 +437,7 @@ class Connection(asyncio.Protocol):
             self._write(wire.frame(wire.RESPONSE, told))
             self._busy(self._upgrade(terms))
         else:
-            self._write(wire.frame(wire.RESPONSE, told))
+            self._answer(wire.frame(wire.RESPONSE, told))
 
     async def _upgrade(self, terms: Terms) -> None:
         if terms.tls:
@@ -649,13 +661,13 @@ class Connection(asyncio.Protocol):
             self._fail(f"E_{verb}_FAILED", f"{verb} failed {call.error}")
         elif settled is None or settled.count != len(ids):
             failed = failed_ids(ids, self._tag, settled, once=verb != "TOUCH")
-            self._write(b"".join([wire.error_frame(*_not_in_flight(verb, f"{each:016x}")) for each in failed]))
+            self._answer(b"".join([wire.error_frame(*_not_in_flight(verb, f"{each:016x}")) for each in failed]))
         self._resume()
         return settled
 
     def _unknown_id(self, command: wire.UnknownId) -> None:
         self._require(command.verb, State.SUBSCRIBED, State.CLOSING)
-        self._write(wire.error_frame(*_not_in_flight(command.verb, command.id)))
+        self._answer(wire.error_frame(*_not_in_flight(command.verb, command.id)))
 
     # -- messages --
 

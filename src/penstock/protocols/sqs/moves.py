@@ -138,7 +138,7 @@ class MoveActions(QueueActions):
 def _open_handle(text: str) -> tuple[MoveHandle, int]:
     try:
         handle = msgspec.json.decode(base64.b64decode(text.encode(), validate=True), type=MoveHandle)
-    except (binascii.Error, ValueError, msgspec.DecodeError):
+    except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError):
         raise SqsError(INVALID_PARAMETER_VALUE, "Value for parameter TaskHandle is invalid.") from None
     is_number = handle.taskId.isascii() and handle.taskId.isdigit() and len(handle.taskId) < 19
     return handle, int(handle.taskId) if is_number else -1

@@ -224,6 +224,7 @@ class Desk:
         elif isinstance(command, Heartbeat | EndSession):
             command.session = self._number(command.session)
         elif isinstance(command, OpenSession):
+            self._check_sessions()
             command.bound = False
         elif isinstance(command, CreateQueue):
             command.part = None  # between nodes only
@@ -245,6 +246,12 @@ class Desk:
         if queue is not None and self._shard.unknown(queue_name, now=True):  # another node's, and empty a moment ago
             return max(1, bytes_max // queue.config.message_bytes_max)
         return self._limits.receive_max
+
+    def _check_sessions(self) -> None:
+        """Sessions outlive connections, and restarts."""
+        sessions_max = self._services.settings.rest.sessions_max
+        if len(self._broker.sessions) >= sessions_max:
+            raise OverLimit(f"there are {sessions_max} sessions: end some first")
 
     def _number(self, handle: int) -> int:
         return session_number(self._broker.meta.secret, self._principal, handle)

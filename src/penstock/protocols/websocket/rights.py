@@ -62,6 +62,8 @@ def check_rights(principal: Principal, command: Command, broker: Names) -> None:
     """`AccessDenied` if the principal may not do that."""
     if principal is ANYBODY:
         return
+    if isinstance(command, commands.CommitWork) and command.mark is not None and not principal.has("write"):
+        raise AccessDenied(f"{principal.name} needs the right to write some queue to mark work as done")
     for right, queue in _needed(command, broker):
         if not principal.allows(right, queue):
             raise AccessDenied(f"{principal.name} needs the right to {right} queue {queue!r} for {_name(command)}")
