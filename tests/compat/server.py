@@ -118,7 +118,8 @@ class Server:
     def failures_logged(self) -> list[str]:
         """What the log has of things that must not happen."""
         lines = self.log_path.read_text(errors="replace").splitlines()
-        return [line for line in lines if "Traceback" in line or "InternalFailure" in line]
+        found = [number for number, line in enumerate(lines) if "Traceback" in line or "InternalFailure" in line]
+        return ["\n".join(lines[max(0, number - 2) : number + 40]) for number in found]
 
     def _http(self, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self._ports["http"], timeout=PATIENCE_S)

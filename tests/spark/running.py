@@ -19,7 +19,7 @@ from penstock.spark.options import Where
 from penstock.spark.server import Connection
 from penstock.spark.worker_python import worker_python
 from penstock.wire.pieces import Target, encode_section
-from tests.compat.server import Server
+from tests.compat.server import Server, until
 
 SILENT = Path(__file__).with_name("log4j2.properties")
 PATIENCE_S = 90
@@ -74,6 +74,11 @@ class Queues:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.http_port}"
+
+    def wait_for_tasks(self) -> None:
+        """Until Spark runs no task: those of a job that was given up go on for a while."""
+        tracker = self.spark.sparkContext._jsc.sc().statusTracker()
+        until(lambda: not any(each.numRunningTasks() for each in tracker.getExecutorInfos()), PATIENCE_S)
 
     @property
     def data(self) -> str:

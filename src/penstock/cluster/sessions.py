@@ -296,7 +296,8 @@ class SessionCalls:
         """Open a session in a shard, if it is not; its number there."""
         while (opening := session.opening.get(shard)) is not None:
             await asyncio.wait((opening,))
-            opening.result()  # if it failed, it failed for all who waited
+            if not opening.cancelled():
+                opening.result()  # if it failed, it failed for all who waited
         if shard not in session.at:
             self._sessions.get(session.number)  # it may have ended meanwhile
             done = session.opening[shard] = self._loop.create_future()

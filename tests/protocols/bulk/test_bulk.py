@@ -631,6 +631,38 @@ def test_a_token_can_be_used_anew_while_its_old_files_are_removed(tmp_path: Path
     assert [bytes(view) for view in again.open("t", ["p"])] == [b"new"]
 
 
+def test_a_piece_whose_write_is_given_up_while_it_comes_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "staging", bytes_max=100)
+    late, later, latest = (staging.begin("t", name) for name in "abc")
+    late.write([bytes(30)])
+    staging.drop("t")
+    with pytest.raises(PieceNotFound, match="piece 'a' belongs to a write that was given up"):
+        late.keep()
+    later.write([bytes(30)])
+    later.discard()
+    latest.write([bytes(30)])
+    with pytest.raises(PieceNotFound):
+        latest.keep()
+    assert staging.nbytes == 0
+    staging.drop_old()
+    assert not staging._sizes, "or there would be no room for others, in the end"
+
+
+def test_a_piece_that_begins_just_as_its_write_is_given_up_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging = Staging(tmp_path / "staging")
+    made = Path.mkdir
+
+    def mkdir_and_lose(path: Path, *arguments: Any, **options: Any) -> None:
+        made(path, *arguments, **options)
+        staging.drop("t")
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_and_lose)
+    with pytest.raises(PieceNotFound, match="given up"):
+        staging.begin("t", "p")
+
+
 def test_what_nobody_publishes_is_dropped_when_it_is_old(tmp_path: Path) -> None:
     staging = Staging(tmp_path / "staging", age_s_max=60)
     stage_directly(staging, "old", "p", [b"x"])

@@ -39,6 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SUFFIX = ".piece"
 _ASIDE = ".dropped-"
 """No token begins like this."""
+_GIVEN_UP = "piece {!r} belongs to a write that was given up meanwhile: write it again, if that is done again"
 _FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 """Pages that are in memory already are mapped all at once."""
 
@@ -70,9 +71,13 @@ class NewPiece:
         return _mapped(self._partial, self._path.stem)
 
     def keep(self) -> None:
-        """Stage it; one of the same name is replaced."""
+        """Stage it; one of the same name is replaced. `PieceNotFound` if its write was given up meanwhile."""
         os.close(self._descriptor)
-        os.replace(self._partial, self._path)
+        try:
+            os.replace(self._partial, self._path)
+        except FileNotFoundError:
+            self._staging.account(self._token, -self._nbytes)
+            raise PieceNotFound(_GIVEN_UP.format(self._path.stem)) from None
 
     def discard(self) -> None:
         """It is not good, or did not come to its end."""
@@ -111,7 +116,10 @@ class Staging:
         self.account(token, 0)
         directory.mkdir(parents=True, exist_ok=True)
         partial = directory / f"{piece}.{next(self._partials)}.partial"
-        return NewPiece(self, token, partial, directory / (piece + _SUFFIX))
+        try:
+            return NewPiece(self, token, partial, directory / (piece + _SUFFIX))
+        except FileNotFoundError:  # the token was dropped just now
+            raise PieceNotFound(_GIVEN_UP.format(piece)) from None
 
     def account(self, token: str, nbytes: int) -> None:
         """So many bytes more. `OverLimit` if that is too much."""
@@ -120,7 +128,8 @@ class Staging:
                 raise OverLimit(f"{TOKENS_MAX} writes are staged already: publish or abort some first")
             if nbytes > 0 and self.nbytes + nbytes > self._bytes_max:
                 raise OverLimit(f"more than {self._bytes_max} bytes would be staged: publish or abort something first")
-            self._sizes[token] = self._sizes.get(token, 0) + nbytes
+            if nbytes >= 0 or token in self._sizes:  # what was dropped counts no more
+                self._sizes[token] = max(0, self._sizes.get(token, 0) + nbytes)
 
     def open(self, token: str, pieces: list[str]) -> list[memoryview]:
         """Pieces, mapped into memory. They stay readable when the token is dropped."""
@@ -144,9 +153,12 @@ class Staging:
         """Forget what has not changed for too long."""
         oldest_s = time.time() - self._age_s_max
         for token in list(self._sizes):
-            with contextlib.suppress(FileNotFoundError):
-                if self._directory(token).stat().st_mtime < oldest_s:
-                    self.drop(token)
+            try:
+                is_old = self._directory(token).stat().st_mtime < oldest_s
+            except FileNotFoundError:  # dropped, while one of its pieces was on its way
+                is_old = True
+            if is_old:
+                self.drop(token)
 
     def _directory(self, token: str) -> Path:
         return self._root / _check_name(token, "token")
