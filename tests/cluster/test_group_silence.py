@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.cluster.controller import Controller
 from penstock.cluster.group import GroupAsker, GroupSilent, nodes_group
+from penstock.cluster.group_process import Opening, Question
 from penstock.cluster.heartbeats import SILENCE_S, Heartbeats
 from penstock.cluster.inspection import Inspection
 from penstock.cluster.ledger import Ledger, NodeRecord, encode
@@ -88,6 +89,20 @@ def test_a_group_that_does_not_answer_is_silent() -> None:
             asker.answer(PATIENCE_S)
     finally:
         asker.close()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_who_asks_for_a_node_that_is_killed_ends_without_a_word(asked: bool) -> None:
+    """Its words would be in the node's log."""
+    command = [sys.executable, "-m", "penstock.cluster.group_process"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+        process.stdout.close()
+        if asked:
+            lines = [Opening({"bootstrap.servers": "127.0.0.1:1"}, "nodes"), Question(0.5)]
+            process.stdin.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        process.stdin.close()
+        assert (process.stderr.read(), process.wait(PATIENCE_S)) == (b"", 0)
 
 
 def test_a_controller_that_cannot_start_a_process_goes_on_by_what_it_hears(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ group has got another one.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -42,7 +43,10 @@ class Answer(msgspec.Struct):
 
 def main() -> None:
     """Answer until there are no more questions."""
-    opening = msgspec.json.decode(sys.stdin.buffer.readline(), type=Opening)
+    first = sys.stdin.buffer.readline()
+    if not first:  # whoever wanted to ask has ended already
+        return
+    opening = msgspec.json.decode(first, type=Opening)
     opening.properties["log_level"] = 0  # what goes wrong is in the answers
     admin: AdminClient | None = None
     for line in sys.stdin.buffer:
@@ -52,8 +56,10 @@ def main() -> None:
             answer = Answer(members(admin, opening.group, question.timeout_s))
         except (KafkaException, TimeoutError, TypeError, ValueError) as error:
             admin, answer = None, Answer(error=_said(error))
-        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-        sys.stdout.buffer.flush()
+        try:
+            os.write(sys.stdout.fileno(), msgspec.json.encode(answer) + b"\n")
+        except BrokenPipeError:  # whoever has asked was killed: its log is no place for a traceback
+            return
 
 
 def members(admin: AdminClient, group: str, timeout_s: float) -> list[str]:
