@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.core import commands as c
@@ -26,7 +27,16 @@ def _refused(settled: c.Settled) -> set[int]:
     return {sequence for first, last, _ in settled.refused for sequence in range(first, last + 1)}
 
 
+def _counts(desk: Desk) -> c.Stats:
+    """All that is counted, but for what is still stored: that goes by the chunk, and failing together makes one."""
+    return msgspec.structs.replace(desk.stats(), messages=0, bytes=0)
+
+
+_FAILING_TWICE = [("receive", 2, 0, 0), ("release", 0, 2, 1), ("receive", 2, 0, 0), ("release", 0, 2, 2)]
+
+
 @given(sends, steps)
+@example([2], [*_FAILING_TWICE, ("receive", 2, 0, 0), ("ack", 0, 1, 3)])
 def test_acks_of_a_span_are_the_acks_of_its_messages(sends: list[int], steps: list[tuple[str, int, int, int]]) -> None:
     together, alone = Desk(), Desk()
     for desk in (together, alone):
@@ -43,7 +53,7 @@ def test_acks_of_a_span_are_the_acks_of_its_messages(sends: list[int], steps: li
         each = alone.do(command(queue="q", spans=_one_by_one(first, count, attempt)))
         assert (settled.count, _refused(settled)) == (each.count, _refused(each))
         assert together.counts() == alone.counts()
-    assert together.stats() == alone.stats()
+    assert _counts(together) == _counts(alone)
     assert [(seen.sequence, seen.state, seen.attempts) for seen in together.browse(limit=200)] == [
         (seen.sequence, seen.state, seen.attempts) for seen in alone.browse(limit=200)
     ]
