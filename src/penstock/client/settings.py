@@ -27,6 +27,7 @@ class QueueSettings(TypedDict, total=False):
     backoff: Backoff
     policy: PolicyName
     consume_times: int
+    deliver_unsynced: bool
     partitions: int
     content_dedup: bool
     dedup_scope: Scope

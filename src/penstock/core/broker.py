@@ -57,6 +57,7 @@ from penstock.core.receipt import Receipt
 from penstock.core.receiving import Receiving
 from penstock.core.records import Meta, Session
 from penstock.core.redrive import Redrives
+from penstock.core.reserve import Reserve
 from penstock.core.sending import Sending
 from penstock.core.sessions import SessionRegister
 from penstock.core.settling import Settling
@@ -85,6 +86,10 @@ class Broker:
         self.tasks: dict[int, RedriveTask] = {}
         self.marks = Marks()
         self.memory = OnceMemory()
+        self.delivers_unsynced = False
+        """Whether whoever drives this lets messages leave early, where a queue says so: see `reserve`."""
+        self.reserving: list[Reserve] = []
+        """Where numbers are set aside with the next commit."""
         self.drafts: dict[Queue, None] = {}
         self.dirty_queues: dict[Queue, None] = {}
         self.dirty_channels: dict[Channel, None] = {}
@@ -206,6 +211,9 @@ class Broker:
             channel.attempts.restore(record_key[13:].decode(), data)
         for record_key, data in self._records(Kind.QUARANTINE):
             self.queues_by_id[keys.number_of(record_key)].restore_quarantine(record_key[9:], data)
+        for record_key, data in self._records(Kind.RESERVE):
+            queue = self.queues_by_id[keys.number_of(record_key)]
+            queue.reserve = Reserve.restore(queue.id, data)
         for record_key, data in self._records(Kind.TASK):
             self.redrives.restore(keys.number_of(record_key), data)
         self.marks.restore(list(self._records(Kind.MARK)))
@@ -317,6 +325,30 @@ class Broker:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""
         return self.receiving.held(subscription)
 
+    def may_leave_early(self, delivery: Delivery) -> bool:
+        """Whether a delivery to a subscription may leave before its step is committed."""
+        queue = self.queues_by_id.get(delivery.queue_id)
+        return queue is not None and bool(delivery.runs) and queue.may_leave_early(delivery.runs)
+
+    def left_early(self, ticket: Any) -> None:
+        """A delivery has left, whatever becomes of its step."""
+        self.receiving.left_early(ticket)
+
+    def skip_reserves(self) -> None:
+        """This broker writes, after another one that may have crashed: no number is given twice."""
+        for queue in self.queues.values():
+            queue.skip_reserve()
+
+    def release_reserves(self) -> None:
+        """The last commit of this broker comes: with it all that has left is on the disk."""
+        self.delivers_unsynced = False
+        for queue in self.queues.values():
+            queue.release()
+
+    def set_aside(self) -> None:
+        """The step that was finished is being written, while the next one begins."""
+        self.receiving.set_aside()
+
     def settled(self) -> None:
         """The step that was finished went well, and is not done again."""
         self.receiving.settled()
@@ -359,6 +391,9 @@ class Broker:
     def committed(self, changes: Changes) -> None:
         """These changes are in the store."""
         self.shelf.committed(changes)
+        for reserve in self.reserving:
+            reserve.committed()
+        self.reserving.clear()
 
     def _seal(self) -> None:
         for queue in list(self.drafts):

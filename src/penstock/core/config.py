@@ -99,6 +99,8 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     policy: PolicyName = "at_least_once"
     consume_times: int = 1
     """With policy `consume_times`: how often a message may leave the process at most."""
+    deliver_unsynced: bool = False
+    """Push messages to those who listen while their send is being written to the disk. A crash may take them back."""
     partitions: int = 1
     content_dedup: bool = False
     """FIFO: a message without a dedup id is deduplicated by the SHA-256 of its body."""
@@ -166,6 +168,11 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             for name in ("content_dedup", "throughput_per_second"):
                 if getattr(self, name):
                     raise InvalidConfig(f"{name} is a setting of FIFO queues: create the queue with kind='fifo'")
+        if self.deliver_unsynced and (self.is_fifo or self.leases_are_durable):
+            raise InvalidConfig(
+                "deliver_unsynced is a setting of standard queues with policy 'at_least_once': what a crash takes back "
+                "would break an order, or a promise of at most so many deliveries"
+            )
         if self.throughput_scope == "group" and self.dedup_scope != "group":
             raise InvalidConfig("throughput_scope='group' needs dedup_scope='group' as well")
 

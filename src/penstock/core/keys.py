@@ -138,6 +138,7 @@ class Kind(IntEnum):
     ONCE = 15
     OUTBOX = 16
     OUTBOX_TARGET = 17
+    RESERVE = 18
 
 
 OF_A_QUEUE = (
@@ -151,6 +152,7 @@ OF_A_QUEUE = (
     Kind.DEDUP,
     Kind.ATTEMPT,
     Kind.QUARANTINE,
+    Kind.RESERVE,
 )
 """What goes when a queue goes."""
 

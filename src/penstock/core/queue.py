@@ -37,6 +37,7 @@ from penstock.core.errors import ChunkDamaged
 from penstock.core.happenings import Happening
 from penstock.core.keys import ChunkKey, Kind, LaneKind, lane_code
 from penstock.core.records import Consumer, QuarantineRecord, QueueRecord
+from penstock.core.reserve import Reserve
 from penstock.core.runs import cut
 from penstock.core.states import Event, State
 from penstock.core.window import Entry, Window
@@ -85,6 +86,8 @@ class Queue:
         self.draft: Draft | None = None
         self.held_from: int | None = None
         """While the queue is paused: the first sequence number that the channels are not shown."""
+        self.reserve: Reserve | None = None
+        """Where messages may leave before they are on the disk: the numbers that are set aside for them."""
         self._retention_ms: int | None = None
         """When retention is looked at next."""
         self._dedup_ms: int | None = None
@@ -932,6 +935,37 @@ class Queue:
         self.shelf.changes.records[self._counters_key] = counters + bytes(self.lanes)
         if self.dedup.is_dirty:
             self.dedup.save(self.shelf.changes)
+        if self.config.deliver_unsynced or self.reserve is not None:
+            self._save_reserve()
+
+    def _save_reserve(self) -> None:
+        """Set numbers aside, while messages may leave early."""
+        if not (self.config.deliver_unsynced and self.broker.delivers_unsynced):
+            self.release()
+            return
+        if self.reserve is None:
+            self.reserve = Reserve(self.id)
+        if self.reserve.extend(self.next_sequence, self.shelf.changes):
+            self.broker.reserving.append(self.reserve)
+
+    def release(self) -> None:
+        """No message leaves early any more."""
+        if self.reserve is not None:
+            self.reserve.release(self.shelf.changes)
+            self.reserve = None
+
+    def skip_reserve(self) -> None:
+        """The store was opened again: messages may have left early with these numbers, and be gone."""
+        if self.reserve is not None and self.next_sequence < self.reserve.end:
+            self.next_sequence = self.reserve.end
+            self.touch()
+
+    def may_leave_early(self, runs: list[Run]) -> bool:
+        """Whether messages may leave before what this step does to them is on the disk."""
+        if self.reserve is None or not self.config.deliver_unsynced:
+            return False
+        synced = self.reserve.synced
+        return all(run.chunk.base + run.stop <= synced for run in runs)
 
     def save_config(self) -> None:
         """Write the queue's name and configuration."""
@@ -977,6 +1011,7 @@ class Queue:
             "dedup": self.dedup.snapshot(),
             "far": dict(self.far),
             "quarantined": dict(self.quarantined),
+            "reserve": None if self.reserve is None else self.reserve.end,
         }
 
 

@@ -47,6 +47,8 @@ class Receiving:
         self._last_subscription = 0
         self._before: dict[Waiter, Allowance] = {}
         """What subscriptions might be given that this step has changed, as it was before."""
+        self._before_written: dict[Waiter, Allowance] | None = None
+        """The same of the step before, while that is being written."""
 
     def handlers(self) -> Handlers:
         """What is called for a command."""
@@ -214,8 +216,20 @@ class Receiving:
 
     def settled(self) -> None:
         """The step went well: what it has given counts."""
-        if self._before:
+        if self._before_written is not None:
+            self._before_written = None
+        elif self._before:
             self._before.clear()
+
+    def set_aside(self) -> None:
+        """The step is being written while another one begins: until it is `settled`, both may have to be undone."""
+        self._before_written, self._before = self._before, {}
+
+    def left_early(self, ticket: Any) -> None:
+        """What a subscription was given has left: that counts, whatever becomes of the step."""
+        found = self._waiters.get(ticket)
+        if found is not None:
+            self._before.pop(found[1], None)
 
     def held(self, subscription: int) -> int:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""
@@ -228,7 +242,7 @@ class Receiving:
         Returns the tickets of those whose channel and session are still there: the others are over.
         """
         adopted: set[Any] = set()
-        for waiter, before in other._before.items():
+        for waiter, before in [*other._before.items(), *(other._before_written or {}).items()]:
             waiter.allowance = before
         self._last_subscription = max(self._last_subscription, other._last_subscription)
         for number, (gone, waiter) in other._subscriptions.items():

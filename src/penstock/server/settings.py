@@ -450,6 +450,7 @@ class DeclaredQueue(_Section, frozen=True):
     backoff: Backoff | None = None
     policy: PolicyName | None = None
     consume_times: int | None = None
+    deliver_unsynced: bool | None = None
     content_dedup: bool | None = None
     dedup_scope: Scope | None = None
     throughput_scope: Scope | None = None

@@ -12,6 +12,12 @@ itself knows neither threads nor tasks; its driver makes sure that one step runs
 Leases and attempts are *lazy*: they are committed with the next durable step, or `LAZY_COMMIT_MS` later at the latest
 (or whatever the shard is told: where a commit costs more, they may wait longer).
 
+Queues with `deliver_unsynced` do not let their subscribers wait for the commit: what `begin` finds for them is in
+`step.early`, and the driver passes it on before it has the changes written, by `write` in a thread of its own. While
+that lasts, sends and credit may `run_ahead`: the broker takes them, on top of what is being written, into a step that
+is committed next. `written` ends the first one. If its commit has failed, both have: neither was answered. Only a
+driver that can do all this says `deliver_unsynced()`; with a proof, or with events, nothing leaves early.
+
 A receive that finds nothing is *parked*: its call stays open until the broker wakes it, at the latest when its wait
 is over.
 
@@ -133,7 +139,19 @@ class Call:
 class Step:
     """The calls that go through the shard together."""
 
-    __slots__ = ("answered", "calls", "changes", "events", "is_open", "now_ms", "outbox", "parked", "woken")
+    __slots__ = (
+        "answered",
+        "calls",
+        "changes",
+        "early",
+        "events",
+        "is_broken",
+        "is_open",
+        "now_ms",
+        "outbox",
+        "parked",
+        "woken",
+    )
 
     def __init__(self, calls: list[Call]) -> None:
         self.calls = calls
@@ -142,6 +160,10 @@ class Step:
         """What has to be committed before the calls are settled."""
         self.parked: list[Call] = []
         self.woken: list[tuple[Ticket, Delivery]] = []
+        self.early: list[tuple[Ticket, Delivery]] = []
+        """What the driver passes on before the changes are written."""
+        self.is_broken = False
+        """It ran ahead, and something failed: all of it is to be done again."""
         self.events: list[CatalogEvent] = []
         self.outbox: list[int] = []
         """Other shards for which something has come into the outbox."""
@@ -214,6 +236,7 @@ class Shard:
         self.outbox_listeners: list[Callable[[list[int]], None]] = []
         """Called likewise with the shards for which something is new in the outbox. They must not raise."""
         self._recorder: Recorder | None = None
+        self._delivers_unsynced = False
         self._first_session = 0
         """Sessions with lower numbers are from before this process: connections among them are gone."""
         self.broker: Broker
@@ -227,9 +250,14 @@ class Shard:
     # -- a step --
 
     def run(self, step: Step) -> None:
-        """A whole step, committed here. Raises nothing but interrupts, and every call is answered then as well."""
+        """A whole step, committed here; or only begun, if there is something to be passed on early.
+
+        Raises nothing but interrupts, and every call is answered then as well.
+        """
         try:
             self.begin(step)
+            if step.early:
+                return
             if step.changes is not None:
                 self.commit(step)
             if step.is_open:
@@ -249,6 +277,8 @@ class Shard:
             self._attempt_without_bugs(step)
             if self.broker.must_commit or self._lazy_is_overdue(step.now_ms) or self._must_prove(step):
                 step.changes = self.broker.take_changes()
+                if self._delivers_unsynced and step.woken:
+                    self._let_leave_early(step)
             else:
                 self._end(step)
         except Exception as error:
@@ -300,6 +330,108 @@ class Shard:
             self._end(step)
         except Exception as error:
             self._give_up_store(step, error)
+
+    # -- messages that leave before they are on the disk --
+
+    def deliver_unsynced(self) -> None:
+        """Whoever drives this passes `step.early` on; from now on there may be something in it."""
+        if self._proof is None:
+            self._delivers_unsynced = self.broker.delivers_unsynced = True
+
+    def _let_leave_early(self, step: Step) -> None:
+        """Find what subscribers need not wait for. It has left from now on, whatever becomes of the step."""
+        if self._recorder is not None:
+            return
+        woken, broker = step.woken, self.broker
+        step.woken = []
+        for ticket, delivery in woken:
+            if broker.may_leave_early(delivery) and not isinstance(ticket, Call):
+                step.early.append((ticket, delivery))
+                broker.left_early(ticket)
+            else:
+                step.woken.append((ticket, delivery))
+
+    def write(self, step: Step) -> Exception | None:
+        """Write the changes of a step that has let something leave. In a thread: it touches nothing but the store.
+
+        Returns what went wrong, for `written`.
+        """
+        assert step.changes is not None
+        try:
+            self._store.commit(step.changes)
+        except Exception as error:
+            return error
+        except BaseException as interrupt:
+            return CommitFailed(f"the commit was interrupted ({type(interrupt).__name__}): its outcome is not known")
+        return None
+
+    def set_aside(self) -> None:
+        """A step is about to be written: what comes meanwhile is another one."""
+        self.broker.set_aside()
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether calls may go through the broker while a step is being written."""
+        return self._is_well and not self._displaced
+
+    def run_ahead(self, step: Step, calls: list[Call]) -> None:
+        """Take calls through the broker on top of what is being written; `take_ahead` follows when that is done.
+
+        What fails in unexpected ways is not looked into here: the store is in use. The step is done again, later.
+        """
+        step.calls += calls
+        if step.is_broken:
+            return
+        step.now_ms = self._clock.now_ms()
+        step.is_broken = True
+        try:
+            for call in calls:
+                self._handle(call, step, call.command)
+            self.broker.finish(step.now_ms)
+            step.woken += self.broker.take_woken()
+        except (Exception, _Met):
+            log.warning("a step that ran ahead of the disk failed, and is done again", exc_info=True)
+            return
+        step.is_broken = False
+        self._let_leave_early(step)
+
+    def written(self, step: Step, error: Exception | None, ahead: Step | None) -> bool:
+        """The changes of a step were written, or not. Whether the step that ran ahead of it can go on.
+
+        If they were not, both have failed, and are dealt with as one.
+        """
+        assert step.changes is not None
+        if error is None:
+            self.broker.committed(step.changes)
+            self._lazy_since_ms = None
+            try:
+                self._end(step)
+                return True
+            except Exception as failure:
+                error = failure
+        if ahead is not None:
+            step.calls = [*step.calls, *ahead.calls]
+            step.parked += ahead.parked
+            step.woken += ahead.woken
+        if isinstance(error, DiskFull):
+            self._survive_full_disk(step, error)
+        else:
+            self._give_up_store(step, error)
+        return False
+
+    def take_ahead(self, step: Step) -> None:
+        """The step before is written: have this one's changes written next; or do it again, if it has failed."""
+        if not step.is_broken:
+            step.changes = self.broker.take_changes()
+            return
+        self._is_well = self._broker_is_good = False
+        self._displace(step)
+        waiting = set(self._displaced)
+        step.calls = [call for call in step.calls if call not in waiting]
+        step.woken, step.is_broken = [], False
+        self.begin(step)
+
+    # -- trying --
 
     def _attempt_without_bugs(self, step: Step) -> None:
         while True:
@@ -497,6 +629,8 @@ class Shard:
         self._lazy_since_ms = None
         other: Broker | None = getattr(self, "broker", None)
         self.broker = Broker.open(self._store, now_ms, self._entropy(), self.number, self._shards)
+        self.broker.delivers_unsynced = self._delivers_unsynced
+        self.broker.skip_reserves()
         self.broker.stands_still = self._stands_still
         if other is None:
             self._first_session = self.broker.meta.next_session
@@ -574,6 +708,7 @@ class Shard:
 
     def interrupted(self, step: Step, interrupt: BaseException) -> None:
         """A step was left in the middle, by Ctrl-C or a signal handler that raises: trust nothing that is in memory."""
+        step.woken, step.early = [*step.woken, *step.early], []
         self._is_well = self._broker_is_good = self._store_is_good = False
         self._displace(step)
         error = CommitFailed(f"the step was interrupted ({type(interrupt).__name__}): its outcome is not known")
@@ -736,8 +871,10 @@ class Shard:
         self._closed = True
         self._is_well = False
         try:
-            if self._broker_is_good and self._store_is_good and self.broker.has_changes:
-                self._commit(self.broker.take_changes())
+            if self._broker_is_good and self._store_is_good:
+                self.broker.release_reserves()
+                if self.broker.has_changes:
+                    self._commit(self.broker.take_changes())
         finally:
             self._broker_is_good = False
             self._store.close()

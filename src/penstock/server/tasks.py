@@ -7,6 +7,10 @@ is in a hurry for (`Ack.patient`) wait for something else to be committed with, 
 right there (the loop waits for the disk), or, with `commit_in_thread`, in a thread of its own while the loop goes on
 and gathers the next step.
 
+Where messages may leave before they are on the disk (see `shard`), the step that lets them is written in a thread,
+after they have left. Sends and credit that come meanwhile go through the broker at once, and share the next commit with
+everything else, which waits for its turn: so a disk that stands still holds up answers, and nothing that is pushed.
+
 A cancelled receive is withdrawn: if a delivery is on its way to it already, the messages are given back.
 
 Everything here happens in the loop's thread, save the commits in their thread; there is nothing to lock.
@@ -37,7 +41,7 @@ from penstock.core.commands import (
     Stats,
 )
 from penstock.core.errors import PenstockError
-from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
+from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, Ticket, give_back
 from penstock.server.siblings import Siblings
 
 log = logging.getLogger("penstock.shard")
@@ -94,6 +98,8 @@ def _is_patient(call: Call) -> bool:
     return command.__class__ is Ack and command.patient
 
 
+_AHEAD: frozenset[type[Command]] = frozenset({AddCredit, Send})
+"""What may go through the broker while a step is being written."""
 _ORDER: dict[type[Command], int] = {AddCredit: 0, Send: 1, Ack: 2, Extend: 2, Release: 2, Receive: 3}
 
 
@@ -134,6 +140,12 @@ class AsyncShard:
         self._callers: set[object] = set()
         """Who in the inbox may be waited for next time, and is worth waiting for now."""
         self._committer = ThreadPoolExecutor(1, "penstock-commit") if commit_in_thread else None
+        self._writing: Step | None = None
+        """A step that has let messages leave, and is being written in a thread."""
+        self._ahead: Step | None = None
+        """What has gone through the broker meanwhile."""
+        self._writer: ThreadPoolExecutor | None = None
+        shard.deliver_unsynced()
         self._arm()
 
     async def call(self, command: Command) -> Any:
@@ -229,6 +241,8 @@ class AsyncShard:
             self._timer.cancel()
         for ticket in self.shard.dismiss(moved):
             ticket.settle()
+        if self._writer is not None:
+            self._writer.shutdown()
         if self._committer is None:
             self.shard.close()
             return
@@ -238,7 +252,7 @@ class AsyncShard:
             self._committer.shutdown()
 
     async def _until_idle(self) -> None:
-        while self._busy:
+        while self._busy or self._writing is not None:
             self._idle.clear()
             await self._idle.wait()
 
@@ -285,6 +299,9 @@ class AsyncShard:
 
     def _step(self) -> None:
         """A step with all who are there; or, if that is more than one, and more than a turn ago, only another turn."""
+        if self._writing is not None:
+            self._run_ahead()
+            return
         count = len(self._inbox)
         if self._seen < count < _TOGETHER_MAX and count > 1 and not self._closed:
             self._seen = count
@@ -305,8 +322,10 @@ class AsyncShard:
         if self._committer is None:
             try:
                 self.shard.run(step)
-            finally:
+            except BaseException:
                 self._end(step)
+                raise
+            self._end_or_write(step)
             if callers:
                 self._siblings.stepped(callers, start_s, perf_counter())
             return
@@ -316,11 +335,81 @@ class AsyncShard:
             self.shard.interrupted(step, interrupt)
             self._end(step)
             raise
-        if step.changes is None:
-            self._end(step)
+        if step.changes is None or step.early:
+            self._end_or_write(step)
         else:
             committed = self._loop.run_in_executor(self._committer, self.shard.commit, step)
             committed.add_done_callback(lambda _: self._end(step))
+
+    # -- messages that leave before they are on the disk --
+
+    def _end_or_write(self, step: Step) -> None:
+        """End a step, unless it was only begun because something may leave before it is written."""
+        if step.early:
+            self._pass_on_early(step)
+            self._write(step)
+        else:
+            self._end(step)
+
+    def _pass_on_early(self, step: Step) -> None:
+        early, step.early = step.early, []
+        for ticket, delivery in early:
+            ticket.take(delivery)
+            self._settle(ticket)
+
+    def _write(self, step: Step) -> None:
+        """Have a step written, once what has left is on its way: that is written to its sockets in the next turn."""
+        self._writing = step
+        self.shard.set_aside()
+        self._busy = False
+        self._loop.call_soon(self._start_writing, step)
+        if self._inbox:
+            self._step_soon()
+
+    def _start_writing(self, step: Step) -> None:
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, "penstock-write")
+        self._writer.submit(self._write_in_thread, step)
+
+    def _write_in_thread(self, step: Step) -> None:
+        error = self.shard.write(step)
+        self._loop.call_soon_threadsafe(self._written, step, error)
+
+    def _run_ahead(self) -> None:
+        """A step is being written: of what has come, take through the broker what need not wait for that."""
+        self._busy = False
+        if not self._inbox or not self.shard.can_run_ahead:
+            return
+        calls = in_order(self._inbox)
+        count = next((at for at, call in enumerate(calls) if call.command.__class__ not in _AHEAD), len(calls))
+        if calls is self._inbox or not count:  # there are others among them, and these keep their order
+            return
+        self._inbox = calls[count:]
+        self._callers = set()
+        ahead = self._ahead = self._ahead or Step([])
+        self.shard.run_ahead(ahead, calls[:count])
+        self._pass_on_early(ahead)
+
+    def _written(self, step: Step, error: Exception | None) -> None:
+        """A step was written, or not: end it, and have written next what ran ahead of it, with all that waits."""
+        ahead, self._ahead, self._writing = self._ahead, None, None
+        if not self.shard.written(step, error, ahead) or ahead is None:
+            self._end(step)
+            return
+        self._settle_all(step)
+        calls, self._inbox, self._is_urgent = in_order(self._inbox), [], False
+        try:
+            self.shard.run_ahead(ahead, calls)
+            self.shard.take_ahead(ahead)
+        except BaseException as interrupt:
+            self.shard.interrupted(ahead, interrupt)
+            self._end(ahead)
+            raise
+        self._pass_on_early(ahead)
+        if ahead.changes is None:
+            self._end(ahead)
+        else:
+            self._write(ahead)
 
     def _credit_alone(self, calls: list[Call]) -> list[Call]:
         """Those of the calls that the step is for: credit goes first and alone, the others are next.
@@ -338,18 +427,26 @@ class AsyncShard:
             return calls[:count]
         return calls
 
-    def _end(self, step: Step) -> None:
-        if step.is_open:
-            self.shard.finish(step)
+    def _settle_all(self, step: Step) -> None:
+        """Pass on what a step has brought."""
         for ticket in step.answered:
-            try:
-                ticket.settle()
-            except Exception:  # a bug of one who waits must not keep the shard from going on for the others
-                log.exception("an answer could not be passed on")
+            self._settle(ticket)
         if step.events:
             self.shard.tell(step.events)
         if step.outbox:
             self.shard.tell_outbox(step.outbox)
+
+    @staticmethod
+    def _settle(ticket: Ticket) -> None:
+        try:
+            ticket.settle()
+        except Exception:  # a bug of one who waits must not keep the shard from going on for the others
+            log.exception("an answer could not be passed on")
+
+    def _end(self, step: Step) -> None:
+        if step.is_open:
+            self.shard.finish(step)
+        self._settle_all(step)
         self._busy = False
         if self._inbox and (self._is_urgent or self._closed):
             self._step_soon()

@@ -69,6 +69,7 @@ class QueueSettings(Shape):
     backoff: BackoffSettings | UnsetType = UNSET
     policy: PolicyName | UnsetType = UNSET
     consume_times: Count | UnsetType = UNSET
+    deliver_unsynced: bool | UnsetType = UNSET
     partitions: Count | UnsetType = UNSET
     content_dedup: bool | UnsetType = UNSET
     dedup_scope: Scope | UnsetType = UNSET

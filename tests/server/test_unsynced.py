@@ -1,0 +1,479 @@
+"""Queues with `deliver_unsynced`: pushed while the send is being written, and no number given twice whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from penstock.core.broker import Broker
+from penstock.core.commands import (
+    Ack,
+    AddCredit,
+    ChangeQueue,
+    Command,
+    CreateQueue,
+    DeleteQueue,
+    OpenSession,
+    QueueStats,
+    Receive,
+    Send,
+    Sent,
+    Span,
+    Subscribe,
+)
+from penstock.core.config import QueueConfig
+from penstock.core.errors import InvalidConfig, StoreError
+from penstock.core.reserve import AHEAD
+from penstock.server.clock import ManualClock
+from penstock.server.shard import FULL_PAUSE_MS, Shard
+from penstock.server.tasks import AsyncShard
+from penstock.store.errors import CommitFailed, DiskFull
+from tests.server.stores import Gate, TroubledStore
+from tests.server.test_subscriptions import Subscriber
+
+UNSYNCED = QueueConfig(deliver_unsynced=True)
+
+
+class Bench:
+    """A shard over a troubled store, with a subscriber to the queue `q`, which does not wait for the disk."""
+
+    def __init__(self, store: TroubledStore, *, commit_in_thread: bool = False) -> None:
+        self.store = store
+        self.clock = ManualClock()
+        self.shard = AsyncShard(Shard(store.open, self.clock, lambda: bytes(64)), commit_in_thread=commit_in_thread)
+        self.subscriber = Subscriber()
+        self.subscription = 0
+
+    async def subscribe(self, credit: int = 100, config: QueueConfig = UNSYNCED) -> None:
+        await self.shard.call(CreateQueue(name="q", config=config))
+        session = await self.shard.call(OpenSession(name="client", bound=True))
+        subscribe = Subscribe(queue="q", session=session, ticket=self.subscriber, credit=credit)
+        self.subscription = (await self.shard.call(subscribe)).subscription
+
+    def begin(self, command: Command) -> asyncio.Task[Any]:
+        return asyncio.create_task(self.shard.call(command))
+
+    def send(self, body: bytes, queue: str = "q") -> asyncio.Task[Sent]:
+        return self.begin(Send(queue=queue, bodies=[body]))
+
+    def hold_commits(self) -> Gate:
+        gate = Gate()
+        self.store.on_commit = gate.hold
+        return gate
+
+    async def reached(self, gate: Gate) -> None:
+        await asyncio.to_thread(gate.reached.wait, 10)
+
+    async def pushed(self, count: int) -> list[bytes]:
+        """So many bodies, as soon as they are there."""
+        async with asyncio.timeout(10):
+            while sum(delivery.count for delivery in self.subscriber.deliveries) < count:
+                await asyncio.sleep(0)
+        return self.subscriber.bodies()
+
+    async def turns(self) -> None:
+        """Let whatever can happen without the disk happen."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+Scenario = Callable[[Bench], Awaitable[None]]
+
+
+def run(scenario: Scenario, *, commit_in_thread: bool = False) -> None:
+    async def whole() -> None:
+        bench = Bench(TroubledStore(), commit_in_thread=commit_in_thread)
+        await scenario(bench)
+        await bench.shard.close()
+
+    asyncio.run(whole())
+
+
+# -- what leaves when --
+
+
+@pytest.mark.parametrize("commit_in_thread", [False, True])
+def test_a_push_leaves_before_the_commit_and_the_answer_after_it(commit_in_thread: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        gate = bench.hold_commits()
+        sent = bench.send(b"a")
+        assert await bench.pushed(1) == [b"a"]
+        await bench.reached(gate)
+        await bench.turns()
+        assert not sent.done()
+        gate.open()
+        assert (await sent).first == 0
+
+    run(scenario, commit_in_thread=commit_in_thread)
+
+
+def test_by_default_nothing_leaves_before_the_commit() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe(config=QueueConfig())
+        gate = bench.hold_commits()
+        sent = bench.send(b"a")
+        await bench.reached(gate)
+        await bench.turns()
+        assert bench.subscriber.bodies() == []
+        gate.open()
+        await sent
+        assert bench.subscriber.bodies() == [b"a"]
+
+    run(scenario, commit_in_thread=True)
+
+
+def test_who_asks_for_messages_gets_them_after_the_commit() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.shard.call(CreateQueue(name="q", config=UNSYNCED))
+        received = bench.begin(Receive(queue="q", wait_ms=20_000))
+        await bench.turns()
+        gate = bench.hold_commits()
+        sent = bench.send(b"a")
+        await bench.reached(gate)
+        assert not received.done()
+        gate.open()
+        assert (await received).count == 1
+        await sent
+
+    run(scenario, commit_in_thread=True)
+
+
+def test_what_is_sent_while_the_disk_stands_still_is_pushed_and_shares_one_commit() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe(credit=2)
+        commits = bench.store.commits
+        gate = bench.hold_commits()
+        sends = [bench.send(b"a")]
+        assert await bench.pushed(1) == [b"a"]
+        await bench.reached(gate)
+        for body in (b"b", b"c"):
+            sends.append(bench.send(body))
+            await bench.turns()
+        assert bench.subscriber.bodies() == [b"b"], "there is no credit for more"
+        credit = bench.begin(AddCredit(subscription=bench.subscription, credit=10))
+        assert await bench.pushed(1) == [b"c"]
+        assert not any(task.done() for task in (*sends, credit))
+        gate.open()
+        assert [(await sent).first for sent in sends] == [0, 1, 2]
+        await credit
+        assert bench.store.commits == commits + 2
+
+    run(scenario)
+
+
+def test_what_settles_waits_for_its_turn_and_gets_it_although_sends_go_on() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        gate = bench.hold_commits()
+        sends = [bench.send(b"a")]
+        await bench.pushed(1)
+        await bench.reached(gate)
+        ack = bench.begin(Ack(queue="q", spans=[Span(0, 0, 1)]))
+        received = bench.begin(Receive(queue="q", wait_ms=0))
+        for _ in range(5):
+            sends.append(bench.send(b"more"))
+            assert await bench.pushed(1) == [b"more"]
+        assert not ack.done() and not received.done()
+        sends.append(bench.send(b"still more"))
+        gate.open()
+        assert (await ack).count == 1
+        assert (await received).count == 0
+        assert [(await sent).first for sent in sends] == list(range(7))
+
+    run(scenario)
+
+
+def test_other_commands_keep_their_order_with_the_sends_around_them() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        gate = bench.hold_commits()
+        sends = [bench.send(b"a")]
+        await bench.pushed(1)
+        await bench.reached(gate)
+        sends.append(bench.send(b"b"))
+        deleted = bench.begin(DeleteQueue(name="q"))
+        sends.append(bench.send(b"c"))
+        await bench.turns()
+        assert bench.subscriber.bodies() == []
+        gate.open()
+        assert [(await sent).first for sent in sends] == [0, 1, 0], "the last one is the first of another queue"
+        await deleted
+
+    run(scenario)
+
+
+def test_messages_of_other_queues_do_not_leave_early_when_they_run_ahead() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        other = Subscriber()
+        await bench.shard.call(CreateQueue(name="safe"))
+        session = await bench.shard.call(OpenSession(name="other", bound=True))
+        await bench.shard.call(Subscribe(queue="safe", session=session, ticket=other, credit=9))
+        gate = bench.hold_commits()
+        sends = [bench.send(b"a")]
+        await bench.pushed(1)
+        await bench.reached(gate)
+        sends.append(bench.send(b"safe", queue="safe"))
+        await bench.turns()
+        assert other.bodies() == []
+        gate.open()
+        await asyncio.gather(*sends)
+        assert other.bodies() == [b"safe"]
+
+    run(scenario)
+
+
+def test_closing_waits_for_what_is_being_written() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        gate = bench.hold_commits()
+        sends = [bench.send(b"a")]
+        await bench.pushed(1)
+        await bench.reached(gate)
+        sends.append(bench.send(b"b"))
+        await bench.pushed(1)
+        closing = asyncio.create_task(bench.shard.close())
+        await bench.turns()
+        assert not closing.done()
+        gate.open()
+        await closing
+        assert [(await sent).first for sent in sends] == [0, 1]
+
+    run(scenario)
+
+
+def test_nothing_leaves_early_any_more_when_the_setting_is_taken_back() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.send(b"a")
+        await bench.shard.call(ChangeQueue(name="q", changes={"deliver_unsynced": False}))
+        bench.subscriber.bodies()
+        had: list[list[bytes]] = []
+        bench.store.on_commit = lambda changes: had.append(bench.subscriber.bodies())
+        await bench.send(b"b")
+        assert had == [[]]
+        assert bench.subscriber.bodies() == [b"b"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("settings", [{"kind": "fifo"}, {"policy": "consume_once"}, {"policy": "consume_times"}])
+def test_it_is_refused_where_it_would_break_a_promise(settings: dict[str, str]) -> None:
+    with pytest.raises(InvalidConfig, match="deliver_unsynced is a setting of standard queues"):
+        QueueConfig().changed({"deliver_unsynced": True, **settings})
+
+
+# -- what fails --
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_number_that_has_left_is_never_given_to_another_message(ahead: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        gate = bench.hold_commits()
+        sends = [bench.send(b"lost")]
+        await bench.pushed(1)
+        await bench.reached(gate)
+        if ahead:
+            sends.append(bench.send(b"lost, too"))
+            await bench.pushed(1)
+        bench.store.fail_next(kept=False)
+        gate.open()
+        for sent in sends:
+            with pytest.raises(CommitFailed):
+                await sent
+        after = await bench.send(b"after")
+        assert after.first >= AHEAD
+        await bench.subscribe()  # who subscribes is told when a commit fails
+        assert await bench.pushed(1) == [b"after"]
+        late = await bench.shard.call(Ack(queue="q", spans=[Span(0, 0, 1), Span(1, 1, 1)]))
+        assert late.count == 0
+        assert (await bench.shard.call(QueueStats(name="q"))).channels["main"].leased == 1
+
+    run(scenario)
+
+
+def test_what_a_failed_commit_kept_after_all_can_be_acked_by_who_has_it() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        bench.store.fail_next(kept=True)
+        with pytest.raises(CommitFailed):
+            await bench.send(b"kept")
+        assert await bench.pushed(1) == [b"kept"]
+        assert (await bench.shard.call(Ack(queue="q", spans=[Span(0, 0, 1)]))).count == 1
+        assert bench.subscriber.bodies() == [], "it came once"
+
+    run(scenario)
+
+
+def test_a_full_disk_refuses_the_sends_and_the_subscription_goes_on() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe(credit=3)
+        gate = bench.hold_commits()
+        sends = [bench.send(b"a")]
+        await bench.pushed(1)
+        await bench.reached(gate)
+        sends.append(bench.send(b"b"))
+        await bench.pushed(1)
+        bench.store.full = True
+        gate.open()
+        for sent in sends:
+            with pytest.raises(DiskFull):
+                await sent
+        bench.store.full = False
+        bench.clock.advance_ms(FULL_PAUSE_MS)
+        assert (await bench.send(b"c")).first >= AHEAD
+        assert await bench.pushed(1) == [b"c"]
+        await bench.send(b"d")
+        assert bench.subscriber.bodies() == [], "what has left has used up its credit"
+
+    run(scenario)
+
+
+def test_a_push_that_did_not_leave_costs_no_credit_when_the_disk_is_full() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe(credit=2)
+        safe = Subscriber()
+        await bench.shard.call(CreateQueue(name="safe"))
+        session = await bench.shard.call(OpenSession(name="other", bound=True))
+        await bench.shard.call(Subscribe(queue="safe", session=session, ticket=safe, credit=1))
+        gate = bench.hold_commits()
+        sends = [bench.send(b"a")]
+        await bench.pushed(1)
+        await bench.reached(gate)
+        sends.append(bench.send(b"safe", queue="safe"))
+        await bench.turns()
+        bench.store.full = True
+        gate.open()
+        await asyncio.gather(*sends, return_exceptions=True)
+        bench.store.full = False
+        bench.clock.advance_ms(FULL_PAUSE_MS)
+        await bench.send(b"safe again", queue="safe")
+        assert safe.bodies() == [b"safe again"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fails", ["a command", "what is due"])
+def test_a_step_that_ran_ahead_and_failed_is_done_again(
+    fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        gate = bench.hold_commits()
+        sends = [bench.send(b"a")]
+        assert await bench.pushed(1) == [b"a"]
+        await bench.reached(gate)
+        broken = bench.shard.shard.broker
+
+        def fail(*_: Any) -> None:
+            raise StoreError("the disk cannot be read")
+
+        monkeypatch.setattr(broken, "handle" if fails == "a command" else "finish", fail)
+        sends.append(bench.send(b"b"))
+        received = bench.begin(Receive(queue="q", wait_ms=20_000))
+        await bench.turns()
+        sends.append(bench.send(b"c"))
+        await bench.turns()
+        gate.open()
+        assert (await sends[0]).first == 0
+        assert [(await sent).count for sent in sends[1:]] == [1, 1]
+        assert bench.shard.shard.broker is not broken
+        got = await bench.pushed(2) if not received.done() else bench.subscriber.bodies()
+        if received.done():
+            got += [body for run in (await received).runs for body in run.chunk.body_list(run.start, run.stop)]
+        assert sorted(got) == [b"b", b"c"], "each of them once"
+        received.cancel()
+        await asyncio.gather(received, return_exceptions=True)
+
+    with caplog.at_level(logging.CRITICAL, "penstock.shard"):
+        run(scenario)
+
+
+# -- over a restart --
+
+
+def test_after_a_crash_numbers_go_on_behind_those_that_were_set_aside() -> None:
+    async def crash(store: TroubledStore) -> None:
+        bench = Bench(store)
+        await bench.subscribe()
+        assert (await bench.send(b"a")).first == 0
+
+    async def after(store: TroubledStore) -> int:
+        bench = Bench(store)
+        first = (await bench.send(b"b")).first
+        await bench.shard.close()
+        return first
+
+    store = TroubledStore()
+    asyncio.run(crash(store))
+    reader = Broker.open(store, 0, b"", None)
+    assert reader.queues["q"].next_sequence == 1, "who only reads must not skip what is still to come"
+    assert asyncio.run(after(store)) == AHEAD
+    assert asyncio.run(after(store)) == AHEAD + 1, "it was closed in order, and nothing is skipped"
+
+
+def test_numbers_are_set_aside_again_before_they_run_out() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe(credit=1_000_000)
+        had_at_commit: list[int] = []
+        bench.store.on_commit = lambda changes: had_at_commit.append(
+            sum(delivery.count for delivery in bench.subscriber.deliveries)
+        )
+        for number in range(3):
+            await bench.begin(Send(queue="q", bodies=[b""] * (AHEAD // 2 - 1)))
+            await bench.send(b"last")
+            assert len(bench.subscriber.bodies()) == AHEAD // 2
+            assert had_at_commit == [AHEAD // 2 - 1, AHEAD // 2], number
+            had_at_commit.clear()
+
+    run(scenario)
+
+
+def test_a_message_beyond_what_was_set_aside_waits_for_its_commit() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe(credit=1_000_000)
+        had_at_commit: list[int] = []
+        bench.store.on_commit = lambda changes: had_at_commit.append(
+            sum(delivery.count for delivery in bench.subscriber.deliveries)
+        )
+        await bench.begin(Send(queue="q", bodies=[b""] * (AHEAD + 1)))
+        assert had_at_commit == [0]
+        assert len(bench.subscriber.bodies()) == AHEAD + 1
+
+    run(scenario)
+
+
+def test_a_queue_that_its_first_send_makes_is_on_the_disk_before_anything_leaves() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.shard.call(DeleteQueue(name="q"))
+        assert not list(bench.store.scan(b"\x12")), "nothing is left of what was set aside"
+        gate = bench.hold_commits()
+        bench.subscriber = Subscriber()
+        session = await asyncio.wait_for(_ended(bench, gate), 10)
+        assert session > 0
+
+    async def _ended(bench: Bench, gate: Gate) -> int:
+        opening = bench.begin(OpenSession(name="client", bound=True))
+        gate.open()
+        session: int = await opening
+        gate = bench.hold_commits()
+        tasks = [
+            bench.begin(CreateQueue(name="q", config=UNSYNCED)),
+            bench.begin(Subscribe(queue="q", session=session, ticket=bench.subscriber, credit=9)),
+            bench.send(b"a"),
+        ]
+        await bench.reached(gate)
+        assert bench.subscriber.bodies() == []
+        gate.open()
+        await asyncio.gather(*tasks)
+        assert bench.subscriber.bodies() == [b"a"]
+        return session
+
+    run(scenario, commit_in_thread=True)
