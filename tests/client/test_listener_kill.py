@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,5 +114,39 @@ def test_units_are_done_once_although_the_server_is_killed(seed: int, tmp_path: 
                     server.start()
                 until(lambda: ps.queue("in").stats().messages == 0)
             assert moved(ps) == list(range(count))
+    finally:
+        server.kill()
+
+
+def test_units_are_done_once_although_messages_leave_unsynced_and_the_server_is_killed(tmp_path: Path) -> None:
+    chance = random.Random(SEED)
+    each, senders = 300, 8
+    acknowledged: set[int] = set()
+    server = ServerProcess(tmp_path)
+    try:
+        with server.connect() as ps, server.connect() as other:
+            ps.create_queue("in", max_receives=0, deliver_unsynced=True)
+
+            def move(message: penstock.Message, tx: penstock.UnitOfWork) -> None:
+                tx.put("out", message.body)
+
+            def send(first: int) -> None:
+                for number in range(first, first + each):
+                    other.queue("in").send(str(number))
+                    acknowledged.add(number)
+
+            threads = [threading.Thread(target=send, args=(at * each,)) for at in range(senders)]
+            with ps.listen("in", move, workers=4, lease=2):
+                for thread in threads:
+                    thread.start()
+                for kill in range(1, 6):
+                    until(lambda kill=kill: len(acknowledged) > kill * each)
+                    time.sleep(chance.uniform(0.0, 0.02))
+                    server.kill()
+                    server.start()
+                for thread in threads:
+                    thread.join(SECONDS_MAX)
+                until(lambda: ps.queue("in").stats().messages == 0)
+            assert moved(ps) == sorted(acknowledged) == list(range(senders * each))
     finally:
         server.kill()
