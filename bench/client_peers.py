@@ -121,17 +121,19 @@ async def until_over(countdown: Countdown, workers: Iterator[Awaitable[None]]) -
 class PenstockPeer:
     """Penstock through `penstock.connect_async`."""
 
-    def __init__(self, ps: penstock.AsyncPenstock) -> None:
+    def __init__(self, ps: penstock.AsyncPenstock, *, deliver_unsynced: bool) -> None:
         self._ps = ps
+        self._deliver_unsynced = deliver_unsynced
 
     @classmethod
-    async def connect(cls, port: int) -> PenstockPeer:
-        """Connect by websocket."""
-        return cls(await penstock.connect_async(f"penstock://{HOST}:{port}"))
+    async def connect(cls, port: int, *, deliver_unsynced: bool = False) -> PenstockPeer:
+        """Connect by websocket. What this one creates waits for the disk before it hands a message on, or not."""
+        ps = await penstock.connect_async(f"penstock://{HOST}:{port}")
+        return cls(ps, deliver_unsynced=deliver_unsynced)
 
     async def create(self, queue: str) -> None:
         """See `Peer`."""
-        await self._ps.create_queue(queue)
+        await self._ps.create_queue(queue, deliver_unsynced=self._deliver_unsynced)
 
     async def send_runs(self, queue: str, runs: Sequence[list[bytes]]) -> None:
         """See `Peer`."""
