@@ -89,7 +89,7 @@ class World:
     def _write(self, step: Step) -> None:
         self._pass_on(step)
         self.writing = step
-        self.shard.set_aside()
+        self.shard.set_aside(step)
 
     def _pass_on(self, step: Step) -> None:
         early, step.early = step.early, []
@@ -106,11 +106,10 @@ class World:
         if ahead is not None and goes_on:
             calls, self.inbox = in_order(self.inbox), []
             self.shard.run_ahead(ahead, calls)
-            self.shard.take_ahead(ahead)
-            if ahead.changes is None:
-                self._answer(ahead)
-            else:
+            if self.shard.end_ahead(ahead):
                 self._write(ahead)
+            else:
+                self._answer(ahead)
 
     def settle(self) -> None:
         """Until nothing is left to do."""

@@ -267,7 +267,10 @@ class Shard:
             raise
 
     def begin(self, step: Step) -> None:
-        """Take the calls through the broker. If `step.changes` is set afterwards, `commit` has to follow."""
+        """Take the calls through the broker. If `step.changes` is set afterwards, `commit` has to follow.
+
+        If there is something in `step.early`, `set_aside` has to, when that has left, and `write`.
+        """
         step.now_ms = self._clock.now_ms()
         if not self._is_well and not self._get_well(step):
             return
@@ -276,9 +279,10 @@ class Shard:
         try:
             self._attempt_without_bugs(step)
             if self.broker.must_commit or self._lazy_is_overdue(step.now_ms) or self._must_prove(step):
-                step.changes = self.broker.take_changes()
                 if self._delivers_unsynced and step.woken:
                     self._let_leave_early(step)
+                if not step.early:
+                    step.changes = self.broker.take_changes()
             else:
                 self._end(step)
         except Exception as error:
@@ -365,8 +369,9 @@ class Shard:
             return CommitFailed(f"the commit was interrupted ({type(interrupt).__name__}): its outcome is not known")
         return None
 
-    def set_aside(self) -> None:
-        """A step is about to be written: what comes meanwhile is another one."""
+    def set_aside(self, step: Step) -> None:
+        """Take the changes of a step that is written next: what comes meanwhile is another one."""
+        step.changes = self.broker.take_changes()
         self.broker.set_aside()
 
     @property
@@ -375,7 +380,7 @@ class Shard:
         return self._is_well and not self._displaced
 
     def run_ahead(self, step: Step, calls: list[Call]) -> None:
-        """Take calls through the broker on top of what is being written; `take_ahead` follows when that is done.
+        """Take calls through the broker on top of what is being written; `end_ahead` follows when that is done.
 
         What fails in unexpected ways is not looked into here: the store is in use. The step is done again, later.
         """
@@ -400,8 +405,8 @@ class Shard:
 
         If they were not, both have failed, and are dealt with as one.
         """
-        assert step.changes is not None
         if error is None:
+            assert step.changes is not None
             self.broker.committed(step.changes)
             self._lazy_since_ms = None
             try:
@@ -419,17 +424,17 @@ class Shard:
             self._give_up_store(step, error)
         return False
 
-    def take_ahead(self, step: Step) -> None:
-        """The step before is written: have this one's changes written next; or do it again, if it has failed."""
+    def end_ahead(self, step: Step) -> bool:
+        """The step before is written: whether this one has to be, next. If it has failed, it is done again first."""
         if not step.is_broken:
-            step.changes = self.broker.take_changes()
-            return
+            return True
         self._is_well = self._broker_is_good = False
         self._displace(step)
         waiting = set(self._displaced)
         step.calls = [call for call in step.calls if call not in waiting]
         step.woken, step.is_broken = [], False
-        self.begin(step)
+        self.run(step)
+        return bool(step.early)
 
     # -- trying --
 

@@ -318,7 +318,7 @@ class AsyncShard:
             self._callers = set()
         calls, self._inbox = self._inbox, []
         self._is_urgent = False
-        step = Step(self._credit_alone(in_order(calls)))
+        step = Step(self._credit_alone(in_order(calls)) if count > 1 else calls)
         if self._committer is None:
             try:
                 self.shard.run(step)
@@ -335,7 +335,7 @@ class AsyncShard:
             self.shard.interrupted(step, interrupt)
             self._end(step)
             raise
-        if step.changes is None or step.early:
+        if step.changes is None:
             self._end_or_write(step)
         else:
             committed = self._loop.run_in_executor(self._committer, self.shard.commit, step)
@@ -360,7 +360,6 @@ class AsyncShard:
     def _write(self, step: Step) -> None:
         """Have a step written, once what has left is on its way: that is written to its sockets in the next turn."""
         self._writing = step
-        self.shard.set_aside()
         self._busy = False
         self._loop.call_soon(self._start_writing, step)
         if self._inbox:
@@ -369,7 +368,12 @@ class AsyncShard:
     def _start_writing(self, step: Step) -> None:
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, "penstock-write")
-        self._writer.submit(self._write_in_thread, step)
+        try:
+            self.shard.set_aside(step)
+        except Exception as error:
+            self._written(step, error)
+        else:
+            self._writer.submit(self._write_in_thread, step)
 
     def _write_in_thread(self, step: Step) -> None:
         error = self.shard.write(step)
@@ -400,16 +404,16 @@ class AsyncShard:
         calls, self._inbox, self._is_urgent = in_order(self._inbox), [], False
         try:
             self.shard.run_ahead(ahead, calls)
-            self.shard.take_ahead(ahead)
+            is_to_be_written = self.shard.end_ahead(ahead)
         except BaseException as interrupt:
             self.shard.interrupted(ahead, interrupt)
             self._end(ahead)
             raise
         self._pass_on_early(ahead)
-        if ahead.changes is None:
-            self._end(ahead)
-        else:
+        if is_to_be_written:
             self._write(ahead)
+        else:
+            self._end(ahead)
 
     def _credit_alone(self, calls: list[Call]) -> list[Call]:
         """Those of the calls that the step is for: credit goes first and alone, the others are next.
