@@ -111,6 +111,28 @@ def test_between_nsq_and_python(tmp_path: Path) -> None:
             assert reader.message().body == b"to a queue of Python's"
 
 
+def test_a_topic_that_does_not_wait_for_the_disk_keeps_to_rdy_and_loses_nothing(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "data") as ps:
+        ps.create_queue("quick", deliver_unsynced=True, max_receives=0)
+    bodies = [b"%d" % number for number in range(300)]
+    with running(Penstock(tmp_path)) as server:
+        assert server.data == tmp_path / "data"
+        with server.subscriber("quick", "tap", ready=3) as reader, server.connect() as writer:
+            for body in bodies[:20]:
+                writer.publish("quick", body)
+            held = reader.messages(3)
+            assert reader.is_silent()
+            reader.send(*map(fin, held))
+            assert writer.ask(mpub("quick", bodies[20:])) == b"OK"
+            while len(held) < len(bodies):
+                message = reader.message()
+                held.append(message)
+                reader.send(fin(message))
+            assert sorted(message.body for message in held) == sorted(bodies)
+            assert len({message.id for message in held}) == len(bodies)
+            assert reader.is_silent()
+
+
 def test_attributes_that_nsq_cannot_show_do_no_harm(server: Penstock, topic: str) -> None:
     sqs = server.sqs()
     url = sqs.create_queue(QueueName=topic)["QueueUrl"]
