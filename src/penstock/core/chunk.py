@@ -19,6 +19,7 @@ acknowledged in memory never needs them. Identity is derived, not stored: sequen
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from enum import IntFlag
 from itertools import accumulate, pairwise
@@ -32,6 +33,9 @@ from penstock.core.changes import Buffer
 from penstock.core.errors import ChunkDamaged
 
 _HEAD = struct.Struct("<4sIQqqIIII")
+_UNCHECKED = struct.Struct("<4sIQ")
+_CHECKED = struct.Struct("<qqIIII")
+assert _UNCHECKED.size + _CHECKED.size == _HEAD.size
 _MAGIC = b"PSCK"
 _VERSION = 1
 _CHECKED_FROM = 16
@@ -53,6 +57,8 @@ _BINARY = (Section.ATTRIBUTES, Section.GROUPS, Section.DEDUP_IDS, Section.ORIGIN
 
 Values = Sequence[bytes | None]
 _FEW = 16
+_SMALL_BYTES = 4096
+"""Up to so many bytes are quicker copied together than hashed piece by piece."""
 
 
 def _offsets_of(values: Sequence[Buffer]) -> NDArray[np.int32]:
@@ -348,17 +354,21 @@ class Chunk:
 
     def parts(self) -> list[Buffer]:
         """Head and bodies; see the top of this file."""
-        if self._head is None:
-            self._head = self._encode_head()
-        return [self._head, self.bodies]
+        return [self._stored_head(), self.bodies]
 
     @property
     def nbytes(self) -> int:
         """The length of the stored form."""
-        return len(self.parts()[0]) + len(self.bodies)
+        return len(self._stored_head()) + len(self.bodies)
+
+    def _stored_head(self) -> bytes:
+        head = self._head
+        if head is None:
+            head = self._head = self._encode_head()
+        return head
 
     def _encode_head(self) -> bytes:
-        offsets = self.offsets.tobytes()
+        offsets = self._encode_offsets()
         middle: list[Buffer] = [offsets, _pad(_OFFSETS_AT + len(offsets))]
         sections = 0
         if self._columns:
@@ -370,10 +380,19 @@ class Chunk:
             sections |= int(Section.DUE)
             middle.append(self.due_ms.tobytes())
         body_of_head = b"".join(middle)
-        lengths = (_OFFSETS_AT + len(body_of_head), len(self.bodies))
-        fixed = (self.base, self.sent_ms, self.count, sections, *lengths)
-        unchecked = _HEAD.pack(_MAGIC, _VERSION, 0, *fixed)[_CHECKED_FROM:] + body_of_head
-        return _HEAD.pack(_MAGIC, _VERSION, _checksum(unchecked, self.bodies), *fixed) + body_of_head
+        bodies, head_length = self.bodies, _OFFSETS_AT + len(body_of_head)
+        checked = _CHECKED.pack(self.base, self.sent_ms, self.count, sections, head_length, len(bodies)) + body_of_head
+        if len(bodies) <= _SMALL_BYTES:
+            checksum = xxhash.xxh3_64_intdigest(b"".join((checked, bodies)))
+        else:
+            checksum = _checksum(checked, bodies)
+        return _UNCHECKED.pack(_MAGIC, _VERSION, checksum) + checked
+
+    def _encode_offsets(self) -> bytes:
+        """The offsets as they are stored: for a few messages without numpy, which takes longer than all the rest."""
+        if self._offsets is None and self.count <= _FEW:
+            return array("i", [0, *accumulate(map(len, cast("list[bytes]", self._values)))]).tobytes()
+        return self.offsets.tobytes()
 
     @classmethod
     def decode(cls, data: Buffer) -> Chunk:

@@ -131,7 +131,12 @@ class ReadAhead:
         return body
 
     def forget(self, keys: Iterable[bytes], dropped: Iterable[bytes]) -> None:
-        """Chunks that a commit has changed, and prefixes that it has dropped. The layers know already."""
+        """Chunks that a commit has changed, and prefixes that it has dropped. The layers know already.
+
+        They are asked about whatever is kept from now on: so without lanes there is nothing to forget, nor to lock.
+        """
+        if not self._lanes:
+            return
         with self._changed:
             for key in keys:
                 lane = self._lanes.get(key[:LANE_PREFIX_BYTES])
