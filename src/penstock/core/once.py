@@ -19,6 +19,7 @@ from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import InvalidRequest, OverLimit, PenstockError
 from penstock.core.keys import Kind
 from penstock.core.packed_error import PackedError, pack_error, unpack_error
+from penstock.core.records import DoneOnce, OnceClient
 
 CLIENTS_MAX = 100_000
 UNANSWERED_MAX = 20_000
@@ -63,21 +64,6 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_pack_custom).encode
 _decoders = {kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom).decode for kind, reply in REPLIES.items()}
 
 
-class _Done(msgspec.Struct, array_like=True, frozen=True):
-    """A command that was done: what it was, and its reply."""
-
-    command: str
-    reply: bytes
-
-
-class _Client(msgspec.Struct, array_like=True):
-    """What is remembered of one client."""
-
-    seen_ms: int
-    answered: int = 0
-    done: dict[int, _Done] = {}
-
-
 class OnceMemory:
     """What was done for clients that name their commands.
 
@@ -90,7 +76,7 @@ class OnceMemory:
     """
 
     def __init__(self) -> None:
-        self._clients: dict[str, _Client] = {}
+        self._clients: dict[str, OnceClient] = {}
         self._dirty: dict[str, None] = {}
 
     def knows(self, once: Once) -> bool:
@@ -130,13 +116,13 @@ class OnceMemory:
         """A command was done."""
         client = self._clients.get(once.client)
         if client is None:
-            client = self._clients[once.client] = _Client(now_ms, done={})
+            client = self._clients[once.client] = OnceClient(now_ms, done={})
         client.seen_ms = now_ms
         if once.answered > client.answered:
             client.answered = once.answered
             for number in [number for number in client.done if number < once.answered]:
                 del client.done[number]
-        client.done[once.number] = _Done(type(command).__name__, _encode(reply))
+        client.done[once.number] = DoneOnce(type(command).__name__, _encode(reply))
         self._dirty[once.client] = None
 
     def expires_ms(self, name: str) -> int | None:
@@ -166,7 +152,7 @@ class OnceMemory:
     def restore(self, key: bytes, data: bytes) -> str:
         """Take a client back from its record. Returns its name."""
         name = key[len(keys.record(Kind.ONCE)) :].decode()
-        self._clients[name] = msgspec.msgpack.decode(data, type=_Client)
+        self._clients[name] = msgspec.msgpack.decode(data, type=OnceClient)
         return name
 
     def snapshot(self) -> dict[str, Any]:
