@@ -434,7 +434,7 @@ class Broker:
         """Messages were leased: remember by whom, and whether that has to be durable first."""
         if session:
             self.session_register.note_lease(session, channel)
-        if channel.queue.config.leases_are_durable:
+        if channel.queue.leases_are_durable:
             self.must_commit = True
 
     # -- names and identities --

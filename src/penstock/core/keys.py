@@ -170,9 +170,9 @@ def channel_record(queue_id: int, channel_id: int) -> bytes:
     return record(Kind.CHANNEL, queue_id, channel_id.to_bytes(4, "big"))
 
 
-def entry_record(queue_id: int, channel_id: int, lane: int, base: int) -> bytes:
-    """Key of a chunk's delivery state in a channel."""
-    return _ENTRY.pack(Kind.ENTRY, queue_id, channel_id, lane, base)
+def entry_record(entries: bytes, base: int) -> bytes:
+    """Key of a chunk's delivery state, among the entries of a channel's lane (`lane_entries`)."""
+    return entries + base.to_bytes(8, "big")
 
 
 def unpack_entry(key: bytes) -> tuple[int, int, int, int]:
