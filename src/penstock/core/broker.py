@@ -252,10 +252,8 @@ class Broker:
         if known is not None:
             return known[0]
         self.memory.check(once, command)
-        is_new = self.memory.expires_ms(once.client) is None
         reply = self.handlers[type(command)](command)
-        self.memory.remember(once, command, reply, self.now_ms)
-        if is_new:
+        if self.memory.remember(once, command, reply, self.now_ms):
             self.schedule(self.now_ms + DEDUP_WINDOW_MS, "once", once.client)
         return reply
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["HORIZON_MS", "Channel"]
 
 
-_HEAD = struct.Struct("<?QQQQBIB")
+_HEAD: Final = struct.Struct("<?QQQQBIB")
 """Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow."""
-_CURSOR = struct.Struct("<IQQ")
-_FAR = struct.Struct("<IQQ")
+_CURSOR: Final = struct.Struct("<IQQ")
+_FAR: Final = struct.Struct("<IQQ")
 
 
 class Channel:

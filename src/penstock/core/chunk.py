@@ -23,7 +23,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from enum import IntFlag
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import xxhash
@@ -32,14 +32,15 @@ from numpy.typing import NDArray
 from penstock.core.changes import Buffer
 from penstock.core.errors import ChunkDamaged
 
-_HEAD = struct.Struct("<4sIQqqIIII")
-_UNCHECKED = struct.Struct("<4sIQ")
-_CHECKED = struct.Struct("<qqIIII")
+_HEAD: Final = struct.Struct("<4sIQqqIIII")
+_UNCHECKED: Final = struct.Struct("<4sIQ")
+_CHECKED: Final = struct.Struct("<qqIIII")
+_TWO_OFFSETS: Final = struct.Struct("<ii")
 assert _UNCHECKED.size + _CHECKED.size == _HEAD.size
-_MAGIC = b"PSCK"
-_VERSION = 1
-_CHECKED_FROM = 16
-_OFFSETS_AT = _HEAD.size
+_MAGIC: Final = b"PSCK"
+_VERSION: Final = 1
+_CHECKED_FROM: Final = 16
+_OFFSETS_AT: Final = _HEAD.size
 CHUNK_BYTES_MAX = (1 << 31) - 1
 
 
@@ -53,11 +54,12 @@ class Section(IntFlag):
     DUE = 16
 
 
-_BINARY = (Section.ATTRIBUTES, Section.GROUPS, Section.DEDUP_IDS, Section.ORIGINS)
+_BINARY: Final = (Section.ATTRIBUTES, Section.GROUPS, Section.DEDUP_IDS, Section.ORIGINS)
 
 Values = Sequence[bytes | None]
-_FEW = 16
-_SMALL_BYTES = 4096
+_FEW: Final = 16
+_digest: Final = xxhash.xxh3_64_intdigest
+_SMALL_BYTES: Final = 4096
 """Up to so many bytes are quicker copied together than hashed piece by piece."""
 
 
@@ -383,13 +385,15 @@ class Chunk:
         bodies, head_length = self.bodies, _OFFSETS_AT + len(body_of_head)
         checked = _CHECKED.pack(self.base, self.sent_ms, self.count, sections, head_length, len(bodies)) + body_of_head
         if len(bodies) <= _SMALL_BYTES:
-            checksum = xxhash.xxh3_64_intdigest(b"".join((checked, bodies)))
+            checksum: int = _digest(b"".join((checked, bodies)))
         else:
             checksum = _checksum(checked, bodies)
         return _UNCHECKED.pack(_MAGIC, _VERSION, checksum) + checked
 
     def _encode_offsets(self) -> bytes:
         """The offsets as they are stored: for a few messages without numpy, which takes longer than all the rest."""
+        if self.count == 1:
+            return _TWO_OFFSETS.pack(0, len(self.bodies))
         if self._offsets is None and self.count <= _FEW:
             return array("i", [0, *accumulate(map(len, cast("list[bytes]", self._values)))]).tobytes()
         return self.offsets.tobytes()

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from typing import Final
 
-_CHUNK = struct.Struct(">QIQQIIQ")
-_LANE_PREFIX = struct.Struct(">QIQ")
-_LANE_START = struct.Struct(">QIQQ")
-_QUEUE = struct.Struct(">BQ")
-_ENTRY = struct.Struct(">BQIIQ")
-_LANE_OF_CHANNEL = struct.Struct(">BQII")
-_BUCKET = struct.Struct(">BQIQ")
-_FAR_ENTRY = struct.Struct(">BQIQQ")
-_DEDUP = struct.Struct(">BQQQ")
+_CHUNK: Final = struct.Struct(">QIQQIIQ")
+_LANE_PREFIX: Final = struct.Struct(">QIQ")
+_LANE_START: Final = struct.Struct(">QIQQ")
+_QUEUE: Final = struct.Struct(">BQ")
+_ENTRY: Final = struct.Struct(">BQIIQ")
+_LANE_OF_CHANNEL: Final = struct.Struct(">BQII")
+_BUCKET: Final = struct.Struct(">BQIQ")
+_FAR_ENTRY: Final = struct.Struct(">BQIQQ")
+_DEDUP: Final = struct.Struct(">BQQQ")
 
 
 class LaneKind(IntEnum):

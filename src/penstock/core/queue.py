@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 _BUCKETS: tuple[tuple[int, int], ...] = ((2 * DAY_MS, HOUR_MS), (60 * DAY_MS, DAY_MS), (1 << 62, 30 * DAY_MS))
 """(due within, width of the bucket)."""
-_PAGE = 256
-_NORMAL_PLACES = [Place(lane_code(LaneKind.NORMAL, priority)) for priority in range(PRIORITY_MAX + 1)]
+_PAGE: Final = 256
+_NORMAL_PLACES: Final = [Place(lane_code(LaneKind.NORMAL, priority)) for priority in range(PRIORITY_MAX + 1)]
 
 
-_COUNTERS = struct.Struct("<QQQQ?I")
+_COUNTERS: Final = struct.Struct("<QQQQ?I")
 """Next sequence number, messages, their size, sent ever, whether it is fair, next channel; the lanes follow."""
 
 

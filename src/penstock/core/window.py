@@ -20,6 +20,7 @@ import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -29,11 +30,11 @@ from penstock.core.columns import DELAYED, DONE, LEASED, READY, Columns, encode_
 from penstock.core.commands import Failure
 from penstock.core.keys import ChunkKey, entry_record, lane_entries
 
-_ENTRY_HEAD = struct.Struct("<QIIQQ")
-_FAILURES_KEPT = 16
+_ENTRY_HEAD: Final = struct.Struct("<QIIQQ")
+_FAILURES_KEPT: Final = 16
 """How many failed deliveries of one message are remembered; the newest ones."""
-_COMPACT_MIN = 4_096
-_NO_FAILURES = msgspec.msgpack.encode([])
+_COMPACT_MIN: Final = 4_096
+_NO_FAILURES: Final = msgspec.msgpack.encode([])
 
 Heap = list[tuple[int, int]]
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -39,18 +40,18 @@ import xxhash
 from penstock.core.changes import Buffer, Changes
 from penstock.store.errors import StoreDamaged, StoreVersion
 
-ALIGNMENT = 512
+ALIGNMENT: Final = 512
 HEADER = struct.Struct("<4sIQQQ")
-HEADER_BYTES = HEADER.size
-MAGIC = b"PJf1"
+HEADER_BYTES: Final = HEADER.size
+MAGIC: Final = b"PJf1"
 SEGMENT_MAGIC = b"PENSTOCK"
 SEGMENT_VERSION = 1
 FRAMES_START = ALIGNMENT
 """Where the first frame of a segment is."""
 
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
-_UNSUMMED = struct.Struct("<4sIQQ")
-_CHECKSUM = struct.Struct("<Q")
+_UNSUMMED: Final = struct.Struct("<4sIQQ")
+_CHECKSUM: Final = struct.Struct("<Q")
 _SEGMENT_HEADER = struct.Struct("<8sIIQ")
 
 _encode_contents = msgspec.msgpack.Encoder().encode
@@ -59,7 +60,7 @@ _decode_contents = msgspec.msgpack.Decoder(
 ).decode
 _hasher = xxhash.xxh3_64
 _digest = xxhash.xxh3_64_intdigest
-_SMALL_BYTES = 4096
+_SMALL_BYTES: Final = 4096
 """Up to so many bytes are quicker copied together than hashed, and written, piece by piece."""
 
 
