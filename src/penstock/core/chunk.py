@@ -190,6 +190,10 @@ class BinaryColumn:
         return [self.offsets.tobytes(), self.data, _pad(length)]
 
 
+_NO_COLUMNS: Final[dict[Section, BinaryColumn]] = {}
+"""For all chunks of bare messages. Nobody adds to it."""
+
+
 class Chunk:
     """Consecutive messages: sequence numbers `base` to `base + count - 1`.
 
@@ -244,15 +248,16 @@ class Chunk:
         joined: bytes | None = None,
     ) -> Chunk:
         """Make a chunk of messages; `joined` is `b"".join(bodies)` for who has it already."""
-        columns: dict[Section, BinaryColumn] = {}
+        columns = _NO_COLUMNS
         if attributes or groups or dedup_ids or origins:
             optional = zip(_BINARY, (attributes, groups, dedup_ids, origins), strict=True)
             columns = {section: BinaryColumn.of(each) for section, each in optional if each is not None and any(each)}
         due = None if due_ms is None else np.asarray(due_ms, dtype=np.int64)
-        if isinstance(bodies, PackedBodies):
+        if not isinstance(bodies, list):  # asked this way round: a subclass of an ABC is not quickly told
             return cls(base, sent_ms, len(bodies), bodies.data, bodies.offsets, None, columns, due)
-        data = b"".join(bodies) if joined is None else joined
-        return cls(base, sent_ms, len(bodies), data, None, bodies, columns, due)
+        if joined is None:
+            joined = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+        return cls(base, sent_ms, len(bodies), joined, None, bodies, columns, due)
 
     # -- what is in it --
 
