@@ -135,6 +135,18 @@ def test_acknowledging_by_span_makes_room_as_well() -> None:
     assert subscriber.got() == [2]
 
 
+def test_acknowledging_messages_that_were_sent_one_by_one_makes_room_for_as_many() -> None:
+    desk = desk_with(0)
+    subscriber = Subscriber(desk, credit=3)
+    for number in range(7):
+        desk.send(b"%d" % number)
+    assert subscriber.got() == [0, 1, 2]
+    assert desk.do(c.Ack(queue="q", channel="ch", spans=[c.Span(0, 1, 1)])).count == 2
+    assert (subscriber.got(), subscriber.held) == ([3, 4], 3)
+    assert desk.do(c.Ack(queue="q", channel="ch", spans=[c.Span(2, 4, 1)])).count == 3
+    assert (subscriber.got(), subscriber.held) == ([5, 6], 2)
+
+
 def test_purging_the_channel_makes_room() -> None:
     subscriber = Subscriber(desk_with(10), credit=2)
     subscriber.got()

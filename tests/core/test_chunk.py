@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -218,3 +220,25 @@ def test_packed_bodies_in_parts_are_the_same_bodies(bodies: list[bytes], count_m
     parts = [list(part) for part in PackedBodies(b"".join(bodies), offsets).parts(count_max, size_max)]
     assert [body for part in parts for body in part] == bodies
     assert all(len(part) <= count_max and (len(part) == 1 or len(b"".join(part)) <= size_max) for part in parts)
+
+
+def _naive_form(base: int, sent_ms: int, bodies: list[bytes]) -> bytes:
+    """The stored form of bare messages, as the top of `core/chunk.py` describes it."""
+    offsets = [sum(map(len, bodies[:index])) for index in range(len(bodies) + 1)]
+    table = struct.pack(f"<{len(offsets)}i", *offsets)
+    head = table + bytes(-(48 + len(table)) % 8)
+    joined = b"".join(bodies)
+    checked = struct.pack("<qqIIII", base, sent_ms, len(bodies), 0, 48 + len(head), len(joined)) + head + joined
+    return b"PSCK" + struct.pack("<IQ", 1, xxhash.xxh3_64_intdigest(checked)) + checked
+
+
+@given(st.integers(0, 1 << 60), st.integers(0, 1 << 60), bodies_strategy, st.sampled_from([0, 1, 300, 5_000]))
+def test_bare_messages_are_stored_alike_however_they_came(
+    base: int, sent_ms: int, bodies: list[bytes], more: int
+) -> None:
+    bodies = [body + bytes(more) for body in bodies]
+    offsets = np.cumsum([0, *map(len, bodies)]).astype(np.int32)
+    for given_bodies in (bodies, PackedBodies(b"".join(bodies), offsets)):
+        chunk = Chunk.of(base, sent_ms, given_bodies)
+        assert b"".join(chunk.parts()) == _naive_form(base, sent_ms, bodies)
+        assert chunk.nbytes == len(_naive_form(base, sent_ms, bodies))

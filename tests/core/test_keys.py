@@ -62,7 +62,7 @@ def test_moved_chunk_keeps_everything_but_its_lane(key: ChunkKey, lane: int) -> 
 def test_entry_comes_apart_as_it_was_and_lies_under_its_channel_and_lane(
     queue_id: int, channel_id: int, lane: int, base: int
 ) -> None:
-    key = keys.entry_record(queue_id, channel_id, lane, base)
+    key = keys.entry_record(keys.lane_entries(queue_id, channel_id, lane), base)
     assert keys.unpack_entry(key) == (queue_id, channel_id, lane, base)
     assert key.startswith(keys.channel_entries(queue_id, channel_id))
     assert keys.number_of(key) == queue_id

@@ -12,7 +12,7 @@ from penstock.core.columns import FEW
 from penstock.core.errors import InvalidRequest
 from tests.core.driver import Desk
 
-sends = st.lists(st.integers(1, 30), min_size=1, max_size=4)
+sends = st.lists(st.just(1) | st.integers(1, 30), min_size=1, max_size=12)
 receives = st.tuples(st.just("receive"), st.integers(1, 25), st.just(0), st.just(0))
 acks = st.tuples(st.just("ack"), st.integers(0, 60), st.integers(1, 25), st.integers(0, 3))
 releases = st.tuples(st.just("release"), st.integers(0, 60), st.integers(1, 25), st.integers(1, 3))
@@ -57,6 +57,19 @@ def test_acks_of_a_span_are_the_acks_of_its_messages(sends: list[int], steps: li
     assert [(seen.sequence, seen.state, seen.attempts) for seen in together.browse(limit=200)] == [
         (seen.sequence, seen.state, seen.attempts) for seen in alone.browse(limit=200)
     ]
+
+
+def test_chunks_that_are_acked_as_one_leave_the_ones_before_and_behind_them_alone() -> None:
+    desk = Desk()
+    for count in (1, 3, 1, 2, 1):
+        desk.send(*[b"body"] * count)
+    desk.receive(8)
+    assert desk.do(c.Ack(queue="q", spans=[c.Span(1, 4, 1)])).count == 4
+    assert desk.counts() == (0, 4, 0)
+    (window,) = [window for channel in desk.broker.queues["q"].channels.values() for window in channel.windows.values()]
+    assert (window.bases, sorted(window.entries)) == ([0, 5, 7], [0, 5, 7])
+    reopened = desk.do(c.Ack(queue="q", spans=[c.Span(0, 7, 1)]))
+    assert (reopened.count, _refused(reopened)) == (4, {1, 2, 3, 4})
 
 
 def test_a_part_of_a_large_chunk_is_acked_as_one() -> None:

@@ -154,7 +154,7 @@ def test_small_chunks_start_no_thread() -> None:
     for number in range(20):
         ahead.read_chunk(key(number))
         ahead.before_sync()
-    assert ahead._thread is None
+    assert ahead._fetcher is None
     ahead.close()
 
 
@@ -201,8 +201,8 @@ def test_closing_waits_for_the_thread() -> None:
     table = filled(10)
     store = EmbeddedStore(MemoryJournal(), table, QUIET)
     store.read_chunk(key(0))
-    assert store._ahead is not None and store._ahead._thread is not None
-    thread = store._ahead._thread
+    assert store._ahead is not None and store._ahead._fetcher is not None
+    thread = store._ahead._fetcher
     store.close()
     assert not thread.is_alive()
 

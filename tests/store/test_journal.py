@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import struct
 import threading
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
+import xxhash
 
 from penstock.core.changes import Changes
 from penstock.store.disk import BUFFERS_PER_WRITE_MAX, RealDisk
@@ -68,6 +71,20 @@ def test_commits_come_back_in_order_with_their_numbers() -> None:
     assert [number for number, _ in found] == list(range(1, 51))
     assert [changes.records[b"n"] for _, changes in found] == values(1, 50)
     assert found[7][1].chunks[b"c"].parts()[0] == Random(8).randbytes(100)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 100, 4_000, 4_096, 5_000])
+def test_small_frames_and_large_ones_are_laid_out_alike(nbytes: int) -> None:
+    """In one piece or in several: as the top of `store/journal/frames.py` describes it."""
+    changes = changes_of({b"c": bytes(nbytes), b"d": b"another", b"gone": None}, {b"r": b"v", b"s": None}, [b"dropped"])
+    parts, size = encode_frame(changes, 7, IDENTITY)
+    lengths = {b"c": nbytes, b"d": 7, b"gone": None}
+    contents = msgspec.msgpack.encode(([b"dropped"], lengths, {b"r": b"v", b"s": None}))
+    payload = contents + bytes(nbytes) + b"another"
+    unsummed = struct.pack("<4sIQQ", b"PJf1", len(contents), len(payload), 7)
+    checksum = xxhash.xxh3_64_intdigest(unsummed + payload, seed=IDENTITY)
+    assert b"".join(parts) == unsummed + struct.pack("<Q", checksum) + payload
+    assert size == len(b"".join(parts))
 
 
 def test_replay_starts_after_the_given_position() -> None:

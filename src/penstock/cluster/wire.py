@@ -28,7 +28,7 @@ from penstock.core.commands import Command, Delivery, Records, Seen
 from penstock.core.errors import PenstockError, StoreError
 from penstock.core.packed_error import PackedError, is_made_of_more, pack_error, unpack_error
 from penstock.server.shard import Tick
-from penstock.wire import answers
+from penstock.wire import answers, packing
 
 Numbered: TypeAlias = tuple[int, int, Command, int]
 """A command with its number on the link, its shard, and a number for who waits for its commit; 0: nobody who may be
@@ -278,7 +278,7 @@ def pack_reply(reply: Any) -> Any:
     """A reply of the core as it travels."""
     kind = reply.__class__
     if kind is Delivery or kind is Records or (kind is list and reply and reply[0].__class__ is Seen):
-        return answers.pack_reply(reply)
+        return packing.pack_reply(reply)
     return reply
 
 

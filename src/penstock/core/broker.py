@@ -260,10 +260,8 @@ class Broker:
         if known is not None:
             return known[0]
         self.memory.check(once, command)
-        is_new = self.memory.expires_ms(once.client) is None
         reply = self.handlers[type(command)](command)
-        self.memory.remember(once, command, reply, self.now_ms)
-        if is_new:
+        if self.memory.remember(once, command, reply, self.now_ms):
             self.schedule(self.now_ms + DEDUP_WINDOW_MS, "once", once.client)
         return reply
 
@@ -469,7 +467,7 @@ class Broker:
         """Messages were leased: remember by whom, and whether that has to be durable first."""
         if session:
             self.session_register.note_lease(session, channel)
-        if channel.queue.config.leases_are_durable:
+        if channel.queue.leases_are_durable:
             self.must_commit = True
 
     # -- names and identities --

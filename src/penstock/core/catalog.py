@@ -154,7 +154,7 @@ class Catalog:
         config = queue.config.changed(command.changes)
         self._check_dead_letter(queue.name, config)
         queue.seal()
-        queue.config = config
+        queue.configure(config)
         queue.changed_ms = broker.now_ms
         queue.save_config()
         queue.restart_retention()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["HORIZON_MS", "Channel"]
 
 
-_HEAD = struct.Struct("<?QQQQBIB")
+_HEAD: Final = struct.Struct("<?QQQQBIB")
 """Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow."""
-_CURSOR = struct.Struct("<IQQ")
-_FAR = struct.Struct("<IQQ")
+_CURSOR: Final = struct.Struct("<IQQ")
+_FAR: Final = struct.Struct("<IQQ")
 
 
 class Channel:
@@ -93,12 +93,18 @@ class Channel:
     @property
     def ready(self) -> int:
         """Messages that could be handed out (of which FIFO may hold some back)."""
-        return sum(window.ready for window in self.windows.values()) + self.ahead
+        total = self.ahead
+        for window in self.windows.values():
+            total += window.ready
+        return total
 
     @property
     def ahead(self) -> int:
         """Messages that no window holds yet."""
-        return sum(cursor.ahead for cursor in self.cursors.values())
+        total = 0
+        for cursor in self.cursors.values():
+            total += cursor.ahead
+        return total
 
     @property
     def delayed(self) -> int:
@@ -176,7 +182,7 @@ class Channel:
             return
         cursor.announce(key)
         self.touch()
-        if self.queue.config.is_fifo:
+        if self.queue.is_fifo:
             self.handout.look_ahead_fifo(now_ms, announced_only=True)
 
     def load(self, entry: Entry) -> Chunk:
@@ -198,6 +204,19 @@ class Channel:
             return
         self._remove(window, entry)
         self.queue.let_go(entry.key)
+
+    def finish_leased(self, window: Window, entries: list[Entry]) -> None:
+        """All messages of neighbouring whole entries, which were leased, are done."""
+        for entry in entries:
+            window.leased -= entry.count
+            entry.left = 0
+        window.remove_whole(entries)
+        self.touch()
+        if self.line:
+            self.queue.broker.woke(self)
+        for entry in entries:
+            self.shelf.forget(entry)
+            self.queue.let_go(entry.key)
 
     def _remove(self, window: Window, entry: Entry) -> None:
         window.remove(entry)
@@ -284,7 +303,7 @@ class Channel:
             if self.fifo is not None:
                 for sequence in range(first, stop):
                     self.fifo.come_due(sequence)
-            elif not self.queue.config.is_fifo:
+            elif not self.queue.is_fifo:
                 (window.offer_again if delivered else window.offer_fresh)(first, stop)
         self.queue.broker.woke(self)
 
@@ -444,7 +463,7 @@ class Channel:
         """Take an entry back from its record."""
         window = self.window(lane)
         entry = window.add_encoded(base, data)
-        if not self.queue.config.is_fifo:
+        if not self.queue.is_fifo:
             is_fair = self.queue.is_fair and keys.lane_kind(lane) == LaneKind.NORMAL
             window.offer_ready(entry, fresh=not is_fair)
 

@@ -19,10 +19,11 @@ acknowledged in memory never needs them. Identity is derived, not stored: sequen
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from enum import IntFlag
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import xxhash
@@ -31,11 +32,15 @@ from numpy.typing import NDArray
 from penstock.core.changes import Buffer
 from penstock.core.errors import ChunkDamaged
 
-_HEAD = struct.Struct("<4sIQqqIIII")
-_MAGIC = b"PSCK"
-_VERSION = 1
-_CHECKED_FROM = 16
-_OFFSETS_AT = _HEAD.size
+_HEAD: Final = struct.Struct("<4sIQqqIIII")
+_UNCHECKED: Final = struct.Struct("<4sIQ")
+_CHECKED: Final = struct.Struct("<qqIIII")
+_TWO_OFFSETS: Final = struct.Struct("<ii")
+assert _UNCHECKED.size + _CHECKED.size == _HEAD.size
+_MAGIC: Final = b"PSCK"
+_VERSION: Final = 1
+_CHECKED_FROM: Final = 16
+_OFFSETS_AT: Final = _HEAD.size
 CHUNK_BYTES_MAX = (1 << 31) - 1
 
 
@@ -49,10 +54,13 @@ class Section(IntFlag):
     DUE = 16
 
 
-_BINARY = (Section.ATTRIBUTES, Section.GROUPS, Section.DEDUP_IDS, Section.ORIGINS)
+_BINARY: Final = (Section.ATTRIBUTES, Section.GROUPS, Section.DEDUP_IDS, Section.ORIGINS)
 
 Values = Sequence[bytes | None]
-_FEW = 16
+_FEW: Final = 16
+_digest: Final = xxhash.xxh3_64_intdigest
+_SMALL_BYTES: Final = 4096
+"""Up to so many bytes are quicker copied together than hashed piece by piece."""
 
 
 def _offsets_of(values: Sequence[Buffer]) -> NDArray[np.int32]:
@@ -182,6 +190,10 @@ class BinaryColumn:
         return [self.offsets.tobytes(), self.data, _pad(length)]
 
 
+_NO_COLUMNS: Final[dict[Section, BinaryColumn]] = {}
+"""For all chunks of bare messages. Nobody adds to it."""
+
+
 class Chunk:
     """Consecutive messages: sequence numbers `base` to `base + count - 1`.
 
@@ -236,15 +248,16 @@ class Chunk:
         joined: bytes | None = None,
     ) -> Chunk:
         """Make a chunk of messages; `joined` is `b"".join(bodies)` for who has it already."""
-        columns: dict[Section, BinaryColumn] = {}
+        columns = _NO_COLUMNS
         if attributes or groups or dedup_ids or origins:
             optional = zip(_BINARY, (attributes, groups, dedup_ids, origins), strict=True)
             columns = {section: BinaryColumn.of(each) for section, each in optional if each is not None and any(each)}
         due = None if due_ms is None else np.asarray(due_ms, dtype=np.int64)
-        if isinstance(bodies, PackedBodies):
+        if not isinstance(bodies, list):  # asked this way round: a subclass of an ABC is not quickly told
             return cls(base, sent_ms, len(bodies), bodies.data, bodies.offsets, None, columns, due)
-        data = b"".join(bodies) if joined is None else joined
-        return cls(base, sent_ms, len(bodies), data, None, bodies, columns, due)
+        if joined is None:
+            joined = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+        return cls(base, sent_ms, len(bodies), joined, None, bodies, columns, due)
 
     # -- what is in it --
 
@@ -348,17 +361,21 @@ class Chunk:
 
     def parts(self) -> list[Buffer]:
         """Head and bodies; see the top of this file."""
-        if self._head is None:
-            self._head = self._encode_head()
-        return [self._head, self.bodies]
+        return [self._stored_head(), self.bodies]
 
     @property
     def nbytes(self) -> int:
         """The length of the stored form."""
-        return len(self.parts()[0]) + len(self.bodies)
+        return len(self._stored_head()) + len(self.bodies)
+
+    def _stored_head(self) -> bytes:
+        head = self._head
+        if head is None:
+            head = self._head = self._encode_head()
+        return head
 
     def _encode_head(self) -> bytes:
-        offsets = self.offsets.tobytes()
+        offsets = self._encode_offsets()
         middle: list[Buffer] = [offsets, _pad(_OFFSETS_AT + len(offsets))]
         sections = 0
         if self._columns:
@@ -370,10 +387,21 @@ class Chunk:
             sections |= int(Section.DUE)
             middle.append(self.due_ms.tobytes())
         body_of_head = b"".join(middle)
-        lengths = (_OFFSETS_AT + len(body_of_head), len(self.bodies))
-        fixed = (self.base, self.sent_ms, self.count, sections, *lengths)
-        unchecked = _HEAD.pack(_MAGIC, _VERSION, 0, *fixed)[_CHECKED_FROM:] + body_of_head
-        return _HEAD.pack(_MAGIC, _VERSION, _checksum(unchecked, self.bodies), *fixed) + body_of_head
+        bodies, head_length = self.bodies, _OFFSETS_AT + len(body_of_head)
+        checked = _CHECKED.pack(self.base, self.sent_ms, self.count, sections, head_length, len(bodies)) + body_of_head
+        if len(bodies) <= _SMALL_BYTES:
+            checksum: int = _digest(b"".join((checked, bodies)))
+        else:
+            checksum = _checksum(checked, bodies)
+        return _UNCHECKED.pack(_MAGIC, _VERSION, checksum) + checked
+
+    def _encode_offsets(self) -> bytes:
+        """The offsets as they are stored: for a few messages without numpy, which takes longer than all the rest."""
+        if self.count == 1:
+            return _TWO_OFFSETS.pack(0, len(self.bodies))
+        if self._offsets is None and self.count <= _FEW:
+            return array("i", [0, *accumulate(map(len, cast("list[bytes]", self._values)))]).tobytes()
+        return self.offsets.tobytes()
 
     @classmethod
     def decode(cls, data: Buffer) -> Chunk:

@@ -399,10 +399,10 @@ class Columns:
         return rows
 
 
-_COUNT = struct.Struct("<I")
-_RUN = struct.Struct("<IBIqqqI")
+_COUNT: Final = struct.Struct("<I")
+_RUN: Final = struct.Struct("<IBIqqqI")
 assert _RUN.size == _PERSISTED.itemsize
-_DONE_ROW = (DONE, 0, 0, 0, 0, 0)
+_DONE_ROW: Final = (DONE, 0, 0, 0, 0, 0)
 
 
 def are_all(values: NDArray[Any], wanted: int) -> bool:
@@ -417,7 +417,7 @@ def are_all(values: NDArray[Any], wanted: int) -> bool:
     return found.count(wanted) == len(found)
 
 
-_ONE = struct.Struct("<IIBIqqqI")
+_ONE: Final = struct.Struct("<IIBIqqqI")
 assert _ONE.size == _COUNT.size + _PERSISTED.itemsize
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from penstock.core.keys import ChunkKey
 
-_UPCOMING_MAX = 1_024
+_UPCOMING_MAX: Final = 1_024
 
 
 class Cursor:

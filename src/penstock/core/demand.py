@@ -11,16 +11,10 @@ another one. A subscription may also have a limit in bytes, which whoever writes
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Allowance(NamedTuple):
-    """What a subscription may be given, and how much that was so far."""
-
-    credit: int
-    limit: int | None
-    room_bytes: int | None
-    pushed: int
+Allowance = tuple[int, int | None, int | None, int]
+"""What a subscription may be given (credit, limit, room in bytes), and how many messages that were so far."""
 
 
 class Waiter:
@@ -80,7 +74,7 @@ class Waiter:
     @property
     def allowance(self) -> Allowance:
         """What it may be given: kept before a step, and set again if the step has to be done again."""
-        return Allowance(self.credit, self.limit, self.room_bytes, self.pushed)
+        return self.credit, self.limit, self.room_bytes, self.pushed
 
     @allowance.setter
     def allowance(self, before: Allowance) -> None:

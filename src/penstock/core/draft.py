@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.core.chunk import Chunk, PackedBodies
 
-CHUNK_MESSAGES_MAX = 4_096
-CHUNK_SIZE_MAX = 4 * 1024 * 1024
+CHUNK_MESSAGES_MAX: Final = 4_096
+CHUNK_SIZE_MAX: Final = 4 * 1024 * 1024
 
 
 class Place(NamedTuple):

@@ -46,10 +46,10 @@ class Grant:
         self.session = session
         self.runs: list[Run] = []
 
-    def add(self, run: Run) -> None:
+    def add(self, run: Run, count: int) -> None:
         """These messages are leased."""
         self.runs.append(run)
-        self.left -= run.count
+        self.left -= count
         if self.room_bytes is not None:
             self.room_bytes -= run.nbytes
             if self.room_bytes <= 0:
@@ -110,7 +110,7 @@ class Handout:
                 self.channel.touch()
                 return None
             key = upcoming.popleft()
-            if key in self.queue.quarantined:
+            if self.queue.quarantined and key in self.queue.quarantined:
                 cursor.sequence = key.base + key.messages
                 continue
             try:
@@ -130,7 +130,7 @@ class Handout:
         """Make the messages of an entry that has just come in known to whatever hands them out."""
         if chunk.due_ms is not None:
             self._hold_back(window, entry, chunk.due_ms, now_ms)
-        if self.queue.config.is_fifo:
+        if self.queue.is_fifo:
             if self.fifo is not None:
                 self._index(self.fifo, window, entry, chunk.group_list())
         elif self.queue.is_fair and keys.lane_kind(window.lane) == LaneKind.NORMAL:
@@ -149,7 +149,7 @@ class Handout:
         if self.fifo is not None:
             for sequence in range(stop - 1, first - 1, -1):  # each goes before those that are back already
                 self.fifo.give_back(sequence)
-        elif not self.queue.config.is_fifo:
+        elif not self.queue.is_fifo:
             window.offer_again(first, stop)
         self.queue.broker.woke(self.channel)
 
@@ -233,7 +233,7 @@ class Handout:
             return []
         grant = Grant(limit, now_ms, now_ms + lease_ms, session, room_bytes)
         try:
-            if self.queue.config.is_fifo:
+            if self.queue.is_fifo:
                 self._take_fifo(grant)
             else:
                 self._take_standard(grant)
@@ -305,7 +305,7 @@ class Handout:
         self.shelf.touch(window, entry)
         self.channel.watch(window, grant.deadline_ms)
         failures = entry.failures_of(first, stop - 1) if entry.failures else []
-        grant.add(self.run_of_rows(window, entry, rows, chunk, failures))
+        grant.add(self.run_of_rows(window, entry, rows, chunk, failures), count)
 
     def _lease_whole(self, window: Window, entry: Entry, chunk: Chunk, grant: Grant) -> None:
         count = entry.count
@@ -322,7 +322,7 @@ class Handout:
             self.shelf.touch(window, entry)
         window.watch_whole(entry)
         self.channel.watch(window, grant.deadline_ms)
-        grant.add(Run(chunk, 0, count, entry.attempts, entry.first_ms, list(entry.failures)))
+        grant.add(Run(chunk, 0, count, entry.attempts, entry.first_ms, list(entry.failures)), count)
 
     @staticmethod
     def run_of_rows(window: Window, entry: Entry, rows: slice, chunk: Chunk, failures: list[Failure]) -> Run:

@@ -192,7 +192,7 @@ def _move_in(broker: Broker, effect: ForwardedMessages, messages: Messages, size
         if not effect.create:
             raise QueueNotFound(f"there is no queue {effect.queue!r}: create it first")
         queue = broker.catalog.add_queue(effect.queue, effect.config, effect.channels)
-    if queue.config.is_fifo and (messages.groups is None or not all(messages.groups)):
+    if queue.is_fifo and (messages.groups is None or not all(messages.groups)):
         _need_groups(effect.queue, messages)
     broker.moves.move_in(queue, messages, size, effect)
 

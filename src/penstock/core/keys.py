@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from typing import Final
 
-_CHUNK = struct.Struct(">QIQQIIQ")
-_LANE_PREFIX = struct.Struct(">QIQ")
-_LANE_START = struct.Struct(">QIQQ")
-_QUEUE = struct.Struct(">BQ")
-_ENTRY = struct.Struct(">BQIIQ")
-_LANE_OF_CHANNEL = struct.Struct(">BQII")
-_BUCKET = struct.Struct(">BQIQ")
-_FAR_ENTRY = struct.Struct(">BQIQQ")
-_DEDUP = struct.Struct(">BQQQ")
+_CHUNK: Final = struct.Struct(">QIQQIIQ")
+_LANE_PREFIX: Final = struct.Struct(">QIQ")
+_LANE_START: Final = struct.Struct(">QIQQ")
+_QUEUE: Final = struct.Struct(">BQ")
+_ENTRY: Final = struct.Struct(">BQIIQ")
+_LANE_OF_CHANNEL: Final = struct.Struct(">BQII")
+_BUCKET: Final = struct.Struct(">BQIQ")
+_FAR_ENTRY: Final = struct.Struct(">BQIQQ")
+_DEDUP: Final = struct.Struct(">BQQQ")
 
 
 class LaneKind(IntEnum):
@@ -172,9 +173,9 @@ def channel_record(queue_id: int, channel_id: int) -> bytes:
     return record(Kind.CHANNEL, queue_id, channel_id.to_bytes(4, "big"))
 
 
-def entry_record(queue_id: int, channel_id: int, lane: int, base: int) -> bytes:
-    """Key of a chunk's delivery state in a channel."""
-    return _ENTRY.pack(Kind.ENTRY, queue_id, channel_id, lane, base)
+def entry_record(entries: bytes, base: int) -> bytes:
+    """Key of a chunk's delivery state, among the entries of a channel's lane (`lane_entries`)."""
+    return entries + base.to_bytes(8, "big")
 
 
 def unpack_entry(key: bytes) -> tuple[int, int, int, int]:

@@ -51,7 +51,7 @@ class Moves:
         if away:
             messages, size = own, own.size
         if len(messages):
-            place = queue.place(0 if queue.config.is_fifo else effect.priority, 0, self.broker.now_ms)
+            place = queue.place(0 if queue.is_fifo else effect.priority, 0, self.broker.now_ms)
             queue.append(messages, place, size, self.broker.now_ms)
         self.hand_on(queue, away, effect)
 

@@ -8,7 +8,7 @@ much as is in flight. A client that is silent for five minutes is forgotten: it 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,11 +19,12 @@ from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import InvalidRequest, OverLimit, PenstockError
 from penstock.core.keys import Kind
 from penstock.core.packed_error import PackedError, pack_error, unpack_error
+from penstock.core.records import DoneOnce, OnceClient
 
 CLIENTS_MAX = 100_000
 UNANSWERED_MAX = 20_000
 CLIENT_LENGTH_MAX = 64
-_NUMBER_MAX = (1 << 63) - 1
+_NUMBER_MAX: Final = (1 << 63) - 1
 
 REPLIES: dict[type[Command], Any] = {
     commands.CreateQueue: QueueInfo,
@@ -63,21 +64,6 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_pack_custom).encode
 _decoders = {kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom).decode for kind, reply in REPLIES.items()}
 
 
-class _Done(msgspec.Struct, array_like=True, frozen=True):
-    """A command that was done: what it was, and its reply."""
-
-    command: str
-    reply: bytes
-
-
-class _Client(msgspec.Struct, array_like=True):
-    """What is remembered of one client."""
-
-    seen_ms: int
-    answered: int = 0
-    done: dict[int, _Done] = {}
-
-
 class OnceMemory:
     """What was done for clients that name their commands.
 
@@ -85,12 +71,13 @@ class OnceMemory:
     >>> once, send = Once("c1", 5), commands.Send(queue="orders", bodies=[b"x"])
     >>> memory.check(once, send)
     >>> memory.remember(once, send, Sent(1, 42, 1), now_ms=0)
+    True
     >>> memory.recall(once, send)
     (Sent(queue_id=1, first=42, count=1, sequences=None, duplicates=[]),)
     """
 
     def __init__(self) -> None:
-        self._clients: dict[str, _Client] = {}
+        self._clients: dict[str, OnceClient] = {}
         self._dirty: dict[str, None] = {}
 
     def knows(self, once: Once) -> bool:
@@ -101,7 +88,9 @@ class OnceMemory:
     def recall(self, once: Once, command: Command) -> tuple[Any] | None:
         """The reply that a command of this name got, in a tuple; None if none was done."""
         client = self._clients.get(once.client)
-        done = None if client is None else client.done.get(once.number)
+        if client is None:
+            return None
+        done = client.done.get(once.number)
         if done is None:
             return None
         if done.command != type(command).__name__:
@@ -112,32 +101,43 @@ class OnceMemory:
         """Raise what is wrong with a name, before anything is done."""
         if type(command) not in REPLIES:
             raise InvalidRequest(f"{type(command).__name__} may come any number of times: it takes no name")
-        if not 1 <= len(once.client) <= CLIENT_LENGTH_MAX or not once.client.isascii():
-            raise InvalidRequest(f"a client's name has 1 to {CLIENT_LENGTH_MAX} ASCII characters")
-        if not 0 <= once.answered <= once.number <= _NUMBER_MAX:
-            raise InvalidRequest(f"command {once.number} cannot come when all below {once.answered} are answered")
-        client = self._clients.get(once.client)
+        name, number, answered = once
+        client = self._clients.get(name)
+        if client is None:
+            self._check_name(name)
+        if not 0 <= answered <= number <= _NUMBER_MAX:
+            raise InvalidRequest(f"command {number} cannot come when all below {answered} are answered")
         if client is None:
             if len(self._clients) >= CLIENTS_MAX:
                 raise OverLimit(f"{CLIENTS_MAX} clients were here in the last five minutes: try again later")
             return
-        if once.number < client.answered:
-            raise InvalidRequest(f"command {once.number} of client {once.client!r} was answered before")
-        if len(client.done) >= UNANSWERED_MAX and once.answered <= client.answered:
-            raise OverLimit(f"{UNANSWERED_MAX} answers are kept for client {once.client!r}: say which have come")
+        if number < client.answered:
+            raise InvalidRequest(f"command {number} of client {name!r} was answered before")
+        if len(client.done) >= UNANSWERED_MAX and answered <= client.answered:
+            raise OverLimit(f"{UNANSWERED_MAX} answers are kept for client {name!r}: say which have come")
 
-    def remember(self, once: Once, command: Command, reply: Any, now_ms: int) -> None:
-        """A command was done."""
-        client = self._clients.get(once.client)
+    @staticmethod
+    def _check_name(name: str) -> None:
+        if not 1 <= len(name) <= CLIENT_LENGTH_MAX or not name.isascii():
+            raise InvalidRequest(f"a client's name has 1 to {CLIENT_LENGTH_MAX} ASCII characters")
+
+    def remember(self, once: Once, command: Command, reply: Any, now_ms: int) -> bool:
+        """A command was done. Returns whether it is the client's first."""
+        name, number, answered = once
+        client = self._clients.get(name)
+        is_new = client is None
         if client is None:
-            client = self._clients[once.client] = _Client(now_ms, done={})
+            client = self._clients[name] = OnceClient(now_ms, done={})
         client.seen_ms = now_ms
-        if once.answered > client.answered:
-            client.answered = once.answered
-            for number in [number for number in client.done if number < once.answered]:
-                del client.done[number]
-        client.done[once.number] = _Done(type(command).__name__, _encode(reply))
-        self._dirty[once.client] = None
+        done = client.done
+        if answered > client.answered:
+            client.answered = answered
+            for earlier in list(done):
+                if earlier < answered:
+                    del done[earlier]
+        done[number] = DoneOnce(type(command).__name__, _encode(reply))
+        self._dirty[name] = None
+        return is_new
 
     def expires_ms(self, name: str) -> int | None:
         """When a client is forgotten, if it stays silent; None if it is already."""
@@ -165,8 +165,8 @@ class OnceMemory:
 
     def restore(self, key: bytes, data: bytes) -> str:
         """Take a client back from its record. Returns its name."""
-        name = key[len(keys.record(Kind.ONCE)) :].decode()
-        self._clients[name] = msgspec.msgpack.decode(data, type=_Client)
+        name = key[len(_PREFIX) :].decode()
+        self._clients[name] = msgspec.msgpack.decode(data, type=OnceClient)
         return name
 
     def snapshot(self) -> dict[str, Any]:
@@ -174,5 +174,8 @@ class OnceMemory:
         return {name: msgspec.to_builtins(client) for name, client in sorted(self._clients.items())}
 
 
+_PREFIX: Final = keys.record(Kind.ONCE)
+
+
 def _key(name: str) -> bytes:
-    return keys.record(Kind.ONCE, 0, name.encode())
+    return _PREFIX + name.encode()

@@ -39,7 +39,7 @@ def ack_up_to(channel: Channel, offset: int, now_ms: int) -> int:
     for lane, cursor in channel.cursors.items():
         count += _pass(channel, lane, cursor, offset, now_ms)
     count += _move_start(channel, offset)
-    if queue.config.is_fifo or queue.is_fair:
+    if queue.is_fifo or queue.is_fair:
         channel.handout.reset_indexes()
     channel.acked += count
     if count and queue.broker.happenings is not None:

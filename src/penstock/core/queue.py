@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 _BUCKETS: tuple[tuple[int, int], ...] = ((2 * DAY_MS, HOUR_MS), (60 * DAY_MS, DAY_MS), (1 << 62, 30 * DAY_MS))
 """(due within, width of the bucket)."""
-_PAGE = 256
-_NORMAL_PLACES = [Place(lane_code(LaneKind.NORMAL, priority)) for priority in range(PRIORITY_MAX + 1)]
+_PAGE: Final = 256
+_NORMAL_PLACES: Final = [Place(lane_code(LaneKind.NORMAL, priority)) for priority in range(PRIORITY_MAX + 1)]
 
 
-_COUNTERS = struct.Struct("<QQQQ?I")
+_COUNTERS: Final = struct.Struct("<QQQQ?I")
 """Next sequence number, messages, their size, sent ever, whether it is fair, next channel; the lanes follow."""
 
 
@@ -63,7 +63,7 @@ class Queue:
         self.shelf = broker.shelf
         self.id = queue_id
         self.name = name
-        self.config = config
+        self.configure(config)
         self.created_ms = created_ms
         self.changed_ms = created_ms
         self.next_sequence = 0
@@ -94,11 +94,16 @@ class Queue:
         self._rate: dict[str | None, tuple[int, int]] = {}
         self._counters_key = keys.record(Kind.COUNTERS, queue_id)
         self._dirty = broker.dirty_queues
-        self.bare_bytes_max = 0
+
+    def configure(self, config: QueueConfig) -> None:
+        """Take on a configuration, and what follows from it for every message."""
+        self.config = config
+        self.is_fifo = config.is_fifo
+        self.leases_are_durable = config.leases_are_durable
+        self.takes_bare = not config.is_fifo and config.throughput_per_second is None and not config.delay_ms
+        """Whether a body needs nothing beside it here: no group, no delay, no rate."""
+        self.bare_bytes_max = min(config.message_bytes_max, CHUNK_SIZE_MAX)
         """While the queue takes bare messages: how many bytes of them at a time."""
-        self._takes_bare = False
-        self._judged: QueueConfig | None = None
-        """The configuration that these two follow from."""
 
     # -- messages come in --
 
@@ -106,20 +111,11 @@ class Queue:
         """Where a message goes."""
         if due_ms <= now_ms:
             return _NORMAL_PLACES[priority]
-        if self.config.is_fifo:
+        if self.is_fifo:
             return Place(lane_code(LaneKind.NORMAL, priority), 0, due_ms)
         if due_ms <= now_ms + HORIZON_MS:
             return Place(lane_code(LaneKind.WAITING, priority), 0, due_ms)
         return Place(lane_code(LaneKind.FAR, priority), _bucket(due_ms, now_ms), due_ms)
-
-    def takes_bare(self) -> bool:
-        """Whether a body needs nothing beside it here: no group, no delay, no rate."""
-        config = self.config
-        if config is not self._judged:
-            self._judged = config
-            self._takes_bare = not config.is_fifo and config.throughput_per_second is None and not config.delay_ms
-            self.bare_bytes_max = min(config.message_bytes_max, CHUNK_SIZE_MAX)
-        return self._takes_bare
 
     def append(self, messages: Messages, place: Place, size: int, now_ms: int) -> int:
         """Add messages; returns the first one's sequence number. They are in no chunk before `seal`."""
@@ -173,7 +169,7 @@ class Queue:
         if key.order:
             self.add_to_bucket(key.lane, key.order, chunk.count, draft.sent_ms)
         else:
-            if chunk.has_groups and not self.config.is_fifo:
+            if chunk.has_groups and not self.is_fifo:
                 self.is_fair = True
             self._announce(key, chunk, draft.sent_ms)
         if self.config.retention_bytes is not None:
@@ -320,7 +316,7 @@ class Queue:
             self.discard(key)
 
     def _is_over(self, key: ChunkKey) -> bool:
-        if not self.channels or key in self.quarantined or self.is_held(key):
+        if not self.channels or (self.quarantined and key in self.quarantined) or self.is_held(key):
             return False
         for channel in self.channels.values():
             if not channel.is_done_with(key.lane, key.base):
@@ -443,7 +439,7 @@ class Queue:
         """In a NORMAL lane age follows the order, but for delayed FIFO messages: look a page past the first young."""
         young_max = 1 << 62
         if keys.lane_kind(lane) == LaneKind.NORMAL:
-            young_max = _PAGE if self.config.is_fifo else 1
+            young_max = _PAGE if self.is_fifo else 1
         for key in self._expiring(lane):
             if key.aged_ms <= oldest_kept_ms:
                 self.drop_chunk(key)
@@ -651,7 +647,7 @@ class Queue:
         return times
 
     def _sent_ms(self, key: ChunkKey) -> int:
-        if keys.lane_kind(key.lane) == LaneKind.NORMAL and not self.config.is_fifo:
+        if keys.lane_kind(key.lane) == LaneKind.NORMAL and not self.is_fifo:
             return key.aged_ms
         try:
             return self.shelf.load(key).sent_ms
@@ -692,7 +688,7 @@ class Queue:
                     channel.announce(key, self.shelf.load(key), now_ms)
                 except ChunkDamaged as damage:
                     self.quarantine(key, damage)
-        if self.config.is_fifo:
+        if self.is_fifo:
             channel.handout.look_ahead_fifo(now_ms)
         for lane, order in self.far:
             if first and not keys.lane_channel(lane):
@@ -902,7 +898,7 @@ class Queue:
         for lane in self.lanes:
             if keys.lane_kind(lane) == LaneKind.WAITING:
                 total += sum(key.messages for key in self._keys_of(lane) if key.aged_ms > self.broker.now_ms)
-        if self.config.is_fifo:
+        if self.is_fifo:
             total += max((channel.never_delivered_delayed() for channel in self.channels.values()), default=0)
         return total
 

@@ -71,7 +71,7 @@ class Receiving:
             raise InvalidRequest(f"wait_ms is {command.wait_ms}: it must not be negative")
         if command.session:
             self.broker.check_session(command.session)
-        if command.attempt_id is not None and not queue.config.is_fifo:
+        if command.attempt_id is not None and not queue.is_fifo:
             raise InvalidRequest(f"queue {queue.name!r} is a standard queue: receive attempt ids are for FIFO")
         channel = self.channel_to_receive(queue, command.channel)
         if command.attempt_id is not None:
@@ -80,7 +80,7 @@ class Receiving:
             if again is not None:
                 return again
         room = queue.config.in_flight_max - channel.leased
-        if room <= 0 and not queue.config.is_fifo:
+        if room <= 0 and not queue.is_fifo:
             raise OverLimit(
                 f"channel {channel.name!r} of queue {queue.name!r} has {queue.config.in_flight_max} messages "
                 f"in flight, "
@@ -318,7 +318,10 @@ class Receiving:
                 channel.received(waiter.session, runs)
             return True
         self._keep(waiter)
-        waiter.take(delivery.count, 0 if waiter.room_bytes is None else sum(run.nbytes for run in runs))
+        count = 0
+        for run in runs:
+            count += run.stop - run.start
+        waiter.take(count, 0 if waiter.room_bytes is None else sum(run.nbytes for run in runs))
         if waiter.is_open:
             channel.line.join_once(waiter)
         return True

@@ -54,6 +54,21 @@ class Consumer(msgspec.Struct, array_like=True):
     seen_ms: int
 
 
+class DoneOnce(msgspec.Struct, array_like=True, frozen=True):
+    """A command that was done for a client which names its commands: what it was, and its reply."""
+
+    command: str
+    reply: bytes
+
+
+class OnceClient(msgspec.Struct, array_like=True):
+    """What is remembered of such a client."""
+
+    seen_ms: int
+    answered: int = 0
+    done: dict[int, DoneOnce] = {}
+
+
 class QuarantineRecord(msgspec.Struct, array_like=True):
     """A damaged chunk."""
 

@@ -71,7 +71,7 @@ class Sending:
         It does what `check` and `_append` do, without asking a dozen times for what is not there.
         """
         bodies: Any = command.bodies
-        if type(bodies) is not list or not 0 < len(bodies) <= _BARE_MAX or not queue.takes_bare():
+        if type(bodies) is not list or not 0 < len(bodies) <= _BARE_MAX or not queue.takes_bare:
             return None
         said: tuple[Any, ...] = _fields_of(command)
         if said[_BARE_FROM:_BARE_TO] != _BARE:
@@ -200,7 +200,7 @@ class Sending:
     def _append_once(self, queue: Queue, command: Send, messages: Messages, place: Any) -> Sent:
         """Append what is not a duplicate."""
         dedup_keys = self._dedup_keys(queue, command, messages)
-        if queue.config.is_fifo:
+        if queue.is_fifo:
             messages.dedup_ids = [None if key is None else key[1].encode() for key in dedup_keys]
         sequences: list[int] = []
         duplicates: list[int] = []

@@ -85,18 +85,30 @@ class Settlement:
         """The work on some messages is done."""
         first, last, attempt = span
         for window in self.windows.values():
-            entry = window.entries.get(first)
-            if entry is None or last != entry.stop - 1 or not entry.is_whole:
-                continue
-            if entry.state == LEASED and entry.attempts == attempt:
-                self._ack_run(window, entry, first, entry.stop)
-                return entry.count, []
+            entries = window.wholly_leased(first, last + 1, attempt)
+            if entries:
+                self._ack_whole(window, entries)
+                return last + 1 - first, []
         if first == last:
             if self._ack_one(first, attempt):
                 return 1, []
         elif self._ack_together(first, last + 1, attempt):
             return last + 1 - first, []
         return self._settle(span, Event.ACK, self._ack_run)
+
+    def _ack_whole(self, window: Window, entries: list[Entry]) -> None:
+        """Neighbouring entries, each leased as a whole: messages that were sent one by one are acked many at a time."""
+        channel, is_heard = self.channel, self.queue.broker.happenings is not None
+        for entry in entries:
+            channel.acked += entry.count
+            if channel.subscribers:
+                channel.freed(entry.holder, entry.count)
+            if is_heard:
+                self._note("acked", window, entry, entry.base, entry.stop)
+            if channel.fifo is not None:
+                for sequence in range(entry.base, entry.stop):
+                    channel.fifo.settle(sequence)
+        channel.finish_leased(window, entries)
 
     def _ack_one(self, sequence: int, attempt: int) -> bool:
         """One message of a spread entry, leased on that attempt: the common case of one by one."""

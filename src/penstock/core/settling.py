@@ -82,7 +82,7 @@ class Settling:
         broker = self.broker
         channel = broker.find_channel(broker.find_queue(command.queue), command.channel)
         self._check_spans(command.spans)
-        if channel.queue.config.leases_are_durable:
+        if channel.queue.leases_are_durable:
             error = "the receiver went away"
             return self._each(command.spans, lambda span: channel.settlement.release(span, broker.now_ms, 0, error))
         return self._each(command.spans, lambda span: channel.settlement.give_back(span, command.received_ms))
@@ -136,7 +136,8 @@ class Settling:
         for span in spans:
             count, refused = settle(span)
             settled.count += count
-            settled.refused = settled.refused + refused
+            if refused:
+                settled.refused = settled.refused + refused
         return settled
 
     @staticmethod

@@ -17,9 +17,10 @@ is taken.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -27,13 +28,13 @@ from numpy.typing import NDArray
 
 from penstock.core.columns import DELAYED, DONE, LEASED, READY, Columns, encode_one, encoded_length, runs_of
 from penstock.core.commands import Failure
-from penstock.core.keys import ChunkKey, entry_record
+from penstock.core.keys import ChunkKey, entry_record, lane_entries
 
-_ENTRY_HEAD = struct.Struct("<QIIQQ")
-_FAILURES_KEPT = 16
+_ENTRY_HEAD: Final = struct.Struct("<QIIQQ")
+_FAILURES_KEPT: Final = 16
 """How many failed deliveries of one message are remembered; the newest ones."""
-_COMPACT_MIN = 4_096
-_NO_FAILURES = msgspec.msgpack.encode([])
+_COMPACT_MIN: Final = 4_096
+_NO_FAILURES: Final = msgspec.msgpack.encode([])
 
 Heap = list[tuple[int, int]]
 
@@ -118,14 +119,17 @@ class Window:
         "in_use",
         "lane",
         "leased",
-        "owner",
+        "queue_id",
         "ready",
+        "record_prefix",
         "whole_deadlines",
     )
 
     def __init__(self, queue_id: int, channel_id: int, lane: int) -> None:
-        self.owner = (queue_id, channel_id)
+        self.queue_id = queue_id
         self.lane = lane
+        self.record_prefix = lane_entries(queue_id, channel_id, lane)
+        """How the keys of the entries' records begin; their base follows."""
         self.columns = Columns()
         self.entries: dict[int, Entry] = {}
         self.bases: list[int] = []
@@ -145,7 +149,7 @@ class Window:
 
     def add(self, key: ChunkKey, sent_ms: int) -> Entry:
         """Take a chunk in, its messages ready and never delivered."""
-        entry = Entry(key, sent_ms, entry_record(*self.owner, self.lane, key.base))
+        entry = Entry(key, sent_ms, entry_record(self.record_prefix, key.base))
         self._enter(entry)
         self.ready += entry.count
         return entry
@@ -173,6 +177,15 @@ class Window:
             self.columns.settle(slice(entry.start, entry.start + entry.count))
             if self.columns.size > _COMPACT_MIN and self.in_use * 2 < self.columns.size:
                 self._compact()
+
+    def remove_whole(self, entries: list[Entry]) -> None:
+        """Forget neighbouring whole entries whose messages are all done."""
+        at = bisect_left(self.bases, entries[0].base)
+        del self.bases[at : at + len(entries)]
+        for entry in entries:
+            del self.entries[entry.base]
+        if not self.entries:
+            self._clear()
 
     def _clear(self) -> None:
         self.again.clear()
@@ -209,6 +222,21 @@ class Window:
             if low < high:
                 found.append((entry, low, high))
             at += 1
+        return found
+
+    def wholly_leased(self, first: int, stop: int, attempt: int) -> list[Entry]:
+        """The whole entries that hold exactly the messages from `first` up to `stop`, if all of them are leased on that
+        attempt; otherwise none.
+        """
+        found: list[Entry] = []
+        while first < stop:
+            entry = self.entries.get(first)
+            if entry is None or entry.stop > stop or not entry.is_whole:
+                return []
+            if entry.state != LEASED or entry.attempts != attempt:
+                return []
+            found.append(entry)
+            first = entry.stop
         return found
 
     # -- whole and spread --
@@ -364,8 +392,15 @@ class Window:
         key = entry.key
         head = _ENTRY_HEAD.pack(key.order, key.messages, key.size, key.aged_ms, entry.sent_ms)
         if entry.is_whole:
-            values = (entry.attempts, entry.deadline_ms, entry.received_ms, entry.first_ms, entry.holder)
-            rows = encode_one(entry.count, entry.state, *values)
+            rows = encode_one(
+                entry.count,
+                entry.state,
+                entry.attempts,
+                entry.deadline_ms,
+                entry.received_ms,
+                entry.first_ms,
+                entry.holder,
+            )
         else:
             rows = self.columns.encode(slice(entry.start, entry.start + entry.count))
         return head + rows + (msgspec.msgpack.encode(entry.failures) if entry.failures else _NO_FAILURES)
@@ -374,8 +409,8 @@ class Window:
         """Take in an entry from its state record; the counts follow its rows."""
         order, messages, size, aged_ms, sent_ms = _ENTRY_HEAD.unpack_from(data)
         rows_data = data[_ENTRY_HEAD.size :]
-        key = ChunkKey(self.owner[0], self.lane, order, base, messages, size, aged_ms)
-        entry = Entry(key, sent_ms, entry_record(*self.owner, self.lane, base))
+        key = ChunkKey(self.queue_id, self.lane, order, base, messages, size, aged_ms)
+        entry = Entry(key, sent_ms, entry_record(self.record_prefix, base))
         rows = self.columns.append_encoded(base, rows_data)
         entry.failures = msgspec.msgpack.decode(rows_data[encoded_length(rows_data) :], type=list[Failure])
         entry.is_whole = False

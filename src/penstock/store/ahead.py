@@ -116,7 +116,7 @@ class ReadAhead:
         """Whether there are lanes for which the thread was not woken yet."""
         self._applied = 0
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._fetcher: threading.Thread | None = None
         self._changed = threading.Condition(threading.Lock())
 
     def read_chunk(self, key: bytes) -> bytes:
@@ -131,7 +131,12 @@ class ReadAhead:
         return body
 
     def forget(self, keys: Iterable[bytes], dropped: Iterable[bytes]) -> None:
-        """Chunks that a commit has changed, and prefixes that it has dropped. The layers know already."""
+        """Chunks that a commit has changed, and prefixes that it has dropped. The layers know already.
+
+        They are asked about whatever is kept from now on: so without lanes there is nothing to forget, nor to lock.
+        """
+        if not self._lanes:
+            return
         with self._changed:
             for key in keys:
                 lane = self._lanes.get(key[:LANE_PREFIX_BYTES])
@@ -166,8 +171,8 @@ class ReadAhead:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        if self._fetcher is not None:
+            self._fetcher.join()
         self._lanes.clear()
 
     # What to fetch.
@@ -209,9 +214,9 @@ class ReadAhead:
 
     def _wake(self) -> None:
         self._wanted_later = False
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._fetch_wanted, name="penstock-read-ahead", daemon=True)
-            self._thread.start()
+        if self._fetcher is None:
+            self._fetcher = threading.Thread(target=self._fetch_wanted, name="penstock-read-ahead", daemon=True)
+            self._fetcher.start()
         self._changed.notify_all()
 
     # Fetching, in the thread.

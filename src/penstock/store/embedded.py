@@ -135,7 +135,9 @@ class EmbeddedStore:
         self._stopping = False
         self._closed = False
         self._apply_lock = threading.Lock()
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        """Who only needs the lock takes it as such: that takes no call of Python's."""
         self._newest = Layer(table.position)
         self._layers: tuple[Layer, ...] = (self._newest,)
         self._ahead = ReadAhead(table, self._is_hidden) if background else None
@@ -171,7 +173,8 @@ class EmbeddedStore:
         """Make the changes durable, all or nothing."""
         if not changes:
             return
-        self._refuse_after_failure()
+        if self._failure is not None:
+            self._refuse_after_failure()
         layers = self._layers
         if layers[0].live_bytes + (layers[1].live_bytes if len(layers) > 1 else 0) > self._options.unapplied_bytes_max:
             self._wait_for_applier()
@@ -180,7 +183,7 @@ class EmbeddedStore:
         if self._ahead is not None:
             self._ahead.before_sync()
         position = self._append(changes)
-        with self._changed:
+        with self._lock:
             newest = self._newest
             first = not newest
             if first:
@@ -232,7 +235,10 @@ class EmbeddedStore:
     # Space.
 
     def _check_space(self, changes: Changes) -> None:
-        put_bytes = sum(chunk.nbytes for chunk in changes.chunks.values() if chunk is not None)
+        put_bytes = 0
+        for chunk in changes.chunks.values():
+            if chunk is not None:
+                put_bytes += chunk.nbytes
         if put_bytes == 0:
             return
         if self._no_room is not None and self._applier is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from typing import Final
 
-_INSERTS_MAX = 32
-_COMPACT_FLOOR = 1024
+_INSERTS_MAX: Final = 32
+_COMPACT_FLOOR: Final = 1024
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

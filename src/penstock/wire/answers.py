@@ -135,53 +135,8 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_pack_custom)
 
 
 def encode_answers(now_ms: int, answers: Sequence[tuple[int, int, Any]]) -> bytes:
-    """A frame. Values are replies as `pack_reply` makes them, or packed errors."""
+    """A frame. Values are replies as `penstock.wire.packing` makes them, or packed errors."""
     return _encoder.encode((now_ms, answers))
-
-
-def pack_reply(reply: Any, receipt_key: bytes = b"") -> Any:
-    """A reply of the core as it travels. Deliveries need the key of their queue's receipts."""
-    if isinstance(reply, Delivery):
-        return _pack_delivery(reply, receipt_key)
-    if isinstance(reply, Records):
-        runs = [_pack_run(run) for run in reply.runs]
-        return _WireRecords(reply.queue, reply.queue_id, runs, reply.next_offset, reply.end_offset)
-    if isinstance(reply, list) and reply and isinstance(reply[0], Seen):
-        return [_pack_seen(seen) for seen in reply]
-    return reply
-
-
-def _pack_delivery(delivery: Delivery, receipt_key: bytes) -> WireDelivery:
-    return WireDelivery(
-        delivery.queue,
-        delivery.queue_id,
-        delivery.channel,
-        delivery.channel_id,
-        delivery.received_ms,
-        delivery.deadline_ms,
-        [_pack_run(run) for run in delivery.runs],
-        receipt_key,
-    )
-
-
-def _pack_run(run: Run) -> _WireRun:
-    attempt, first_ms = run.attempt, run.first_ms
-    return _WireRun(
-        _pack_chunk(run.chunk, run.start, run.stop),
-        attempt if isinstance(attempt, int) else np.asarray(attempt, dtype="<u4").tobytes(),
-        first_ms if isinstance(first_ms, int) else np.asarray(first_ms, dtype="<i8").tobytes(),
-        run.failures,
-    )
-
-
-def _pack_seen(seen: Seen) -> _WireSeen:
-    chunk = _pack_chunk(seen.chunk, seen.index, seen.index + 1)
-    return _WireSeen(chunk, seen.state, seen.attempts, seen.deadline_ms, seen.failures)
-
-
-def _pack_chunk(chunk: Chunk, start: int, stop: int) -> memoryview:
-    part = chunk if start == 0 and stop == chunk.count else chunk.slice(start, stop)
-    return memoryview(b"".join(part.parts()))
 
 
 # -- at the client -----------------------------------------------------------------------------------------------------

@@ -238,9 +238,10 @@ def _outgoing_send(send: commands.Send) -> Send:
 
 def _incoming_send(send: Send) -> commands.Send:
     bodies = send.bodies
-    for stored in set(send.attributes or ()):  # messages that are sent together often have the same ones
-        if stored:
-            check_stored(stored)
+    if send.attributes is not None:
+        for stored in set(send.attributes):  # messages that are sent together often have the same ones
+            if stored:
+                check_stored(stored)
     is_plain = send.attributes is None and send.groups is None and send.dedup_ids is None
     return commands.Send(
         queue=send.queue,

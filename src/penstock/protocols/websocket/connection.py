@@ -22,6 +22,7 @@ from websockets.protocol import State
 
 from penstock.wire.frames import Frames, binary_frame
 
+_OPEN = State.OPEN
 _HEAD_END = b"\r\n\r\n"
 CONNECTION = "penstock.websocket"
 """Where a scope has its connection."""
@@ -50,10 +51,10 @@ class Connection(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
-        frames = self._frames
-        if frames is None and self.conn.state is State.OPEN and not self._is_early:
+        is_open, frames = self.conn.state is _OPEN, self._frames
+        if frames is None and is_open and not self._is_early:
             frames = self._frames = Frames(masked=True, bytes_max=self.config.ws_max_size)
-        if frames is None or self.conn.state is not State.OPEN:
+        if frames is None or not is_open:
             self._is_early = self._is_early or self._is_asked or not data.endswith(_HEAD_END)
             self._is_asked = True
             super().data_received(data)
@@ -98,7 +99,7 @@ class Connection(WebSocketsSansIOProtocol):
         return (
             self.writable.is_set()
             and not self.close_sent
-            and self.conn.state is State.OPEN
+            and self.conn.state is _OPEN
             and not self.transport.is_closing()
         )
 

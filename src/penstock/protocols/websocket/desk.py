@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from penstock.core.commands import (
     AddCredit,
@@ -45,13 +45,18 @@ from penstock.server.partition_map import PartitionMoved
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
 from penstock.server.shards import Names
 from penstock.server.tasks import CallbackCall
-from penstock.wire.answers import Kind, Limits, Moved, encode_answers, pack_reply
+from penstock.wire.answers import Kind, Limits, Moved, encode_answers
+from penstock.wire.packing import pack_reply
 from penstock.wire.requests import AddPushCredit, Cancel, Hello, Route, StartPush, StopPush, incoming
 from penstock.wire.routing import queue_of
 
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
-_NOT_COUNTED = frozenset({Cancel, AddPushCredit, StopPush, Heartbeat, EndSession, Route})
+_NOT_COUNTED: Final = frozenset({Cancel, AddPushCredit, StopPush, Heartbeat, EndSession, Route})
 """What keeps a conversation going, or ends something, is not limited by the rate."""
+_LOCAL: Final = frozenset(
+    {Receive, Heartbeat, EndSession, OpenSession, CreateQueue, DescribeQueue, ReadRecords, Browse}
+)
+"""What says something that the core takes differently: see `Desk._localise`."""
 
 
 class Open:
@@ -163,19 +168,22 @@ class Desk:
         if self._rates is not None and type(command) not in _NOT_COUNTED:
             self._rates.count(self._caller)
         command = incoming(command)
-        check_rights(self._principal, command, self._broker)
+        if self._principal is not ANYBODY:
+            check_rights(self._principal, command, self._broker)
         if self._route_version and self._is_refused(number, command):
             return
-        own = _OWN.get(type(command))
+        kind = type(command)
+        own = _OWN.get(kind)
         if own is not None:
             own(self, number, command)
             return
-        if isinstance(command, Receive | Browse) and (
-            command.queue in self._learning or self._shard.unknown(command.queue)
-        ):
-            self._learn_first(number, command)
-            return
-        self._localise(command)
+        if kind in _LOCAL:
+            if isinstance(command, Receive | Browse) and (
+                command.queue in self._learning or self._shard.unknown(command.queue)
+            ):
+                self._learn_first(number, command)
+                return
+            self._localise(command)
         self._submit(number, command)
 
     def _learn_first(self, number: int, command: Receive | Browse) -> None:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -39,18 +40,18 @@ import xxhash
 from penstock.core.changes import Buffer, Changes
 from penstock.store.errors import StoreDamaged, StoreVersion
 
-ALIGNMENT = 512
+ALIGNMENT: Final = 512
 HEADER = struct.Struct("<4sIQQQ")
-HEADER_BYTES = HEADER.size
-MAGIC = b"PJf1"
+HEADER_BYTES: Final = HEADER.size
+MAGIC: Final = b"PJf1"
 SEGMENT_MAGIC = b"PENSTOCK"
 SEGMENT_VERSION = 1
 FRAMES_START = ALIGNMENT
 """Where the first frame of a segment is."""
 
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
-_UNSUMMED = struct.Struct("<4sIQQ")
-_CHECKSUM = struct.Struct("<Q")
+_UNSUMMED: Final = struct.Struct("<4sIQQ")
+_CHECKSUM: Final = struct.Struct("<Q")
 _SEGMENT_HEADER = struct.Struct("<8sIIQ")
 
 _encode_contents = msgspec.msgpack.Encoder().encode
@@ -58,6 +59,9 @@ _decode_contents = msgspec.msgpack.Decoder(
     tuple[list[bytes], dict[bytes, int | None], dict[bytes, bytes | None]]
 ).decode
 _hasher = xxhash.xxh3_64
+_digest = xxhash.xxh3_64_intdigest
+_SMALL_BYTES: Final = 4096
+"""Up to so many bytes are quicker copied together than hashed, and written, piece by piece."""
 
 
 class StoredChunk:
@@ -108,7 +112,7 @@ def encode_frame(changes: Changes, number: int, identity: int) -> tuple[list[Buf
     >>> frame.number, frame.changes().chunks[b"key"].parts(), nbytes == frame.nbytes
     (1, (b'abc',), True)
     """
-    parts: list[Buffer] = [b"", b""]
+    parts: list[Buffer] = []
     lengths: dict[bytes, int | None] = {}
     chunks_bytes = 0
     for key, chunk in changes.chunks.items():
@@ -121,9 +125,12 @@ def encode_frame(changes: Changes, number: int, identity: int) -> tuple[list[Buf
     contents = _encode_contents((changes.dropped, lengths, changes.records))
     payload_bytes = len(contents) + chunks_bytes
     unsummed = _UNSUMMED.pack(MAGIC, len(contents), payload_bytes, number)
-    parts[1] = contents
-    parts[0] = unsummed + _CHECKSUM.pack(_checksum(unsummed, parts, identity))
-    return parts, HEADER_BYTES + payload_bytes
+    if payload_bytes <= _SMALL_BYTES:
+        payload = b"".join((contents, *parts))
+        checksum = _CHECKSUM.pack(_digest(unsummed + payload, identity))
+        return [b"".join((unsummed, checksum, payload))], HEADER_BYTES + payload_bytes
+    checksum = _CHECKSUM.pack(_checksum(unsummed, (contents, *parts), identity))
+    return [unsummed + checksum, contents, *parts], HEADER_BYTES + payload_bytes
 
 
 def _checksum(unsummed: Buffer, payload: Iterable[Buffer], identity: int) -> int:
