@@ -376,7 +376,7 @@ class RemoteCaller:
             if outstanding is None:
                 continue
             if kind == _REPLY:
-                self._settle(outstanding, *self._unpacked(outstanding.command, value))
+                self._replied(outstanding, value)
             elif kind == _ERROR:
                 self._failed(outstanding, unpack_failure(value))
             elif kind == _MOVED:
@@ -425,14 +425,15 @@ class RemoteCaller:
                 return prefetcher
         return None
 
-    def _unpacked(self, command: Command, value: msgspec.Raw) -> tuple[Any, BaseException | None]:
+    def _replied(self, outstanding: Outstanding, value: msgspec.Raw) -> None:
+        reply, unreadable = None, None
         try:
-            reply = unpack_reply(type(command), value)
+            reply = unpack_reply(type(outstanding.command), value)
         except (msgspec.MsgspecError, PenstockError) as error:
-            return None, OutcomeUnknown(f"{self._address} sent an answer that cannot be read: {error}")
+            unreadable = OutcomeUnknown(f"{self._address} sent an answer that cannot be read: {error}")
         if isinstance(reply, KeyedDelivery):
             self.identity.learn(reply)
-        return reply, None
+        self._settle(outstanding, reply, unreadable)
 
     def refused(self, request: int, error: PenstockError) -> None:
         """A request cannot be sent. If it was before, over another link, it may have been done."""
