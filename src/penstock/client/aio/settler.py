@@ -31,7 +31,7 @@ from penstock.client.aio.message import AsyncMessage, error_text
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
 from penstock.client.listening import GroupOrder, ListenerMetrics, pause_seconds
 from penstock.client.puts import merged
-from penstock.client.settling import merged_spans
+from penstock.client.settling import merged_spans, spans_of
 from penstock.client.task_workers import Signal, sleep
 from penstock.core.commands import Ack, CommitWork, Extend, GiveBack, Refused, Release, Send, Settled, Span
 from penstock.core.errors import ConnectionLost, LeaseTooLong, PenstockError, StoreError
@@ -196,11 +196,11 @@ class AsyncSettler:
         failed: list[AsyncOutcome] = []
         for outcome in outcomes:
             message, work, error = outcome
-            if error is not None or message.is_given_back:
+            if work is None and error is None and not message.is_settled:
+                acks.append(message)
+            elif error is not None or message.is_given_back:
                 failed.append(outcome)
-            elif work is None:
-                (done if message.is_settled else acks).append(message)
-            elif work.state == "committed":
+            elif work is None or work.state == "committed":
                 done.append(message)
             elif work.state == "open":
                 units.append(outcome)
@@ -370,7 +370,7 @@ class AsyncSettler:
 
 
 def _spans(messages: Iterable[AsyncMessage]) -> list[Span]:
-    return merged_spans([message.span for message in messages])
+    return spans_of([message.place for message in messages])
 
 
 def _touched(messages: Iterable[AsyncMessage], refused: list[Refused]) -> set[AsyncMessage]:

@@ -76,10 +76,16 @@ class Message(Content):
         return self._history(self._run.failures)
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Its number in its queue, and how often it was handed out: this delivery and no other."""
+        attempt = self._run.attempt
+        return self._chunk.base + self._index, attempt if isinstance(attempt, int) else self.attempts
+
+    @property
     def span(self) -> Span:
         """The message as commands name it."""
-        sequence = self._chunk.base + self._index
-        return Span(sequence, sequence, self.attempts)
+        sequence, attempt = self.place
+        return Span(sequence, sequence, attempt)
 
     @property
     def is_settled(self) -> bool:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from penstock.client.listening import GroupOrder, ListenerMetrics, pause_seconds
 from penstock.client.puts import merged
-from penstock.client.settling import merged_spans
+from penstock.client.settling import merged_spans, spans_of
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.message import Message, error_text
 from penstock.client.sync.unit_of_work import UnitOfWork
@@ -206,11 +206,11 @@ class Settler:
         failed: list[Outcome] = []
         for outcome in outcomes:
             message, work, error = outcome
-            if error is not None or message.is_given_back:
+            if work is None and error is None and not message.is_settled:
+                acks.append(message)
+            elif error is not None or message.is_given_back:
                 failed.append(outcome)
-            elif work is None:
-                (done if message.is_settled else acks).append(message)
-            elif work.state == "committed":
+            elif work is None or work.state == "committed":
                 done.append(message)
             elif work.state == "open":
                 units.append(outcome)
@@ -376,7 +376,7 @@ class Settler:
 
 
 def _spans(messages: Iterable[Message]) -> list[Span]:
-    return merged_spans([message.span for message in messages])
+    return spans_of([message.place for message in messages])
 
 
 def _touched(messages: Iterable[Message], refused: list[Refused]) -> set[Message]:
