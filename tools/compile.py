@@ -54,6 +54,7 @@ COMPILED = (
     "protocols/sqs/received.py",
     "protocols/sqs/server.py",
     "protocols/sqs/service.py",
+    "wire/frames.py",
 )
 """What is worth it: every message, or every call, goes through these."""
 

@@ -137,7 +137,8 @@ async def finish_handler(handler: Callable[..., Any], result: Any) -> None:
     """Wait for what a handler has begun, if it is a coroutine function."""
     if inspect.isawaitable(result):
         result = await result
-    check_result(handler, result)
+    if result is not None:
+        check_result(handler, result)
 
 
 def is_cancelled(error: BaseException, others: Crew) -> bool:
