@@ -61,7 +61,7 @@ class AsyncMessage(Content):
 
     @property
     def lease_ends_ms(self) -> int:
-        """The same, as the server counts."""
+        """The same in milliseconds, as the server counts."""
         return self._lease_ends_ms
 
     @property

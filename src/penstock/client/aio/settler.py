@@ -135,7 +135,7 @@ class AsyncSettler:
         if self._settling:
             self._on_room()  # a slow commit holds up nobody
         if outcome.work is not None or outcome.error is not None:
-            self._is_urgent = True  # after it is among them: who takes them first says that there is nothing urgent
+            self._is_urgent = True  # when it is among them, and not before: who takes them clears this first
             self._wake.set()
         elif len(self._ended) >= self._enough:
             self._wake.set()
