@@ -218,3 +218,17 @@ def test_packed_bodies_in_parts_are_the_same_bodies(bodies: list[bytes], count_m
     parts = [list(part) for part in PackedBodies(b"".join(bodies), offsets).parts(count_max, size_max)]
     assert [body for part in parts for body in part] == bodies
     assert all(len(part) <= count_max and (len(part) == 1 or len(b"".join(part)) <= size_max) for part in parts)
+
+
+@pytest.mark.parametrize("body", [b"", b"one"])
+def test_a_chunk_of_one_message_has_its_table_when_somebody_asks(body: bytes) -> None:
+    stored = b"".join(Chunk.of(100, 5, [body]).parts())
+    chunk = Chunk.decode(stored)
+    assert chunk.body(0) == body
+    with pytest.raises(IndexError):
+        chunk.body(1)
+    assert chunk.offsets.tolist() == [0, len(body)]
+    assert chunk.body(0) == body
+    assert chunk.body_list() == [body]
+    assert b"".join(Chunk.decode(stored).parts()) == stored
+    assert b"".join(Chunk.decode(stored).slice(0, 1).parts()) == stored
