@@ -242,3 +242,17 @@ def test_bare_messages_are_stored_alike_however_they_came(
         chunk = Chunk.of(base, sent_ms, given_bodies)
         assert b"".join(chunk.parts()) == _naive_form(base, sent_ms, bodies)
         assert chunk.nbytes == len(_naive_form(base, sent_ms, bodies))
+
+
+@pytest.mark.parametrize("body", [b"", b"one"])
+def test_a_chunk_of_one_message_has_its_table_when_somebody_asks(body: bytes) -> None:
+    stored = b"".join(Chunk.of(100, 5, [body]).parts())
+    chunk = Chunk.decode(stored)
+    assert chunk.body(0) == body
+    with pytest.raises(IndexError):
+        chunk.body(1)
+    assert chunk.offsets.tolist() == [0, len(body)]
+    assert chunk.body(0) == body
+    assert chunk.body_list() == [body]
+    assert b"".join(Chunk.decode(stored).parts()) == stored
+    assert b"".join(Chunk.decode(stored).slice(0, 1).parts()) == stored

@@ -136,7 +136,11 @@ class ListenerMetrics:
 
     def worked(self) -> tuple[int, float]:
         """How many handlers have ended, and how long they took together."""
-        return sum(times.count for times in self._times), sum(times.seconds for times in self._times)
+        count, seconds = 0, 0.0
+        for times in self._times:
+            count += times.count
+            seconds += times.seconds
+        return count, seconds
 
     def new_worker(self) -> HandlerTimes:
         """Where one worker writes its times, without a lock."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 
-from penstock.core.commands import Settled
+from penstock.core.commands import Settled, Span
 from penstock.core.errors import PenstockError
 from penstock.core.runs import merged_spans as merged_spans
 
@@ -25,3 +26,18 @@ def _summary(error: PenstockError, refused: int, total: int) -> PenstockError:
     summary = type(error)(f"{refused} of {total} messages were refused, the others settled; the first: {error}")
     summary.__cause__ = error
     return summary
+
+
+def spans_of(places: Iterable[tuple[int, int]]) -> list[Span]:
+    """Messages, each by its sequence number and its attempt, as commands name them: neighbours become one span.
+
+    >>> spans_of([(3, 1), (1, 1), (2, 1), (4, 2)])
+    [Span(first=1, last=3, attempt=1), Span(first=4, last=4, attempt=2)]
+    """
+    spans: list[list[int]] = []
+    for sequence, attempt in sorted(places):
+        if spans and spans[-1][1] + 1 == sequence and spans[-1][2] == attempt:
+            spans[-1][1] = sequence
+        else:
+            spans.append([sequence, sequence, attempt])
+    return [Span(first, last, attempt) for first, last, attempt in spans]

@@ -47,18 +47,15 @@ class Line(Generic[T]):
         while not self._items:
             if self._closed:
                 return None
-            await self._sleep()
+            woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(woken)
+            try:
+                await woken
+            except asyncio.CancelledError:
+                if woken.done() and not woken.cancelled():
+                    self._wake(1)
+                raise
         return self._items.popleft()
-
-    async def _sleep(self) -> None:
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(woken)
-        try:
-            await woken
-        except asyncio.CancelledError:
-            if woken.done() and not woken.cancelled():
-                self._wake(1)
-            raise
 
     def _wake(self, count: int) -> None:
         while count and self._waiting:
@@ -92,8 +89,12 @@ class Signal:
     async def wait(self, seconds: float | None = None) -> None:
         """Until it is set, or the time is over. It is not set afterwards."""
         if not self._event.is_set():
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._event.wait(), seconds)
+            timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._event.set)
+            try:
+                await self._event.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
         self._event.clear()
 
 
@@ -132,12 +133,12 @@ def check_handler(handler: Callable[..., Any]) -> None:
     check_callable(handler)
 
 
-async def run_handler(handler: Callable[..., Any], *arguments: Any) -> None:
-    """Call a handler, and wait for it if it is a coroutine function."""
-    result = handler(*arguments)
+async def finish_handler(handler: Callable[..., Any], result: Any) -> None:
+    """Wait for what a handler has begun, if it is a coroutine function."""
     if inspect.isawaitable(result):
         result = await result
-    check_result(handler, result)
+    if result is not None:
+        check_result(handler, result)
 
 
 def is_cancelled(error: BaseException, others: Crew) -> bool:

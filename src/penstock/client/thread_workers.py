@@ -24,8 +24,8 @@ __all__ = [
     "Line",
     "Signal",
     "check_handler",
+    "finish_handler",
     "is_cancelled",
-    "run_handler",
     "sleep",
     "told_to_stop",
 ]
@@ -124,9 +124,8 @@ def check_handler(handler: Callable[..., Any]) -> None:
         raise InvalidRequest(_ASYNC_HANDLER)
 
 
-def run_handler(handler: Callable[..., Any], *arguments: Any) -> None:
-    """Call a handler."""
-    result = handler(*arguments)
+def finish_handler(handler: Callable[..., Any], result: Any) -> None:
+    """Refuse what a handler has only begun: nobody here could wait for it."""
     if inspect.iscoroutine(result):  # it did not look like one
         result.close()
         raise InvalidRequest(_ASYNC_HANDLER)

@@ -217,7 +217,7 @@ class Chunk:
         columns: dict[Section, BinaryColumn],
         due_ms: NDArray[np.int64] | None,
     ) -> None:
-        assert offsets is not None or values is not None
+        assert offsets is not None or values is not None or count == 1
         self.base = base
         self.sent_ms = sent_ms
         self.count = count
@@ -265,7 +265,7 @@ class Chunk:
     def offsets(self) -> NDArray[np.int32]:
         """Where each body starts in `bodies`, and where the last one ends."""
         if self._offsets is None:
-            self._offsets = _offsets_of(cast("list[bytes]", self._values))
+            self._offsets = _offsets_of([self.bodies] if self._values is None else self._values)
         return self._offsets
 
     @property
@@ -286,7 +286,9 @@ class Chunk:
         """One message's body."""
         if self._values is not None:
             return bytes(self._values[index])
-        offsets = self.offsets
+        if self._offsets is None:
+            return bytes([self.bodies][index])  # there is only one
+        offsets = self._offsets
         return bytes(self.bodies[offsets[index] : offsets[index + 1]])
 
     def body_list(self, start: int = 0, stop: int | None = None) -> list[bytes]:
@@ -414,8 +416,10 @@ class Chunk:
             raise ChunkDamaged(f"not a chunk of version {_VERSION}: it starts with {bytes(view[:8]).hex()}")
         if head_length + bodies_length != len(view):
             raise ChunkDamaged(f"it should be {head_length + bodies_length} bytes long, and is {len(view)}")
-        if _checksum(view[_CHECKED_FROM:]) != checksum:
+        if xxhash.xxh3_64_intdigest(view[_CHECKED_FROM:]) != checksum:
             raise ChunkDamaged("its checksum does not match")
+        if count == 1 and not sections:  # nothing but a body, which needs no table to be found
+            return cls(base, sent_ms, count, view[head_length:], None, None, {}, None)
         cursor = _Cursor(view, _OFFSETS_AT, count)
         offsets = cursor.offsets()
         cursor.align()

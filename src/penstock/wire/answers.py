@@ -23,7 +23,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.core import commands
 from penstock.core.chunk import Chunk
@@ -176,21 +175,20 @@ REPLIES: dict[type[Command], Any] = {
     requests.Hello: Welcome,
 }
 """Command -> what its reply is; None for those that are not here."""
+_WITH_MESSAGES = frozenset({commands.Receive, commands.ReadRecords, commands.Browse})
+"""Replies that travel in a form of their own."""
 
 _decoders = {
     kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom, strict=True).decode for kind, reply in REPLIES.items()
 }
-_decode_frame = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, msgspec.Raw]]]).decode
 _decode_error = msgspec.msgpack.Decoder(PackedError).decode
 _decode_moved = msgspec.msgpack.Decoder(Moved).decode
 _decode_delivery = msgspec.msgpack.Decoder(WireDelivery).decode
 
 Answer = tuple[int, int, msgspec.Raw]
 
-
-def decode_answers(frame: bytes) -> tuple[int, list[Answer]]:
-    """The server's time, and the answers with their values still packed."""
-    return _decode_frame(frame)
+decode_answers = msgspec.msgpack.Decoder(tuple[int, list[Answer]]).decode
+"""A frame: the server's time, and the answers with their values still packed."""
 
 
 def unpack_reply(kind: type[Command], raw: msgspec.Raw) -> Any:
@@ -199,9 +197,9 @@ def unpack_reply(kind: type[Command], raw: msgspec.Raw) -> Any:
     if decode is None:
         return None
     reply = decode(raw)
-    if isinstance(reply, WireDelivery):
-        return _keyed_delivery(reply)
-    return unpacked(kind, reply)
+    if kind not in _WITH_MESSAGES:
+        return reply
+    return _keyed_delivery(reply) if isinstance(reply, WireDelivery) else unpacked(kind, reply)
 
 
 def unpacked(kind: type[Command], reply: Any) -> Any:
@@ -240,7 +238,7 @@ def unpacked_delivery(delivery: WireDelivery) -> Delivery:
         delivery.channel_id,
         delivery.received_ms,
         delivery.deadline_ms,
-        [_unpack_run(run) for run in delivery.runs],
+        list(map(_unpack_run, delivery.runs)),
     )
 
 
@@ -252,18 +250,21 @@ def _keyed_delivery(delivery: WireDelivery) -> KeyedDelivery:
         delivery.channel_id,
         delivery.received_ms,
         delivery.deadline_ms,
-        [_unpack_run(run) for run in delivery.runs],
+        list(map(_unpack_run, delivery.runs)),
         receipt_key=delivery.receipt_key,
     )
 
 
 def _unpack_run(run: _WireRun) -> Run:
-    chunk = Chunk.decode(run.chunk)
-    return Run(chunk, 0, chunk.count, _numbers(run.attempt, "<u4"), _numbers(run.first_ms, "<i8"), run.failures)
-
-
-def _numbers(value: int | bytes, dtype: str) -> int | NDArray[Any]:
-    return value if isinstance(value, int) else np.frombuffer(value, dtype=dtype)
+    chunk, attempt, first_ms = Chunk.decode(run.chunk), run.attempt, run.first_ms
+    return Run(
+        chunk,
+        0,
+        chunk.count,
+        attempt if isinstance(attempt, int) else np.frombuffer(attempt, dtype="<u4"),
+        first_ms if isinstance(first_ms, int) else np.frombuffer(first_ms, dtype="<i8"),
+        run.failures,
+    )
 
 
 def _unpack_seen(seen: _WireSeen) -> Seen:

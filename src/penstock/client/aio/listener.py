@@ -36,8 +36,8 @@ from penstock.client.task_workers import (
     Line,
     Signal,
     check_handler,
+    finish_handler,
     is_cancelled,
-    run_handler,
     told_to_stop,
 )
 from penstock.client.times import Seconds, length_ms
@@ -415,9 +415,11 @@ class AsyncListener:
             if self._wants_work:
                 work = AsyncUnitOfWork(self._caller)
                 work.hold(message.queue, message.channel, [message.span])
-                await run_handler(self._handler, message, work)
+                result = self._handler(message, work)
             else:
-                await run_handler(self._handler, message)
+                result = self._handler(message)
+            if result is not None:
+                await finish_handler(self._handler, result)
         except BaseException as error:
             if is_cancelled(error, self._settling):
                 raise

@@ -65,16 +65,15 @@ class AsyncQueue(AsyncReceiver):
 
         `delay` (a length of time) or `due` (a point in time) keep it back. The highest `priority`, 0 to 9, goes first.
         """
-        encoded = encode_attributes(attributes)
         command = Send(
             queue=self._queue,
             bodies=[encode_body(body)],
-            attributes=None if encoded is None else [encoded],
+            attributes=[encode_attributes(attributes)] if attributes else None,
             groups=None if group is None else [group],
             dedup_ids=None if dedup_id is None else [dedup_id],
             priority=priority,
-            delay_ms=length_ms(delay, "delay"),
-            due_ms=moment_ms(due, "due"),
+            delay_ms=None if delay is None else length_ms(delay, "delay"),
+            due_ms=None if due is None else moment_ms(due, "due"),
         )
         sent: Sent = await self._caller.call(command)
         sequence = sent.sequence(0)

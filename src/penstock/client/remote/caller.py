@@ -76,6 +76,8 @@ _STILL_S = 0.05
 _PATIENT = Ack | Release | GiveBack | Extend | CommitWork
 """What waits when the server's rate of requests is reached, since work that was done would be done again; what starts
 something is told `RateLimited`."""
+_REPLY, _ERROR, _PUSH, _PUSH_ENDED, _MOVED = map(int, Kind)
+"""As plain numbers: every answer is compared with them."""
 _IN_FLIGHT_SHARE = 0.8
 """Of the requests that the server lets us have in flight, what we use: the rest is for cancelling and the like."""
 
@@ -279,7 +281,7 @@ class RemoteCaller:
             await asyncio.sleep(0.001)
 
     def _patience_s(self, command: Command) -> float:
-        if not isinstance(command, Receive):
+        if type(command) is not Receive:
             return self._options.timeout
         wait_s = _QUEUE_WAIT_S_MAX if command.wait_ms is None else command.wait_ms / 1_000
         return self._options.timeout + wait_s
@@ -364,17 +366,20 @@ class RemoteCaller:
         if now_ms:
             self._server_ms, self._server_heard_s = now_ms, time.monotonic()
         for number, kind, value in answers:
-            if Kind.PUSH <= kind <= Kind.PUSH_ENDED:
-                self._pushed(number, kind, value)
+            if kind == _PUSH:
+                self._pushed(number, value)
+                continue
+            if kind == _PUSH_ENDED:
+                self._push_ended(number, value)
                 continue
             outstanding = self._in_flight.get(number)
             if outstanding is None:
                 continue
-            if kind == Kind.ERROR:
+            if kind == _REPLY:
+                self._replied(outstanding, value)
+            elif kind == _ERROR:
                 self._failed(outstanding, unpack_failure(value))
-            elif kind == Kind.REPLY:
-                self._settle(outstanding, *self._unpacked(outstanding.command, value))
-            elif kind == Kind.MOVED:
+            elif kind == _MOVED:
                 self._moved(outstanding, unpack_moved(value))
         if self._outgoing:
             self.flush()
@@ -396,27 +401,39 @@ class RemoteCaller:
         """The server did not do it: another node has to. (Who does not route is forwarded, and never hears this.)"""
         self._settle(outstanding, None, NotSent(f"another node has to do it: {moved.owner!r} at {moved.url}"))
 
-    def _pushed(self, number: int, kind: int, value: msgspec.Raw) -> None:
-        pushes: list[Prefetcher | Stream] = [*self._streams, *self._prefetchers.values()]
-        receiver = next((each for each in pushes if each.push == number), None)
-        if kind == Kind.PUSH:
-            delivery = unpack_delivery(value)
-            self.identity.learn(delivery)
-            if receiver is None:
-                self.give_back(delivery)
-            else:
-                receiver.pushed(delivery)
-        elif receiver is not None:
+    def _pushed(self, number: int, value: msgspec.Raw) -> None:
+        receiver = self._receiver_of(number)
+        delivery = unpack_delivery(value)
+        self.identity.learn(delivery)
+        if receiver is None:
+            self.give_back(delivery)
+        else:
+            receiver.pushed(delivery)
+
+    def _push_ended(self, number: int, value: msgspec.Raw) -> None:
+        receiver = self._receiver_of(number)
+        if receiver is not None:
             receiver.ended(unpack_failure(value))
 
-    def _unpacked(self, command: Command, value: msgspec.Raw) -> tuple[Any, BaseException | None]:
+    def _receiver_of(self, push: int) -> Stream | Prefetcher | None:
+        """Who gets what a push brings."""
+        for stream in self._streams:
+            if stream.push == push:
+                return stream
+        for prefetcher in self._prefetchers.values():
+            if prefetcher.push == push:
+                return prefetcher
+        return None
+
+    def _replied(self, outstanding: Outstanding, value: msgspec.Raw) -> None:
+        reply, unreadable = None, None
         try:
-            reply = unpack_reply(type(command), value)
+            reply = unpack_reply(type(outstanding.command), value)
         except (msgspec.MsgspecError, PenstockError) as error:
-            return None, OutcomeUnknown(f"{self._address} sent an answer that cannot be read: {error}")
+            unreadable = OutcomeUnknown(f"{self._address} sent an answer that cannot be read: {error}")
         if isinstance(reply, KeyedDelivery):
             self.identity.learn(reply)
-        return reply, None
+        self._settle(outstanding, reply, unreadable)
 
     def refused(self, request: int, error: PenstockError) -> None:
         """A request cannot be sent. If it was before, over another link, it may have been done."""

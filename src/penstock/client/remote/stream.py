@@ -117,7 +117,10 @@ class Stream:
 
     def pushed(self, delivery: KeyedDelivery) -> None:
         """Messages came."""
-        self._credit = max(0, self._credit - delivery.count)
+        credit = self._credit
+        for run in delivery.runs:
+            credit -= run.stop - run.start
+        self._credit = max(0, credit)
         if not self._hearer.take(delivery):
             self._carrier.give_back(delivery)
 

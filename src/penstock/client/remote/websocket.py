@@ -97,6 +97,8 @@ class WebsocketLink(asyncio.Protocol):
         self._heard_s = 0.0
         self._beat: asyncio.TimerHandle | None = None
         self._is_open = False
+        self._can_send = False
+        """Whether neither side has said goodbye."""
         self._over: Exception | None = None
         self._controls = 0
         self._gone: asyncio.Future[None] = self._loop.create_future()
@@ -153,6 +155,7 @@ class WebsocketLink(asyncio.Protocol):
             return
         if self._can_send:
             self._websocket.send_close(1000)
+            self._look()
             self._flush()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
@@ -194,6 +197,7 @@ class WebsocketLink(asyncio.Protocol):
     def _take_bytes(self, data: bytes) -> None:
         """The long way, through the library."""
         self._websocket.receive_data(data)
+        self._look()
         for event in self._websocket.events_received():
             if isinstance(event, Frame):
                 self._take_frame(event)
@@ -209,6 +213,7 @@ class WebsocketLink(asyncio.Protocol):
         """The other side has ended. That its answer to the upgrade breaks off does not say that it refuses it."""
         was_refused = self._websocket.handshake_exc is not None
         self._websocket.receive_eof()
+        self._look()
         if self._heard_s and not was_refused and isinstance(self._websocket.handshake_exc, InvalidMessage):
             self._over = ConnectionLost(f"the connection to {self._address} broke in the answer to its upgrade")
 
@@ -272,10 +277,9 @@ class WebsocketLink(asyncio.Protocol):
         self.ready.set_result(None)
         self._beat = self._loop.call_later(self._options.heartbeat, self._check_life)
 
-    @property
-    def _can_send(self) -> bool:
-        """Whether neither side has said goodbye."""
-        return self._websocket.state is State.OPEN
+    def _look(self) -> None:
+        """The library may have got into another state: kept here, since every message asks for it."""
+        self._can_send = self._websocket.state is State.OPEN
 
     def _write_frame(self, frame: bytes) -> None:
         assert self._socket is not None

@@ -41,8 +41,8 @@ from penstock.client.thread_workers import (
     Line,
     Signal,
     check_handler,
+    finish_handler,
     is_cancelled,
-    run_handler,
     told_to_stop,
 )
 from penstock.client.times import Seconds, length_ms
@@ -420,9 +420,11 @@ class Listener:
             if self._wants_work:
                 work = UnitOfWork(self._caller)
                 work.hold(message.queue, message.channel, [message.span])
-                run_handler(self._handler, message, work)
+                result = self._handler(message, work)
             else:
-                run_handler(self._handler, message)
+                result = self._handler(message)
+            if result is not None:
+                finish_handler(self._handler, result)
         except BaseException as error:
             if is_cancelled(error, self._settling):
                 raise

@@ -22,7 +22,10 @@ class Message(Content):
     __slots__ = ("_caller", "_delivery", "_given_back", "_lease_ends_ms", "_run", "_settled")
 
     def __init__(self, caller: Caller, delivery: Delivery, run: Run, index: int) -> None:
-        super().__init__(caller.identity, delivery.queue_id, run.chunk, index)
+        self._identity = caller.identity  # a call of `Content` for each message would be much of what it costs
+        self._queue_id = delivery.queue_id
+        self._chunk = run.chunk
+        self._index = index
         self._caller = caller
         self._delivery = delivery
         self._run = run
@@ -57,6 +60,11 @@ class Message(Content):
         return seconds(self._lease_ends_ms)
 
     @property
+    def lease_ends_ms(self) -> int:
+        """The same in milliseconds, as the server counts."""
+        return self._lease_ends_ms
+
+    @property
     def receipt(self) -> str:
         """What settles this delivery from anywhere else: `queue.ack(receipt)`, also after a restart."""
         delivery = self._delivery
@@ -68,9 +76,16 @@ class Message(Content):
         return self._history(self._run.failures)
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Its number in its queue, and how often it was handed out: this delivery and no other."""
+        attempt = self._run.attempt
+        return self._chunk.base + self._index, attempt if isinstance(attempt, int) else self.attempts
+
+    @property
     def span(self) -> Span:
         """The message as commands name it."""
-        return Span(self.sequence, self.sequence, self.attempts)
+        sequence, attempt = self.place
+        return Span(sequence, sequence, attempt)
 
     @property
     def is_settled(self) -> bool:

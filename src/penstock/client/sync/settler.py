@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from penstock.client.listening import GroupOrder, ListenerMetrics, pause_seconds
 from penstock.client.puts import merged
-from penstock.client.settling import merged_spans
+from penstock.client.settling import merged_spans, spans_of
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.message import Message, error_text
 from penstock.client.sync.unit_of_work import UnitOfWork
@@ -88,6 +88,8 @@ class Settler:
         self._gone: set[Message] = set()
         """Held, but the lease is lost."""
         self._ended: deque[Outcome] = deque()
+        self._is_urgent = False
+        """Whether there is anything among them that must not wait for company."""
         self._settling = 0
         """Messages that the settler has taken from there, and is at."""
         self._wake = Signal()
@@ -142,7 +144,10 @@ class Settler:
         self._ended.append(outcome)
         if self._settling:
             self._on_room()  # a slow commit holds up nobody
-        if len(self._ended) >= self._enough or not _is_plain(outcome):
+        if outcome.work is not None or outcome.error is not None:
+            self._is_urgent = True  # when it is among them, and not before: who takes them clears this first
+            self._wake.set()
+        elif len(self._ended) >= self._enough:
             self._wake.set()
 
     def finish(self) -> None:
@@ -177,9 +182,10 @@ class Settler:
 
     def _may_gather(self, enough: int) -> bool:
         """Whether there is nothing to settle at once."""
-        return len(self._ended) < enough and not self._finishing and all(map(_is_plain, list(self._ended)))
+        return len(self._ended) < enough and not (self._finishing or self._is_urgent)
 
     def _settle_ended(self) -> None:
+        self._is_urgent = False
         outcomes = [self._ended.popleft() for _ in range(len(self._ended))]
         if not outcomes:
             return
@@ -200,11 +206,11 @@ class Settler:
         failed: list[Outcome] = []
         for outcome in outcomes:
             message, work, error = outcome
-            if error is not None or message.is_given_back:
+            if work is None and error is None and not message.is_settled:
+                acks.append(message)
+            elif error is not None or message.is_given_back:
                 failed.append(outcome)
-            elif work is None:
-                (done if message.is_settled else acks).append(message)
-            elif work.state == "committed":
+            elif work is None or work.state == "committed":
                 done.append(message)
             elif work.state == "open":
                 units.append(outcome)
@@ -238,7 +244,7 @@ class Settler:
     def _repeat(self, messages: list[Message], error: PenstockError) -> None:
         """The acknowledgement did not get through: once more after a pause, while the leases last."""
         now_ms = self._caller.now_ms()
-        alive = [message for message in messages if message.lease_ends_at * 1_000 > now_ms]
+        alive = [message for message in messages if message.lease_ends_ms > now_ms]
         self._let_go(list(set(messages).difference(alive)), "lost")
         self._failures += 1
         log = _LOG.warning if self._failures == 1 else _LOG.debug
@@ -351,11 +357,7 @@ class Settler:
         now_ms = self._caller.now_ms()
         with self._lock:
             ends_before = now_ms + self._lease_ms * 2 // 3
-            due = [
-                message
-                for message in self._held
-                if message.lease_ends_at * 1_000 <= ends_before and not message.is_settled
-            ]
+            due = [message for message in self._held if message.lease_ends_ms <= ends_before and not message.is_settled]
         if not due:
             return
         command = Extend(queue=self._queue, channel=self._channel, spans=_spans(due), lease_ms=self._lease_ms)
@@ -373,13 +375,8 @@ class Settler:
             self._gone.update(lost & self._held)
 
 
-def _is_plain(outcome: Outcome) -> bool:
-    """Whether there is nothing to do but to acknowledge a message."""
-    return outcome.work is None and outcome.error is None
-
-
 def _spans(messages: Iterable[Message]) -> list[Span]:
-    return merged_spans(message.span for message in messages)
+    return spans_of([message.place for message in messages])
 
 
 def _touched(messages: Iterable[Message], refused: list[Refused]) -> set[Message]:
