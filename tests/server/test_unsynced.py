@@ -207,6 +207,20 @@ def test_other_commands_keep_their_order_with_the_sends_around_them() -> None:
     run(scenario)
 
 
+def test_acks_that_come_with_a_send_do_not_hold_it_up() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.send(b"a")
+        commits = bench.store.commits
+        ack, sent = bench.begin(Ack(queue="q", spans=[Span(0, 0, 1)])), bench.send(b"b")
+        assert (await sent).first == 1
+        assert bench.store.commits == commits + 1
+        assert (await ack).count == 1
+        assert bench.store.commits == commits + 2, "the ack was not looked at before the message had left"
+
+    run(scenario)
+
+
 def test_messages_of_other_queues_do_not_leave_early_when_they_run_ahead() -> None:
     async def scenario(bench: Bench) -> None:
         await bench.subscribe()

@@ -342,6 +342,12 @@ class Shard:
         if self._proof is None:
             self._delivers_unsynced = self.broker.delivers_unsynced = True
 
+    def may_leave_early(self, call: Call) -> bool:
+        """Whether a call sends messages that need not wait for their commit."""
+        command = call.command
+        queue = self.broker.queues.get(command.queue) if isinstance(command, Send) else None
+        return queue is not None and queue.config.deliver_unsynced
+
     def _let_leave_early(self, step: Step) -> None:
         """Find what subscribers need not wait for. It has left from now on, whatever becomes of the step."""
         if self._recorder is not None:

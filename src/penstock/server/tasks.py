@@ -116,6 +116,11 @@ def in_order(calls: list[Call]) -> list[Call]:
         return calls
 
 
+def _leading(calls: list[Call], kind: type[Command]) -> int:
+    """How many calls of this kind there are before the first of another one."""
+    return next((at for at, call in enumerate(calls) if call.command.__class__ is not kind), len(calls))
+
+
 class AsyncShard:
     """`await call(...)` from any task of the loop: takes a command, returns its reply or raises its error."""
 
@@ -318,7 +323,7 @@ class AsyncShard:
             self._callers = set()
         calls, self._inbox = self._inbox, []
         self._is_urgent = False
-        step = Step(self._credit_alone(in_order(calls)) if count > 1 else calls)
+        step = Step(self._first_of(in_order(calls)) if count > 1 else calls)
         if self._committer is None:
             try:
                 self.shard.run(step)
@@ -415,16 +420,15 @@ class AsyncShard:
         else:
             self._end(ahead)
 
-    def _credit_alone(self, calls: list[Call]) -> list[Call]:
+    def _first_of(self, calls: list[Call]) -> list[Call]:
         """Those of the calls that the step is for: credit goes first and alone, the others are next.
 
         What credit brings is there already, and need not wait for the commit of an acknowledgement which came with it.
+        Nor does that keep up what leaves before it is committed.
         """
-        count = 0
-        for call in calls:
-            if call.command.__class__ is not AddCredit:
-                break
-            count += 1
+        count = _leading(calls, AddCredit)
+        if not count and any(map(self.shard.may_leave_early, calls[: (sends := _leading(calls, Send))])):
+            count = sends
         if 0 < count < len(calls):
             self._inbox = calls[count:]
             self._is_urgent = not all(map(_is_patient, self._inbox))
