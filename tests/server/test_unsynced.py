@@ -214,7 +214,6 @@ def test_acks_that_come_with_a_send_do_not_hold_it_up() -> None:
         commits = bench.store.commits
         ack, sent = bench.begin(Ack(queue="q", spans=[Span(0, 0, 1)])), bench.send(b"b")
         assert (await sent).first == 1
-        assert bench.store.commits == commits + 1
         assert (await ack).count == 1
         assert bench.store.commits == commits + 2, "the ack was not looked at before the message had left"
 
