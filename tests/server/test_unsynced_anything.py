@@ -71,7 +71,7 @@ class World:
         step = Step(in_order(self.inbox))
         self.inbox = []
         self.shard.run(step)
-        if step.early:
+        if step.is_apart:
             self._write(step)
         else:
             self._answer(step)

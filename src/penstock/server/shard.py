@@ -13,10 +13,11 @@ Leases and attempts are *lazy*: they are committed with the next durable step, o
 (or whatever the shard is told: where a commit costs more, they may wait longer).
 
 Queues with `deliver_unsynced` do not let their subscribers wait for the commit: what `begin` finds for them is in
-`step.early`, and the driver passes it on before it has the changes written, by `write` in a thread of its own. While
-that lasts, sends and credit may `run_ahead`: the broker takes them, on top of what is being written, into a step that
-is committed next. `written` ends the first one. If its commit has failed, both have: neither was answered. Only a
-driver that can do all this says `deliver_unsynced()`; with a proof, or with events, nothing leaves early.
+`step.early`, and the driver passes it on before it has the changes written, by `write` in a thread of its own. So it
+does with all steps while such a queue is in use: none of them may hold up the next message. While that lasts, sends and
+credit may `run_ahead`: the broker takes them, on top of what is being written, into a step that is committed next.
+`written` ends the first one. If its commit has failed, both have: neither was answered. Only a driver that can do all
+this says `deliver_unsynced()`; with a proof, or with events, nothing leaves early.
 
 A receive that finds nothing is *parked*: its call stays open until the broker wakes it, at the latest when its wait
 is over.
@@ -79,6 +80,8 @@ FULL_PAUSE_MS = 500
 """How long sends are refused without trying after the disk was found full."""
 REOPEN_PAUSE_MS = 1_000
 """How long a shard that could not be opened answers errors before it tries again."""
+APART_MS = 1_000
+"""For how long after a message has left early all steps are written apart."""
 REPORTS_KEPT = 100
 _FULL = "the disk is full: sends are refused until there is space again; acknowledgements work"
 
@@ -145,6 +148,7 @@ class Step:
         "changes",
         "early",
         "events",
+        "is_apart",
         "is_broken",
         "is_open",
         "now_ms",
@@ -162,6 +166,8 @@ class Step:
         self.woken: list[tuple[Ticket, Delivery]] = []
         self.early: list[tuple[Ticket, Delivery]] = []
         """What the driver passes on before the changes are written."""
+        self.is_apart = False
+        """Begun, and the driver has it written in a thread."""
         self.is_broken = False
         """It ran ahead, and something failed: all of it is to be done again."""
         self.events: list[CatalogEvent] = []
@@ -237,6 +243,8 @@ class Shard:
         """Called likewise with the shards for which something is new in the outbox. They must not raise."""
         self._recorder: Recorder | None = None
         self._delivers_unsynced = False
+        self._left_early_ms = -APART_MS
+        """When something left early for the last time."""
         self._first_session = 0
         """Sessions with lower numbers are from before this process: connections among them are gone."""
         self.broker: Broker
@@ -250,13 +258,13 @@ class Shard:
     # -- a step --
 
     def run(self, step: Step) -> None:
-        """A whole step, committed here; or only begun, if there is something to be passed on early.
+        """A whole step, committed here; or only begun, if it is to be written apart.
 
         Raises nothing but interrupts, and every call is answered then as well.
         """
         try:
             self.begin(step)
-            if step.early:
+            if step.is_apart:
                 return
             if step.changes is not None:
                 self.commit(step)
@@ -269,7 +277,7 @@ class Shard:
     def begin(self, step: Step) -> None:
         """Take the calls through the broker. If `step.changes` is set afterwards, `commit` has to follow.
 
-        If there is something in `step.early`, `set_aside` has to, when that has left, and `write`.
+        If it `is_apart`, `set_aside` has to, when what is in `step.early` has left, and `write`.
         """
         step.now_ms = self._clock.now_ms()
         if not self._is_well and not self._get_well(step):
@@ -281,7 +289,9 @@ class Shard:
             if self.broker.must_commit or self._lazy_is_overdue(step.now_ms) or self._must_prove(step):
                 if self._delivers_unsynced and step.woken:
                     self._let_leave_early(step)
-                if not step.early:
+                if step.now_ms - self._left_early_ms < APART_MS:
+                    step.is_apart = True
+                else:
                     step.changes = self.broker.take_changes()
             else:
                 self._end(step)
@@ -358,6 +368,7 @@ class Shard:
             if broker.may_leave_early(delivery) and not isinstance(ticket, Call):
                 step.early.append((ticket, delivery))
                 broker.left_early(ticket)
+                self._left_early_ms = step.now_ms
             else:
                 step.woken.append((ticket, delivery))
 
@@ -440,7 +451,7 @@ class Shard:
         step.calls = [call for call in step.calls if call not in waiting]
         step.woken, step.is_broken = [], False
         self.run(step)
-        return bool(step.early)
+        return step.is_apart
 
     # -- trying --
 

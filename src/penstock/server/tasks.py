@@ -349,8 +349,8 @@ class AsyncShard:
     # -- messages that leave before they are on the disk --
 
     def _end_or_write(self, step: Step) -> None:
-        """End a step, unless it was only begun because something may leave before it is written."""
-        if step.early:
+        """End a step, unless it was only begun, and is to be written apart."""
+        if step.is_apart:
             self._pass_on_early(step)
             self._write(step)
         else:
