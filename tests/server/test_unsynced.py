@@ -182,7 +182,7 @@ def test_what_settles_waits_for_its_turn_and_gets_it_although_sends_go_on() -> N
         sends.append(bench.send(b"still more"))
         gate.open()
         assert (await ack).count == 1
-        assert (await received).count == 0
+        assert (await received).count <= 1, "what was sent last, if that came with it"
         assert [(await sent).first for sent in sends] == list(range(7))
 
     run(scenario)
@@ -372,40 +372,48 @@ def test_a_push_that_did_not_leave_costs_no_credit_when_the_disk_is_full() -> No
     run(scenario)
 
 
-@pytest.mark.parametrize("fails", ["a command", "what is due"])
-def test_a_step_that_ran_ahead_and_failed_is_done_again(
-    fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.subscribe()
+def test_a_step_that_ran_ahead_and_failed_is_done_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def fill(store: TroubledStore) -> None:
+        bench = Bench(store)
+        await bench.shard.call(CreateQueue(name="q", config=UNSYNCED))
+        await bench.send(b"old")
+        await bench.shard.close()
+
+    async def go_on(store: TroubledStore) -> None:
+        bench = Bench(store)  # which has nothing in memory of what is there
+        await bench.subscribe(credit=0)
+        other = Subscriber()
+        await bench.shard.call(CreateQueue(name="other", config=UNSYNCED))
+        session = await bench.shard.call(OpenSession(name="other", bound=True))
+        await bench.shard.call(Subscribe(queue="other", session=session, ticket=other, credit=9))
         gate = bench.hold_commits()
-        sends = [bench.send(b"a")]
-        assert await bench.pushed(1) == [b"a"]
+        sends = [bench.send(b"a", queue="other")]
         await bench.reached(gate)
-        broken = bench.shard.shard.broker
-
-        def fail(*_: Any) -> None:
-            raise StoreError("the disk cannot be read")
-
-        monkeypatch.setattr(broken, "handle" if fails == "a command" else "finish", fail)
-        sends.append(bench.send(b"b"))
-        received = bench.begin(Receive(queue="q", wait_ms=20_000))
+        assert other.bodies() == [b"a"]
+        store.unreadable = StoreError("the disk cannot be read")
+        credit = bench.begin(AddCredit(subscription=bench.subscription, credit=9))
+        sends.append(bench.send(b"new"))
         await bench.turns()
-        sends.append(bench.send(b"c"))
+        received = bench.begin(Receive(queue="other", wait_ms=20_000))
+        sends.append(bench.send(b"b", queue="other"))
         await bench.turns()
+        assert (bench.subscriber.bodies(), other.bodies()) == ([], []), "nothing leaves that is to be done again"
+        store.unreadable = None
         gate.open()
-        assert (await sends[0]).first == 0
-        assert [(await sent).count for sent in sends[1:]] == [1, 1]
-        assert bench.shard.shard.broker is not broken
-        got = await bench.pushed(2) if not received.done() else bench.subscriber.bodies()
+        assert [(await sent).count for sent in sends] == [1, 1, 1]
+        await credit
+        assert await bench.pushed(2) == [b"old", b"new"]
+        got = other.bodies()
         if received.done():
             got += [body for run in (await received).runs for body in run.chunk.body_list(run.start, run.stop)]
-        assert sorted(got) == [b"b", b"c"], "each of them once"
-        received.cancel()
-        await asyncio.gather(received, return_exceptions=True)
+        assert got == [b"b"], "to one of the two"
+        await bench.shard.close()
+        await received
 
+    store = TroubledStore()
+    asyncio.run(fill(store))
     with caplog.at_level(logging.CRITICAL, "penstock.shard"):
-        run(scenario)
+        asyncio.run(go_on(store))
 
 
 # -- over a restart --
