@@ -65,6 +65,22 @@ class Bench:
         self.store.on_commit = gate.hold
         return gate
 
+    async def held_up(self) -> tuple[Gate, list[asyncio.Task[Sent]]]:
+        """A message has left, and what holds up its commit; and its send."""
+        gate = self.hold_commits()
+        sent = self.send(b"a")
+        assert await self.pushed(1) == [b"a"]
+        await self.reached(gate)
+        return gate, [sent]
+
+    async def subscribe_to(self, queue: str, config: QueueConfig, credit: int) -> Subscriber:
+        """Another subscriber, to another queue."""
+        subscriber = Subscriber()
+        await self.shard.call(CreateQueue(name=queue, config=config))
+        session = await self.shard.call(OpenSession(name="other", bound=True))
+        await self.shard.call(Subscribe(queue=queue, session=session, ticket=subscriber, credit=credit))
+        return subscriber
+
     async def reached(self, gate: Gate) -> None:
         await asyncio.to_thread(gate.reached.wait, 10)
 
@@ -147,10 +163,7 @@ def test_what_is_sent_while_the_disk_stands_still_is_pushed_and_shares_one_commi
     async def scenario(bench: Bench) -> None:
         await bench.subscribe(credit=2)
         commits = bench.store.commits
-        gate = bench.hold_commits()
-        sends = [bench.send(b"a")]
-        assert await bench.pushed(1) == [b"a"]
-        await bench.reached(gate)
+        gate, sends = await bench.held_up()
         for body in (b"b", b"c"):
             sends.append(bench.send(body))
             await bench.turns()
@@ -169,10 +182,7 @@ def test_what_is_sent_while_the_disk_stands_still_is_pushed_and_shares_one_commi
 def test_what_settles_waits_for_its_turn_and_gets_it_although_sends_go_on() -> None:
     async def scenario(bench: Bench) -> None:
         await bench.subscribe()
-        gate = bench.hold_commits()
-        sends = [bench.send(b"a")]
-        await bench.pushed(1)
-        await bench.reached(gate)
+        gate, sends = await bench.held_up()
         ack = bench.begin(Ack(queue="q", spans=[Span(0, 0, 1)]))
         received = bench.begin(Receive(queue="q", wait_ms=0))
         for _ in range(5):
@@ -191,10 +201,7 @@ def test_what_settles_waits_for_its_turn_and_gets_it_although_sends_go_on() -> N
 def test_other_commands_keep_their_order_with_the_sends_around_them() -> None:
     async def scenario(bench: Bench) -> None:
         await bench.subscribe()
-        gate = bench.hold_commits()
-        sends = [bench.send(b"a")]
-        await bench.pushed(1)
-        await bench.reached(gate)
+        gate, sends = await bench.held_up()
         sends.append(bench.send(b"b"))
         deleted = bench.begin(DeleteQueue(name="q"))
         sends.append(bench.send(b"c"))
@@ -223,14 +230,8 @@ def test_acks_that_come_with_a_send_do_not_hold_it_up() -> None:
 def test_messages_of_other_queues_do_not_leave_early_when_they_run_ahead() -> None:
     async def scenario(bench: Bench) -> None:
         await bench.subscribe()
-        other = Subscriber()
-        await bench.shard.call(CreateQueue(name="safe"))
-        session = await bench.shard.call(OpenSession(name="other", bound=True))
-        await bench.shard.call(Subscribe(queue="safe", session=session, ticket=other, credit=9))
-        gate = bench.hold_commits()
-        sends = [bench.send(b"a")]
-        await bench.pushed(1)
-        await bench.reached(gate)
+        other = await bench.subscribe_to("safe", QueueConfig(), credit=9)
+        gate, sends = await bench.held_up()
         sends.append(bench.send(b"safe", queue="safe"))
         await bench.turns()
         assert other.bodies() == []
@@ -244,10 +245,7 @@ def test_messages_of_other_queues_do_not_leave_early_when_they_run_ahead() -> No
 def test_closing_waits_for_what_is_being_written() -> None:
     async def scenario(bench: Bench) -> None:
         await bench.subscribe()
-        gate = bench.hold_commits()
-        sends = [bench.send(b"a")]
-        await bench.pushed(1)
-        await bench.reached(gate)
+        gate, sends = await bench.held_up()
         sends.append(bench.send(b"b"))
         await bench.pushed(1)
         closing = asyncio.create_task(bench.shard.close())
@@ -288,10 +286,7 @@ def test_it_is_refused_where_it_would_break_a_promise(settings: dict[str, str]) 
 def test_a_number_that_has_left_is_never_given_to_another_message(ahead: bool) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.subscribe()
-        gate = bench.hold_commits()
-        sends = [bench.send(b"lost")]
-        await bench.pushed(1)
-        await bench.reached(gate)
+        gate, sends = await bench.held_up()
         if ahead:
             sends.append(bench.send(b"lost, too"))
             await bench.pushed(1)
@@ -327,10 +322,7 @@ def test_what_a_failed_commit_kept_after_all_can_be_acked_by_who_has_it() -> Non
 def test_a_full_disk_refuses_the_sends_and_the_subscription_goes_on() -> None:
     async def scenario(bench: Bench) -> None:
         await bench.subscribe(credit=3)
-        gate = bench.hold_commits()
-        sends = [bench.send(b"a")]
-        await bench.pushed(1)
-        await bench.reached(gate)
+        gate, sends = await bench.held_up()
         sends.append(bench.send(b"b"))
         await bench.pushed(1)
         bench.store.full = True
@@ -351,14 +343,8 @@ def test_a_full_disk_refuses_the_sends_and_the_subscription_goes_on() -> None:
 def test_a_push_that_did_not_leave_costs_no_credit_when_the_disk_is_full() -> None:
     async def scenario(bench: Bench) -> None:
         await bench.subscribe(credit=2)
-        safe = Subscriber()
-        await bench.shard.call(CreateQueue(name="safe"))
-        session = await bench.shard.call(OpenSession(name="other", bound=True))
-        await bench.shard.call(Subscribe(queue="safe", session=session, ticket=safe, credit=1))
-        gate = bench.hold_commits()
-        sends = [bench.send(b"a")]
-        await bench.pushed(1)
-        await bench.reached(gate)
+        safe = await bench.subscribe_to("safe", QueueConfig(), credit=1)
+        gate, sends = await bench.held_up()
         sends.append(bench.send(b"safe", queue="safe"))
         await bench.turns()
         bench.store.full = True
@@ -382,10 +368,7 @@ def test_a_step_that_ran_ahead_and_failed_is_done_again(caplog: pytest.LogCaptur
     async def go_on(store: TroubledStore) -> None:
         bench = Bench(store)  # which has nothing in memory of what is there
         await bench.subscribe(credit=0)
-        other = Subscriber()
-        await bench.shard.call(CreateQueue(name="other", config=UNSYNCED))
-        session = await bench.shard.call(OpenSession(name="other", bound=True))
-        await bench.shard.call(Subscribe(queue="other", session=session, ticket=other, credit=9))
+        other = await bench.subscribe_to("other", UNSYNCED, credit=9)
         gate = bench.hold_commits()
         sends = [bench.send(b"a", queue="other")]
         await bench.reached(gate)
