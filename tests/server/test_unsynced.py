@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ from penstock.core.config import QueueConfig
 from penstock.core.errors import InvalidConfig, StoreError
 from penstock.core.reserve import AHEAD
 from penstock.server.clock import ManualClock
-from penstock.server.shard import FULL_PAUSE_MS, Shard
+from penstock.server.shard import APART_MS, FULL_PAUSE_MS, Call, Shard
 from penstock.server.tasks import AsyncShard
 from penstock.store.errors import CommitFailed, DiskFull
 from tests.server.stores import Gate, TroubledStore
@@ -397,6 +398,159 @@ def test_a_step_that_ran_ahead_and_failed_is_done_again(caplog: pytest.LogCaptur
     asyncio.run(fill(store))
     with caplog.at_level(logging.CRITICAL, "penstock.shard"):
         asyncio.run(go_on(store))
+
+
+# -- one step after the other --
+
+
+def test_a_call_that_comes_as_a_step_is_written_shares_no_step_with_another_one() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.shard.call(CreateQueue(name="safe"))
+        gate, (sent,) = await bench.held_up()
+        bench.clock.advance_ms(5 * APART_MS)
+        one, two = asyncio.Event(), asyncio.Event()
+        answers: list[Call] = []
+
+        def answered(event: asyncio.Event) -> Callable[[Call], None]:
+            return lambda call: (answers.append(call), event.set())  # type: ignore[func-returns-value]
+
+        second = Gate()
+        bench.store.on_commit = second.hold
+        gate.open()
+        time.sleep(0.1)  # the step is written, and nobody was told yet; then a call comes in the same turn
+        bench.shard.submit(Send(queue="safe", bodies=[b"1"]), answered(one))
+        await sent
+        await bench.reached(second)
+        bench.shard.submit(Send(queue="safe", bodies=[b"2"]), answered(two))
+        await bench.turns()
+        bench.store.full = True
+        bench.store.on_commit = lambda changes: setattr(bench.store, "full", False)
+        second.open()
+        await asyncio.gather(one.wait(), two.wait())
+        kinds = {type(call.error) for call in answers}
+        assert kinds <= {DiskFull, type(None)}
+        confirmed = sum(call.error is None for call in answers)
+        assert (await bench.shard.call(QueueStats(name="safe"))).messages == confirmed
+
+    run(scenario, commit_in_thread=True)
+
+
+def test_what_runs_ahead_is_no_part_of_the_step_that_is_written_next(breaking: pytest.MonkeyPatch) -> None:
+    """It is done again if it fails, and must not be there already."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.shard.call(CreateQueue(name="once", config=QueueConfig(policy="consume_once")))
+        loop, gate = asyncio.get_running_loop(), bench.hold_commits()
+        got: list[Call] = []
+        done = asyncio.Event()
+
+        def fail(*_: Any) -> None:
+            raise StoreError("the disk cannot be read")
+
+        def fail_and_send() -> None:
+            breaking.setattr(bench.shard.shard.broker, "finish", fail)
+            send = Send(queue="once", bodies=[b"S"])
+            bench.shard.submit(send, lambda call: (got.append(call), done.set()))  # type: ignore[func-returns-value]
+
+        def answered(_: Call) -> None:
+            loop.call_soon(fail_and_send)
+            bench.shard.submit(Send(queue="q", bodies=[b"x"]), lambda _: None)
+
+        bench.shard.submit(Send(queue="q", bodies=[b"a"]), answered)
+        await bench.pushed(1)
+        await bench.reached(gate)
+        ahead = bench.send(b"b")
+        await bench.pushed(1)
+        bench.store.on_commit = lambda changes: None
+        gate.open()
+        await ahead
+        await asyncio.wait_for(done.wait(), 5)
+        assert got[0].error is None
+        assert (await bench.shard.call(QueueStats(name="once"))).messages == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_subscribed", [False, True])
+def test_one_who_sends_and_sends_does_not_starve_the_others(is_subscribed: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        if is_subscribed:
+            await bench.subscribe(credit=1_000_000)
+        else:
+            await bench.shard.call(CreateQueue(name="q", config=UNSYNCED))
+        await bench.send(b"0")
+        sent, is_over = 0, False
+
+        async def send_on() -> None:
+            nonlocal sent
+            while not is_over and sent < 300:
+                await bench.shard.call(Send(queue="q", bodies=[b"x"]))
+                sent += 1
+
+        sending = asyncio.create_task(send_on())
+        while sent < 5:
+            await asyncio.sleep(0)
+        before = sent
+        await bench.begin(Ack(queue="q", spans=[Span(0, 0, 1)]) if is_subscribed else Receive(queue="q", wait_ms=0))
+        after, is_over = sent, True
+        await sending
+        assert after - before < 10
+
+    run(scenario)
+
+
+def test_credit_that_came_with_what_has_left_is_not_given_twice_when_the_disk_is_full() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe(credit=1)
+        gate, sends = await bench.held_up()
+        sends.append(bench.send(b"b"))
+        await bench.turns()
+        credit = bench.begin(AddCredit(subscription=bench.subscription, credit=3))
+        assert await bench.pushed(1) == [b"b"]
+        bench.store.full = True
+        gate.open()
+        for sent in sends:
+            with pytest.raises(DiskFull):
+                await sent
+        await credit
+        bench.store.full = False
+        bench.store.on_commit = lambda changes: None
+        bench.clock.advance_ms(FULL_PAUSE_MS)
+        for number in range(8):
+            await bench.send(str(number).encode())
+        assert len(bench.subscriber.bodies()) == 2
+
+    run(scenario)
+
+
+def test_a_subscription_is_answered_before_it_is_pushed_anything() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe(credit=2)
+        await bench.send(b"first")
+        await bench.pushed(1)
+        gate, sends = await bench.held_up()
+        sends.append(bench.send(b"b"))  # runs ahead, and there is no credit for it
+        await bench.turns()
+        late = Subscriber()
+        session = bench.begin(OpenSession(name="late", bound=True))
+        had: list[int] = []
+        gate.open()
+        bench.store.on_commit = lambda changes: had.append(len(late.deliveries))
+        subscribe = Subscribe(queue="q", session=await session, ticket=late, credit=9)
+        gate = bench.hold_commits()
+        sends.append(bench.send(b"c"))
+        await bench.reached(gate)
+        subscribed = bench.begin(subscribe)
+        await bench.turns()
+        assert late.deliveries == []
+        gate.open()
+        await subscribed
+        assert late.bodies()[:1] == [b"b"]
+        await asyncio.gather(*sends)
+
+    run(scenario)
 
 
 # -- over a restart --

@@ -328,9 +328,9 @@ class Broker:
         queue = self.queues_by_id.get(delivery.queue_id)
         return queue is not None and bool(delivery.runs) and queue.may_leave_early(delivery.runs)
 
-    def left_early(self, ticket: Any) -> None:
+    def left_early(self, ticket: Any, delivery: Delivery) -> None:
         """A delivery has left, whatever becomes of its step."""
-        self.receiving.left_early(ticket)
+        self.receiving.left_early(ticket, delivery)
 
     def skip_reserves(self) -> None:
         """This broker writes, after another one that may have crashed: no number is given twice."""

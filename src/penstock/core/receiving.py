@@ -225,11 +225,14 @@ class Receiving:
         """The step is being written while another one begins: until it is `settled`, both may have to be undone."""
         self._before_written, self._before = self._before, {}
 
-    def left_early(self, ticket: Any) -> None:
+    def left_early(self, ticket: Any, delivery: Delivery) -> None:
         """What a subscription was given has left: that counts, whatever becomes of the step."""
-        found = self._waiters.get(ticket)
-        if found is not None:
-            self._before.pop(found[1], None)
+        _, waiter = self._waiters.get(ticket, (None, None))
+        for before in (self._before, self._before_written or {}):
+            if waiter is not None and waiter in before:
+                credit, limit, room_bytes, pushed = before[waiter]
+                room = None if room_bytes is None else room_bytes - sum(run.nbytes for run in delivery.runs)
+                before[waiter] = credit - delivery.count, limit, room, pushed + delivery.count
 
     def held(self, subscription: int) -> int:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""

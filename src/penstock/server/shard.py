@@ -354,20 +354,25 @@ class Shard:
 
     def may_leave_early(self, call: Call) -> bool:
         """Whether a call sends messages that need not wait for their commit."""
+        if not self._delivers_unsynced or self._recorder is not None:
+            return False
         command = call.command
         queue = self.broker.queues.get(command.queue) if isinstance(command, Send) else None
         return queue is not None and queue.config.deliver_unsynced
 
     def _let_leave_early(self, step: Step) -> None:
-        """Find what subscribers need not wait for. It has left from now on, whatever becomes of the step."""
+        """Find what subscribers need not wait for. It has left from now on, whatever becomes of the step.
+
+        Who has only just subscribed is answered first.
+        """
         if self._recorder is not None:
             return
         woken, broker = step.woken, self.broker
         step.woken = []
         for ticket, delivery in woken:
-            if broker.may_leave_early(delivery) and not isinstance(ticket, Call):
+            if ticket in self._subscribers and broker.may_leave_early(delivery):
                 step.early.append((ticket, delivery))
-                broker.left_early(ticket)
+                broker.left_early(ticket, delivery)
                 self._left_early_ms = step.now_ms
             else:
                 step.woken.append((ticket, delivery))
@@ -388,7 +393,9 @@ class Shard:
 
     def set_aside(self, step: Step) -> None:
         """Take the changes of a step that is written next: what comes meanwhile is another one."""
+        step.is_apart = True
         step.changes = self.broker.take_changes()
+        self._take_news(step)
         self.broker.set_aside()
 
     @property
@@ -431,6 +438,7 @@ class Shard:
                 return True
             except Exception as failure:
                 error = failure
+        step.is_apart, step.events, step.outbox = False, [], []
         if ahead is not None:
             step.calls = [*step.calls, *ahead.calls]
             step.parked += ahead.parked
@@ -545,6 +553,11 @@ class Shard:
             self._lazy_since_ms = step.now_ms
         if self.broker.reports:
             self._collect_reports()
+        if not step.is_apart:
+            self._take_news(step)
+
+    def _take_news(self, step: Step) -> None:
+        """What the driver tells when the step is over. (The next one may have begun by then.)"""
         if self.broker.events:
             step.events += self.broker.take_events()
         if self.broker.outbox.fresh:

@@ -150,6 +150,10 @@ class AsyncShard:
         self._ahead: Step | None = None
         """What has gone through the broker meanwhile."""
         self._writer: ThreadPoolExecutor | None = None
+        self._next_step: asyncio.Handle | None = None
+        """The step that will run in the loop's next turn; or one that has run."""
+        self._were_left = False
+        """The last step has left calls behind that came with it: they are not left a second time."""
         shard.deliver_unsynced()
         self._arm()
 
@@ -289,7 +293,7 @@ class AsyncShard:
     def _step_soon(self) -> None:
         if not self._busy:
             self._busy = True
-            self._loop.call_soon(self._step)
+            self._next_step = self._loop.call_soon(self._step)
 
     def _step_late(self) -> None:
         """Nobody is in a hurry: a step when there is something else to do, or some milliseconds from now."""
@@ -310,7 +314,7 @@ class AsyncShard:
         count = len(self._inbox)
         if self._seen < count < _TOGETHER_MAX and count > 1 and not self._closed:
             self._seen = count
-            self._loop.call_soon(self._step)
+            self._next_step = self._loop.call_soon(self._step)
             return
         self._seen = 0
         callers, start_s = self._callers, 0.0
@@ -318,12 +322,13 @@ class AsyncShard:
             start_s = perf_counter()
             if self._siblings.is_early(callers, start_s) and not self._closed:
                 sleep(_MOMENT_S)
-                self._loop.call_soon(self._step)
+                self._next_step = self._loop.call_soon(self._step)
                 return
             self._callers = set()
         calls, self._inbox = self._inbox, []
         self._is_urgent = False
-        step = Step(self._first_of(in_order(calls)) if count > 1 else calls)
+        were_left, self._were_left = self._were_left, False
+        step = Step(self._first_of(in_order(calls), were_left) if count > 1 else calls)
         if self._committer is None:
             try:
                 self.shard.run(step)
@@ -399,14 +404,21 @@ class AsyncShard:
         self.shard.run_ahead(ahead, calls[:count])
         self._pass_on_early(ahead)
 
+    def _hold_steps(self) -> None:
+        """No step runs until this one is ended, or the next one is being written: who comes meanwhile has to wait."""
+        if self._next_step is not None:
+            self._next_step.cancel()
+        self._busy = True
+
     def _written(self, step: Step, error: Exception | None) -> None:
         """A step was written, or not: end it, and have written next what ran ahead of it, with all that waits."""
+        self._hold_steps()
         ahead, self._ahead, self._writing = self._ahead, None, None
         if not self.shard.written(step, error, ahead) or ahead is None:
             self._end(step)
             return
         self._settle_all(step)
-        calls, self._inbox, self._is_urgent = in_order(self._inbox), [], False
+        calls, self._inbox, self._is_urgent, self._were_left = in_order(self._inbox), [], False, False
         try:
             self.shard.run_ahead(ahead, calls)
             is_to_be_written = self.shard.end_ahead(ahead)
@@ -420,15 +432,18 @@ class AsyncShard:
         else:
             self._end(ahead)
 
-    def _first_of(self, calls: list[Call]) -> list[Call]:
+    def _first_of(self, calls: list[Call], were_left: bool) -> list[Call]:
         """Those of the calls that the step is for: credit goes first and alone, the others are next.
 
         What credit brings is there already, and need not wait for the commit of an acknowledgement which came with it.
-        Nor does that keep up what leaves before it is committed.
+        Nor does that keep up what leaves before it is committed; but once only, or senders could starve it.
         """
         count = _leading(calls, AddCredit)
-        if not count and any(map(self.shard.may_leave_early, calls[: (sends := _leading(calls, Send))])):
-            count = sends
+        if not count and not were_left:
+            sends = _leading(calls, Send)
+            if sends < len(calls) and any(map(self.shard.may_leave_early, calls[:sends])):
+                count = sends
+                self._were_left = True
         if 0 < count < len(calls):
             self._inbox = calls[count:]
             self._is_urgent = not all(map(_is_patient, self._inbox))
