@@ -527,28 +527,28 @@ def test_credit_that_came_with_what_has_left_is_not_given_twice_when_the_disk_is
 
 def test_a_subscription_is_answered_before_it_is_pushed_anything() -> None:
     async def scenario(bench: Bench) -> None:
-        await bench.subscribe(credit=2)
-        await bench.send(b"first")
-        await bench.pushed(1)
+        await bench.subscribe()
+        await bench.shard.call(CreateQueue(name="waiting", config=UNSYNCED))
+        await bench.send(b"one", queue="waiting")
+        session = await bench.shard.call(OpenSession(name="late", bound=True))
+        order: list[str] = []
+
+        class Late(Subscriber):
+            def settle(self) -> None:
+                order.append("pushed")
+
         gate, sends = await bench.held_up()
-        sends.append(bench.send(b"b"))  # runs ahead, and there is no credit for it
+        sends.append(bench.send(b"b"))
+        await bench.pushed(1)  # it ran ahead, and the subscription goes with it
+        subscribe = Subscribe(queue="waiting", session=session, ticket=Late(), credit=9)
+        bench.shard.submit(subscribe, lambda _: order.append("answered"))
         await bench.turns()
-        late = Subscriber()
-        session = bench.begin(OpenSession(name="late", bound=True))
-        had: list[int] = []
         gate.open()
-        bench.store.on_commit = lambda changes: had.append(len(late.deliveries))
-        subscribe = Subscribe(queue="q", session=await session, ticket=late, credit=9)
-        gate = bench.hold_commits()
-        sends.append(bench.send(b"c"))
-        await bench.reached(gate)
-        subscribed = bench.begin(subscribe)
-        await bench.turns()
-        assert late.deliveries == []
-        gate.open()
-        await subscribed
-        assert late.bodies()[:1] == [b"b"]
         await asyncio.gather(*sends)
+        async with asyncio.timeout(10):
+            while len(order) < 2:
+                await asyncio.sleep(0)
+        assert order == ["answered", "pushed"]
 
     run(scenario)
 
