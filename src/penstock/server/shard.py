@@ -378,7 +378,7 @@ class Shard:
                 step.woken.append((ticket, delivery))
 
     def write(self, step: Step) -> Exception | None:
-        """Write the changes of a step that has let something leave. In a thread: it touches nothing but the store.
+        """Write the changes of a step that was set aside. In a thread: it touches nothing but the store.
 
         Returns what went wrong, for `written`.
         """
@@ -418,7 +418,7 @@ class Shard:
                 self._handle(call, step, call.command)
             self.broker.finish(step.now_ms)
             step.woken += self.broker.take_woken()
-        except (Exception, _Met):
+        except Exception:
             log.warning("a step that ran ahead of the disk failed, and is done again", exc_info=True)
             return
         step.is_broken = False

@@ -146,7 +146,7 @@ class AsyncShard:
         """Who in the inbox may be waited for next time, and is worth waiting for now."""
         self._committer = ThreadPoolExecutor(1, "penstock-commit") if commit_in_thread else None
         self._writing: Step | None = None
-        """A step that has let messages leave, and is being written in a thread."""
+        """A step that is being written in a thread, or is about to be."""
         self._ahead: Step | None = None
         """What has gone through the broker meanwhile."""
         self._writer: ThreadPoolExecutor | None = None
@@ -436,7 +436,7 @@ class AsyncShard:
         """Those of the calls that the step is for: credit goes first and alone, the others are next.
 
         What credit brings is there already, and need not wait for the commit of an acknowledgement which came with it.
-        Nor does that keep up what leaves before it is committed; but once only, or senders could starve it.
+        Nor does that hold up what leaves before it is committed; but once only, or senders could starve it.
         """
         count = _leading(calls, AddCredit)
         if not count and not were_left:
