@@ -400,6 +400,120 @@ def test_a_step_that_ran_ahead_and_failed_is_done_again(caplog: pytest.LogCaptur
         asyncio.run(go_on(store))
 
 
+# -- what does not even wait for the next turn --
+
+
+class Answers(list[Call]):
+    """The calls that were answered."""
+
+    def send(self, bench: Bench, body: bytes, queue: str = "q") -> None:
+        bench.shard.submit(Send(queue=queue, bodies=[body]), self.append)
+
+    async def come(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self) < count:
+                await asyncio.sleep(0)
+        assert [call.error for call in self] == [None] * len(self)
+
+
+def test_a_message_that_comes_alone_is_pushed_in_the_same_turn_and_answered_after_its_commit() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.send(b"a")
+        assert bench.subscriber.bodies() == [b"a"]
+        gate, answers = bench.hold_commits(), Answers()
+        answers.send(bench, b"b")
+        assert bench.shard.hurry()
+        assert bench.subscriber.bodies() == [b"b"]
+        await bench.reached(gate)
+        await bench.turns()
+        assert not answers
+        answers.send(bench, b"c")
+        assert bench.shard.hurry(), "also while another one is being written"
+        assert bench.subscriber.bodies() == [b"c"]
+        gate.open()
+        await answers.come(2)
+        assert [call.reply.first for call in answers] == [1, 2]
+
+    run(scenario)
+
+
+def test_messages_that_come_together_go_through_one_step() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.send(b"a")
+        bench.subscriber.bodies()
+        answers = Answers()
+        answers.send(bench, b"b")
+        answers.send(bench, b"c")
+        assert not bench.shard.hurry()
+        await bench.turns()
+        assert [delivery.count for delivery in bench.subscriber.deliveries] == [2]
+        await answers.come(2)
+
+    run(scenario)
+
+
+def test_only_one_message_a_turn_is_in_a_hurry_and_what_follows_shares_a_step() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.send(b"a")
+        bench.subscriber.bodies()
+        answers = Answers()
+        for number in range(5):
+            answers.send(bench, b"%d" % number)
+            assert bench.shard.hurry() == (number == 0)
+        await answers.come(5)
+        assert [delivery.count for delivery in bench.subscriber.deliveries] == [1, 4]
+        answers.send(bench, b"next")
+        assert bench.shard.hurry()
+        await answers.come(6)
+
+    run(scenario)
+
+
+def test_nothing_is_in_a_hurry_that_has_to_wait_for_its_commit() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.shard.call(CreateQueue(name="safe"))
+        answers = Answers()
+        answers.send(bench, b"a")
+        assert not bench.shard.hurry(), "nobody has got anything so far"
+        await answers.come(1)
+        answers.send(bench, b"b", queue="safe")
+        assert not bench.shard.hurry()
+        await answers.come(2)
+        bench.clock.advance_ms(APART_MS)
+        answers.send(bench, b"c")
+        assert not bench.shard.hurry(), "it is a while since anybody got anything"
+        await answers.come(3)
+
+    run(scenario)
+
+
+def test_nothing_is_in_a_hurry_while_another_step_is_committed_in_its_thread() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.shard.call(CreateQueue(name="safe"))
+        answers = Answers()
+        answers.send(bench, b"a")
+        await answers.come(1)
+        bench.clock.advance_ms(APART_MS)
+        gate = bench.hold_commits()
+        answers.send(bench, b"safe", queue="safe")
+        await bench.reached(gate)
+        bench.clock.advance_ms(-1)  # as if something had left in this moment
+        answers.send(bench, b"b")
+        assert not bench.shard.hurry()
+        await bench.turns()
+        assert bench.subscriber.bodies() == [b"a"]
+        gate.open()
+        await answers.come(3)
+        assert bench.subscriber.bodies() == [b"b"]
+
+    run(scenario, commit_in_thread=True)
+
+
 # -- one step after the other --
 
 

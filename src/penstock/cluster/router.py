@@ -197,6 +197,10 @@ class Router:
             self.fail_soon(call, error)
         return call
 
+    def hurry(self) -> bool:
+        """Nothing does here: which shard a message has come to is known later."""
+        return False
+
     def submit_to(
         self, shard: int, command: Command, on_settled: Callable[[Call], None], caller: object = None
     ) -> CallbackCall:

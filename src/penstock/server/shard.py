@@ -360,6 +360,10 @@ class Shard:
         queue = self.broker.queues.get(command.queue) if isinstance(command, Send) else None
         return queue is not None and queue.config.deliver_unsynced
 
+    def may_hurry(self, call: Call) -> bool:
+        """Whether a call sends messages that somebody is likely to get before they are committed."""
+        return self._clock.now_ms() - self._left_early_ms < APART_MS and self.may_leave_early(call)
+
     def _let_leave_early(self, step: Step) -> None:
         """Find what subscribers need not wait for. It has left from now on, whatever becomes of the step.
 

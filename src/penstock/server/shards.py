@@ -136,6 +136,10 @@ class Shards(Protocol):
         """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise."""
         ...
 
+    def hurry(self) -> bool:
+        """All that was there has been submitted: let go now what need not wait for the next turn. Whether any did."""
+        ...
+
     def withdraw(self, call: CallbackCall) -> None:
         """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
         ...

@@ -10,6 +10,7 @@ and gathers the next step.
 Where messages may leave before they are on the disk (see `shard`), the step that lets them is written in a thread,
 after they have left. Sends and credit that come meanwhile go through the broker at once, and share the next commit with
 everything else, which waits for its turn: so a disk that stands still holds up answers, and nothing that is pushed.
+Where one such message comes after the other, its front end need not wait for the next turn: see `hurry`.
 
 A cancelled receive is withdrawn: if a delivery is on its way to it already, the messages are given back.
 
@@ -19,9 +20,11 @@ Everything here happens in the loop's thread, save the commits in their thread; 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import perf_counter, sleep
 from typing import Any
 
@@ -43,6 +46,7 @@ from penstock.core.commands import (
 from penstock.core.errors import PenstockError
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, Ticket, give_back
 from penstock.server.siblings import Siblings
+from penstock.server.writer import Writer
 
 log = logging.getLogger("penstock.shard")
 
@@ -149,9 +153,11 @@ class AsyncShard:
         """A step that is being written in a thread, or is about to be."""
         self._ahead: Step | None = None
         """What has gone through the broker meanwhile."""
-        self._writer: ThreadPoolExecutor | None = None
+        self._writer: Writer | None = None
         self._next_step: asyncio.Handle | None = None
-        """The step that will run in the loop's next turn; or one that has run."""
+        """The step that will run in the loop's next turn."""
+        self._has_hurried = False
+        """A step has run in this turn without waiting for the next one."""
         self._were_left = False
         """The last step has left calls behind that came with it: they are not left a second time."""
         shard.deliver_unsynced()
@@ -251,7 +257,7 @@ class AsyncShard:
         for ticket in self.shard.dismiss(moved):
             ticket.settle()
         if self._writer is not None:
-            self._writer.shutdown()
+            self._writer.close()
         if self._committer is None:
             self.shard.close()
             return
@@ -290,6 +296,25 @@ class AsyncShard:
 
     # -- steps --
 
+    def hurry(self) -> bool:
+        """Let a message leave that need not wait for its commit, if it is all that has come. Whether a step has run.
+
+        For front ends, when they have submitted all that they have. What comes together goes through one step in the
+        next turn, as ever; this is for messages that come one by one. So it is done once in a turn.
+        """
+        if self._next_step is None or self._has_hurried or len(self._inbox) != 1 or self._callers:
+            return False
+        if not self.shard.may_hurry(self._inbox[0]):
+            return False
+        self._has_hurried = True
+        self._loop.call_soon(self._calm_down)
+        self._next_step.cancel()
+        self._step()
+        return True
+
+    def _calm_down(self) -> None:
+        self._has_hurried = False
+
     def _step_soon(self) -> None:
         if not self._busy:
             self._busy = True
@@ -308,6 +333,7 @@ class AsyncShard:
 
     def _step(self) -> None:
         """A step with all who are there; or, if that is more than one, and more than a turn ago, only another turn."""
+        self._next_step = None
         if self._writing is not None:
             self._run_ahead()
             return
@@ -377,17 +403,18 @@ class AsyncShard:
 
     def _start_writing(self, step: Step) -> None:
         if self._writer is None:
-            self._writer = ThreadPoolExecutor(1, "penstock-write")
+            self._writer = Writer("penstock-write")
         try:
             self.shard.set_aside(step)
         except Exception as error:
             self._written(step, error)
         else:
-            self._writer.submit(self._write_in_thread, step)
+            self._writer.submit(partial(self._write_in_thread, step))
 
     def _write_in_thread(self, step: Step) -> None:
         error = self.shard.write(step)
-        self._loop.call_soon_threadsafe(self._written, step, error)
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits
+            self._loop.call_soon_threadsafe(self._written, step, error)
 
     def _run_ahead(self) -> None:
         """A step is being written: of what has come, take through the broker what need not wait for that."""
@@ -408,6 +435,7 @@ class AsyncShard:
         """No step runs until this one is ended, or the next one is being written: who comes meanwhile has to wait."""
         if self._next_step is not None:
             self._next_step.cancel()
+            self._next_step = None
         self._busy = True
 
     def _written(self, step: Step, error: Exception | None) -> None:

@@ -56,6 +56,7 @@ class WebsocketEndpoint:
         self._services = services
         self._version = version
         self._connections = 0
+        self._flushes = Flushes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection, from its request to its end."""
@@ -71,22 +72,43 @@ class WebsocketEndpoint:
         self._connections += 1
         try:
             await send({"type": "websocket.accept"})
-            await Conversation(self._services, self._version, scope, receive, send).run()
+            await Conversation(self._services, self._version, self._flushes, scope, receive, send).run()
         finally:
             self._connections -= 1
+
+
+class Flushes:
+    """Conversations that have answers. All are written in the loop's next turn, each as one frame; or now."""
+
+    def __init__(self) -> None:
+        self._planned: list[Conversation] = []
+
+    def plan(self, conversation: Conversation) -> None:
+        """One more has answers."""
+        if not self._planned:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._planned.append(conversation)
+
+    def flush(self) -> None:
+        """Write them."""
+        planned, self._planned = self._planned, []
+        for conversation in planned:
+            conversation.flush()
 
 
 class Conversation:
     """A connection that was accepted."""
 
-    def __init__(self, services: Services, version: str, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, services: Services, version: str, flushes: Flushes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         self._services = services
         self._version = version
+        self._flushes = flushes
         self._scope = scope
         self._receive = receive
         self._send = send
         self._connection: Connection | None = scope.get(CONNECTION)
-        self._loop = asyncio.get_running_loop()
         self._answered = asyncio.Event()
         self._is_writing = False
         """The writer has a frame in hand: nothing may overtake it."""
@@ -169,6 +191,8 @@ class Conversation:
         def hear(frame: bytes) -> None:
             try:
                 desk.take(decode_requests(frame))
+                if self._services.shard.hurry():
+                    self._flushes.flush()
             except BadFrame as error:
                 self._end_with(Closing(UNREADABLE, str(error)), reading)
             if len(desk.answers) > _UNREAD_MAX:
@@ -204,9 +228,10 @@ class Conversation:
             self._answered.set()
         elif not self._is_flush_planned:
             self._is_flush_planned = True
-            self._loop.call_soon(self._flush)
+            self._flushes.plan(self)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is answered, if the client reads."""
         self._is_flush_planned = False
         connection, desk = self._connection, self._desk
         assert connection is not None and desk is not None
