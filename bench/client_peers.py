@@ -126,9 +126,9 @@ class PenstockPeer:
         self._deliver_unsynced = deliver_unsynced
 
     @classmethod
-    async def connect(cls, port: int, *, deliver_unsynced: bool = False) -> PenstockPeer:
+    async def connect(cls, port: int, *, deliver_unsynced: bool = False, busy_poll: float = 0.0) -> PenstockPeer:
         """Connect by websocket. What this one creates waits for the disk before it hands a message on, or not."""
-        ps = await penstock.connect_async(f"penstock://{HOST}:{port}")
+        ps = await penstock.connect_async(f"penstock://{HOST}:{port}", busy_poll=busy_poll)
         return cls(ps, deliver_unsynced=deliver_unsynced)
 
     async def create(self, queue: str) -> None:

@@ -24,6 +24,7 @@ OUTPUT = ROOT / "build" / "compiled"
 
 COMPILED = (
     "cluster/routed.py",
+    "client/remote/busy_poll.py",
     "core/*.py",
     "server/metrics.py",
     "server/shard.py",

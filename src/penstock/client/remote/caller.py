@@ -201,6 +201,11 @@ class RemoteCaller:
         return self._link.transport == "websocket"
 
     @property
+    def expects(self) -> bool:
+        """Whether anything may come: an answer, or a push."""
+        return bool(self._in_flight or self._streams or self._prefetchers)
+
+    @property
     def is_linked(self) -> bool:
         """Whether there is a link."""
         return self._link is not None

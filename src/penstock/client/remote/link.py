@@ -29,6 +29,11 @@ class Listener(Protocol):
     old_session: int
     """The session of the last link; 0 if there was none."""
 
+    @property
+    def expects(self) -> bool:
+        """Whether anything may come: an answer, or a push."""
+        ...
+
     def answered(self, now_ms: int, answers: list[Answer]) -> None:
         """Answers came, and the server's time with them."""
         ...

@@ -24,6 +24,7 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from penstock.client.remote.address import Address, Options, TransportName
+from penstock.client.remote.busy_poll import BusyPoll
 from penstock.client.remote.link import Listener, UpgradeRefused
 from penstock.core.errors import (
     AccessDenied,
@@ -106,6 +107,7 @@ class WebsocketLink(asyncio.Protocol):
         self.welcome: Welcome
         self._has_room = True
         """Whether the socket takes more."""
+        self._poll = BusyPoll(self._loop, options.busy_poll) if options.busy_poll else None
         self.ready: asyncio.Future[None] = self._loop.create_future()
         """Resolved when requests may be sent."""
 
@@ -123,6 +125,8 @@ class WebsocketLink(asyncio.Protocol):
         frame = self._encoded(requests)
         if isinstance(frame, bytes):
             self._write_frame(frame)
+            if self._poll is not None:
+                self._poll.expect()
         elif len(requests) > 1:
             middle = len(requests) // 2
             self.send(requests[:middle])
@@ -193,6 +197,15 @@ class WebsocketLink(asyncio.Protocol):
                 self._take_message(message)
         if data:
             self._take_bytes(data)
+        if self._poll is not None:
+            self._look_out(self._poll)
+
+    def _look_out(self, poll: BusyPoll) -> None:
+        """Something came: look for more, if there may be more."""
+        if self._listener.expects:
+            poll.expect()
+        else:
+            poll.rest()
 
     def _take_bytes(self, data: bytes) -> None:
         """The long way, through the library."""
