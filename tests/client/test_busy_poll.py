@@ -147,18 +147,34 @@ def test_by_default_a_client_sleeps(server: Server) -> None:
     counted.run(work())
 
 
-@pytest.mark.parametrize("transport", ["websocket", "long_poll"])
-def test_a_client_of_threads_takes_it_as_well(server: Server, transport: Any) -> None:
-    with penstock.connect(server.url, busy_poll=timedelta(microseconds=500), transport=transport) as ps:
-        orders = ps.queue("orders")
-        for number in range(20):
-            orders.send(b"%d" % number)
-            message = orders.receive(wait=10)
-            assert message is not None and message.body == b"%d" % number
-            message.ack()
+def test_a_client_sleeps_when_its_queue_cannot_be_prefetched(server: Server) -> None:
+    counted = Counted()
+
+    async def work() -> None:
+        async with penstock.connect_async(server.url, busy_poll=0.1, prefetch=10) as ps:
+            orders = await ps.create_queue("orders", policy="consume_once")
+            await orders.send(b"a")
+            assert await orders.receive(wait=10) is not None
+            assert await counted.looks(0.05) < OFTEN
+
+    counted.run(work())
+
+
+def test_a_client_that_polls_takes_it_and_sleeps(server: Server) -> None:
+    counted = Counted()
+
+    async def work() -> None:
+        async with penstock.connect_async(server.url, busy_poll=0.1, transport="long_poll") as ps:
+            orders = await ps.create_queue("orders")
+            receiving = asyncio.create_task(orders.receive(wait=20))
+            assert await counted.looks(0.05) < OFTEN
+            await orders.send(b"a")
+            assert await receiving is not None
+
+    counted.run(work())
 
 
 @pytest.mark.parametrize("busy_poll", [-0.001, 1.0, float("nan"), True, "soon", None, timedelta(seconds=2)])
 def test_what_is_no_moment_is_refused(busy_poll: Any) -> None:
     with pytest.raises(penstock.InvalidRequest, match=r"busy_poll is .*: it must be from 0 to 0\.1 seconds"):
-        penstock.connect("penstock://localhost", busy_poll=busy_poll)
+        penstock.connect_async("penstock://localhost", busy_poll=busy_poll)

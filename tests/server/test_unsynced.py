@@ -472,6 +472,42 @@ def test_only_one_message_a_turn_is_in_a_hurry_and_what_follows_shares_a_step() 
     run(scenario)
 
 
+def test_what_hurries_is_no_part_of_the_step_that_is_about_to_be_written(breaking: pytest.MonkeyPatch) -> None:
+    """It is done again if what runs ahead fails, and must not be there already."""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.send(b"a")
+        bench.subscriber.bodies()
+        answers = Answers()
+
+        def come_between() -> None:
+            answers.send(bench, b"c")
+            assert not bench.shard.hurry(), "the changes of the step before are still the broker's"
+
+        gate = bench.hold_commits()
+        answers.send(bench, b"b")
+        asyncio.get_running_loop().call_soon(come_between)  # after the step, and before it is given to the thread
+        await bench.reached(gate)
+        broker = bench.shard.shard.broker
+        finish, calls = broker.finish, [1]
+
+        def fail_once(now_ms: int) -> None:
+            if calls:
+                calls.pop()
+                raise StoreError("it cannot be read")
+            finish(now_ms)
+
+        breaking.setattr(broker, "finish", fail_once)
+        answers.send(bench, b"d")
+        await bench.turns()
+        gate.open()
+        await answers.come(3)
+        assert (await bench.shard.call(QueueStats(name="q"))).messages == 4
+
+    run(scenario)
+
+
 def test_nothing_is_in_a_hurry_that_has_to_wait_for_its_commit() -> None:
     async def scenario(bench: Bench) -> None:
         await bench.subscribe()

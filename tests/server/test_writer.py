@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
+from functools import partial
 
 from penstock.server.writer import Writer
 
@@ -30,4 +33,29 @@ def test_its_thread_ends_when_it_is_closed_and_once_more_does_nothing() -> None:
     writer.close()
     writer.close()
     assert [thread.name for thread in threads] == ["penstock-test-writer"]
+    assert not threads[0].is_alive()
+
+
+def test_it_does_not_keep_what_its_last_job_was_given() -> None:
+    class Given:
+        pass
+
+    writer, given, done = Writer("penstock-test-writer"), Given(), threading.Event()
+    known = weakref.ref(given)
+    writer.submit(partial(lambda _: None, given))
+    del given
+    writer.submit(done.set)
+    assert done.wait(10)
+    gc.collect()
+    assert known() is None
+    writer.close()
+
+
+def test_its_thread_ends_when_nobody_has_it_any_more() -> None:
+    threads: list[threading.Thread] = []
+    writer = Writer("penstock-test-writer")
+    writer.submit(lambda: threads.append(threading.current_thread()))
+    del writer
+    gc.collect()
+    threads[0].join(10)
     assert not threads[0].is_alive()

@@ -37,7 +37,6 @@ def connect(
     heartbeat: Seconds = 10.0,
     prefetch: int | Mapping[str, int] = 0,
     routing: RoutingName | None = None,
-    busy_poll: Seconds = 0.0,
     tls: ssl.SSLContext | None = None,
 ) -> Penstock:
     """Connect to a server: `penstock://host:9325`, or `penstocks://host:9325` for TLS. The same API as `open`.
@@ -47,13 +46,10 @@ def connect(
     how long a call waits for its answer, reconnecting included. `retry_for`: how long to try to reconnect (None: for
     ever). `prefetch`: how many messages to have here before they are asked for, one number or one for each queue.
     `routing`: "direct" goes straight to the node of a cluster that has the queue; by default the server that is named
-    forwards. In the URL: `penstock://host:9325?routing=direct`. `busy_poll`: how long to look for what comes next
-    before falling asleep; 0.0002 or so saves the time that waking up takes, and costs processor time.
+    forwards. In the URL: `penstock://host:9325?routing=direct`.
     """
     url, routing = _routing(url, routing)
-    options = _options(
-        token, name, transport, timeout, connect_timeout, retry_for, heartbeat, prefetch, routing, busy_poll, tls
-    )
+    options = _options(token, name, transport, timeout, connect_timeout, retry_for, heartbeat, prefetch, routing, tls)
     return Penstock(ThreadedCaller.connect(Address.parse(url), options))
 
 
@@ -69,13 +65,17 @@ def connect_async(
     heartbeat: Seconds = 10.0,
     prefetch: int | Mapping[str, int] = 0,
     routing: RoutingName | None = None,
-    busy_poll: Seconds = 0.0,
     tls: ssl.SSLContext | None = None,
+    busy_poll: Seconds = 0.0,
 ) -> AsyncConnecting:
-    """As `connect`, for the tasks of one event loop: `async with penstock.connect_async(url) as ps`."""
+    """As `connect`, for the tasks of one event loop: `async with penstock.connect_async(url) as ps`.
+
+    `busy_poll`: how long to look for what comes next before the loop falls asleep. 0.0004 or so saves the time that
+    waking up takes, and costs processor time: see docs/python-api.md.
+    """
     url, routing = _routing(url, routing)
     options = _options(
-        token, name, transport, timeout, connect_timeout, retry_for, heartbeat, prefetch, routing, busy_poll, tls
+        token, name, transport, timeout, connect_timeout, retry_for, heartbeat, prefetch, routing, tls, busy_poll
     )
     address = Address.parse(url)
     return AsyncConnecting(lambda: open_caller(address, options))
@@ -115,8 +115,8 @@ def _options(
     heartbeat: Seconds,
     prefetch: int | Mapping[str, int],
     routing: RoutingName,
-    busy_poll: Seconds,
     tls: ssl.SSLContext | None,
+    busy_poll: Seconds = 0.0,
 ) -> Options:
     if token is not None and (not isinstance(token, str) or not _IN_A_HEADER.fullmatch(token)):
         raise InvalidRequest(
@@ -147,8 +147,8 @@ def _options(
         heartbeat=_seconds(heartbeat, "heartbeat"),
         prefetch=prefetch if isinstance(prefetch, int) else dict(prefetch),
         routing=routing,
-        busy_poll=_busy_poll(busy_poll),
         tls=tls,
+        busy_poll=_busy_poll(busy_poll),
     )
 
 

@@ -304,6 +304,8 @@ class AsyncShard:
         """
         if self._next_step is None or self._has_hurried or len(self._inbox) != 1 or self._callers:
             return False
+        if self._writing is not None and self._writing.changes is None:  # nothing can run ahead of it yet
+            return False
         if not self.shard.may_hurry(self._inbox[0]):
             return False
         self._has_hurried = True

@@ -6,8 +6,8 @@ of each, with a lock and a condition, for who might wait for it. Here the job it
 
 from __future__ import annotations
 
-import atexit
 import threading
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -15,7 +15,7 @@ Job = Callable[[], None]
 
 
 class Writer:
-    """One thread. What it is given is done in that order; `close` waits for all of it.
+    """One thread. What it is given is done in that order; `close` waits for all of it, and so does the process's end.
 
     >>> writer, done = Writer("example"), []
     >>> writer.submit(lambda: done.append("first"))
@@ -27,9 +27,9 @@ class Writer:
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-        atexit.register(self.close)  # who never closes it, and ends the process, has what it was given all the same
+        thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        thread.start()
+        self._end = weakref.finalize(self, _end, self._jobs, thread)
 
     def submit(self, job: Job) -> None:
         """Have a job done. It must not raise."""
@@ -37,10 +37,16 @@ class Writer:
 
     def close(self) -> None:
         """Wait until everything is done, and end the thread. Once more does nothing."""
-        self._jobs.put(None)
-        self._thread.join()
-        atexit.unregister(self.close)
+        self._end()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+
+def _work(jobs: SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # and what it holds on to
+
+
+def _end(jobs: SimpleQueue[Job | None], thread: threading.Thread) -> None:
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join()

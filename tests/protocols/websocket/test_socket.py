@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -17,6 +18,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from penstock.core.chunk import Chunk
 from penstock.protocols.websocket.connection import Connection
+from penstock.protocols.websocket.desk import Desk
+from penstock.protocols.websocket.socket import Conversation, Flushes
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.server.settings import Settings, WebsocketSettings
 from tests.client.serving import Server
@@ -442,3 +445,51 @@ def test_odd_commands_are_all_answered_and_break_nothing(server: Server, command
         except LookupError as refusal:
             assert "unexpected" not in refusal.args[1], (command, refusal)
     client.socket.close()
+
+
+def test_a_conversation_whose_answers_cannot_be_written_keeps_no_other_from_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken:
+        is_given_up = False
+
+        def flush(self) -> None:
+            raise ValueError("there is a bug")
+
+        def give_up(self) -> None:
+            self.is_given_up = True
+
+    class Flushed:
+        count = 0
+
+        def flush(self) -> None:
+            self.count += 1
+
+    async def flush_all() -> int:
+        flushes, flushed, broken = Flushes(), Flushed(), [Broken(), Broken()]
+        for each in (broken[0], flushed, broken[1]):
+            flushes.plan(cast("Conversation", each))
+        await asyncio.sleep(0)
+        flushes.flush()
+        assert all(each.is_given_up for each in broken)
+        return flushed.count
+
+    assert asyncio.run(flush_all()) == 1
+    assert "answers could not be written" in caplog.text
+
+
+def test_a_conversation_whose_answers_are_lost_by_a_bug_ends(
+    server: Server, breaking: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, other = Client(server), Client(server)
+    take_frame = Desk.take_frame
+
+    def fail_once(self: Desk) -> bytes:
+        breaking.setattr(Desk, "take_frame", take_frame)
+        raise ValueError("there is a bug")
+
+    breaking.setattr(Desk, "take_frame", fail_once)
+    client.socket.send(pack([[1, ["QueueStats", "orders"]]]))
+    assert client.closed() == (1011, "the server has failed to answer: connect again")
+    with pytest.raises(LookupError, match="QueueNotFound"):
+        other.ask(["QueueStats", "orders"], number=1)

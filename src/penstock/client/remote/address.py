@@ -102,10 +102,10 @@ class Options:
     """Messages to have here before they are asked for; one number for every queue, or one for each."""
     routing: RoutingName = "forward"
     """Through one node, or straight to each queue's owner."""
-    busy_poll: float = 0.0
-    """After something was sent or has come: how long to look for more before the loop falls asleep."""
     tls: ssl.SSLContext | None = None
     """How to trust a TLS server; None: as the system does."""
+    busy_poll: float = 0.0
+    """After something was sent or has come: how long to look for more before the loop falls asleep."""
 
     def credit(self, queue: str) -> int:
         """How many messages of a queue are fetched ahead."""

@@ -203,7 +203,9 @@ class RemoteCaller:
     @property
     def expects(self) -> bool:
         """Whether anything may come: an answer, or a push."""
-        return bool(self._in_flight or self._streams or self._prefetchers)
+        if self._in_flight or any(stream.push for stream in self._streams):
+            return True
+        return any(prefetcher.push for prefetcher in self._prefetchers.values())
 
     @property
     def is_linked(self) -> bool:

@@ -8,13 +8,14 @@ A client that does not read keeps the writer waiting: its answers gather here, n
 pushes run out of credit; after `read_timeout_s` the connection is closed.
 
 Close codes: 1000 the client said goodbye; 1003 a frame of text; 1007 a frame that cannot be read; 1008 not admitted, or
-too slow; 1009 a frame too large; 1012 the server stops; 1013 too many connections.
+too slow; 1009 a frame too large; 1011 a bug: answers were lost; 1012 the server stops; 1013 too many connections.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,9 @@ from penstock.server.node import Services
 from penstock.wire.answers import Kind, encode_answers
 from penstock.wire.requests import BadFrame, decode_requests
 
-NORMAL, TEXT, UNREADABLE, REFUSED, RESTART, BUSY = 1000, 1003, 1007, 1008, 1012, 1013
+log = logging.getLogger("penstock.websocket")
+
+NORMAL, TEXT, UNREADABLE, REFUSED, FAILED, RESTART, BUSY = 1000, 1003, 1007, 1008, 1011, 1012, 1013
 _HELLO_TIMEOUT_S = 10.0
 _REASON_BYTES_MAX = 120
 _UNREAD_MAX = 1_000
@@ -93,7 +96,11 @@ class Flushes:
         """Write them."""
         planned, self._planned = self._planned, []
         for conversation in planned:
-            conversation.flush()
+            try:
+                conversation.flush()
+            except Exception:  # a bug in one of them must not keep the others from their answers
+                log.exception("answers could not be written")
+                conversation.give_up()
 
 
 class Conversation:
@@ -116,6 +123,7 @@ class Conversation:
         self._is_large = False
         """A large frame was written, and an empty one has to follow."""
         self._desk: Desk | None = None
+        self._reading: asyncio.Task[Any] | None = None
         self._closing: Closing | None = None
         """What the writer wants the connection to end with."""
         self._settings = services.settings.websocket
@@ -166,7 +174,7 @@ class Conversation:
             peer=self._peer,
         )
         self._desk = desk
-        reading = asyncio.current_task()
+        reading = self._reading = asyncio.current_task()
         assert reading is not None
         writing = asyncio.create_task(self._keep_writing(desk, reading))
         try:
@@ -215,6 +223,11 @@ class Conversation:
         """A client that does not read what it is answered is not read from."""
         while desk.answers:
             await asyncio.sleep(_PAUSE_S)
+
+    def give_up(self) -> None:
+        """Its answers are lost: the client has to connect again, and to ask again."""
+        if self._reading is not None:
+            self._end_with(Closing(FAILED, "the server has failed to answer: connect again"), self._reading)
 
     def _end_with(self, closing: Closing, reading: asyncio.Task[Any]) -> None:
         if self._closing is None:
