@@ -438,6 +438,42 @@ def test_a_message_that_comes_alone_is_pushed_in_the_same_turn_and_answered_afte
     run(scenario)
 
 
+def test_a_message_does_not_wait_for_acks_that_wait_for_company_and_they_are_not_forgotten() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.send(b"a")
+        await bench.send(b"b")
+        bench.subscriber.bodies()
+        answers = Answers()
+        for number in range(2):
+            bench.shard.submit(Ack(queue="q", spans=[Span(number, number, 1)], patient=True), answers.append)
+        answers.send(bench, b"c")
+        assert bench.shard.hurry()
+        assert bench.subscriber.bodies() == [b"c"]
+        await answers.come(3)
+        assert [call.reply.count for call in answers] == [1, 1, 1]
+        assert (await bench.shard.call(QueueStats(name="q"))).messages == 1
+
+    run(scenario)
+
+
+def test_acks_whose_time_is_up_are_not_put_off_by_messages_that_hurry() -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.subscribe()
+        await bench.send(b"a")
+        answers, ack, sent = Answers(), Answers(), 0
+        bench.shard.submit(Ack(queue="q", spans=[Span(0, 0, 1)], patient=True), ack.append)
+        async with asyncio.timeout(10):
+            while not ack:  # one who sends and sends
+                answers.send(bench, b"more")
+                bench.shard.hurry()
+                sent += 1
+                await asyncio.sleep(0)
+        await answers.come(sent)
+
+    run(scenario)
+
+
 def test_messages_that_come_together_go_through_one_step() -> None:
     async def scenario(bench: Bench) -> None:
         await bench.subscribe()

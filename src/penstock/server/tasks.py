@@ -302,16 +302,23 @@ class AsyncShard:
         For front ends, when they have submitted all that they have. What comes together goes through one step in the
         next turn, as ever; this is for messages that come one by one. So it is done once in a turn.
         """
-        if self._next_step is None or self._has_hurried or len(self._inbox) != 1 or self._callers:
+        if self._next_step is None or self._has_hurried or self._callers or not self._inbox:
+            return False
+        *others, call = self._inbox
+        if others and (self._patience is None or not all(map(_is_patient, others))):
             return False
         if self._writing is not None and self._writing.changes is None:  # nothing can run ahead of it yet
             return False
-        if not self.shard.may_hurry(self._inbox[0]):
+        if not self.shard.may_hurry(call):
             return False
         self._has_hurried = True
         self._loop.call_soon(self._calm_down)
         self._next_step.cancel()
-        self._step()
+        self._inbox = [call]
+        try:
+            self._step()
+        finally:
+            self._inbox = [*others, *self._inbox]  # they go on waiting, for as long as they would have
         return True
 
     def _calm_down(self) -> None:
