@@ -70,7 +70,7 @@ def connect_async(
 ) -> AsyncConnecting:
     """As `connect`, for the tasks of one event loop: `async with penstock.connect_async(url) as ps`.
 
-    `busy_poll`: how long to look for what comes next before the loop falls asleep. 0.0004 or so saves the time that
+    `busy_poll`: how long to look for what comes next before the loop falls asleep. 0.0003 or so saves the time that
     waking up takes, and costs processor time: see docs/python-api.md.
     """
     url, routing = _routing(url, routing)
