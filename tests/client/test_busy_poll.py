@@ -133,11 +133,12 @@ def test_a_client_that_listens_looks_for_more_after_each_message(server: Server)
     counted.run(work())
 
 
-def test_by_default_a_client_sleeps(server: Server) -> None:
+@pytest.mark.parametrize("options", [{}, {"busy_poll": 0.1, "transport": "long_poll"}])
+def test_by_default_a_client_sleeps_and_so_do_those_that_poll(server: Server, options: dict[str, Any]) -> None:
     counted = Counted()
 
     async def work() -> None:
-        async with penstock.connect_async(server.url) as ps:
+        async with penstock.connect_async(server.url, **options) as ps:
             orders = await ps.create_queue("orders")
             receiving = asyncio.create_task(orders.receive(wait=20))
             assert await counted.looks(0.05) < OFTEN
@@ -156,20 +157,6 @@ def test_a_client_sleeps_when_its_queue_cannot_be_prefetched(server: Server) -> 
             await orders.send(b"a")
             assert await orders.receive(wait=10) is not None
             assert await counted.looks(0.05) < OFTEN
-
-    counted.run(work())
-
-
-def test_a_client_that_polls_takes_it_and_sleeps(server: Server) -> None:
-    counted = Counted()
-
-    async def work() -> None:
-        async with penstock.connect_async(server.url, busy_poll=0.1, transport="long_poll") as ps:
-            orders = await ps.create_queue("orders")
-            receiving = asyncio.create_task(orders.receive(wait=20))
-            assert await counted.looks(0.05) < OFTEN
-            await orders.send(b"a")
-            assert await receiving is not None
 
     counted.run(work())
 

@@ -1,8 +1,8 @@
 """Busy polling: an event loop that looks for what is about to come, instead of falling asleep until it does.
 
-Waking a processor takes its time, on virtual machines tens of microseconds: as much as half of what a message needs
-from its sender to its handler. Whoever would rather spend processor time has the loop look again and again, for a
-moment, while something is expected. It costs nothing while nothing is.
+Waking a processor takes its time, on virtual machines tens of microseconds: a fifth or so of what a message needs from
+its sender to its handler, where nobody waits for a disk. Whoever would rather spend processor time has the loop look
+again and again, for a moment, while something is expected. It costs nothing while nothing is.
 """
 
 from __future__ import annotations
