@@ -36,7 +36,7 @@ run: $(INSTALLED) ## Serve the queues in ./data: SQS on port 9324, REST and metr
 demo: $(INSTALLED) ## Run the demo: send, receive, fail, retry, dead-letter
 	$(BIN)/python -m penstock demo
 
-test: $(INSTALLED) ## Run every test, the doctests included, in three processes side by side
+test: $(INSTALLED) ## Run every test, the doctests included, in three processes side by side; what fails is run again alone
 	$(BIN)/python -m tools.test
 
 compile: $(INSTALLED) ## Compile the hot half of the package into build/compiled (minutes, once; needs a C compiler)
