@@ -1,0 +1,30 @@
+"""Clients and servers of different builds understand each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.upgrade import builds
+
+TRANSPORTS = ("websocket", "long_poll", "poll")
+
+
+def said(client: Path, server: Path, directory: Path, transport: str) -> dict[str, Any]:
+    with builds.serving(server, directory) as ready:
+        return builds.run(client, "talk.py", f"penstock://127.0.0.1:{ready['listening']['http']['port']}", transport)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_clients_of_an_earlier_build_see_what_this_builds_clients_see(tmp_path: Path, transport: str) -> None:
+    own = said(builds.SOURCES, builds.SOURCES, tmp_path / "own", transport)
+    assert own["transport"] == transport and own["handled"] == own["cups"] and own["queues"] == ["cups"]
+    assert said(builds.FIRST, builds.SOURCES, tmp_path / "earlier", transport) == own
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_clients_of_this_build_can_talk_to_an_earlier_server(tmp_path: Path, transport: str) -> None:
+    earlier = said(builds.FIRST, builds.FIRST, tmp_path / "earlier", transport)
+    assert said(builds.SOURCES, builds.FIRST, tmp_path / "own", transport) == earlier
