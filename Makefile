@@ -5,7 +5,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
+UV := $(shell command -v uv 2>/dev/null)
+INSTALL := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check)
 COMPILED := $(CURDIR)/build/compiled
 EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,dev
 SEEDS ?= 10000
@@ -24,17 +27,23 @@ help: ## List the targets
 
 venv: $(INSTALLED) ## Create .venv with every extra (again only when pyproject.toml changes)
 
-$(INSTALLED): pyproject.toml
+$(SERVING): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or later; name one: make PYTHON=python3.12")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@echo "Installing what serving needs into $(VENV) (once; about 150 MB)"
+	@test -x $(BIN)/python || $(if $(UV),uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV),$(PYTHON) -m venv $(VENV))
+	$(INSTALL) --editable .
 	@touch $@
 
-run: $(INSTALLED) ## Serve the queues in ./data: SQS on port 9324, REST and metrics on 9325
-	$(BIN)/python -m penstock serve --data ./data
+$(INSTALLED): $(SERVING)
+	@echo "Installing what the tests need into $(VENV) (once; about 1.8 GB: Spark, clients, checkers)"
+	$(INSTALL) --editable '.[$(EXTRAS)]'
+	@touch $@
 
-demo: $(INSTALLED) ## Run the demo: send, receive, fail, retry, dead-letter
-	$(BIN)/python -m penstock demo
+run: $(SERVING) ## Serve the queues in ./data: SQS on port 9324, REST and metrics on 9325
+	@$(BIN)/python -m tools.run serve --data ./data
+
+demo: $(SERVING) ## Run the demo: send, receive, fail, retry, dead-letter
+	@$(BIN)/python -m tools.run demo
 
 test: $(INSTALLED) ## Run every test, the doctests included, in three processes side by side; what fails is run again alone
 	$(BIN)/python -m tools.test

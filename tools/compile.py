@@ -21,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "src"
 OUTPUT = ROOT / "build" / "compiled"
+STAMP = ".sources"
+"""In the compiled copy: what it was made of."""
 
 COMPILED = (
     "cluster/routed.py",
@@ -73,13 +75,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where the compiled copy goes")
     parser.add_argument("--force", action="store_true", help="compile even if nothing changed")
     chosen = parser.parse_args()
-    stamp, state = chosen.output / ".sources", fingerprint()
-    if not chosen.force and stamp.exists() and stamp.read_text() == state:
+    if not chosen.force and is_up_to_date(chosen.output):
         print(f"{chosen.output} is up to date")
         return
     copy(chosen.output)
     compile_in(chosen.output, modules(chosen.output))
-    stamp.write_text(state)
+    (chosen.output / STAMP).write_text(fingerprint())
     print(f"compiled to {chosen.output}: put it first on PYTHONPATH to run it")
 
 
@@ -98,11 +99,15 @@ def _can_be_compiled(path: Path) -> bool:
     return path.stem not in LEFT_OUT and "(msgspec.Struct" not in path.read_text()
 
 
+def is_up_to_date(output: Path = OUTPUT) -> bool:
+    """Whether a compiled copy is there, and was made of these sources for this Python."""
+    stamp = output / STAMP
+    return stamp.exists() and stamp.read_text() == fingerprint()
+
+
 def fingerprint() -> str:
     """Changes when the sources do, or what compiles them."""
-    from mypy.version import __version__ as mypy_version
-
-    digest = hashlib.sha256(f"{sys.version} {mypy_version}".encode())
+    digest = hashlib.sha256(sys.version.encode())
     for path in [Path(__file__), ROOT / "tools" / "compile_modules.py", *sources()]:
         digest.update(str(path).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
