@@ -1,6 +1,6 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test compile compiled check format bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
+.PHONY: help venv run demo test compile wheel compiled check format bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -50,6 +50,12 @@ test: $(INSTALLED) ## Run every test, the doctests included, in three processes 
 
 compile: $(INSTALLED) ## Compile the hot half of the package into build/compiled (minutes, once; needs a C compiler)
 	$(BIN)/python -m tools.compile
+
+wheel: $(INSTALLED) ## Build dist/: a source distribution, and a wheel with the hot half compiled (minutes; needs a C compiler)
+	rm -rf dist
+	$(BIN)/python -m build --sdist
+	PENSTOCK_COMPILE=1 $(BIN)/python -m build --wheel
+	$(BIN)/python -m twine check --strict dist/*
 
 compiled: compile ## Run the tests on the compiled package
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." tests

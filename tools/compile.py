@@ -69,12 +69,12 @@ LEFT_OUT = ("__init__", "attributes", "errors", "states")
 """Names of modules that declare and do not compute, or declare what cannot be compiled."""
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Compile, unless the last time was with the same sources."""
     parser = argparse.ArgumentParser(description="Compile the hot half of the package with mypyc.")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where the compiled copy goes")
     parser.add_argument("--force", action="store_true", help="compile even if nothing changed")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     if not chosen.force and is_up_to_date(chosen.output):
         print(f"{chosen.output} is up to date")
         return
@@ -143,4 +143,4 @@ def compile_in(output: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
