@@ -130,3 +130,8 @@ def test_the_core_has_no_clock_no_randomness_and_no_io() -> None:
         if name.split(".")[0] in IMPURE or name.startswith("numpy.random")
     ]
     assert not impure
+
+
+def test_a_server_starts_without_loading_the_clients_library() -> None:
+    code = "import sys; from penstock import assembly; sys.exit('penstock.api' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

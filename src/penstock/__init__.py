@@ -14,6 +14,7 @@ b'hello'
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -26,7 +27,8 @@ else:
     # `penstock --help`, and whoever imports one module of this package, need not wait for numpy.
 
     def __getattr__(name: str) -> Any:
-        if name.startswith("__") and name != "__all__":
+        # `from penstock import serve` asks for an attribute before it looks for a module.
+        if (name.startswith("__") and name != "__all__") or find_spec(f"penstock.{name}") is not None:
             raise AttributeError(f"module 'penstock' has no attribute {name!r}")
         api = import_module("penstock.api")
         names = {each: getattr(api, each) for each in api.__all__} | {"__all__": [*api.__all__, "__version__"]}
