@@ -3,6 +3,10 @@
 A receiver names messages as spans: a run of sequence numbers on one attempt. Each message is settled for itself:
 those to which the event may happen are, the others are refused. A message is looked for in every window, because it
 may have moved to another lane since it was received; its sequence number has not changed.
+
+A crash forgets the deliveries of its last moments: leases wait for no commit. Then a receiver names an attempt that is
+higher than the one the message is on, or the message is not even in a window. It counts all the same: the lease is made
+again, on the attempt that the receiver names, and what the receiver says happens to it (`_settle_forgotten`).
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.columns import HELD_FROM, LEASED, runs_of
+from penstock.core.columns import DONE, HELD_FROM, LEASED, runs_of
 from penstock.core.commands import Refused, Settled, Span
 from penstock.core.config import LEASE_MS_MAX
 from penstock.core.errors import LeaseTooLong, StaleReceipt
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.core.channel import Channel
 
 _HOLDERS = 1 << 32
+_ATTEMPTS_MAX = (1 << 32) - 1
 Part = tuple[int, int]
 """Sequence numbers from the first up to, not including, the second."""
 Judge = Callable[[Window, slice], NDArray[np.bool_]]
@@ -58,6 +63,26 @@ def _allowing_unless_held(event: Event, attempt: int, but_for: int = 0, received
 def holder_of_unit(unit: int) -> int:
     """What stands for a unit of work where the number of a session would be."""
     return HELD_FROM | unit % (_HOLDERS - HELD_FROM)
+
+
+def _forgotten(event: Event, attempt: int, opened_ms: int) -> Judge:
+    """Approves of messages whose delivery on that attempt a crash has forgotten, unless somebody has them since.
+
+    An ack says that the work is done, whoever has the message now; only what a unit of work will ack is left to it. Who
+    wants to keep the message, or to return it, must be the last who got it: a lease from before the store was opened is
+    an earlier one, because its attempt is lower.
+    """
+
+    def judge(window: Window, rows: slice) -> NDArray[np.bool_]:
+        columns = window.columns
+        states = columns.state[rows]
+        mask: NDArray[np.bool_] = (states != DONE) & (columns.attempts[rows] < attempt)
+        mask &= (states != LEASED) | (columns.holder[rows] < HELD_FROM)
+        if event != Event.ACK:
+            mask &= (states != LEASED) | (columns.received_ms[rows] < opened_ms)
+        return mask
+
+    return judge
 
 
 _ACKABLE = frozenset(int(state) for state, row in TRANSITIONS.items() if Event.ACK in row)
@@ -245,6 +270,8 @@ class Settlement:
         _, left = self._walk(span.first, span.last + 1, judge, _do_nothing, judge_whole)
         if left:
             _, left = self._ack_far(left, span.attempt, dry=True)
+        if left:
+            _, left = self._walk_forgotten(left, Event.ACK, span.attempt, _do_nothing)
         return not left
 
     def is_held(self, span: Span) -> bool:
@@ -298,7 +325,12 @@ class Settlement:
 
     def release(self, span: Span, now_ms: int, delay_ms: int | None, error: str) -> tuple[int, list[Refused]]:
         """A delivery failed, says the receiver. What is held for work is not its own any more."""
-        return self._return(span, self._failing(now_ms, delay_ms, error))
+        apply = self._failing(now_ms, delay_ms, error)
+        done, left = self._return(span, apply)
+        if left:
+            found, left = self._settle_forgotten(left, Event.RETRY, span.attempt, apply)
+            done += found
+        return done, [self._stale(low, high) for low, high in left]
 
     def _failing(self, now_ms: int, delay_ms: int | None, error: str) -> Apply:
         def fail(window: Window, entry: Entry, first: int, stop: int) -> None:
@@ -319,15 +351,15 @@ class Settlement:
             self.channel.touch_entry(window, entry)
             self.channel.handout.offer_again(window, first, stop)
 
-        return self._return(span, undo, received_ms)
+        done, left = self._return(span, undo, received_ms)
+        return done, [self._stale(low, high) for low, high in left]
 
-    def _return(self, span: Span, apply: Apply, received_ms: int = 0) -> tuple[int, list[Refused]]:
+    def _return(self, span: Span, apply: Apply, received_ms: int = 0) -> tuple[int, list[Part]]:
         """Messages are ready again. What is held for work is not the receiver's any more, and stays."""
         if span.attempt <= 0:
-            return 0, [self._stale(span.first, span.last + 1)]
+            return 0, [(span.first, span.last + 1)]
         judge = _allowing_unless_held(Event.RETRY, span.attempt, received_ms=received_ms)
-        done, left = self._walk(span.first, span.last + 1, judge, apply)
-        return done, [self._stale(low, high) for low, high in left]
+        return self._walk(span.first, span.last + 1, judge, apply)
 
     def extend(self, span: Span, now_ms: int, lease_ms: int) -> tuple[int, list[Refused]]:
         """A heartbeat."""
@@ -376,7 +408,58 @@ class Settlement:
             done += acked
             self.channel.acked += acked
             self.channel.touch()
+        if left:
+            found, left = self._settle_forgotten(left, event, span.attempt, apply)
+            done += found
         return done, [self._stale(low, high) for low, high in left]
+
+    # -- deliveries that a crash has forgotten --
+
+    def _settle_forgotten(self, wanted: list[Part], event: Event, attempt: int, apply: Apply) -> tuple[int, list[Part]]:
+        """Apply something to those messages whose delivery was forgotten, as if it had not been."""
+
+        def lease_and_apply(window: Window, entry: Entry, first: int, stop: int) -> None:
+            self._lease_again(window, entry, first, stop, attempt)
+            apply(window, entry, first, stop)
+
+        return self._walk_forgotten(wanted, event, attempt, lease_and_apply)
+
+    def _walk_forgotten(self, wanted: list[Part], event: Event, attempt: int, apply: Apply) -> tuple[int, list[Part]]:
+        """As `_walk`, over messages whose delivery on that attempt was forgotten. What lies ahead is brought in."""
+        queue, left, done = self.queue, list[Part](), 0
+        if queue.leases_are_durable or not 0 < attempt <= _ATTEMPTS_MAX:
+            return 0, wanted
+        judge, now_ms = _forgotten(event, attempt, queue.opened_ms), queue.broker.now_ms
+        for low, high in wanted:
+            end = min(high, queue.opened_to)  # what came later was handed out by this process, which forgets nothing
+            if low >= end:
+                left.append((low, high))
+                continue
+            if end < high:
+                left.append((end, high))
+            found, missing = self._walk(low, end, judge, apply)
+            done += found
+            for first, stop in missing:
+                recalled = self.channel.handout.recall(first, stop, now_ms)
+                if queue.far and queue.recall_far(self.channel, first, stop, attempt, now_ms):
+                    recalled = True
+                found, still_missing = self._walk(first, stop, judge, apply) if recalled else (0, [(first, stop)])
+                done += found
+                left += still_missing
+        return done, left
+
+    def _lease_again(self, window: Window, entry: Entry, first: int, stop: int, attempt: int) -> None:
+        """Messages are leased on an attempt of which nothing is known any more, from now on, to no session."""
+        rows, columns, now_ms = window.rows(entry, first, stop), window.columns, self.queue.broker.now_ms
+        self.channel.freed_rows(window, entry, first, stop)
+        for is_leased, low, high in cut(columns.state[rows] == LEASED, first):
+            if not is_leased:
+                self.channel.handout.withdraw(window, low, high)
+        window.uncount(entry, first, stop)
+        window.leased += stop - first
+        columns.attempts[rows] = attempt - 1
+        columns.lease(rows, now_ms, now_ms, 0)
+        self.channel.touch_entry(window, entry)
 
     def _walk(
         self, first: int, stop: int, judge: Judge, apply: Apply, judge_whole: JudgeWhole | None = None

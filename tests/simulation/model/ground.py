@@ -31,6 +31,8 @@ class Ground:
         """Number of a client's named command -> what it was answered."""
         self.done_ms = now_ms
         self.identify: Callable[[int, int], str] | None = None
+        self.recalled = 0
+        """How many deliveries that a crash had forgotten were settled, since somebody counted them."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"identify": None}
@@ -43,6 +45,7 @@ class Ground:
         self.ended_waiters.clear()
         for queue in self.queues.values():
             queue.rate.clear()
+            queue.opened_to, queue.opened_ms = queue.next_sequence or 0, now_ms
             for channel in queue.channels.values():
                 channel.turns.clear()
                 for copy in channel.copies.values():

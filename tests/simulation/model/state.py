@@ -164,6 +164,14 @@ class Queue:
     """Of a queue with a limit by size, when its log was read last: base of each chunk -> messages, bytes."""
     seen_end: int = 0
     """The end of its log then."""
+    opened_to: int = 0
+    """Its next sequence number when the store was opened: deliveries of lower ones may have been forgotten."""
+    opened_ms: int = 0
+
+    def was_forgotten(self, copy: Copy, attempt: int) -> bool:
+        """Whether somebody who got a message on this attempt may have got it just before a crash, which forgot it."""
+        may_forget = not self.config.leases_are_durable and copy.message.sequence < self.opened_to
+        return may_forget and copy.attempts < attempt
 
     def is_held(self, sequence: int) -> bool:
         return self.held_from is not None and sequence >= self.held_from
