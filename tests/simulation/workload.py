@@ -235,7 +235,13 @@ class Workload:
 
     def _recalling(self) -> tuple[list[Maker], list[float]]:
         self.recalling -= 1
-        weights: dict[Maker, float] = {self._ack: 5, self._extend: 2, self._release: 2, self._work: 1, self._receive: 1.5}
+        weights: dict[Maker, float] = {
+            self._ack: 5,
+            self._extend: 2,
+            self._release: 2,
+            self._work: 1,
+            self._receive: 1.5,
+        }
         return list(weights), list(weights.values())
 
     # -- sending -------------------------------------------------------------------------------------------------------

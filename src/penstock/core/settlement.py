@@ -11,8 +11,9 @@ again, on the attempt that the receiver names, and what the receiver says happen
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from penstock.core.window import Entry, Window
 if TYPE_CHECKING:
     from penstock.core.channel import Channel
 
+_ACKED: Final = struct.Struct("<QI")
 _HOLDERS = 1 << 32
 _ATTEMPTS_MAX = (1 << 32) - 1
 Part = tuple[int, int]
@@ -97,6 +99,59 @@ def _do_nothing(window: Window, entry: Entry, first: int, stop: int) -> None:
     """For who only wants to know."""
 
 
+class AckedLately:
+    """Which messages of a FIFO channel were acked last, and on which attempt: who asks for that again has it done.
+
+    A client whose answer got lost asks again. On a standard queue SQS tells it nothing else than the first time; on a
+    FIFO queue an old receipt is an error, and only this tells it from one that was used. The last `KEPT` outlive the
+    process.
+
+    >>> lately = AckedLately()
+    >>> lately.add(7, 9, attempt=1)
+    >>> lately.among(6, 10, attempt=1), lately.among(7, 8, attempt=2)
+    ([(7, 9)], [])
+    >>> again = AckedLately()
+    >>> again.restore(lately.encode())
+    >>> again.snapshot()
+    [(7, 1), (8, 1)]
+    """
+
+    __slots__ = ("_attempts",)
+    KNOWN: Final = 8_192
+    KEPT: Final = 64
+
+    def __init__(self) -> None:
+        self._attempts: dict[int, int] = {}
+        """Sequence number -> attempt, the last acked at the end."""
+
+    def add(self, first: int, stop: int, attempt: int) -> None:
+        """A run of messages was acked."""
+        known = self._attempts
+        for sequence in range(max(first, stop - self.KNOWN), stop):
+            known[sequence] = attempt
+        while len(known) > self.KNOWN:
+            del known[next(iter(known))]
+
+    def among(self, first: int, stop: int, attempt: int) -> list[Part]:
+        """What of a run was acked on that attempt."""
+        if stop - first > self.KNOWN:
+            return []
+        mask = np.array([self._attempts.get(sequence) == attempt for sequence in range(first, stop)])
+        return [(low, high) for is_known, low, high in cut(mask, first) if is_known]
+
+    def snapshot(self) -> list[tuple[int, int]]:
+        """What outlives the process."""
+        return list(self._attempts.items())[-self.KEPT :]
+
+    def encode(self) -> bytes:
+        """What outlives the process, as it is stored."""
+        return b"".join([_ACKED.pack(*each) for each in self.snapshot()]) if self._attempts else b""
+
+    def restore(self, data: bytes) -> None:
+        """Take it back from its stored form."""
+        self._attempts = dict(_ACKED.iter_unpack(data))
+
+
 class Settlement:
     """Settles messages of one channel."""
 
@@ -105,9 +160,27 @@ class Settlement:
         self.queue = channel.queue
         self.shelf = channel.shelf
         self.windows = channel.windows
+        self.lately = AckedLately()
 
     def ack(self, span: Span) -> tuple[int, list[Refused]]:
-        """The work on some messages is done."""
+        """The work on some messages is done. On a FIFO queue that may be said more than once."""
+        done, refused = self._ack(span)
+        if not self.queue.is_fifo:
+            return done, refused
+        stale = sorted((each.first, each.last + 1) for each in refused)
+        for low, high in gaps(span.first, span.last + 1, [(None, *part) for part in stale]):
+            self.lately.add(low, high, span.attempt)
+        again = [run for part in stale for run in self.lately.among(*part, span.attempt)]
+        if not again:
+            return done, refused
+        still = (
+            gap
+            for low, high in stale
+            for gap in gaps(low, high, [(None, *run) for run in again if low <= run[0] < high])
+        )
+        return done + sum(high - low for low, high in again), [self._stale(low, high) for low, high in still]
+
+    def _ack(self, span: Span) -> tuple[int, list[Refused]]:
         first, last, attempt = span
         for window in self.windows.values():
             entries = window.wholly_leased(first, last + 1, attempt)

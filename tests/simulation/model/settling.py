@@ -48,8 +48,21 @@ class Settling(Failing):
         if self._refused(outcome, self._missing(command.queue, command.channel)):
             return
         good, bad = self._ackable(command)
-        self._check_settled(outcome, len(good), {e.StaleReceipt: bad})
+        lately = self.queues[command.queue].channels[command.channel].lately
+        again = {
+            s for span in command.spans for s in bad if span.first <= s <= span.last and lately.get(s) == span.attempt
+        }
+        self._check_settled(outcome, len(good) + len(again), {e.StaleReceipt: bad - again})
         self._acked(command.queue, command.channel, good)
+        self._remember(command, good)
+
+    def _remember(self, command: c.Ack, acked: list[Copy]) -> None:
+        """What is acked on a FIFO queue may be acked again."""
+        queue = self.queues[command.queue]
+        if queue.config.is_fifo:
+            attempts = {s: span.attempt for span in command.spans for s in range(span.first, span.last + 1)}
+            lately = queue.channels[command.channel].lately
+            lately.update({copy.message.sequence: attempts[copy.message.sequence] for copy in acked})
 
     def _ackable(self, command: c.Ack) -> tuple[list[Copy], set[int]]:
         queue = self.queues[command.queue]

@@ -130,6 +130,8 @@ class Channel:
     attempts_known: dict[str, Remembered] = field(default_factory=dict)
     turns: Counter[tuple[int, str | None, str | None]] = field(default_factory=Counter)
     """(priority, one group, another one that waits) -> how often the one was served since the other was."""
+    lately: dict[int, int] = field(default_factory=dict)
+    """FIFO: sequence number -> attempt of what was acked, the last at the end."""
 
     def ordered(self) -> list[Copy]:
         return [self.copies[sequence] for sequence in sorted(self.copies)]
