@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.columns import DONE, HELD_FROM, LEASED, runs_of
+from penstock.core.columns import HELD_FROM, LEASED, runs_of
 from penstock.core.commands import Refused, Settled, Span
 from penstock.core.config import LEASE_MS_MAX
 from penstock.core.errors import LeaseTooLong, StaleReceipt
 from penstock.core.happenings import Happening, What
 from penstock.core.runs import cut, gaps
-from penstock.core.states import TRANSITIONS, Event
+from penstock.core.states import TRANSITIONS, Event, allowed
 from penstock.core.window import Entry, Window
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def _forgotten(event: Event, attempt: int, opened_ms: int) -> Judge:
     def judge(window: Window, rows: slice) -> NDArray[np.bool_]:
         columns = window.columns
         states = columns.state[rows]
-        mask: NDArray[np.bool_] = (states != DONE) & (columns.attempts[rows] < attempt)
+        mask: NDArray[np.bool_] = allowed[Event.RECALL][states]
+        mask &= columns.attempts[rows] < attempt
         mask &= (states != LEASED) | (columns.holder[rows] < HELD_FROM)
         if event != Event.ACK:
             mask &= (states != LEASED) | (columns.received_ms[rows] < opened_ms)
@@ -359,7 +360,7 @@ class Settlement:
         return self._walk(span.first, span.last + 1, held, _do_nothing, lambda _whole: False)[0] > 0
 
     def can_hold(self, span: Span, holder: int) -> bool:
-        """Whether all of a span is leased on its attempt, and no other unit of work holds it.
+        """Whether all of a span is leased on its attempt, or was before a crash; and no other unit of work holds it.
 
         The attempt alone does not tell: a lease that was not written when the store crashed and the next one have the
         same.
@@ -367,7 +368,10 @@ class Settlement:
         if span.attempt <= 0:
             return False
         judge = _allowing_unless_held(Event.EXTEND, span.attempt, holder)
-        return not self._walk(span.first, span.last + 1, judge, _do_nothing)[1]
+        _, left = self._walk(span.first, span.last + 1, judge, _do_nothing)
+        if left:
+            _, left = self._walk_forgotten(left, Event.EXTEND, span.attempt, _do_nothing)
+        return not left
 
     def hold(self, span: Span, until_ms: int, holder: int) -> None:
         """A span that can be held stays leased until then, or for longer, and nobody can release it."""
@@ -380,7 +384,9 @@ class Settlement:
             self.channel.touch_entry(window, entry)
             self.channel.watch(window, until_ms)
 
-        self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), prolong)
+        _, left = self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), prolong)
+        if left:
+            self._settle_forgotten(left, Event.EXTEND, span.attempt, prolong)
 
     def let_go(self, span: Span, holder: int) -> int:
         """What a unit of work held of a span is leased as anything is. Returns how many messages that were."""
@@ -522,7 +528,7 @@ class Settlement:
         return done, left
 
     def _lease_again(self, window: Window, entry: Entry, first: int, stop: int, attempt: int) -> None:
-        """Messages are leased on an attempt of which nothing is known any more, from now on, to no session."""
+        """RECALL: leased on an attempt of which nothing is known any more, from now on, to no session."""
         rows, columns, now_ms = window.rows(entry, first, stop), window.columns, self.queue.broker.now_ms
         self.channel.freed_rows(window, entry, first, stop)
         for is_leased, low, high in cut(columns.state[rows] == LEASED, first):
