@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from penstock.core.channel import Channel
 
 _ACKED: Final = struct.Struct("<QI")
+_ACKED_KNOWN: Final = 8_192
+ACKED_KEPT: Final = 64
+"""How many acked messages of a FIFO channel its record remembers."""
 _HOLDERS = 1 << 32
 _ATTEMPTS_MAX = (1 << 32) - 1
 Part = tuple[int, int]
@@ -104,8 +108,8 @@ class AckedLately:
     """Which messages of a FIFO channel were acked last, and on which attempt: who asks for that again has it done.
 
     A client whose answer got lost asks again. On a standard queue SQS tells it nothing else than the first time; on a
-    FIFO queue an old receipt is an error, and only this tells it from one that was used. The last `KEPT` outlive the
-    process.
+    FIFO queue an old receipt is an error, and only this tells it from one that was used. The last `ACKED_KEPT` outlive
+    the process.
 
     >>> lately = AckedLately()
     >>> lately.add(7, 9, attempt=1)
@@ -118,8 +122,6 @@ class AckedLately:
     """
 
     __slots__ = ("_attempts",)
-    KNOWN: Final = 8_192
-    KEPT: Final = 64
 
     def __init__(self) -> None:
         self._attempts: dict[int, int] = {}
@@ -128,21 +130,21 @@ class AckedLately:
     def add(self, first: int, stop: int, attempt: int) -> None:
         """A run of messages was acked."""
         known = self._attempts
-        for sequence in range(max(first, stop - self.KNOWN), stop):
+        for sequence in range(max(first, stop - _ACKED_KNOWN), stop):
             known[sequence] = attempt
-        while len(known) > self.KNOWN:
+        while len(known) > _ACKED_KNOWN:
             del known[next(iter(known))]
 
     def among(self, first: int, stop: int, attempt: int) -> list[Part]:
         """What of a run was acked on that attempt."""
-        if stop - first > self.KNOWN:
+        if stop - first > _ACKED_KNOWN:
             return []
         mask = np.array([self._attempts.get(sequence) == attempt for sequence in range(first, stop)])
         return [(low, high) for is_known, low, high in cut(mask, first) if is_known]
 
     def snapshot(self) -> list[tuple[int, int]]:
         """What outlives the process."""
-        return list(self._attempts.items())[-self.KEPT :]
+        return list(islice(reversed(self._attempts.items()), ACKED_KEPT))[::-1]
 
     def encode(self) -> bytes:
         """What outlives the process, as it is stored."""
@@ -505,7 +507,8 @@ class Settlement:
 
     def _walk_forgotten(self, wanted: list[Part], event: Event, attempt: int, apply: Apply) -> tuple[int, list[Part]]:
         """As `_walk`, over messages whose delivery on that attempt was forgotten. What lies ahead is brought in."""
-        queue, left, done = self.queue, list[Part](), 0
+        queue, done = self.queue, 0
+        left: list[Part] = []
         if queue.leases_are_durable or not 0 < attempt <= _ATTEMPTS_MAX:
             return 0, wanted
         judge, now_ms = _forgotten(event, attempt, queue.opened_ms), queue.broker.now_ms

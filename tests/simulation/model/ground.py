@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.core import errors as e
 from penstock.core.config import QueueConfig
-from penstock.core.settlement import AckedLately
+from penstock.core.settlement import ACKED_KEPT
 from tests.simulation.model.state import Channel, Copy, Place, Queue, Redrive, Session, Waiter
 from tests.simulation.model.verdict import Outcome, demand
 
@@ -49,7 +49,7 @@ class Ground:
             queue.opened_to, queue.opened_ms = queue.next_sequence or 0, now_ms
             for channel in queue.channels.values():
                 channel.turns.clear()
-                channel.lately = dict(list(channel.lately.items())[-AckedLately.KEPT :])
+                channel.lately = dict(list(channel.lately.items())[-ACKED_KEPT:])
                 for copy in channel.copies.values():
                     if copy.place is Place.AGAIN and not copy.attempts:  # given back; nobody remembers that
                         copy.place = Place.FRESH
