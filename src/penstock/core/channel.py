@@ -39,7 +39,7 @@ __all__ = ["HORIZON_MS", "Channel"]
 
 _HEAD: Final = struct.Struct("<?QQQQBIB")
 """Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow. Then,
-of FIFO channels, what was acked lately: sequence number and attempt of each."""
+of FIFO channels, what was acked lately: how many, and the sequence number and attempt of each."""
 _CURSOR: Final = struct.Struct("<IQQ")
 _FAR: Final = struct.Struct("<IQQ")
 

@@ -31,6 +31,7 @@ from penstock.core.window import Entry, Window
 if TYPE_CHECKING:
     from penstock.core.channel import Channel
 
+_ACKED_COUNT: Final = struct.Struct("<H")
 _ACKED: Final = struct.Struct("<QI")
 _ACKED_KNOWN: Final = 8_192
 ACKED_KEPT: Final = 64
@@ -147,12 +148,16 @@ class AckedLately:
         return list(islice(reversed(self._attempts.items()), ACKED_KEPT))[::-1]
 
     def encode(self) -> bytes:
-        """What outlives the process, as it is stored."""
-        return b"".join([_ACKED.pack(*each) for each in self.snapshot()]) if self._attempts else b""
+        """What outlives the process, as it is stored: how many, and each. Nothing, if there is nothing."""
+        kept = self.snapshot()
+        return b"".join([_ACKED_COUNT.pack(len(kept)), *(_ACKED.pack(*each) for each in kept)]) if kept else b""
 
     def restore(self, data: bytes) -> None:
-        """Take it back from its stored form."""
-        self._attempts = dict(_ACKED.iter_unpack(data))
+        """Take it back from its stored form, and leave what follows that."""
+        if data:
+            (count,) = _ACKED_COUNT.unpack_from(data)
+            start = _ACKED_COUNT.size
+            self._attempts = dict(_ACKED.iter_unpack(data[start : start + count * _ACKED.size]))
 
 
 class Settlement:
