@@ -7,7 +7,6 @@ and fair channels pick through an index of groups instead, and look ahead of the
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -140,12 +139,12 @@ class Handout:
             if not cursor.ahead or stop <= cursor.sequence or not self._lies_ahead(lane, cursor, first, stop):
                 continue
             enough = cursor.ahead - LOOK_AHEAD
-            while cursor.ahead > enough and cursor.sequence < stop:
-                with suppress(ChunkDamaged):  # quarantined and reported by now
+            while cursor.ahead > max(enough, 0) and cursor.sequence < stop:
+                try:
                     entry = self.enter_next(self.windows[lane], cursor, now_ms)
-                    if entry is None:
-                        break
-                    found = found or entry.stop > first
+                except ChunkDamaged:
+                    continue  # quarantined and reported by now
+                found = found or (entry is not None and entry.stop > first)
         return found
 
     def _lies_ahead(self, lane: int, cursor: Cursor, first: int, stop: int) -> bool:
