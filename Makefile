@@ -102,7 +102,7 @@ cluster-test-shards: $(INSTALLED)
 	PENSTOCK_TEST_SHARDS=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/protocols/bulk tests/client
 	PENSTOCK_TEST_SHARDS=3 PENSTOCK_TEST_NEAR=all $(BIN)/python -m pytest tests/protocols/nsq tests/protocols/nsq_http
 
-cluster-soak: $(INSTALLED) ## Break nodes, brokers and networks of a cluster under load, in 16 ways for SOAK_SECONDS each; count every message
+cluster-soak: $(INSTALLED) ## Break nodes, brokers and networks of a cluster under load, in 17 ways for SOAK_SECONDS each; count every message
 	$(BIN)/python -m tests.cluster.soak --seconds $(SOAK_SECONDS)
 	$(BIN)/python -m tests.store.kafka_kills
 

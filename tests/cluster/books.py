@@ -2,7 +2,8 @@
 
 lost            confirmed, and never received where it belongs          0
 after ack       received by a request that began after its ack was      0
-                confirmed, by a lease that was still good
+                confirmed, by a lease that was still good; by message
+                id, also if it was received before a node was killed
 disorder        received before an earlier one of its group that was    0
                 confirmed before it was sent
 at most         received twice from a queue of consume_once             0
@@ -28,6 +29,7 @@ ARRIVES_IN = {
     "work": ("letters",),
     "notes": ("notes",),
     "news": ("news",),
+    "held": ("held",),
 }
 """Where a message that was sent to a queue has to be received. `once` may lose."""
 ONCE = "once"
@@ -120,16 +122,16 @@ class Books:
             found = self._received.setdefault(queue, Counter())
             found[body] += 1
             self._identities.setdefault(f"{queue}: {body}", set()).add(identity)
-            if self._acked_s.get((queue, body), asked_s) < asked_s:
+            if self._acked_s.get((queue, identity or body), asked_s) < asked_s:
                 self._after_ack.append(f"{queue}: {body}")
             if queue == "line.fifo" and found[body] == 1:
                 group, _, number = body.rpartition("-")
                 self._groups.setdefault(group, []).append(int(number))
 
-    def acked(self, queue: str, body: str) -> None:
+    def acked(self, queue: str, body: str, identity: str = "") -> None:
         """An ack was confirmed."""
         with self._lock:
-            self._acked_s.setdefault((queue, body), time.monotonic())
+            self._acked_s.setdefault((queue, identity or body), time.monotonic())
 
     def failed(self, what: str, error: BaseException) -> None:
         """A request failed."""

@@ -1,6 +1,7 @@
 """Clients of every kind that go on whatever happens, each at one node, and write down what they were told.
 
-    SQS        orders (standard, dead letters in another shard), line.fifo (one group for each sender)
+    SQS        orders (standard, dead letters in another shard), line.fifo (one group for each sender); held (in several
+               partitions), whose messages are deleted some seconds later, whatever happens meanwhile
     Python     work, moved to letters by units of work over two shards; once (consume_once)
     REST       notes
     NSQ        news
@@ -25,12 +26,15 @@ from tests.cluster.books import DEAD, ONCE, Books, is_bad
 from tests.nsq import wire
 
 LEASE_S = 8
+HELD_S = 30
+"""The lease of what is held: longer than it takes until another node has a shard whose owner was killed."""
+HELD_TOGETHER = 30
 WAIT_S = 1
 ANSWER_S = 25.0
 """A router waits 15 s for a shard's owner."""
 CREATE_S_MAX = 120.0
 RECEIVES_MAX = 3
-QUEUES = ("orders", DEAD, "line.fifo", "work", "letters", ONCE, "notes", "news")
+QUEUES = ("orders", DEAD, "line.fifo", "work", "letters", ONCE, "notes", "news", "held")
 _CHANNEL = "readers"
 
 
@@ -101,6 +105,7 @@ def _create_queues(port: int) -> None:
         ps.create_queue(ONCE, policy="consume_once", lease=LEASE_S)
         for queue in (DEAD, "work", "letters", "notes", "news"):
             ps.create_queue(queue, max_receives=0, lease=LEASE_S)
+        ps.create_queue("held", max_receives=0, lease=HELD_S, partitions=2)
         ps.queue("news").channel(_CHANNEL).stats()
 
 
@@ -127,9 +132,9 @@ class Load:
         self._threads = []
         senders = [self._send_orders, self._send_in_line, self._send_work, self._send_once, self._send_notes]
         readers = [self._read_orders, self._read_line, self._read_dead, self._move, self._read_letters]
-        for work in [*senders, self._publish]:
+        for work in [*senders, self._publish, self._send_held]:
             self._threads.append(self._start(work, self._sent_all, seed))
-        for work in [*readers, self._read_once, self._read_notes, self._subscribe]:
+        for work in [*readers, self._read_once, self._read_notes, self._subscribe, self._hold]:
             self._threads.append(self._start(work, self._over, seed))
 
     def stop_sending(self) -> None:
@@ -226,7 +231,45 @@ class Load:
                 client.call("DeleteMessage", queue, ReceiptHandle=receipt)
                 # SQS confirms a delete that came too late, too.
                 if time.monotonic() - asked_s < LEASE_S:
-                    self._books.acked(queue, message["Body"])
+                    self._books.acked(queue, message["Body"], message["MessageId"])
+
+    def _send_held(self, chance: random.Random, ending: threading.Event) -> None:
+        client = Sqs(self._ports.sqs)
+        while not ending.is_set():
+            bodies = [self._bodies(chance) for _ in range(10)]
+            entries = [{"Id": str(number), "MessageBody": body} for number, body in enumerate(bodies)]
+            answer = client.call("SendMessageBatch", "held", Entries=entries)
+            for entry in answer["Successful"]:
+                self._books.sent("held", bodies[int(entry["Id"])])
+            ending.wait(1.2 * chance.random())
+
+    def _hold(self, chance: random.Random, ending: threading.Event) -> None:
+        """Receive one by one, wait, and delete with receipts that may be from before a node was killed."""
+        held: list[tuple[float, dict[str, Any]]] = []
+        with suppress(Refused, OSError, http.client.HTTPException):
+            client = Sqs(self._ports.sqs)
+            for _ in range(HELD_TOGETHER):
+                asked_s = time.monotonic()
+                for message in client.call("ReceiveMessage", "held").get("Messages", []):
+                    self._books.received("held", message["Body"], asked_s, message["MessageId"])
+                    held.append((asked_s, message))
+                ending.wait(0.01)
+            ending.wait(chance.choice([0.0, 0.5, 3.0]))
+        for asked_s, message in held:
+            self._delete_held(asked_s, message, ending)
+
+    def _delete_held(self, asked_s: float, message: dict[str, Any], ending: threading.Event) -> None:
+        """Try until it is confirmed; a lease that has run out binds nobody."""
+        while not ending.is_set() and time.monotonic() - asked_s < HELD_S:
+            try:
+                Sqs(self._ports.sqs).call("DeleteMessage", "held", ReceiptHandle=message["ReceiptHandle"])
+            except (Refused, OSError, http.client.HTTPException) as error:
+                self._books.failed("delete_held", error)
+                ending.wait(0.2)
+                continue
+            if time.monotonic() - asked_s < HELD_S:
+                self._books.acked("held", message["Body"], message["MessageId"])
+            return
 
     # -- Python --
 
@@ -261,7 +304,7 @@ class Load:
                 if taken and chance.random() < 0.9:
                     work.commit()
                     for message in taken:
-                        self._books.acked("work", message.text)
+                        self._books.acked("work", message.text, message.id)
 
     def _read_letters(self, chance: random.Random, ending: threading.Event) -> None:
         while not ending.is_set():
@@ -269,7 +312,7 @@ class Load:
             for message in self._ps().queue("letters").receive(max=10, wait=WAIT_S):
                 self._books.received("letters", message.text, asked_s, message.id)
                 message.ack()
-                self._books.acked("letters", message.text)
+                self._books.acked("letters", message.text, message.id)
 
     def _read_once(self, chance: random.Random, ending: threading.Event) -> None:
         while not ending.is_set():
@@ -300,7 +343,7 @@ class Load:
                 late = {each["receipt"] for each in answer["refused"]}
                 for message in messages:
                     if message["receipt"] not in late:
-                        self._books.acked("notes", message["body"])
+                        self._books.acked("notes", message["body"], message["id"])
 
     # -- NSQ --
 

@@ -1,14 +1,15 @@
 """`make cluster-soak`: everything that can happen to a cluster happens to it under load, and every message is counted.
 
-    python -m tests.cluster.soak                                   # 16 configurations of 180 s each
+    python -m tests.cluster.soak                                   # 17 configurations of 180 s each
     python -m tests.cluster.soak --list
     python -m tests.cluster.soak --config "nodes killed" --seconds 30 --seeds 5
 
-Three nodes, as processes, on one real broker of Kafka or on three. Clients of every kind send, receive and move
-messages through all of them without a rest (`load.py`). Each configuration has its own kinds of faults, picked by a
-seed, with quiet moments between (`world.py`). When they are over, what is in the queues is taken out, and the books are
-closed (`books.py` says what is counted, and what must be so). The seed decides which faults come in which order, not
-how threads and processes are interleaved: the same seed makes similar trouble, not the same.
+Three nodes, as processes, on one real broker of Kafka or on three; or two workers of one server, without any. Clients
+of every kind send, receive and move messages through all of them without a rest (`load.py`). Each configuration has
+its own kinds of faults, picked by a seed, with quiet moments between (`world.py`). When they are over, what is in the
+queues is taken out, and the books are closed (`books.py` says what is counted, and what must be so). The seed decides
+which faults come in which order, not how threads and processes are interleaved: the same seed makes similar trouble,
+not the same.
 
 The model of the fencing protocol is searched first, with one more assignment than in `make test`.
 """
@@ -30,7 +31,7 @@ import penstock
 from tests.cluster.books import Books, Report
 from tests.cluster.fencing import Rules, search
 from tests.cluster.load import LEASE_S, Load, create_queues, left_in_queues
-from tests.cluster.world import NAMES, Fault, World, world
+from tests.cluster.world import NAMES, Fault, WorkersWorld, World, world
 
 SESSION_S = 6.0
 SERVICE_S_MAX = 90.0
@@ -57,6 +58,7 @@ _BROKERS = (World.kill_broker, World.restart_broker, World.stop_broker)
 _NETWORKS = (World.cut_node, World.cut_path, World.slow_node, World.reset_node, World.cut_link)
 
 CONFIGURATIONS = (
+    Configuration("workers killed", 0, (WorkersWorld.kill_worker,)),
     Configuration("nodes killed", 1, (World.kill_node,)),
     Configuration("nodes stopped", 1, (World.stop_node,)),
     Configuration("nodes restarted", 1, (World.restart_node,)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.books import DEAD, ONCE, Books, Report
-from tests.cluster.soak import Configuration, run
+from tests.cluster.soak import CONFIGURATIONS, Configuration, run
 from tests.cluster.world import World
 from tests.kafka import loudly
 from tools.kafka import jars
@@ -64,6 +64,24 @@ def test_the_books_find_what_came_after_its_ack_and_not_what_was_asked_for_befor
     assert not closed(books).is_good
 
 
+def test_the_books_tell_messages_apart_by_their_ids() -> None:
+    books = Books()
+    books.received("held", "a-1", 0.0, "one")
+    books.acked("held", "a-1", "one")
+    books.received("held", "a-1", float("inf"), "another")
+    assert closed(books).is_good
+    books.received("held", "a-1", float("inf"), "one")
+    assert closed(books).violations["after ack"] == ["held: a-1"]
+
+
+def test_nothing_comes_after_its_ack_when_workers_are_killed(tmp_path: Path) -> None:
+    chosen = next(each for each in CONFIGURATIONS if each.name == "workers killed")
+    report = run(chosen, seed=3, seconds=10.0, session_s=SESSION_S, directory=tmp_path)
+    print(report)
+    assert report.is_good, report
+    assert report.sent, report
+
+
 def test_the_books_find_disorder_among_what_was_confirmed() -> None:
     books = Books()
     for number in (0, 2, 1, 3, 2):
@@ -78,7 +96,8 @@ def test_the_books_know_which_queue_is_silent() -> None:
     books.begin()
     books.sent("news", "a-1")
     assert "news" not in books.unserved_since(0.0)
-    assert set(books.unserved_since(float("inf"))) == {"orders", "line.fifo", "work", "notes", "news", ONCE}
+    silent = {"orders", "line.fifo", "work", "notes", "news", "held", ONCE}
+    assert set(books.unserved_since(float("inf"))) == silent
 
 
 def test_the_books_find_what_came_twice_and_must_not() -> None:

@@ -32,6 +32,7 @@ from tests.compat.server import ROOT, Server, until
 
 WORKERS = 2
 CONNECTIONS = 12
+KILLED_IN_THE_ACT = 3
 PATIENCE_S = 60.0
 
 
@@ -326,6 +327,31 @@ def test_a_worker_that_is_killed_loses_nothing_and_comes_back(server: WorkersSer
         assert set(acknowledged) <= set(found)
         assert len(found) == len(set(found)), "something came twice"
     assert "is started again" in server.log_path.read_text()
+
+
+def test_a_receipt_from_a_worker_that_was_killed_settles_its_message(server: WorkersServer) -> None:
+    for number in range(2 * KILLED_IN_THE_ACT):
+        shard, sqs = number % WORKERS, server.client(read_timeout=PATIENCE_S)
+        queue = name_in(shard, "receipts")
+        url = sqs.create_queue(QueueName=queue)["QueueUrl"]
+        sqs.send_message(QueueUrl=url, MessageBody=str(number))
+        killed = server.pid_of(shard)
+        (message,) = sqs.receive_message(QueueUrl=url)["Messages"]
+        os.kill(killed, signal.SIGKILL)
+        until(lambda killed=killed: killed not in server.pids() and len(server.pids()) == WORKERS, PATIENCE_S)
+        until(lambda url=url, message=message: _is_deleted(server, url, message["ReceiptHandle"]), PATIENCE_S)
+        with penstock.connect(f"penstock://127.0.0.1:{server.http_port}") as ps:
+            channel = ps.queue(queue).stats().channels["main"]
+        assert channel.ready + channel.leased + channel.delayed == 0, f"deleted, and still there, in round {number}"
+
+
+def _is_deleted(server: WorkersServer, url: str, receipt: str) -> bool:
+    """Whether a delete was confirmed; a worker that has just been killed answers nothing."""
+    try:
+        server.client(read_timeout=PATIENCE_S).delete_message(QueueUrl=url, ReceiptHandle=receipt)
+    except (BotoCoreError, ClientError):
+        return False
+    return True
 
 
 def test_workers_end_when_their_parent_does_and_when_it_is_told_to(server: WorkersServer) -> None:

@@ -6,6 +6,8 @@ clients the proxy's address. Nodes reach each other through a proxy for each nod
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import resource
 import signal
@@ -13,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.disks import SmallDisk, small_disk
 from tests.cluster.load import Ports
 from tests.cluster.nodes import SHARDS, ProcessNode
+from tests.cluster.test_workers import WorkersServer
 from tests.faults.proxy import Proxy
 from tools.kafka import QUICK_TO_START, KafkaCluster, KafkaError, free_ports
 
@@ -224,7 +228,33 @@ class World:
                     node.start()
 
 
-Fault = Callable[[World, random.Random], None]
+class WorkersWorld(World):
+    """One machine, and no broker: the workers of one server are the nodes. All of them listen on the same ports."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(None, {NAMES[0]: []}, {})  # type: ignore[arg-type]
+        self._server = WorkersServer(directory)
+
+    def start(self) -> None:
+        self._server.start()
+        listening = json.loads((self._server.directory / "ready.json").read_text())["listening"]
+        ports = Ports(*(listening[name]["port"] for name in ("sqs", "http", "nsq")))
+        self.ports = dict.fromkeys(NAMES, ports)
+
+    def kill_worker(self, chance: random.Random) -> None:
+        """kill -9; whoever started it starts another one."""
+        time.sleep(chance.random())
+        os.kill(chance.choice(self._server.pids()), signal.SIGKILL)
+
+    def tend(self) -> None:
+        """Nothing to do: the server looks after its workers."""
+
+    def end(self) -> None:
+        """Nothing is left running."""
+        self._server.end()
+
+
+Fault = Callable[[Any, random.Random], None]
 
 
 def _last_of(log: str) -> str:
@@ -233,7 +263,14 @@ def _last_of(log: str) -> str:
 
 @contextmanager
 def world(brokers: int, directory: Path, session_s: float, *, has_small_disks: bool = False) -> Iterator[World]:
-    """Brokers that run, proxies, and nodes that were not started yet."""
+    """Brokers that run, proxies, and nodes that were not started yet. Without brokers: workers."""
+    if not brokers:
+        workers = WorkersWorld(directory)
+        try:
+            yield workers
+        finally:
+            workers.end()
+        return
     with ExitStack() as stack:
         places = [directory / f"disk-{number}" for number in range(brokers if has_small_disks else 0)]
         disks = [stack.enter_context(small_disk(place)) for place in places]

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
+from penstock.core.changes import Changes
 from penstock.core.config import Backoff
 from penstock.core.errors import InvalidRequest, Throttled
+from penstock.core.settlement import ACKED_KEPT
 from penstock.core.states import State
 from tests.core.driver import HOUR_MS, MINUTE_MS, Desk, attempts_of, bodies_of, calls_of, sequences_of
 
@@ -395,3 +397,50 @@ def test_giving_back_a_run_costs_the_same_whatever_waits_in_its_group() -> None:
             taken.append(time.thread_time() - start)
         times.append(median(taken))
     assert times[1] / times[0] < 5
+
+
+def test_what_was_acked_may_be_acked_again_on_the_same_attempt_only() -> None:
+    desk = _fifo(max_receives=0)
+    desk.send_fifo("a", b"1")
+    desk.send_fifo("b", b"2")
+    old = desk.receive(2)
+    desk.release(old)
+    desk.receive(2)
+    for _ in range(2):
+        assert desk.do(c.Ack(queue="q", spans=[c.Span(0, 0, 2)])).count == 1
+        desk.reopen()
+    settled = desk.do(c.Ack(queue="q", spans=[c.Span(0, 1, 1), c.Span(0, 1, 2)]))
+    assert settled.count == 2
+    assert [(each.first, each.last) for each in settled.refused] == [(0, 0), (1, 1)], "the first one was superseded"
+    assert desk.counts() == (0, 0, 0)
+    assert desk.stats().channels["main"].acked == 2, "each counts once"
+
+
+def test_the_last_of_what_was_acked_is_known_over_a_crash() -> None:
+    desk = _fifo(max_receives=0)
+    for number in range(100):
+        desk.send_fifo(f"{number}", b"%d" % number)
+    desk.receive(100)
+    assert desk.do(c.Ack(queue="q", spans=[c.Span(0, 99, 1)])).count == 100
+    assert desk.do(c.Ack(queue="q", spans=[c.Span(0, 99, 1)])).count == 100
+    desk.reopen()
+    settled = desk.do(c.Ack(queue="q", spans=[c.Span(0, 99, 1)]))
+    assert (settled.count, settled.refused[0].last) == (ACKED_KEPT, 99 - ACKED_KEPT)
+
+
+def test_a_channel_that_was_stored_before_anybody_remembered_acks_is_opened() -> None:
+    desk = _fifo(max_receives=0)
+    desk.send_fifo("a", b"1")
+    desk.receive()
+    desk.do(c.Ack(queue="q", spans=[c.Span(0, 0, 1)]))
+    channel = desk.broker.queues["q"].channels["main"]
+    key = channel._record_key
+    (stored,) = [value for found, value in desk.store.scan(key) if found == key]
+    tail = channel.settlement.lately.encode()
+    assert tail and stored.endswith(tail)
+    before = Changes()
+    before.put_record(key, stored[: -len(tail)])
+    desk.store.commit(before)
+    desk.reopen()
+    assert desk.do(c.Ack(queue="q", spans=[c.Span(0, 0, 1)])).count == 0
+    assert desk.stats().channels["main"].acked == 1

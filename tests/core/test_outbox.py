@@ -507,6 +507,35 @@ def test_what_one_unit_of_work_holds_no_other_one_can_hold_ack_or_let_go(cluster
     assert other not in desk.broker.queues
 
 
+def test_what_was_taken_just_before_a_crash_is_held_after_it(cluster: Cluster) -> None:
+    away, desk = name_at(1), cluster[1]
+    desk.create(away, lease_ms=5 * SECOND_MS)
+    desk.send(b"a", b"b", queue=away)
+    taken = desk.do(c.Receive(queue=away, limit=2, wait_ms=0), commit=False)
+    desk.reopen()
+    ack = c.Ack(queue=away, spans=spans_of(taken))
+    assert desk.do(c.HoldForWork(acks=[ack], unit=7)).count == 2
+    assert desk.counts(away) == (0, 2, 0)
+    with pytest.raises(WorkRefused, match="not this unit of work's any more"):
+        desk.do(c.HoldForWork(acks=[ack], unit=8))
+    cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
+    assert [each.stale for each in cluster.settle()] == [0]
+    assert desk.stats(away).messages == 0
+
+
+def test_what_a_unit_of_work_holds_is_not_acked_by_who_was_forgotten(cluster: Cluster) -> None:
+    """Its lease was the second of two that a crash has forgotten; since then, the unit of work took the message."""
+    away, desk = name_at(1), cluster[1]
+    desk.create(away)
+    desk.send(b"a", queue=away)
+    desk.reopen()
+    ack = c.Ack(queue=away, spans=spans_of(desk.receive(queue=away)))
+    desk.do(c.HoldForWork(acks=[ack], unit=7))
+    assert desk.do(c.Ack(queue=away, spans=[c.Span(0, 0, 2)])).count == 0
+    cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
+    assert [each.stale for each in cluster.settle()] == [0]
+
+
 def test_a_hold_that_runs_out_is_a_failed_delivery(cluster: Cluster) -> None:
     desk = cluster[0]
     desk.create("q", lease_ms=5 * SECOND_MS)

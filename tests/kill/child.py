@@ -6,6 +6,10 @@ Each line of the log is one `write` to a file opened for appending, so it is the
     A n …     these are about to be acknowledged as done     a n …     … the acknowledgement was confirmed
     M n …     these are about to be moved (unit of work)     m n …     … the unit of work was confirmed
     F g n …   FIFO: numbers of group g about to be acked     f g n …   … confirmed
+    R n r     this number was received, with this receipt    x n       … which was refused in a later life
+
+What was received with a receipt is acknowledged in the next life of the process, before anybody else can get it. In
+every third life nothing else is done than to receive so: where nobody waits for a commit, a crash forgets the most.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import contextlib
 import os
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +26,8 @@ from typing import Any
 import penstock
 
 LEASE_SECONDS = 0.3
+HELD_SECONDS = 3_600.0
+"""The lease of what is acknowledged in another life: it does not run out in between."""
 WAIT_SECONDS = 0.05
 GROUPS = 3
 
@@ -102,6 +109,30 @@ class Load:
             message.ack()
             self.log.write("f", message.group, int(message.body))
 
+    def send_held(self, rng: random.Random) -> None:
+        numbers = self._numbers(rng.choice([1, 3, 100]))
+        self.log.write("S", *numbers)
+        self.ps.queue("held").send_many([b"%d" % number for number in numbers])
+        self.log.write("s", *numbers)
+
+    def hold(self, rng: random.Random) -> None:
+        for message in self.ps.queue("held").receive(max=rng.choice([1, 5]), wait=WAIT_SECONDS, lease=HELD_SECONDS):
+            self.log.write("R", int(message.body), message.receipt)
+        time.sleep(0.002)
+
+    def settle_held(self, held: list[tuple[int, str]], rng: random.Random) -> None:
+        """Acknowledge what was received in the life before."""
+        for number, receipt in held:
+            self.log.write("A", number)
+            try:
+                if rng.random() < 0.2:
+                    self.ps.queue("held").extend(receipt, HELD_SECONDS)
+                self.ps.queue("held").ack(receipt)
+            except penstock.ReceiptRefused:
+                self.log.write("x", number)
+            else:
+                self.log.write("a", number)
+
 
 def _for_ever(work: Callable[[random.Random], None], seed: str) -> None:
     rng = random.Random(seed)
@@ -110,15 +141,22 @@ def _for_ever(work: Callable[[random.Random], None], seed: str) -> None:
             work(rng)
 
 
-def run(directory: Path, log_path: Path, seed: int, first_number: int, ready: Any) -> None:
+def run(directory: Path, log_path: Path, seed: int, first_number: int, held: list[tuple[int, str]], ready: Any) -> None:
     """Open, make load, and never come back. In every other life the table is written while the load runs."""
     options: dict[str, Any] = {"apply_after_seconds": 0.01, "apply_written_bytes": 20_000} if seed % 2 else {}
     with penstock.open(directory, **options) as ps:
         ps.create_queue("in", max_receives=0)
         ps.create_queue("out", max_receives=0)
         ps.create_queue("line", kind="fifo", max_receives=0)
+        ps.create_queue("held", max_receives=0)
         load = Load(ps, Log(log_path), first_number)
+        load.settle_held(held, random.Random(seed))
         works = [load.send, load.send, load.consume, load.consume_runs, load.move, load.send_line, load.consume_line]
+        works += [load.send_held, load.hold]
+        if seed % 3 == 0:
+            for _ in range(20):
+                load.send_held(random.Random(seed))
+            works = [load.hold]
         for index, work in enumerate(works):
             threading.Thread(target=_for_ever, args=(work, f"{seed}-{index}"), daemon=True).start()
         ready.set()

@@ -6,7 +6,7 @@ import multiprocessing
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,22 @@ class Promises:
     moved: set[int] = field(default_factory=set)
     order: dict[str, int] = field(default_factory=dict)
     """Group -> the last number that was confirmed as done."""
+    held: dict[int, str] = field(default_factory=dict)
+    """What was received and not acknowledged, with the receipts: nobody else can have got it."""
 
     def read(self, lines: Iterable[str]) -> None:
         where = {"S": self.tried, "s": self.sent, "A": self.maybe_done, "a": self.done, "F": self.maybe_done}
         where |= {"M": self.maybe_moved, "m": self.moved, "f": self.done}
         for line in lines:
             kind, *words = line.split()
+            if kind == "R":
+                self.held[int(words[0])] = words[1]
+                continue
+            if kind == "A":
+                for word in words:
+                    self.held.pop(int(word), None)
+            if kind == "x":
+                raise PromiseBroken(f"received before a crash, and refused after it: {words[0]}")
             if kind in ("F", "f"):
                 group, *words = words
                 if kind == "f":
@@ -85,8 +95,8 @@ class Killer:
 
     def kill_once(self) -> None:
         """One life, one death, one look."""
-        ready = self._context.Event()
-        arguments = (self.directory, self.log_path, self.rng.randrange(1 << 30), self._first_number(), ready)
+        ready, held = self._context.Event(), list(self.promises.held.items())
+        arguments = (self.directory, self.log_path, self.rng.randrange(1 << 30), self._first_number(), held, ready)
         process = self._context.Process(target=child.run, args=arguments)
         process.start()
         try:
@@ -97,20 +107,21 @@ class Killer:
             process.kill()
             process.join()
         self.counts["kills"] += 1
-        self.check()
+        self.check(held)
 
     def _first_number(self) -> int:
         return max(self.promises.tried, default=0) + 1
 
-    def check(self) -> None:
-        """Compare what is there with what was promised."""
+    def check(self, held: Sequence[tuple[int, str]] = ()) -> None:
+        """Compare what is there with what was promised. `held` was to be settled in this life."""
         self.promises.read(self._new_lines())
         with penstock.open(self.directory) as ps:
-            waiting = {*_numbers(ps, "in"), *_numbers(ps, "line")}
+            waiting = {*_numbers(ps, "in"), *_numbers(ps, "line"), *_numbers(ps, "held")}
             self.promises.check(waiting, _numbers(ps, "out"))
         self.counts["sent"] = len(self.promises.sent)
         self.counts["done"] = len(self.promises.done)
         self.counts["moved"] = len(self.promises.moved)
+        self.counts["settled in another life"] += sum(number in self.promises.done for number, _ in held)
 
     def _new_lines(self) -> list[str]:
         if not self.log_path.exists():

@@ -20,6 +20,7 @@ def test_a_killed_process_keeps_its_promises(tmp_path: Path, seed: int) -> None:
         killer.kill_once()
     assert killer.counts["sent"] > 0, "the process did nothing"
     assert killer.counts["done"] > 0, "the process did nothing"
+    assert killer.counts["settled in another life"] > 0, "nothing was settled after a crash"
 
 
 def promises() -> Promises:
@@ -47,6 +48,14 @@ def test_kept_promises_are_accepted() -> None:
 def test_a_broken_promise_is_noticed(waiting: set[int], moved: list[int], broken: str) -> None:
     with pytest.raises(PromiseBroken, match=broken):
         promises().check(waiting, moved)
+
+
+def test_a_receipt_that_a_crash_has_made_worthless_is_noticed() -> None:
+    promised = Promises()
+    promised.read(["S 1 2", "s 1 2", "R 1 abc", "R 2 def", "A 2", "a 2"])
+    assert promised.held == {1: "abc"}
+    with pytest.raises(PromiseBroken, match="refused after it: 1"):
+        promised.read(["A 1", "x 1"])
 
 
 def test_a_group_out_of_order_is_noticed() -> None:

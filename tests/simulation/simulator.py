@@ -40,6 +40,8 @@ REPEATING_SEEDS = 2_000_000
 """From this seed on, a client names its commands and repeats some."""
 WHOLE_SEEDS = 3_000_000
 """From this seed on, clients do all that there is: see `whole_workload`."""
+RECALLING_SEEDS = 4_000_000
+"""From this seed on, there are more crashes, and clients settle right after them what they held before."""
 DRAIN_ROUNDS_MAX = 400
 
 
@@ -57,6 +59,10 @@ class Ledger:
     """What was acknowledged since the last commit without waiting for one: done from the next one on."""
     marks: dict[str, int] = field(default_factory=dict)
     """The highest number of marked work that was acknowledged as done: never forgotten."""
+    last: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    """The attempt of a message's last delivery, where it is known who got that, over all crashes."""
+    settled: set[tuple[int, int, int]] = field(default_factory=set)
+    """What was acked by whoever got it last, whatever the answer was: SQS answers no differently. Never again."""
 
     def delivered(self, delivery: c.Delivery, at_most: int) -> int:
         """Check what a client gets, and say how many messages it had got before (after a crash, that is allowed)."""
@@ -65,12 +71,38 @@ class Ledger:
             for sequence in range(run.first, run.first + run.count):
                 key = (delivery.queue_id, delivery.channel_id, sequence)
                 demand(key not in self.acked, f"{delivery.queue}: {sequence} was acked, and came back")
+                demand(key not in self.settled, f"{delivery.queue}: who got {sequence} last acked it, and it came back")
                 self.deliveries[key] += 1
                 again += self.deliveries[key] > 1
                 if at_most:
                     times = self.deliveries[key]
                     demand(times <= at_most, f"{delivery.queue}: {sequence} left {times} times, not {at_most} at most")
         return again
+
+    def told(self, delivery: c.Delivery) -> None:
+        """A client has got these."""
+        for run in delivery.runs:
+            for span in run.spans():
+                for sequence in range(span.first, span.last + 1):
+                    self.last[delivery.queue_id, delivery.channel_id, sequence] = span.attempt
+
+    def untold(self, delivery: c.Delivery) -> None:
+        """These left, and nobody knows whether anybody got them: whoever had them before may not be the last."""
+        for run in delivery.runs:
+            for sequence in range(run.first, run.first + run.count):
+                self.last.pop((delivery.queue_id, delivery.channel_id, sequence), None)
+
+    def acks(self, place: tuple[int, int], spans: Sequence[c.Span]) -> None:
+        """A client was answered that it has acked these."""
+        for span in spans:
+            keys = ((*place, sequence) for sequence in range(span.first, span.last + 1))
+            self.settled.update(key for key in keys if self.last.get(key) == span.attempt)
+
+    def given_back(self, place: tuple[int, int], spans: Sequence[c.Span]) -> None:
+        """Nobody has got these, says whoever was to hand them on."""
+        for span in spans:
+            for sequence in range(span.first, span.last + 1):
+                self.last.pop((*place, sequence), None)
 
     def sent_to(self, queue: str, sent: c.Sent) -> None:
         last = max(sent.sequence(index) for index in range(sent.count))
@@ -136,7 +168,7 @@ class Simulator:
             self._step(self.workload.first_commands())
             for _ in range(self.steps):
                 self._advance(self._draw_time())
-                self._step(self.workload.commands(self._draw_count(), self.now_ms))
+                self._step(self.workload.commands(self._draw_count(), self.now_ms, is_last=self.fault_in == 0))
             self._drain()
         except Violation as violation:
             raise Violation(f"seed {self.seed}: {violation}\n{self.world.story()}") from violation
@@ -150,7 +182,8 @@ class Simulator:
 
     def _draw_workload(self) -> Workload:
         if self.seed >= WHOLE_SEEDS:
-            return WholeWorkload(self.rng, pushes=True, repeats=self.rng.random() < 0.25)
+            recalls = self.seed >= RECALLING_SEEDS
+            return WholeWorkload(self.rng, pushes=True, repeats=self.rng.random() < 0.25, recalls=recalls)
         is_pushing = PUSHING_SEEDS <= self.seed < REPEATING_SEEDS
         return Workload(self.rng, pushes=is_pushing, repeats=self.seed >= REPEATING_SEEDS)
 
@@ -178,7 +211,7 @@ class Simulator:
 
     def _plan_fault(self) -> None:
         """Steps until the next fault, and until the model is to be saved because of it."""
-        self.fault_in = self.rng.choice([1, 2, 5, 12, 30])
+        self.fault_in = self.rng.choice([1, 2, 5, 12, 30] if self.seed < RECALLING_SEEDS else [1, 2, 3, 5, 8])
         self.saving_in = max(0, self.fault_in - self.rng.randint(1, 4))
         self.fault = self.rng.choice(list(Fault))
 
@@ -200,6 +233,8 @@ class Simulator:
         step = self.world.step(commands, self.now_ms)
         self.counts["steps"] += 1
         self.counts["commands"] += len(commands)
+        self.counts["forgotten deliveries settled"] += self.world.model.recalled
+        self.world.model.recalled = 0
         self.fault_in -= 1
         self.saving_in -= 1
         if self.fault_in < 0:
@@ -256,6 +291,9 @@ class Simulator:
             self._count_acks(command.acks, set())
         elif isinstance(command, c.Ack):
             self._count_acks([command], _refused(outcome))
+            self.ledger.acks(self.places.get((command.queue, command.channel), (0, 0)), command.spans)
+        elif isinstance(command, c.GiveBack):
+            self.ledger.given_back(self.places.get((command.queue, command.channel), (0, 0)), command.spans)
         elif isinstance(command, c.AckSequences):
             self._count_sequences(command, outcome)
 
@@ -284,6 +322,7 @@ class Simulator:
         self.counts["messages delivered"] += delivery.count
         self.counts["messages delivered again"] += self.ledger.delivered(delivery, at_most)
         self.places[(delivery.queue, delivery.channel)] = (delivery.queue_id, delivery.channel_id)
+        self.ledger.told(delivery)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -294,6 +333,10 @@ class Simulator:
         self.world.trace.append((self.now_ms, self.fault.value, ""))
         if not broker.must_commit and self.rng.random() < 0.5:
             self._release(step)
+        else:
+            deliveries = [outcome for _, outcome in step.outcomes if isinstance(outcome, c.Delivery)]
+            for delivery in deliveries + [delivery for _, delivery in step.woken]:
+                self.ledger.untold(delivery)
         after = broker.snapshot()
         kept = self.engine.suffer(self.fault, broker.take_changes(), self.rng)
         store = self.engine.open()

@@ -12,7 +12,7 @@ from penstock.core.broker import Broker
 from penstock.core.changes import Changes
 from tests.simulation.engines import Fault, Kept, MemoryEngine
 from tests.simulation.model import Violation
-from tests.simulation.simulator import PUSHING_SEEDS, REPEATING_SEEDS, WHOLE_SEEDS, Simulator, run_seed
+from tests.simulation.simulator import PUSHING_SEEDS, RECALLING_SEEDS, REPEATING_SEEDS, WHOLE_SEEDS, Simulator, run_seed
 
 SEEDS = int(os.environ.get("PENSTOCK_SEEDS", "500"))
 SEEDS_A_TEST = 25
@@ -55,6 +55,13 @@ def test_no_seed_does_a_named_command_twice(first: int) -> None:
     first += REPEATING_SEEDS
     counts = [run_seed(seed) for seed in range(first, first + SEEDS_A_TEST)]
     assert sum(count["commands repeated"] for count in counts) > SEEDS_A_TEST, "nothing was repeated"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS // 5, SEEDS_A_TEST))
+def test_no_seed_brings_back_what_its_last_receiver_acked(first: int) -> None:
+    first += RECALLING_SEEDS
+    counts = [run_seed(seed) for seed in range(first, first + SEEDS_A_TEST)]
+    assert sum(count["forgotten deliveries settled"] for count in counts), "nothing was settled that a crash forgot"
 
 
 def test_the_same_seed_gives_the_same_life() -> None:

@@ -56,14 +56,20 @@ class Plan:
 class Workload:
     """Commands for a step at a time."""
 
-    def __init__(self, rng: random.Random, *, pushes: bool = False, repeats: bool = False) -> None:
+    def __init__(
+        self, rng: random.Random, *, pushes: bool = False, repeats: bool = False, recalls: bool = False
+    ) -> None:
         """With `pushes`, clients also subscribe with a limit on what they hold, and settle by session.
 
-        With `repeats`, a client names its commands, and sends some of them again.
+        With `repeats`, a client names its commands, and sends some of them again. With `recalls`, clients settle after
+        a crash what they held before it, as soon as they can.
         """
         self.rng = rng
         self.pushes = pushes
         self.repeats = repeats
+        self.recalls = recalls
+        self.recalling = 0
+        """In so many steps more, clients do little else."""
         self.named: list[c.Command] = []
         """What the client may send again: commands that it does not say it got an answer to."""
         self.next_name = 1
@@ -166,9 +172,11 @@ class Workload:
         """The queues are made."""
         return [c.CreateQueue(name=plan.name, config=plan.config, channels=plan.channels) for plan in self.plans]
 
-    def commands(self, count: int, now_ms: int) -> list[c.Command]:
-        """What arrives within one step."""
-        makers, weights = self.makers
+    def commands(self, count: int, now_ms: int, *, is_last: bool = False) -> list[c.Command]:
+        """What arrives within one step; `is_last` before a crash."""
+        makers, weights = self._recalling() if self.recalling else self.makers
+        if self.recalls and is_last and self.rng.random() < 0.7:
+            makers, weights = [self._receive, self._release], [5.0, 1.0]
         drawn = (maker(now_ms) for maker in self.rng.choices(makers, weights, k=count))
         commands = [command for command in drawn if command is not None]
         return self._with_repeats(commands) if self.repeats else commands
@@ -223,6 +231,18 @@ class Workload:
         """The server is another one: nobody waits there any more."""
         self.tickets.clear()
         self.subscriptions.clear()
+        self.recalling = self.rng.randint(1, 5) if self.recalls else 0
+
+    def _recalling(self) -> tuple[list[Maker], list[float]]:
+        self.recalling -= 1
+        weights: dict[Maker, float] = {
+            self._ack: 5,
+            self._extend: 2,
+            self._release: 2,
+            self._work: 1,
+            self._receive: 1.5,
+        }
+        return list(weights), list(weights.values())
 
     # -- sending -------------------------------------------------------------------------------------------------------
 

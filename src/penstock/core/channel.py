@@ -38,7 +38,8 @@ __all__ = ["HORIZON_MS", "Channel"]
 
 
 _HEAD: Final = struct.Struct("<?QQQQBIB")
-"""Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow."""
+"""Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow. Then,
+of FIFO channels, what was acked lately: how many, and the sequence number and attempt of each."""
 _CURSOR: Final = struct.Struct("<IQQ")
 _FAR: Final = struct.Struct("<IQQ")
 
@@ -441,6 +442,7 @@ class Channel:
             parts.append(_CURSOR.pack(lane, cursor.sequence, cursor.ahead))
         for (lane, order), count in self.far_behind.items():
             parts.append(_FAR.pack(lane, order, count))
+        parts.append(self.settlement.lately.encode())
         self.shelf.changes.records[self._record_key] = b"".join(parts)
 
     @classmethod
@@ -455,8 +457,10 @@ class Channel:
         for lane, sequence, ahead in _CURSOR.iter_unpack(data[at:far_at]):
             channel.cursors[lane] = Cursor(sequence, ahead)
             channel.window(lane)
-        far = data[far_at : far_at + far_places * _FAR.size]
+        lately_at = far_at + far_places * _FAR.size
+        far = data[far_at:lately_at]
         channel.far_behind = {(lane, order): count for lane, order, count in _FAR.iter_unpack(far)}
+        channel.settlement.lately.restore(data[lately_at:])
         return channel
 
     def restore_entry(self, lane: int, base: int, data: bytes) -> None:
@@ -495,6 +499,7 @@ class Channel:
                 if window.entries
             },
             "attempts": self.attempts.snapshot(),
+            "acked lately": self.settlement.lately.snapshot(),
         }
 
 

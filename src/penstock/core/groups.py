@@ -107,6 +107,24 @@ class FifoIndex:
         self.size -= 1
         self._offer(group)
 
+    def hold(self, sequence: int) -> None:
+        """A message that waits is in flight, although nobody took it now: its delivery had been forgotten.
+
+        >>> index = FifoIndex()
+        >>> index.add(7, "a")
+        >>> index.hold(7)
+        >>> index.has_free()
+        False
+        """
+        group = self._holding.get(sequence)
+        if group is None:
+            group = next(group for group in self._groups.values() if sequence in group.waiting)
+        group.postponed.discard(sequence)
+        group.waiting.remove(sequence)
+        group.in_flight += 1
+        self._holding[sequence] = group
+        self.size -= 1
+
     def give_back(self, sequence: int) -> None:
         """A leased message is ready again, before the newer ones of its group."""
         group = self._holding.pop(sequence)
@@ -190,6 +208,24 @@ class FairIndex:
             self._turns.append(name)
         waiting.append(sequence)
         self.size += 1
+
+    def remove(self, sequence: int) -> None:
+        """A message is not to be handed out any more, if it was.
+
+        >>> index = FairIndex()
+        >>> index.add(0, ["a", "b"])
+        >>> index.remove(0)
+        >>> index.take(2)
+        [1]
+        """
+        for name, waiting in self._groups.items():
+            if sequence in waiting:
+                waiting.remove(sequence)
+                self.size -= 1
+                if not waiting:
+                    del self._groups[name]
+                    self._turns.remove(name)
+                return
 
     def take(self, limit: int) -> list[int]:
         """Up to `limit` messages, a turn a group."""

@@ -7,7 +7,7 @@ and fair channels pick through an index of groups instead, and look ahead of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from penstock.core.columns import DELAYED, FEW, LEASED, READY, are_all
 from penstock.core.commands import Failure, Run
 from penstock.core.config import PRIORITY_MAX
 from penstock.core.cursor import Cursor
+from penstock.core.draft import CHUNK_MESSAGES_MAX
 from penstock.core.errors import ChunkDamaged
 from penstock.core.groups import FairIndex, FifoIndex
 from penstock.core.keys import ChunkKey, LaneKind, lane_code
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LOOK_AHEAD = 250_000
 """How many waiting messages a FIFO or fair channel looks at."""
+_PAGE: Final = 256
 _PICKED_TOGETHER = 32
 """How many messages a fair channel picks before it looks again how many bytes more may be handed out."""
 
@@ -125,6 +127,46 @@ class Handout:
             self.shelf.touch(window, entry)
             return entry, chunk
         return None
+
+    def recall(self, first: int, stop: int, now_ms: int) -> bool:
+        """Bring in what of a run of sequence numbers lies ahead of the cursors: whether there was any.
+
+        What lies before it comes in as well, in its order; so nothing is handed out in another order than without this.
+        A crash forgets less than `LOOK_AHEAD` messages at a time, and more are not brought in.
+        """
+        found = False
+        for lane, cursor in self.channel.cursors.items():
+            if not cursor.ahead or stop <= cursor.sequence or not self._lies_ahead(lane, cursor, first, stop):
+                continue
+            enough = cursor.ahead - LOOK_AHEAD
+            while cursor.ahead > max(enough, 0) and cursor.sequence < stop:
+                try:
+                    entry = self.enter_next(self.windows[lane], cursor, now_ms)
+                except ChunkDamaged:
+                    continue  # quarantined and reported by now
+                found = found or (entry is not None and entry.stop > first)
+        return found
+
+    def _lies_ahead(self, lane: int, cursor: Cursor, first: int, stop: int) -> bool:
+        """Whether a chunk ahead of a cursor has any of a run of sequence numbers."""
+        base = max(cursor.sequence, first - CHUNK_MESSAGES_MAX)
+        while page := self.shelf.keys(self.queue.id, lane, base, _PAGE):
+            for key in page:
+                if key.base >= stop:
+                    return False
+                if key.base + key.messages > first and not self.queue.is_held(key):
+                    return True
+            base = page[-1].base + 1
+        return False
+
+    def withdraw(self, window: Window, first: int, stop: int) -> None:
+        """Messages that wait are about to be leased again, to whoever had them before a crash: offer them to nobody."""
+        if self.fifo is not None:
+            for sequence in range(first, stop):
+                self.fifo.hold(sequence)
+        elif window.lane in self._fair:
+            for sequence in range(first, stop):
+                self._fair[window.lane].remove(sequence)
 
     def offer(self, window: Window, entry: Entry, chunk: Chunk, now_ms: int) -> None:
         """Make the messages of an entry that has just come in known to whatever hands them out."""

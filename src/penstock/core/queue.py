@@ -67,6 +67,9 @@ class Queue:
         self.created_ms = created_ms
         self.changed_ms = created_ms
         self.next_sequence = 0
+        self.opened_to = 0
+        """Where the numbers went on when the store was opened: deliveries of lower ones may have been forgotten."""
+        self.opened_ms = 0
         self.messages = 0
         self.size = 0
         self.sent = 0
@@ -604,23 +607,55 @@ class Queue:
         if (lane, order) not in self.far:
             return
         self._forget_bucket(lane, order)
-        near_lane = lane_code(LaneKind.WAITING, keys.lane_priority(lane), keys.lane_channel(lane))
-        owner = next((channel for channel in self.channels.values() if channel.id == keys.lane_channel(lane)), None)
         for key in list(self._keys_of(lane, order)):
-            if key in self.quarantined:
-                continue
-            try:
-                chunk = self.shelf.load(key)
-            except ChunkDamaged as damage:
-                self.quarantine(key, damage)
-                continue
-            near = key.moved(near_lane)
-            self.discard(key)
-            self.keep(near, chunk)
-            if owner is None:
-                self._announce(near, chunk, now_ms)
-            else:
-                owner.ladder.bring_near(key, self._take_far_entry(key), near)
+            if key not in self.quarantined:
+                self._bring_chunk_near(key, now_ms)
+
+    def _bring_chunk_near(self, key: ChunkKey, now_ms: int) -> None:
+        """A chunk of a far bucket goes to the waiting lane; its bucket counts it no more."""
+        try:
+            chunk = self.shelf.load(key)
+        except ChunkDamaged as damage:
+            self.quarantine(key, damage)
+            return
+        lane = lane_code(LaneKind.WAITING, keys.lane_priority(key.lane), keys.lane_channel(key.lane))
+        owner = next((channel for channel in self.channels.values() if channel.id == keys.lane_channel(key.lane)), None)
+        near = key.moved(lane)
+        self.discard(key)
+        self.keep(near, chunk)
+        if owner is None:
+            self._announce(near, chunk, now_ms)
+        else:
+            owner.ladder.bring_near(key, self._take_far_entry(key), near)
+
+    def recall_far(self, channel: Channel, first: int, stop: int, attempt: int, now_ms: int) -> bool:
+        """Bring near what waits far ahead, and was handed out on that attempt before a crash. Says whether any was.
+
+        It came near and was handed out in the same moment, and the clock went back when the store was opened again.
+        """
+        found = False
+        for lane, order in [place for place in self.far if keys.lane_channel(place[0]) in (0, channel.id)]:
+            for key in list(self._keys_of(lane, order, max(0, first - CHUNK_MESSAGES_MAX))):
+                if key.base >= stop:
+                    break
+                if key.base + key.messages > first and key not in self.quarantined:
+                    count = self._forgotten_far(channel, key, first, stop, attempt)
+                    if count:
+                        self._take_from_bucket(key, count)
+                        self._bring_chunk_near(key, now_ms)
+                        found = True
+        return found
+
+    def _forgotten_far(self, channel: Channel, key: ChunkKey, first: int, stop: int, attempt: int) -> int:
+        """How many messages of a far chunk wait, if any of those in a run was delivered less often than that."""
+        if not keys.lane_channel(key.lane):
+            return key.messages if key.base >= channel.start and not self.is_held(key) else 0
+        window = Window(self.id, channel.id, key.lane)
+        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
+        entry = window.add_encoded(key.base, self.shelf.read_record(record_key))
+        rows = entry.rows_of(max(first, key.base), min(stop, entry.stop))
+        waits = (window.columns.state[rows] != DONE) & (window.columns.attempts[rows] < attempt)
+        return entry.left if waits.any() else 0
 
     def _take_far_entry(self, key: ChunkKey) -> bytes:
         record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
@@ -983,6 +1018,7 @@ class Queue:
         counters = _COUNTERS.unpack_from(data)
         self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel = counters
         self.lanes = list(data[_COUNTERS.size :])
+        self.opened_to, self.opened_ms = self.next_sequence, self.broker.now_ms
 
     def restore_consumer(self, name: str, data: bytes) -> None:
         """Take a consumer back from its record."""

@@ -3,12 +3,18 @@
 A receiver names messages as spans: a run of sequence numbers on one attempt. Each message is settled for itself:
 those to which the event may happen are, the others are refused. A message is looked for in every window, because it
 may have moved to another lane since it was received; its sequence number has not changed.
+
+A crash forgets the deliveries of its last moments: leases wait for no commit. Then a receiver names an attempt that is
+higher than the one the message is on, or the message is not even in a window. It counts all the same: the lease is made
+again, on the attempt that the receiver names, and what the receiver says happens to it (`_settle_forgotten`).
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +25,19 @@ from penstock.core.config import LEASE_MS_MAX
 from penstock.core.errors import LeaseTooLong, StaleReceipt
 from penstock.core.happenings import Happening, What
 from penstock.core.runs import cut, gaps
-from penstock.core.states import TRANSITIONS, Event
+from penstock.core.states import TRANSITIONS, Event, allowed
 from penstock.core.window import Entry, Window
 
 if TYPE_CHECKING:
     from penstock.core.channel import Channel
 
+_ACKED_COUNT: Final = struct.Struct("<H")
+_ACKED: Final = struct.Struct("<QI")
+_ACKED_KNOWN: Final = 8_192
+ACKED_KEPT: Final = 64
+"""How many acked messages of a FIFO channel its record remembers."""
 _HOLDERS = 1 << 32
+_ATTEMPTS_MAX = (1 << 32) - 1
 Part = tuple[int, int]
 """Sequence numbers from the first up to, not including, the second."""
 Judge = Callable[[Window, slice], NDArray[np.bool_]]
@@ -60,6 +72,27 @@ def holder_of_unit(unit: int) -> int:
     return HELD_FROM | unit % (_HOLDERS - HELD_FROM)
 
 
+def _forgotten(event: Event, attempt: int, opened_ms: int) -> Judge:
+    """Approves of messages whose delivery on that attempt a crash has forgotten, unless somebody has them since.
+
+    An ack says that the work is done, whoever has the message now; only what a unit of work will ack is left to it. Who
+    wants to keep the message, or to return it, must be the last who got it: a lease from before the store was opened is
+    an earlier one, because its attempt is lower.
+    """
+
+    def judge(window: Window, rows: slice) -> NDArray[np.bool_]:
+        columns = window.columns
+        states = columns.state[rows]
+        mask: NDArray[np.bool_] = allowed[Event.RECALL][states]
+        mask &= columns.attempts[rows] < attempt
+        mask &= (states != LEASED) | (columns.holder[rows] < HELD_FROM)
+        if event != Event.ACK:
+            mask &= (states != LEASED) | (columns.received_ms[rows] < opened_ms)
+        return mask
+
+    return judge
+
+
 _ACKABLE = frozenset(int(state) for state, row in TRANSITIONS.items() if Event.ACK in row)
 
 
@@ -72,6 +105,61 @@ def _do_nothing(window: Window, entry: Entry, first: int, stop: int) -> None:
     """For who only wants to know."""
 
 
+class AckedLately:
+    """Which messages of a FIFO channel were acked last, and on which attempt: who asks for that again has it done.
+
+    A client whose answer got lost asks again. On a standard queue SQS tells it nothing else than the first time; on a
+    FIFO queue an old receipt is an error, and only this tells it from one that was used. The last `ACKED_KEPT` outlive
+    the process.
+
+    >>> lately = AckedLately()
+    >>> lately.add(7, 9, attempt=1)
+    >>> lately.among(6, 10, attempt=1), lately.among(7, 8, attempt=2)
+    ([(7, 9)], [])
+    >>> again = AckedLately()
+    >>> again.restore(lately.encode())
+    >>> again.snapshot()
+    [(7, 1), (8, 1)]
+    """
+
+    __slots__ = ("_attempts",)
+
+    def __init__(self) -> None:
+        self._attempts: dict[int, int] = {}
+        """Sequence number -> attempt, the last acked at the end."""
+
+    def add(self, first: int, stop: int, attempt: int) -> None:
+        """A run of messages was acked."""
+        known = self._attempts
+        for sequence in range(max(first, stop - _ACKED_KNOWN), stop):
+            known[sequence] = attempt
+        while len(known) > _ACKED_KNOWN:
+            del known[next(iter(known))]
+
+    def among(self, first: int, stop: int, attempt: int) -> list[Part]:
+        """What of a run was acked on that attempt."""
+        if stop - first > _ACKED_KNOWN:
+            return []
+        mask = np.array([self._attempts.get(sequence) == attempt for sequence in range(first, stop)])
+        return [(low, high) for is_known, low, high in cut(mask, first) if is_known]
+
+    def snapshot(self) -> list[tuple[int, int]]:
+        """What outlives the process."""
+        return list(islice(reversed(self._attempts.items()), ACKED_KEPT))[::-1]
+
+    def encode(self) -> bytes:
+        """What outlives the process, as it is stored: how many, and each. Nothing, if there is nothing."""
+        kept = self.snapshot()
+        return b"".join([_ACKED_COUNT.pack(len(kept)), *(_ACKED.pack(*each) for each in kept)]) if kept else b""
+
+    def restore(self, data: bytes) -> None:
+        """Take it back from its stored form, and leave what follows that."""
+        if data:
+            (count,) = _ACKED_COUNT.unpack_from(data)
+            start = _ACKED_COUNT.size
+            self._attempts = dict(_ACKED.iter_unpack(data[start : start + count * _ACKED.size]))
+
+
 class Settlement:
     """Settles messages of one channel."""
 
@@ -80,9 +168,27 @@ class Settlement:
         self.queue = channel.queue
         self.shelf = channel.shelf
         self.windows = channel.windows
+        self.lately = AckedLately()
 
     def ack(self, span: Span) -> tuple[int, list[Refused]]:
-        """The work on some messages is done."""
+        """The work on some messages is done. On a FIFO queue that may be said more than once."""
+        done, refused = self._ack(span)
+        if not self.queue.is_fifo:
+            return done, refused
+        stale = sorted((each.first, each.last + 1) for each in refused)
+        for low, high in gaps(span.first, span.last + 1, [(None, *part) for part in stale]):
+            self.lately.add(low, high, span.attempt)
+        again = [run for part in stale for run in self.lately.among(*part, span.attempt)]
+        if not again:
+            return done, refused
+        still = (
+            gap
+            for low, high in stale
+            for gap in gaps(low, high, [(None, *run) for run in again if low <= run[0] < high])
+        )
+        return done + sum(high - low for low, high in again), [self._stale(low, high) for low, high in still]
+
+    def _ack(self, span: Span) -> tuple[int, list[Refused]]:
         first, last, attempt = span
         for window in self.windows.values():
             entries = window.wholly_leased(first, last + 1, attempt)
@@ -245,6 +351,8 @@ class Settlement:
         _, left = self._walk(span.first, span.last + 1, judge, _do_nothing, judge_whole)
         if left:
             _, left = self._ack_far(left, span.attempt, dry=True)
+        if left:
+            _, left = self._walk_forgotten(left, Event.ACK, span.attempt, _do_nothing)
         return not left
 
     def is_held(self, span: Span) -> bool:
@@ -259,7 +367,7 @@ class Settlement:
         return self._walk(span.first, span.last + 1, held, _do_nothing, lambda _whole: False)[0] > 0
 
     def can_hold(self, span: Span, holder: int) -> bool:
-        """Whether all of a span is leased on its attempt, and no other unit of work holds it.
+        """Whether all of a span is leased on its attempt, or was before a crash; and no other unit of work holds it.
 
         The attempt alone does not tell: a lease that was not written when the store crashed and the next one have the
         same.
@@ -267,7 +375,10 @@ class Settlement:
         if span.attempt <= 0:
             return False
         judge = _allowing_unless_held(Event.EXTEND, span.attempt, holder)
-        return not self._walk(span.first, span.last + 1, judge, _do_nothing)[1]
+        _, left = self._walk(span.first, span.last + 1, judge, _do_nothing)
+        if left:
+            _, left = self._walk_forgotten(left, Event.EXTEND, span.attempt, _do_nothing)
+        return not left
 
     def hold(self, span: Span, until_ms: int, holder: int) -> None:
         """A span that can be held stays leased until then, or for longer, and nobody can release it."""
@@ -280,7 +391,9 @@ class Settlement:
             self.channel.touch_entry(window, entry)
             self.channel.watch(window, until_ms)
 
-        self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), prolong)
+        _, left = self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), prolong)
+        if left:
+            self._settle_forgotten(left, Event.EXTEND, span.attempt, prolong)
 
     def let_go(self, span: Span, holder: int) -> int:
         """What a unit of work held of a span is leased as anything is. Returns how many messages that were."""
@@ -298,7 +411,12 @@ class Settlement:
 
     def release(self, span: Span, now_ms: int, delay_ms: int | None, error: str) -> tuple[int, list[Refused]]:
         """A delivery failed, says the receiver. What is held for work is not its own any more."""
-        return self._return(span, self._failing(now_ms, delay_ms, error))
+        apply = self._failing(now_ms, delay_ms, error)
+        done, left = self._return(span, apply)
+        if left:
+            found, left = self._settle_forgotten(left, Event.RETRY, span.attempt, apply)
+            done += found
+        return done, [self._stale(low, high) for low, high in left]
 
     def _failing(self, now_ms: int, delay_ms: int | None, error: str) -> Apply:
         def fail(window: Window, entry: Entry, first: int, stop: int) -> None:
@@ -319,15 +437,15 @@ class Settlement:
             self.channel.touch_entry(window, entry)
             self.channel.handout.offer_again(window, first, stop)
 
-        return self._return(span, undo, received_ms)
+        done, left = self._return(span, undo, received_ms)
+        return done, [self._stale(low, high) for low, high in left]
 
-    def _return(self, span: Span, apply: Apply, received_ms: int = 0) -> tuple[int, list[Refused]]:
+    def _return(self, span: Span, apply: Apply, received_ms: int = 0) -> tuple[int, list[Part]]:
         """Messages are ready again. What is held for work is not the receiver's any more, and stays."""
         if span.attempt <= 0:
-            return 0, [self._stale(span.first, span.last + 1)]
+            return 0, [(span.first, span.last + 1)]
         judge = _allowing_unless_held(Event.RETRY, span.attempt, received_ms=received_ms)
-        done, left = self._walk(span.first, span.last + 1, judge, apply)
-        return done, [self._stale(low, high) for low, high in left]
+        return self._walk(span.first, span.last + 1, judge, apply)
 
     def extend(self, span: Span, now_ms: int, lease_ms: int) -> tuple[int, list[Refused]]:
         """A heartbeat."""
@@ -376,7 +494,59 @@ class Settlement:
             done += acked
             self.channel.acked += acked
             self.channel.touch()
+        if left:
+            found, left = self._settle_forgotten(left, event, span.attempt, apply)
+            done += found
         return done, [self._stale(low, high) for low, high in left]
+
+    # -- deliveries that a crash has forgotten --
+
+    def _settle_forgotten(self, wanted: list[Part], event: Event, attempt: int, apply: Apply) -> tuple[int, list[Part]]:
+        """Apply something to those messages whose delivery was forgotten, as if it had not been."""
+
+        def lease_and_apply(window: Window, entry: Entry, first: int, stop: int) -> None:
+            self._lease_again(window, entry, first, stop, attempt)
+            apply(window, entry, first, stop)
+
+        return self._walk_forgotten(wanted, event, attempt, lease_and_apply)
+
+    def _walk_forgotten(self, wanted: list[Part], event: Event, attempt: int, apply: Apply) -> tuple[int, list[Part]]:
+        """As `_walk`, over messages whose delivery on that attempt was forgotten. What lies ahead is brought in."""
+        queue, done = self.queue, 0
+        left: list[Part] = []
+        if queue.leases_are_durable or not 0 < attempt <= _ATTEMPTS_MAX:
+            return 0, wanted
+        judge, now_ms = _forgotten(event, attempt, queue.opened_ms), queue.broker.now_ms
+        for low, high in wanted:
+            end = min(high, queue.opened_to)  # what came later was handed out by this process, which forgets nothing
+            if low >= end:
+                left.append((low, high))
+                continue
+            if end < high:
+                left.append((end, high))
+            found, missing = self._walk(low, end, judge, apply)
+            done += found
+            for first, stop in missing:
+                recalled = self.channel.handout.recall(first, stop, now_ms)
+                if queue.far and queue.recall_far(self.channel, first, stop, attempt, now_ms):
+                    recalled = True
+                found, still_missing = self._walk(first, stop, judge, apply) if recalled else (0, [(first, stop)])
+                done += found
+                left += still_missing
+        return done, left
+
+    def _lease_again(self, window: Window, entry: Entry, first: int, stop: int, attempt: int) -> None:
+        """RECALL: leased on an attempt of which nothing is known any more, from now on, to no session."""
+        rows, columns, now_ms = window.rows(entry, first, stop), window.columns, self.queue.broker.now_ms
+        self.channel.freed_rows(window, entry, first, stop)
+        for is_leased, low, high in cut(columns.state[rows] == LEASED, first):
+            if not is_leased:
+                self.channel.handout.withdraw(window, low, high)
+        window.uncount(entry, first, stop)
+        window.leased += stop - first
+        columns.attempts[rows] = attempt - 1
+        columns.lease(rows, now_ms, now_ms, 0)
+        self.channel.touch_entry(window, entry)
 
     def _walk(
         self, first: int, stop: int, judge: Judge, apply: Apply, judge_whole: JudgeWhole | None = None

@@ -36,17 +36,20 @@ class Event(IntEnum):
     COME_DUE = 5
     MOVE = 6
     DROP = 7
+    RECALL = 8
 
 
 TRANSITIONS: dict[State, dict[Event, State]] = {
     State.DELAYED: {
         Event.COME_DUE: State.READY,
+        Event.RECALL: State.LEASED,
         Event.ACK: State.DONE,
         Event.MOVE: State.DONE,
         Event.DROP: State.DONE,
     },
     State.READY: {
         Event.LEASE: State.LEASED,
+        Event.RECALL: State.LEASED,
         Event.ACK: State.DONE,
         Event.MOVE: State.DONE,
         Event.DROP: State.DONE,
@@ -56,6 +59,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
         Event.RETRY: State.READY,
         Event.POSTPONE: State.DELAYED,
         Event.EXTEND: State.LEASED,
+        Event.RECALL: State.LEASED,
         Event.MOVE: State.DONE,
         Event.DROP: State.DONE,
     },
@@ -72,6 +76,7 @@ EXPLAINED: dict[Event, str] = {
     Event.COME_DUE: "the due time has come",
     Event.MOVE: "goes on elsewhere: in the retry lane, or in the dead-letter queue",
     Event.DROP: "purge, retention, or the end of the channel",
+    Event.RECALL: "who got it just before a crash, which forgot that, settles it: leased again, on that attempt",
 }
 
 

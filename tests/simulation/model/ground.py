@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.core import errors as e
 from penstock.core.config import QueueConfig
+from penstock.core.settlement import ACKED_KEPT
 from tests.simulation.model.state import Channel, Copy, Place, Queue, Redrive, Session, Waiter
 from tests.simulation.model.verdict import Outcome, demand
 
@@ -31,6 +32,8 @@ class Ground:
         """Number of a client's named command -> what it was answered."""
         self.done_ms = now_ms
         self.identify: Callable[[int, int], str] | None = None
+        self.recalled = 0
+        """How many deliveries that a crash had forgotten were settled, since somebody counted them."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"identify": None}
@@ -43,8 +46,10 @@ class Ground:
         self.ended_waiters.clear()
         for queue in self.queues.values():
             queue.rate.clear()
+            queue.opened_to, queue.opened_ms = queue.next_sequence or 0, now_ms
             for channel in queue.channels.values():
                 channel.turns.clear()
+                channel.lately = dict(list(channel.lately.items())[-ACKED_KEPT:])
                 for copy in channel.copies.values():
                     if copy.place is Place.AGAIN and not copy.attempts:  # given back; nobody remembers that
                         copy.place = Place.FRESH

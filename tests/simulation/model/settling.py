@@ -48,12 +48,50 @@ class Settling(Failing):
         if self._refused(outcome, self._missing(command.queue, command.channel)):
             return
         good, bad = self._ackable(command)
-        self._check_settled(outcome, len(good), {e.StaleReceipt: bad})
+        lately = self.queues[command.queue].channels[command.channel].lately
+        again = {
+            s for span in command.spans for s in bad if span.first <= s <= span.last and lately.get(s) == span.attempt
+        }
+        self._check_settled(outcome, len(good) + len(again), {e.StaleReceipt: bad - again})
         self._acked(command.queue, command.channel, good)
+        self._remember(command, good)
+
+    def _remember(self, command: c.Ack, acked: list[Copy]) -> None:
+        """What is acked on a FIFO queue may be acked again."""
+        queue = self.queues[command.queue]
+        if queue.config.is_fifo:
+            attempts = {s: span.attempt for span in command.spans for s in range(span.first, span.last + 1)}
+            lately = queue.channels[command.channel].lately
+            lately.update({copy.message.sequence: attempts[copy.message.sequence] for copy in acked})
 
     def _ackable(self, command: c.Ack) -> tuple[list[Copy], set[int]]:
-        channel = self.queues[command.queue].channels[command.channel]
-        return self._sort_spans(channel, command.spans, Copy.is_ackable)
+        queue = self.queues[command.queue]
+
+        def is_ackable(copy: Copy, attempt: int) -> bool:
+            is_forgotten = queue.was_forgotten(copy, attempt)
+            self.recalled += is_forgotten
+            return copy.is_ackable(attempt) or is_forgotten
+
+        return self._sort_spans(queue.channels[command.channel], command.spans, is_ackable)
+
+    def _held_or_forgotten(
+        self, queue: Queue, channel: Channel, spans: Iterable[c.Span]
+    ) -> tuple[list[Copy], set[int]]:
+        """What a receiver holds, or held before a crash, with nobody after it: that it holds again."""
+
+        def is_held(copy: Copy, attempt: int) -> bool:
+            is_anothers = copy.state is State.LEASED and copy.received_ms >= queue.opened_ms
+            return copy.is_held(attempt) or (queue.was_forgotten(copy, attempt) and not is_anothers)
+
+        good, bad = self._sort_spans(channel, spans, is_held)
+        attempts = {s: span.attempt for span in spans for s in range(span.first, span.last + 1)}
+        for copy in good:
+            if not copy.is_held(attempts[copy.message.sequence]):
+                copy.state, copy.session = State.LEASED, 0
+                copy.attempts, copy.received_ms = attempts[copy.message.sequence], self.now_ms
+                copy.first_received_ms = copy.first_received_ms or self.now_ms
+                self.recalled += 1
+        return good, bad
 
     def _acked(self, queue_name: str, channel_name: str, copies: list[Copy]) -> None:
         queue = self.queues[queue_name]
@@ -118,7 +156,7 @@ class Settling(Failing):
             return
         queue = self.queues[command.queue]
         channel = queue.channels[command.channel]
-        good, bad = self._sort_spans(channel, command.spans, Copy.is_held)
+        good, bad = self._held_or_forgotten(queue, channel, command.spans)
         self._check_settled(outcome, len(good), {e.StaleReceipt: bad})
         for copy in good:
             self._fail(queue, channel, copy, command.delay_ms, command.error)
@@ -153,7 +191,7 @@ class Settling(Failing):
             return
         queue = self.queues[command.queue]
         channel = queue.channels[command.channel]
-        held, bad = self._sort_spans(channel, command.spans, Copy.is_held)
+        held, bad = self._held_or_forgotten(queue, channel, command.spans)
         if command.lease_ms == 0:
             self._check_settled(outcome, len(held), {e.StaleReceipt: bad})
             for copy in held:

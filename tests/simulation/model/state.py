@@ -130,6 +130,8 @@ class Channel:
     attempts_known: dict[str, Remembered] = field(default_factory=dict)
     turns: Counter[tuple[int, str | None, str | None]] = field(default_factory=Counter)
     """(priority, one group, another one that waits) -> how often the one was served since the other was."""
+    lately: dict[int, int] = field(default_factory=dict)
+    """FIFO: sequence number -> attempt of what was acked, the last at the end."""
 
     def ordered(self) -> list[Copy]:
         return [self.copies[sequence] for sequence in sorted(self.copies)]
@@ -164,6 +166,14 @@ class Queue:
     """Of a queue with a limit by size, when its log was read last: base of each chunk -> messages, bytes."""
     seen_end: int = 0
     """The end of its log then."""
+    opened_to: int = 0
+    """Its next sequence number when the store was opened: deliveries of lower ones may have been forgotten."""
+    opened_ms: int = 0
+
+    def was_forgotten(self, copy: Copy, attempt: int) -> bool:
+        """Whether somebody who got a message on this attempt may have got it just before a crash, which forgot it."""
+        may_forget = not self.config.leases_are_durable and copy.message.sequence < self.opened_to
+        return may_forget and copy.attempts < attempt
 
     def is_held(self, sequence: int) -> bool:
         return self.held_from is not None and sequence >= self.held_from

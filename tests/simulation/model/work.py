@@ -34,6 +34,7 @@ class Work(Settling, Sending):
             return
         for ack, copies in settled:
             self._acked(ack.queue, ack.channel, copies)
+            self._remember(ack, copies)
         demand(isinstance(outcome, list), f"work that was not done before was answered with {outcome}")
         demand(len(outcome) == len(command.sends), f"{len(outcome)} answers to {len(command.sends)} sends")
         for send, sent in zip(command.sends, outcome, strict=True):
