@@ -41,6 +41,8 @@ _HEAD: Final = struct.Struct("<?QQQQBIB")
 """Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow."""
 _CURSOR: Final = struct.Struct("<IQQ")
 _FAR: Final = struct.Struct("<IQQ")
+_TURN: Final = struct.Struct("<?")
+"""At the end: whose turn it is. Records that were written before it was kept have none."""
 
 
 class Channel:
@@ -61,6 +63,8 @@ class Channel:
         self.dead = 0
         self.expired = 0
         """Leases that ran out; not stored."""
+        self.owes_fresh = False
+        """Whether what was handed out last had been delivered before, so that it is the turn of what was not."""
         self.windows: dict[int, Window] = {}
         self.cursors: dict[int, Cursor] = {}
         self.line = Line()
@@ -282,7 +286,8 @@ class Channel:
             expired = window.columns.expired(now_ms)
             if len(expired):
                 self.expired += len(expired)
-                self.ladder.fail(window, expired, now_ms, None, LEASE_EXPIRED)
+                delay_ms = None if self.queue.config.expired_wait else 0
+                self.ladder.fail(window, expired, now_ms, delay_ms, LEASE_EXPIRED)
             window.earliest_ms = window.next_deadline()
         self._watch_all()
 
@@ -295,7 +300,7 @@ class Channel:
         runs = list(window.entry_runs(rows, window.columns.attempts))
         for entry, first, stop in runs:
             at = entry.rows_of(first, stop)
-            delivered = window.columns.attempts[at.start] > 0
+            delivered = int(window.columns.attempts[at.start])
             window.columns.retry(at)
             window.delayed -= stop - first
             window.ready += stop - first
@@ -304,7 +309,10 @@ class Channel:
                 for sequence in range(first, stop):
                     self.fifo.come_due(sequence)
             elif not self.queue.is_fifo:
-                (window.offer_again if delivered else window.offer_fresh)(first, stop)
+                if delivered:
+                    window.offer_again(first, stop, delivered)
+                else:
+                    window.offer_fresh(first, stop)
         self.queue.broker.woke(self)
 
     def end_session(self, session: int, now_ms: int, error: str) -> int:
@@ -441,6 +449,7 @@ class Channel:
             parts.append(_CURSOR.pack(lane, cursor.sequence, cursor.ahead))
         for (lane, order), count in self.far_behind.items():
             parts.append(_FAR.pack(lane, order, count))
+        parts.append(_TURN.pack(self.owes_fresh))
         self.shelf.changes.records[self._record_key] = b"".join(parts)
 
     @classmethod
@@ -457,6 +466,8 @@ class Channel:
             channel.window(lane)
         far = data[far_at : far_at + far_places * _FAR.size]
         channel.far_behind = {(lane, order): count for lane, order, count in _FAR.iter_unpack(far)}
+        turn = data[far_at + len(far) :]
+        channel.owes_fresh = bool(turn) and _TURN.unpack_from(turn)[0]
         return channel
 
     def restore_entry(self, lane: int, base: int, data: bytes) -> None:
@@ -488,6 +499,7 @@ class Channel:
             "start": self.start,
             "counts": (self.acked, self.failed, self.dead, self.ready, self.leased, self.delayed),
             "far_behind": self.far_behind,
+            "owes_fresh": self.owes_fresh,
             "cursors": {lane: (cursor.sequence, cursor.ahead) for lane, cursor in self.cursors.items()},
             "windows": {
                 lane: {base: window.encode(entry) for base, entry in sorted(window.entries.items())}

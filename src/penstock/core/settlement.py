@@ -317,7 +317,7 @@ class Settlement:
             window.leased -= stop - first
             window.ready += stop - first
             self.channel.touch_entry(window, entry)
-            self.channel.handout.offer_again(window, first, stop)
+            self.channel.handout.offer_again(window, first, stop, span.attempt - 1)
 
         return self._return(span, undo, received_ms)
 
