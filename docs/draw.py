@@ -79,7 +79,8 @@ def _value(name: str, value: Any) -> str:
     if isinstance(value, int):
         return _number(name, value)
     if isinstance(value, config.Backoff):
-        return f"`{value.shape}`"
+        span = " to ".join(_number("_ms", each) for each in (value.base_ms, value.ceiling_ms))
+        return f"`{value.shape}`, {span}"
     return f"`{value}`" if value else "empty"
 
 

@@ -812,3 +812,14 @@ def test_what_a_full_disk_took_of_messages_that_come_again_is_not_left_in_the_fi
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert target.read_bytes() == b"before\n"
+
+
+def test_by_default_what_failed_twice_waits_before_it_is_tried_again(shell: Shell) -> None:
+    shell("queue", "create", "orders")
+    shell("send", "orders", "tea")
+    for _ in range(2):
+        (message,) = shell.json("receive", "orders", "--no-ack")
+        shell("release", "orders", message["receipt"], "--error", "down")
+    (row,) = shell.json("queue", "list")
+    assert (row["ready"], row["delayed"]) == (0, 1)
+    assert len(shell.json("receive", "orders", "--wait", "5")) == 1

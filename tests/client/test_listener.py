@@ -1132,3 +1132,27 @@ def test_with_an_at_most_policy_nothing_is_fetched_ahead_while_a_failure_is_sett
             gates[Release].set()
             go_on.set()
             assert leased == 3, "two are worked on, and one is being released"
+
+
+def test_an_outage_of_a_second_makes_no_dead_letters(room: Room, ps: Any) -> None:
+    ps.queue("in").send_many([b"%d" % number for number in range(100)])
+    over = time.monotonic() + 1
+    handled: set[bytes] = set()
+
+    def fail_or_handle(message: Any) -> None:
+        if time.monotonic() < over:
+            raise ConnectionError("down")
+        handled.add(message.body)
+
+    if room.kind == "threads":
+        work: Any = fail_or_handle
+    else:
+
+        async def work(message: Any) -> None:
+            fail_or_handle(message)
+
+    with ps.listen("in", work, workers=8) as listener:
+        until(lambda: listener.metrics.handled == 100)
+    assert len(handled) == 100
+    assert ps.queue("in").stats().channels["main"].dead == 0
+    assert ps.queues() == ["in"]

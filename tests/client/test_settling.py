@@ -180,9 +180,9 @@ def test_a_batch_with_different_attempts_is_settled_as_one(ps: Any) -> None:
     third.release()
     first.release()
     second, third, first = orders.receive(3)
-    second.release()
+    second.release(delay=0)
     first.ack()
-    third.release()
+    third.release(delay=0)
     orders.send(b"d")
     batch = orders.receive_batch(10)
     assert batch.ack() == 3
@@ -225,3 +225,27 @@ def test_single_messages_of_a_batch_are_settled_one_by_one(ps: Any) -> None:
     with pytest.raises(penstock.StaleReceipt, match="1 of 3"):
         batch.ack()
     assert orders.stats().messages == 0
+
+
+def test_a_message_that_always_fails_leaves_the_others_every_other_receive(ps: Any) -> None:
+    ps.create_queue("in", max_receives=0)
+    ps.queue("in").send_many([b"bad", b"1", b"2", b"3"])
+    got = []
+    for _ in range(7):
+        message = ps.queue("in").receive()
+        got.append(message.body)
+        if message.body == b"bad":
+            message.release(delay=0, error="again")
+        else:
+            message.ack()
+    assert got == [b"bad", b"bad", b"1", b"bad", b"2", b"bad", b"3"]
+
+
+def test_by_default_what_failed_twice_waits_before_it_is_tried_again(world: World, ps: Any) -> None:
+    ps.queue("in").send(b"1")
+    for _ in range(2):
+        with pytest.raises(ValueError), ps.queue("in").receive():
+            raise ValueError("down")
+    assert ps.queue("in").receive() is None
+    world.advance(1)
+    assert ps.queue("in").receive().attempts == 3

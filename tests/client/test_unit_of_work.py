@@ -33,9 +33,39 @@ def test_leaving_without_a_commit_rolls_back(ps: Any) -> None:
         work.put("out", b"a")
     assert ps.queues() == ["in"]
     message = ps.queue("in").receive()
-    assert message.attempts == 2
-    assert message.history[0].error == "rolled back"
+    assert (message.attempts, message.history) == (1, []), "as if it had not been taken"
     assert work.state == "rolled back"
+
+
+def test_rolling_back_without_an_error_is_no_failed_delivery_however_often(ps: Any) -> None:
+    ps.create_queue("in", max_receives=10)
+    ps.queue("in").send_many([b"1", b"2"])
+    for _ in range(25):
+        work = ps.unit_of_work()
+        assert [message.body for message in work.take_many("in", 5)] == [b"1", b"2"]
+        work.rollback()
+    assert ps.queue("in").stats().channels["main"].failed == 0
+    assert [message.attempts for message in ps.queue("in").receive(5)] == [1, 1]
+    assert ps.queues() == ["in"]
+
+
+def test_rolling_back_gives_a_message_back_with_the_failures_that_it_had(ps: Any) -> None:
+    ps.queue("in").send(b"1")
+    ps.queue("in").receive().release(error="once")
+    work = ps.unit_of_work()
+    assert work.take("in").attempts == 2
+    work.rollback()
+    message = ps.queue("in").receive()
+    assert (message.attempts, [failure.error for failure in message.history]) == (2, ["once"])
+
+
+def test_rolling_back_with_an_error_is_a_failed_delivery(ps: Any) -> None:
+    ps.queue("in").send(b"1")
+    work = ps.unit_of_work()
+    work.take("in")
+    work.rollback(error="not now")
+    message = ps.queue("in").receive()
+    assert (message.attempts, message.history[0].error) == (2, "not now")
 
 
 def test_an_error_rolls_back_and_is_the_reason(ps: Any) -> None:
@@ -58,7 +88,7 @@ def test_a_take_whose_lease_is_over_and_taken_refuses_the_commit_and_nothing_is_
             work.commit()
     assert ps.queues() == ["in"]
     thief.ack()
-    assert ps.queue("in").receive().attempts == 2
+    assert ps.queue("in").receive().attempts == 1
 
 
 def test_a_put_that_is_refused_leaves_everything_as_it_was(ps: Any) -> None:
@@ -71,7 +101,7 @@ def test_a_put_that_is_refused_leaves_everything_as_it_was(ps: Any) -> None:
         with pytest.raises(penstock.MessageTooLarge):
             work.commit()
     assert ps.queue("out").stats().messages == 0
-    assert ps.queue("in").receive().attempts == 2
+    assert ps.queue("in").receive().attempts == 1
 
 
 def test_a_unit_that_is_over_takes_and_puts_no_more(ps: Any) -> None:

@@ -166,11 +166,11 @@ class Desk:
         return settled
 
     def fail(self, times: int, *, queue: str = "q", error: str = "", channel: str = c.MAIN) -> None:
-        """Receive and release everything that is ready, some times."""
+        """Receive and release everything that is ready, to come again at once, some times."""
         for _ in range(times):
             delivery = self.receive(1_000, queue=queue, channel=channel)
             assert delivery.count, "nothing to fail"
-            self.release(delivery, error=error)
+            self.release(delivery, delay_ms=0, error=error)
 
     def browse(self, queue: str = "q", **fields: Any) -> list[c.Seen]:
         """Look at messages."""

@@ -246,7 +246,7 @@ def test_within_a_priority_failed_in_place_then_retried_then_come_due_then_new()
     desk.send(b"came due", delay_ms=1_000)
     desk.send(b"new", b"newer")
     desk.receive(2)
-    desk.do(c.Release(queue="q", spans=[c.Span(0, 0, 3), c.Span(2, 2, 1)]))
+    desk.do(c.Release(queue="q", spans=[c.Span(0, 0, 3), c.Span(2, 2, 1)], delay_ms=0))
     desk.send(b"newest")
     desk.advance(1_000)
     assert bodies_of(desk.receive(10)) == [b"new", b"retried", b"came due", b"newer", b"newest"]

@@ -27,7 +27,7 @@ def test_second_failure_lets_the_chunk_go() -> None:
     desk.receive(3)
     desk.do(c.Ack(queue="q", spans=[c.Span(0, 1, 1)]))
     desk.do(c.Release(queue="q", spans=[c.Span(2, 2, 1)]))
-    desk.release(desk.receive(1))
+    desk.release(desk.receive(1), delay_ms=0)
     assert len(desk.chunk_keys()) == desk.stats().messages == 1
     again = desk.receive(1)
     assert (bodies_of(again), attempts_of(again)) == ([b"c"], [3])
@@ -62,10 +62,49 @@ def test_exponential_backoff_spreads_the_messages_of_a_run() -> None:
     desk = Desk()
     desk.create(backoff=Backoff("exponential", base_ms=10_000, seed=3))
     desk.send(*[b"x"] * 50)
-    desk.fail(2)
+    for _ in range(2):
+        desk.release(desk.receive(50))
     due_ms = {seen.deadline_ms for seen in desk.browse()}
     assert len(due_ms) > 25
     assert all(desk.now_ms <= due <= desk.now_ms + 10_000 for due in due_ms if due)
+
+
+def test_an_outage_of_a_minute_makes_no_dead_letter_on_a_queue_that_was_told_nothing() -> None:
+    desk = Desk(checks=False)
+    desk.create()
+    desk.send(*[b"x"] * 10_000)
+    while desk.now_ms < START_MS + MINUTE_MS:
+        while (delivery := desk.receive(10_000)).count:
+            desk.release(delivery, error="down")
+        desk.step(at_ms=desk.now_ms + 500)
+    assert desk.stats().channels["main"].dead == 0
+    desk.step(at_ms=desk.now_ms + 128_000)
+    assert desk.ack(desk.receive(10_000)).count == 10_000
+
+
+def test_a_release_without_a_delay_waits_on_a_queue_that_was_told_nothing_but_not_the_first_time() -> None:
+    desk = Desk()
+    desk.create()
+    desk.send(b"a")
+    desk.release(desk.receive(), error="down")
+    assert desk.counts() == (1, 0, 0)
+    desk.release(desk.receive(), error="down")
+    assert desk.counts() == (0, 0, 1)
+    desk.advance(1_000)
+    assert desk.counts() == (1, 0, 0)
+    desk.release(desk.receive(), delay_ms=0)
+    assert desk.counts() == (1, 0, 0)
+
+
+@pytest.mark.parametrize(("backoff", "waits"), [({}, False), ({"backoff": Backoff("fixed", base_ms=500)}, True)])
+def test_a_lease_that_ran_out_waits_only_where_a_backoff_was_set(backoff: dict[str, Backoff], waits: bool) -> None:
+    desk = Desk()
+    desk.create(lease_ms=1_000, **backoff)
+    desk.send(b"a")
+    for _ in range(2):
+        desk.receive()
+        desk.advance(1_000)
+    assert desk.counts() == ((0, 0, 1) if waits else (1, 0, 0))
 
 
 def test_release_can_say_how_long_to_wait_itself() -> None:
@@ -285,8 +324,8 @@ def test_redrive_finds_messages_in_the_retry_lane_among_others() -> None:
     desk.send(*(b"%d" % number for number in range(20)))
     desk.fail(1)
     desk.receive(20)
-    desk.do(c.Release(queue="q", spans=[c.Span(5, 5, 2)]))
-    desk.do(c.Release(queue="q", spans=[c.Span(0, 4, 2), c.Span(6, 19, 2)]))
+    desk.do(c.Release(queue="q", spans=[c.Span(5, 5, 2)], delay_ms=0))
+    desk.do(c.Release(queue="q", spans=[c.Span(0, 4, 2), c.Span(6, 19, 2)], delay_ms=0))
     desk.do(c.StartRedrive(queue="q", target="t"))
     desk.advance(100)
     assert sorted(bodies_of(desk.receive(50, queue="t")), key=int) == [b"%d" % number for number in range(20)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -167,6 +168,23 @@ def test_shapes_are_what_their_names_say(failures: int, sequence: int) -> None:
 def test_exponential_backoff_stays_within_its_doubling_span(failures: int, sequence: int, seed: int) -> None:
     backoff = Backoff("exponential", base_ms=100, ceiling_ms=1 << 50, seed=seed)
     assert backoff.delay_ms(failures, sequence) <= 100 << (failures - 1)
+
+
+@given(sequences, st.integers(0, 1 << 62))
+def test_by_default_the_last_of_ten_deliveries_is_more_than_a_minute_after_the_first(sequence: int, seed: int) -> None:
+    backoff = msgspec.structs.replace(QueueConfig().backoff, seed=seed)
+    assert QueueConfig().max_receives == 10
+    waits_ms = [backoff.delay_ms(failures, sequence) for failures in range(1, 9)]  # the first failure waits for nothing
+    assert sum(waits_ms) >= 85_000 - 8, "in pairs, of which each lasts as long as the shorter span at least"
+    assert max(backoff.delay_ms(failures, sequence) for failures in range(1, 40)) <= 300_000
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 8])
+def test_every_wait_is_spread_evenly_over_its_span(failures: int) -> None:
+    backoff, span_ms = Backoff("exponential", base_ms=1_000), 1_000 << (failures - 1)
+    waits_ms = [backoff.delay_ms(failures, sequence) for sequence in range(10_000)]
+    tenths = Counter(min(9, wait_ms * 10 // span_ms) for wait_ms in waits_ms)
+    assert all(800 < tenths[tenth] < 1_200 for tenth in range(10)), tenths
 
 
 def test_jitter_uses_the_whole_span_and_differs_by_seed_and_message() -> None:

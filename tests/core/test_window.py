@@ -171,7 +171,7 @@ def test_runs_are_taken_lowest_first_and_each_ready_message_once(
 def test_message_that_is_not_ready_any_more_is_passed_over() -> None:
     window = _window(6)
     (entry,) = window.entries.values()
-    window.offer_again(0, 6)
+    window.offer_again(0, 6, attempts=1)
     window.columns.lease(window.rows(entry, 1, 3), 1, 2, 0)
     assert [(run[1], run[2]) for run in iter(lambda: window.take_run(window.again, 10), None)] == [(0, 1), (3, 6)]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core import commands as c
-from penstock.core.config import Backoff, BackoffShape, QueueConfig, dead_letter_name
+from penstock.core.config import DEFAULT_BACKOFF, Backoff, BackoffShape, QueueConfig, dead_letter_name
 from penstock.core.errors import PenstockError
 from penstock.core.states import State
 
@@ -118,9 +118,9 @@ class Workload:
         return Plan(name, QueueConfig(**settings), channels, groups, rng.random() < 0.2)
 
     def _backoff(self) -> Backoff:
-        shapes: list[BackoffShape] = ["none", "none", "fixed", "linear", "exponential"]
-        shape = self.rng.choice(shapes)
-        return Backoff(shape, base_ms=self.rng.choice([100, 2_000]), ceiling_ms=10_000, seed=self.rng.randint(0, 9))
+        shapes: list[BackoffShape | None] = ["none", None, "fixed", "linear", "exponential"]
+        shape, base_ms, seed = self.rng.choice(shapes), self.rng.choice([100, 2_000]), self.rng.randint(0, 9)
+        return DEFAULT_BACKOFF if shape is None else Backoff(shape, base_ms=base_ms, ceiling_ms=10_000, seed=seed)
 
     def _weights(self) -> dict[Maker, float]:
         weights: dict[Maker, float] = {

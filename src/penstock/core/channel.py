@@ -38,10 +38,12 @@ __all__ = ["HORIZON_MS", "Channel"]
 
 
 _HEAD: Final = struct.Struct("<?QQQQBIB")
-"""Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow. Then,
-of FIFO channels, what was acked lately: how many, and the sequence number and attempt of each."""
+"""Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow. Then
+whose turn it is, and, of FIFO channels, what was acked lately: how many, and the sequence number and attempt of each.
+The first build's records end before that."""
 _CURSOR: Final = struct.Struct("<IQQ")
 _FAR: Final = struct.Struct("<IQQ")
+_TURN: Final = struct.Struct("<?")
 
 
 class Channel:
@@ -62,6 +64,8 @@ class Channel:
         self.dead = 0
         self.expired = 0
         """Leases that ran out; not stored."""
+        self.owes_fresh = False
+        """Whether what was handed out last had been delivered before, so that it is the turn of what was not."""
         self.windows: dict[int, Window] = {}
         self.cursors: dict[int, Cursor] = {}
         self.line = Line()
@@ -283,7 +287,8 @@ class Channel:
             expired = window.columns.expired(now_ms)
             if len(expired):
                 self.expired += len(expired)
-                self.ladder.fail(window, expired, now_ms, None, LEASE_EXPIRED)
+                delay_ms = None if self.queue.config.expired_wait else 0
+                self.ladder.fail(window, expired, now_ms, delay_ms, LEASE_EXPIRED)
             window.earliest_ms = window.next_deadline()
         self._watch_all()
 
@@ -296,7 +301,7 @@ class Channel:
         runs = list(window.entry_runs(rows, window.columns.attempts))
         for entry, first, stop in runs:
             at = entry.rows_of(first, stop)
-            delivered = window.columns.attempts[at.start] > 0
+            delivered = int(window.columns.attempts[at.start])
             window.columns.retry(at)
             window.delayed -= stop - first
             window.ready += stop - first
@@ -305,7 +310,10 @@ class Channel:
                 for sequence in range(first, stop):
                     self.fifo.come_due(sequence)
             elif not self.queue.is_fifo:
-                (window.offer_again if delivered else window.offer_fresh)(first, stop)
+                if delivered:
+                    window.offer_again(first, stop, delivered)
+                else:
+                    window.offer_fresh(first, stop)
         self.queue.broker.woke(self)
 
     def end_session(self, session: int, now_ms: int, error: str) -> int:
@@ -442,6 +450,7 @@ class Channel:
             parts.append(_CURSOR.pack(lane, cursor.sequence, cursor.ahead))
         for (lane, order), count in self.far_behind.items():
             parts.append(_FAR.pack(lane, order, count))
+        parts.append(_TURN.pack(self.owes_fresh))
         parts.append(self.settlement.lately.encode())
         self.shelf.changes.records[self._record_key] = b"".join(parts)
 
@@ -457,10 +466,12 @@ class Channel:
         for lane, sequence, ahead in _CURSOR.iter_unpack(data[at:far_at]):
             channel.cursors[lane] = Cursor(sequence, ahead)
             channel.window(lane)
-        lately_at = far_at + far_places * _FAR.size
-        far = data[far_at:lately_at]
+        turn_at = far_at + far_places * _FAR.size
+        far = data[far_at:turn_at]
         channel.far_behind = {(lane, order): count for lane, order, count in _FAR.iter_unpack(far)}
-        channel.settlement.lately.restore(data[lately_at:])
+        if len(data) > turn_at:
+            (channel.owes_fresh,) = _TURN.unpack_from(data, turn_at)
+            channel.settlement.lately.restore(data[turn_at + _TURN.size :])
         return channel
 
     def restore_entry(self, lane: int, base: int, data: bytes) -> None:
@@ -492,6 +503,7 @@ class Channel:
             "start": self.start,
             "counts": (self.acked, self.failed, self.dead, self.ready, self.leased, self.delayed),
             "far_behind": self.far_behind,
+            "owes_fresh": self.owes_fresh,
             "cursors": {lane: (cursor.sequence, cursor.ahead) for lane, cursor in self.cursors.items()},
             "windows": {
                 lane: {base: window.encode(entry) for base, entry in sorted(window.entries.items())}

@@ -47,7 +47,12 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
 
     def delay_ms(self, failures: int, sequence: int) -> int:
-        """The wait after the `failures`-th time in the retry lane; its jitter depends on the arguments and the seed."""
+        """The wait after the `failures`-th time in the retry lane; its jitter depends on the arguments and the seed.
+
+        With `exponential`, every wait is anything from 0 to its span, evenly. But two that follow each other complement
+        each other: what the one is short of its span, the other is nearer to its own. So no message has short waits only,
+        and the waits of many messages spread all the same.
+        """
         if self.shape == "none":
             return 0
         if self.shape == "fixed":
@@ -55,7 +60,8 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.shape == "linear":
             return min(self.base_ms * failures, self.ceiling_ms)
         span = min(self.base_ms << min(failures - 1, 40), self.ceiling_ms)
-        return _jitter(self.seed, sequence, failures) % (span + 1)
+        part = (_jitter(self.seed, sequence, (failures + 1) // 2) * (span + 1)) >> 64
+        return part if failures % 2 else span - part
 
 
 def _jitter(seed: int, sequence: int, failures: int) -> int:
@@ -65,6 +71,10 @@ def _jitter(seed: int, sequence: int, failures: int) -> int:
     for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
         x = ((x ^ (x >> 30)) * multiplier) & mask
     return x ^ (x >> 31)
+
+
+DEFAULT_BACKOFF = Backoff("exponential", base_ms=SECOND_MS, ceiling_ms=5 * MINUTE_MS)
+"""What a queue does that is told nothing else: with ten deliveries, the last one is 85 s after the first one at least."""
 
 
 class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -95,7 +105,8 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """After this many failed deliveries a message goes to the dead-letter queue. 0: never."""
     dead_letter: str | None = None
     """The dead-letter queue. None: one of its own, named after the queue (`orders.dead`)."""
-    backoff: Backoff = Backoff()
+    backoff: Backoff = DEFAULT_BACKOFF
+    """How long a message waits that failed again. A lease that runs out waits only if another one than this is set."""
     policy: PolicyName = "at_least_once"
     consume_times: int = 1
     """With policy `consume_times`: how often a message may leave the process at most."""
@@ -127,6 +138,11 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         at_most = {"at_least_once": 0, "consume_times": self.consume_times, "consume_once": 1}[self.policy]
         limits = [limit for limit in (at_most, self.max_receives) if limit]
         return min(limits, default=0)
+
+    @property
+    def expired_wait(self) -> bool:
+        """Whether messages wait whose lease ran out: they have waited for that already, but a queue may be told to."""
+        return self.backoff != DEFAULT_BACKOFF
 
     @property
     def leases_are_durable(self) -> bool:

@@ -1,8 +1,13 @@
 """Handing out: which messages of a channel are leased next.
 
-A receive goes through `_sources`, highest priority first; within one priority: failed once in place, the retry lane,
-come due, never delivered. Only when nothing that is in a window fits does the cursor bring the next chunk in. FIFO
-and fair channels pick through an index of groups instead, and look ahead of the cursor for it.
+A receive goes through `_fresh`, highest priority first; within one priority: come due, then in the order of sending.
+Only when nothing that is in a window fits does the cursor bring the next chunk in. FIFO and fair channels pick through an
+index of groups instead, and look ahead of the cursor for it.
+
+What was delivered before (`again` of every window) takes turns with what was not: of the places of a receive it gets half
+at most, while there are messages for the rest, and a receive of one message takes the one kind after the other
+(`Channel.owes_fresh`). So one that always fails cannot keep the others back, and of those that fail the one with the fewest
+deliveries is next. A message that was delivered before goes ahead of others only if they are not of a higher priority.
 """
 
 from __future__ import annotations
@@ -66,24 +71,30 @@ class Handout:
         self.queue = channel.queue
         self.shelf = channel.shelf
         self.windows = channel.windows
-        self._sources: list[tuple[Window, Heap, Cursor | None]] = []
+        self._fresh: list[tuple[int, Window, Heap, Cursor | None]] = []
+        """Where messages lie that were never delivered, with their priority; the highest first."""
+        self._again: list[tuple[int, Window]] = []
+        """Every window with its priority."""
         self.fifo: FifoIndex | None = None
         self._fair: dict[int, FairIndex] = {}
 
     def plan(self) -> None:
         """Lay down the order in which a receive looks at the windows."""
-        self._sources = []
+        self._fresh = []
+        self._again = []
         for priority in range(PRIORITY_MAX, -1, -1):
+            retry = self.windows.get(lane_code(LaneKind.WAITING, priority, self.channel.id))
+            delayed = self.windows.get(lane_code(LaneKind.WAITING, priority))
             normal = self.windows.get(lane_code(LaneKind.NORMAL, priority))
-            cursor = self.channel.cursors.get(lane_code(LaneKind.NORMAL, priority))
+            if retry is not None:
+                self._again.append((priority, retry))
+            if delayed is not None:
+                self._again.append((priority, delayed))
+                self._fresh.append((priority, delayed, delayed.fresh, None))
             if normal is not None:
-                self._sources.append((normal, normal.again, None))
-            for channel_id in (self.channel.id, 0):
-                waiting = self.windows.get(lane_code(LaneKind.WAITING, priority, channel_id))
-                if waiting is not None:
-                    self._sources += [(waiting, waiting.again, None), (waiting, waiting.fresh, None)]
-            if normal is not None:
-                self._sources.append((normal, normal.fresh, cursor))
+                cursor = self.channel.cursors.get(lane_code(LaneKind.NORMAL, priority))
+                self._again.append((priority, normal))
+                self._fresh.append((priority, normal, normal.fresh, cursor))
 
     # -- bringing chunks in --
 
@@ -186,13 +197,13 @@ class Handout:
         else:
             window.offer_ready(entry, fresh=True)
 
-    def offer_again(self, window: Window, first: int, stop: int) -> None:
-        """Leased messages are ready again, in place: make them known."""
+    def offer_again(self, window: Window, first: int, stop: int, attempts: int) -> None:
+        """Leased messages are ready again, in place, having been delivered so often: make them known."""
         if self.fifo is not None:
             for sequence in range(stop - 1, first - 1, -1):  # each goes before those that are back already
                 self.fifo.give_back(sequence)
         elif not self.queue.is_fifo:
-            window.offer_again(first, stop)
+            window.offer_again(first, stop, attempts)
         self.queue.broker.woke(self.channel)
 
     def _hold_back(self, window: Window, entry: Entry, due_ms: NDArray[np.int64], now_ms: int) -> None:
@@ -253,6 +264,9 @@ class Handout:
     def _index_fair(self, index: FairIndex, window: Window, entry: Entry) -> None:
         rows = window.all_rows(entry)
         fresh = (window.columns.state[rows] == READY) & (window.columns.attempts[rows] == 0)
+        for attempts, first, stop in window.again:
+            if not attempts:  # given back: handed out from there
+                fresh[max(first - entry.base, 0) : max(stop - entry.base, 0)] = False
         wanted = np.flatnonzero(fresh).tolist()
         if wanted:
             groups = self.channel.load(entry).group_list()
@@ -293,14 +307,90 @@ class Handout:
             self._lease_sequences(self.windows[lane_code(LaneKind.NORMAL, 0)], index.take(grant.left), grant)
 
     def _take_standard(self, grant: Grant) -> None:
-        is_fair = self.queue.is_fair
-        for window, heap, cursor in self._sources:
-            if cursor is not None and is_fair:
-                self._take_fair(window, cursor, grant)
-            elif heap or (cursor is not None and cursor.ahead):
-                self._take_from(window, heap, cursor, grant)
+        for _, window in self._again:
+            if window.again:
+                self._take_by_turns(grant)
+                return
+        wanted = grant.left
+        for _, window, heap, cursor in self._fresh:
+            self._take_fresh(window, heap, cursor, grant)
             if not grant.left:
                 break
+        if self.channel.owes_fresh and grant.left < wanted:
+            self._owe_fresh(False)
+
+    def _take_fresh(self, window: Window, heap: Heap, cursor: Cursor | None, grant: Grant) -> None:
+        if cursor is not None and self.queue.is_fair:
+            self._take_fair(window, cursor, grant)
+        elif heap or (cursor is not None and cursor.ahead):
+            self._take_from(window, heap, cursor, grant)
+
+    def _take_by_turns(self, grant: Grant) -> None:
+        """Some messages were delivered before. Where bytes are counted nobody knows where the grant will end: then one
+        by one, so that it may end anywhere.
+        """
+        if grant.room_bytes is None:
+            self._take_turns(grant)
+            return
+        is_again = True
+        while grant.left and is_again:
+            left, grant.left = grant.left, 1
+            self._take_turns(grant)
+            if grant.left:  # nothing was there
+                return
+            grant.left = left - 1 if grant.room_bytes > 0 else 0
+            is_again = any(window.again for _, window in self._again)
+        if grant.left:
+            self._take_standard(grant)
+
+    def _take_turns(self, grant: Grant) -> None:
+        surplus = int(self.channel.owes_fresh)  # so many more that were delivered before were handed out than others
+        try:
+            for priority, window, heap, cursor in self._fresh:
+                if not self._has_fresh(window, heap, cursor):
+                    continue
+                left = grant.left
+                self._take_again((left - surplus + 1) // 2, priority, grant)
+                surplus += left - grant.left
+                left = grant.left
+                self._take_fresh(window, heap, cursor, grant)
+                surplus = max(0, surplus - (left - grant.left))
+                if not grant.left:
+                    return
+            left = grant.left
+            self._take_again(left, 0, grant)
+            surplus += left - grant.left
+        finally:
+            self._owe_fresh(surplus > 0)
+
+    def _owe_fresh(self, owed: bool) -> None:
+        if owed != self.channel.owes_fresh:
+            self.channel.owes_fresh = owed
+            self.channel.touch()
+
+    def _has_fresh(self, window: Window, heap: Heap, cursor: Cursor | None) -> bool:
+        if cursor is not None and (cursor.ahead or (self.queue.is_fair and self._fair_index(window).size)):
+            return True
+        return window.has_ready(heap)
+
+    def _take_again(self, share: int, priority: int, grant: Grant) -> None:
+        """Lease up to `share` messages that were delivered before, of this priority or a higher one."""
+        while share > 0 and grant.left:
+            best: Window | None = None
+            best_rank = (0, 0, 0)
+            for each, window in self._again:
+                if each >= priority and window.again and window.has_ready(window.again):
+                    attempts, first, _ = window.again[0]
+                    rank = (attempts, -each, first)
+                    if best is None or rank < best_rank:
+                        best, best_rank = window, rank
+            if best is None:
+                return
+            found = best.take_run(best.again, min(share, grant.left))
+            assert found is not None
+            entry, first, stop = found
+            share -= stop - first
+            self._lease(best, entry, self.channel.load(entry), first, stop, grant)
 
     def _take_from(self, window: Window, heap: Heap, cursor: Cursor | None, grant: Grant) -> None:
         while grant.left:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 LEASE_EXPIRED = "lease expired"
 """The error of a delivery that nobody settled in time."""
+_MOVED_TOGETHER = 16
+"""So many messages with due times of their own lie in one chunk of a retry lane at most: whatever happens to one of them
+makes the record of all be written again."""
 HORIZON_MS = 15 * 60 * 1_000
 """What is due later than this waits in a far bucket, outside of every window."""
 
@@ -73,9 +76,9 @@ class Ladder:
         due_ms = self._due_times(first, stop, attempt, now_ms, delay_ms)
         in_place = config.is_fifo or keys.lane_channel(window.lane) or (attempt == 1 and due_ms is None)
         if in_place:
-            self._fail_in_place(window, entry, first, stop, due_ms)
+            self._fail_in_place(window, entry, first, stop, due_ms, attempt)
         else:
-            self._move_to_retry(window, entry, first, stop, due_ms, now_ms)
+            self._move_to_retry(window, entry, first, stop, due_ms, now_ms, attempt)
 
     def _note(self, what: What, entry: Entry, first: int, stop: int, attempt: int, session: str, error: str) -> None:
         """Tell who wants to know."""
@@ -100,7 +103,7 @@ class Ladder:
         return np.asarray(delays, dtype=np.int64) + now_ms
 
     def _fail_in_place(
-        self, window: Window, entry: Entry, first: int, stop: int, due_ms: NDArray[np.int64] | None
+        self, window: Window, entry: Entry, first: int, stop: int, due_ms: NDArray[np.int64] | None, attempt: int
     ) -> None:
         rows, count = entry.rows_of(first, stop), stop - first
         window.leased -= count
@@ -112,7 +115,7 @@ class Ladder:
             window.delayed += count
             self.channel.watch(window, int(due_ms.min()))
         if due_ms is None:
-            self.channel.handout.offer_again(window, first, stop)
+            self.channel.handout.offer_again(window, first, stop, attempt)
         elif self.channel.fifo is not None:
             for sequence in range(stop - 1, first - 1, -1):
                 self.channel.fifo.postpone(sequence)
@@ -125,6 +128,7 @@ class Ladder:
         stop: int,
         due_ms: NDArray[np.int64] | None,
         now_ms: int,
+        attempt: int,
     ) -> None:
         priority = keys.lane_priority(window.lane)
         for low, high, far in _by_horizon(first, stop, due_ms, now_ms):
@@ -133,7 +137,7 @@ class Ladder:
                 assert due is not None
                 self._move_far(window, entry, low, high, due, priority, now_ms)
             else:
-                self._move_near(window, entry, low, high, due, priority)
+                self._move_near(window, entry, low, high, due, priority, attempt)
         window.leased -= stop - first
         self.channel.finish(window, entry, first, stop)
 
@@ -153,6 +157,7 @@ class Ladder:
         stop: int,
         due_ms: NDArray[np.int64] | None,
         priority: int,
+        attempt: int,
     ) -> None:
         lane = lane_code(LaneKind.WAITING, priority, self.channel.id)
         target = self.channel.window(lane)
@@ -160,7 +165,7 @@ class Ladder:
         moved = self._copy_rows(window, entry, first, stop, target, key, due_ms)
         self.channel.touch_entry(target, moved)
         if due_ms is None:
-            target.offer_again(first, stop)
+            target.offer_again(first, stop, attempt)
         else:
             self.channel.watch(target, int(due_ms.min()))
 
@@ -228,7 +233,17 @@ class Ladder:
 
 
 def _by_horizon(first: int, stop: int, due_ms: NDArray[np.int64] | None, now_ms: int) -> list[tuple[int, int, bool]]:
-    """Cut a run where its messages change between near and far: (first, stop, far)."""
+    """Cut a run where its messages change between near and far: (first, stop, far). Near ones with due times of their own
+    come in small parts.
+    """
     if due_ms is None:
         return [(first, stop, False)]
-    return [(low, high, far) for far, low, high in cut(due_ms > now_ms + HORIZON_MS, first)]
+    parts = [(low, high, far) for far, low, high in cut(due_ms > now_ms + HORIZON_MS, first)]
+    if due_ms.min() == due_ms.max():
+        return parts
+    together = _MOVED_TOGETHER
+    return [
+        (start, high if far else min(start + together, high), far)
+        for low, high, far in parts
+        for start in range(low, high, high - low if far else together)
+    ]

@@ -435,7 +435,7 @@ class Settlement:
             window.leased -= stop - first
             window.ready += stop - first
             self.channel.touch_entry(window, entry)
-            self.channel.handout.offer_again(window, first, stop)
+            self.channel.handout.offer_again(window, first, stop, span.attempt - 1)
 
         done, left = self._return(span, undo, received_ms)
         return done, [self._stale(low, high) for low, high in left]

@@ -9,9 +9,9 @@ itself. To lease a whole chunk, or to acknowledge one, is a handful of assignmen
 chunk of a single message is always whole. When only some of its messages are touched, the entry is spread: a row for
 each message in `columns`, where whole-array operations take over.
 
-Messages that can be handed out lie as runs of sequence numbers in two heaps: `again` (failed once, ready in place) and
-`fresh` (never delivered). A run in a heap may be out of date; what the rows say counts, and is looked at when the run
-is taken.
+Messages that can be handed out lie as runs of sequence numbers in two heaps: `again` (delivered before, those with the
+fewest deliveries first) and `fresh` (never delivered). A run in a heap may be out of date; what the rows say counts, and
+is looked at when the run is taken.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _FAILURES_KEPT: Final = 16
 _COMPACT_MIN: Final = 4_096
 _NO_FAILURES: Final = msgspec.msgpack.encode([])
 
-Heap = list[tuple[int, int]]
+Heap = list[tuple[int, int, int]]
+"""Runs: how often the messages were delivered, the first sequence number, and the one after the last."""
 
 
 class Entry:
@@ -95,10 +96,15 @@ class Entry:
 
     def remember(self, failure: Failure) -> None:
         """Add a failed delivery to the history."""
-        self.failures.append(failure)
-        same = [each for each in self.failures if failure.first <= each.first and each.last <= failure.last]
-        if len(same) > _FAILURES_KEPT * (failure.last - failure.first + 1):
-            self.failures.remove(same[0])
+        failures = self.failures
+        failures.append(failure)
+        if len(failures) > 2 * _FAILURES_KEPT * self.count:  # not before: it is looked at rarely, so that it costs little
+            newer = np.zeros(self.count, dtype=np.intp)
+            for at in range(len(failures) - 1, -1, -1):
+                part = newer[failures[at].first - self.base : failures[at].last + 1 - self.base]
+                if int(part.min()) >= _FAILURES_KEPT:
+                    del failures[at]
+                part += 1
 
     def failures_of(self, first: int, last: int) -> list[Failure]:
         """The failed deliveries of some messages."""
@@ -142,7 +148,7 @@ class Window:
         self.delayed = 0
         self.earliest_ms: int | None = None
         """No lease ends and nothing comes due before this; None when nothing will."""
-        self.whole_deadlines: Heap = []
+        self.whole_deadlines: list[tuple[int, int]] = []
         """(deadline, base) of whole entries; some are out of date."""
 
     # -- entries come and go --
@@ -336,18 +342,39 @@ class Window:
 
     # -- what can be handed out --
 
-    def offer_again(self, first: int, stop: int) -> None:
-        """A run is ready again."""
-        heappush(self.again, (first, stop))
+    def offer_again(self, first: int, stop: int, attempts: int) -> None:
+        """A run that was delivered so often is ready again."""
+        heappush(self.again, (attempts, first, stop))
 
     def offer_fresh(self, first: int, stop: int) -> None:
         """A run is ready for the first time."""
-        heappush(self.fresh, (first, stop))
+        heappush(self.fresh, (0, first, stop))
+
+    def has_ready(self, heap: Heap) -> bool:
+        """Whether a heap has anything that can be handed out. Its first run then begins with such a message."""
+        while heap:
+            _, first, stop = heap[0]
+            entry = self.find(first)
+            if entry is None:
+                self._skip_gap(heap)
+                continue
+            end = min(stop, entry.stop)
+            if entry.is_whole:
+                if entry.state == READY:
+                    return True
+                self._rest(heap, end, stop)
+                continue
+            ready = self.columns.state[entry.rows_of(first, end)] == READY
+            if ready.any():
+                self._rest(heap, first + int(ready.argmax()), stop)
+                return True
+            self._rest(heap, end, stop)
+        return False
 
     def take_run(self, heap: Heap, limit: int) -> tuple[Entry, int, int] | None:
         """The first run of ready messages in a heap, `limit` at most: (entry, first, stop). It leaves the heap."""
         while heap:
-            first, stop = heap[0]
+            _, first, stop = heap[0]
             entry = self.entries.get(first) or self.find(first)
             if entry is None:
                 self._skip_gap(heap)
@@ -374,14 +401,14 @@ class Window:
         return None
 
     def _skip_gap(self, heap: Heap) -> None:
-        first, stop = heap[0]
+        _, first, stop = heap[0]
         at = bisect_right(self.bases, first)
         self._rest(heap, self.bases[at] if at < len(self.bases) else stop, stop)
 
     @staticmethod
     def _rest(heap: Heap, first: int, stop: int) -> None:
         if first < stop:
-            heapreplace(heap, (first, stop))
+            heapreplace(heap, (heap[0][0], first, stop))
         else:
             heappop(heap)
 
@@ -428,13 +455,13 @@ class Window:
     def offer_ready(self, entry: Entry, *, fresh: bool) -> None:
         """Put an entry's ready messages into the heaps; never delivered ones only if `fresh`."""
         rows = self.all_rows(entry)
-        ready = self.columns.state[rows] == READY
-        delivered = self.columns.attempts[rows] > 0
-        for heap, wanted in ((self.again, ready & delivered), (self.fresh, ready & ~delivered)):
-            if heap is self.fresh and not fresh:
-                continue
-            for start, stop in runs_of(np.flatnonzero(wanted)):
-                heappush(heap, (entry.base + start, entry.base + stop))
+        attempts = self.columns.attempts[rows]
+        for start, stop in runs_of(np.flatnonzero(self.columns.state[rows] == READY), attempts):
+            delivered = int(attempts[start])
+            if delivered:
+                self.offer_again(entry.base + start, entry.base + stop, delivered)
+            elif fresh:
+                self.offer_fresh(entry.base + start, entry.base + stop)
 
 
 def _is_pending(entry: Entry) -> bool:

@@ -281,3 +281,30 @@ def test_a_timeout_is_followed_by_the_backoff_that_the_queue_has(tmp_path: Path)
         assert client.message().attempts == 2  # the first failure is tried again at once
         assert client.message().attempts == 3
         assert time.monotonic() - start > 2.3
+
+
+def test_a_message_that_is_always_requeued_leaves_the_others_every_other_delivery(server: RunningNode) -> None:
+    with server.connect() as client:
+        for body in (b"bad", b"1", b"2", b"3"):
+            client.publish("poisoned", body)
+        client.subscribe("poisoned", "main", ready=1)
+        got = []
+        for _ in range(7):
+            message = client.message()
+            got.append(message.body)
+            client.send(req(message) if message.body == b"bad" else fin(message))
+        assert got == [b"bad", b"bad", b"1", b"bad", b"2", b"bad", b"3"]
+
+
+def test_a_requeue_is_as_long_as_it_says_on_a_queue_that_was_not_made_here(server: RunningNode) -> None:
+    server.call(CreateQueue(name="python"))
+    with server.connect() as client:
+        client.publish("python", b"x")
+        client.subscribe("python", "main", ready=1)
+        start = time.monotonic()
+        for attempt in range(1, 10):
+            message = client.message()
+            assert message.attempts == attempt
+            client.send(req(message))
+        assert client.message().attempts == 10
+        assert time.monotonic() - start < 30, "a backoff would be 85 s at least"

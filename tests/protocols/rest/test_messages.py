@@ -254,3 +254,43 @@ def test_too_many_in_flight_are_told_to_wait(server: Server, http: httpx.Client,
 def test_a_message_sent_elsewhere_is_received_here_and_back(server: Server, http: httpx.Client, name: str) -> None:
     server.call(Send(queue=name, bodies=[b"from inside"]))
     assert bodies(receive(http, name)) == ["from inside"]
+
+
+def test_a_message_that_always_fails_leaves_the_others_every_other_receive(http: httpx.Client, name: str) -> None:
+    done(http.post("/v1/queues", json={"name": name, "settings": {"max_receives": 0}}), 201)
+    send(http, name, "bad", "1", "2", "3")
+    got = []
+    for _ in range(7):
+        (message,) = receive(http, name, max=1)
+        got.append(message["body"])
+        if message["body"] == "bad":
+            done(http.post(f"/v1/queues/{name}/release", json={"receipt": message["receipt"], "delay": 0}))
+        else:
+            done(http.post(f"/v1/queues/{name}/ack", json={"receipt": message["receipt"]}))
+    assert got == ["bad", "bad", "1", "bad", "2", "bad", "3"]
+
+
+def test_by_default_what_failed_twice_waits_before_it_is_tried_again(
+    server: Server, http: httpx.Client, name: str
+) -> None:
+    done(http.post("/v1/queues", json={"name": name}), 201)
+    send(http, name, "1")
+    for _ in range(2):
+        (message,) = receive(http, name)
+        done(http.post(f"/v1/queues/{name}/release", json={"receipt": message["receipt"], "error": "down"}))
+    assert receive(http, name) == []
+    server.advance(1)
+    (message,) = receive(http, name)
+    assert message["attempt"] == 3
+
+
+def test_messages_that_are_given_back_have_not_failed(http: httpx.Client, name: str) -> None:
+    done(http.post("/v1/queues", json={"name": name}), 201)
+    send(http, name, "1")
+    for _ in range(25):
+        (message,) = receive(http, name)
+        assert (message["attempt"], message.get("failures", [])) == (1, [])
+        done(http.post(f"/v1/queues/{name}/release", json={"receipt": message["receipt"], "failed": False}))
+    (message,) = receive(http, name)
+    both = {"receipt": message["receipt"], "failed": False, "error": "why"}
+    refused(http.post(f"/v1/queues/{name}/release", json=both), 400, "invalid_request")

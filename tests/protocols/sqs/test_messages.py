@@ -330,3 +330,31 @@ def test_a_restart_forgets_neither_messages_nor_receipts(tmp_path: Any) -> None:
         assert sorted(message["MessageId"] for message in receive(sqs, url, MaxNumberOfMessages=10)) == sorted(ids[1:])
     finally:
         server.stop()
+
+
+def test_a_message_that_always_fails_leaves_the_others_every_other_receive(sqs: Any, url: str) -> None:
+    for body in ("bad", "1", "2", "3"):
+        sqs.send_message(QueueUrl=url, MessageBody=body)
+    got = []
+    for _ in range(7):
+        (message,) = receive(sqs, url)
+        got.append(message["Body"])
+        if message["Body"] == "bad":
+            sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0)
+        else:
+            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    assert got == ["bad", "bad", "1", "bad", "2", "bad", "3"]
+
+
+def test_a_visibility_timeout_means_what_it_says_on_a_queue_that_was_not_made_here(server: Server, sqs: Any) -> None:
+    server.call(Send(queue="made-in-python", bodies=[b"1"]))
+    url = sqs.get_queue_url(QueueName="made-in-python")["QueueUrl"]
+    for attempt in range(1, 10):
+        (message,) = receive(sqs, url, VisibilityTimeout=600, AttributeNames=["ApproximateReceiveCount"])
+        assert message["Attributes"]["ApproximateReceiveCount"] == str(attempt)
+        handle = message["ReceiptHandle"]
+        if attempt % 2:
+            sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=0)
+        else:
+            sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=handle, VisibilityTimeout=5)
+            server.advance(5)

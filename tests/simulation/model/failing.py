@@ -31,8 +31,7 @@ class Failing(Ground):
         copy.state = State.DELAYED if delay_ms else State.READY
         copy.deadline_ms = self.now_ms + delay_ms if delay_ms else 0
         stays = config.is_fifo or (is_first and not delay_ms)
-        again = Place.DUE if copy.message.due_ms else Place.AGAIN
-        copy.place = again if stays else Place.RETRY
+        copy.place = Place.AGAIN if stays else Place.RETRY
         if not stays:
             self._may_be_gone(queue, [copy.message.sequence])
 

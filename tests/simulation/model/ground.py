@@ -52,7 +52,7 @@ class Ground:
                 channel.lately = dict(list(channel.lately.items())[-ACKED_KEPT:])
                 for copy in channel.copies.values():
                     if copy.place is Place.AGAIN and not copy.attempts:  # given back; nobody remembers that
-                        copy.place = Place.FRESH
+                        copy.place = Place.DUE if copy.message.due_ms else Place.FRESH
                 for remembered in channel.attempts_known.values():
                     remembered.certain = False
 

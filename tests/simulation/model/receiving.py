@@ -119,9 +119,20 @@ class Receiving(Ground):
     # -- what was handed out --
 
     def _delivered(
-        self, queue: Queue, channel: Channel, delivery: c.Delivery, limit: int, lease_ms: int | None, session: int
+        self,
+        queue: Queue,
+        channel: Channel,
+        delivery: c.Delivery,
+        limit: int,
+        lease_ms: int | None,
+        session: int,
+        *,
+        one_by_one: bool = False,
     ) -> None:
-        """Messages were handed out: were these the right ones, all of them, as they were sent?"""
+        """Messages were handed out: were these the right ones, all of them, as they were sent?
+
+        Where bytes are counted, they are as if they had been handed out one by one.
+        """
         demand(delivery.error is None, f"a delivery with an error: {delivery.error!r}")
         demand((delivery.queue, delivery.channel) == (queue.name, channel.name), f"a delivery of {delivery.queue}")
         queue.queue_id = delivery.queue_id if queue.queue_id is None else queue.queue_id
@@ -142,7 +153,7 @@ class Receiving(Ground):
         if queue.config.is_fifo:
             self._check_fifo(where, channel, copies)
         else:
-            self._check_standard(where, channel, copies)
+            self._check_standard(where, channel, copies, one_by_one)
         lease = queue.config.lease_ms if lease_ms is None else lease_ms
         if sequences:
             demand(delivery.received_ms == self.now_ms, f"{where}: received at {delivery.received_ms}")
@@ -172,21 +183,51 @@ class Receiving(Ground):
             in_group = [copy.message.sequence for copy in copies if copy.message.group == group]
             demand(in_group == sorted(in_group), f"{where}: group {group} in the order {in_group}")
 
-    def _check_standard(self, where: str, channel: Channel, copies: list[Copy]) -> None:
+    def _check_standard(self, where: str, channel: Channel, copies: list[Copy], one_by_one: bool) -> None:
         taken = {copy.message.sequence for copy in copies}
-        left = len(copies)
         ready = [copy for copy in channel.ordered() if copy.state is State.READY]
-        for rank in sorted({(-copy.message.priority, copy.place) for copy in ready}):
-            pool = [copy for copy in ready if (-copy.message.priority, copy.place) == rank]
+        again = [copy for copy in ready if copy.place in (Place.AGAIN, Place.RETRY)]
+        again.sort(key=lambda copy: (copy.attempts, -copy.message.priority, copy.message.sequence))
+        ranks = sorted({(-copy.message.priority, copy.place) for copy in ready if copy not in again})
+        pools = {rank: [c for c in ready if (-c.message.priority, c.place) == rank and c not in again] for rank in ranks}
+        before = [copy.message.sequence for copy in again]
+        sizes = {rank: len(pool) for rank, pool in pools.items()}
+        for _ in range(len(copies) if one_by_one else 1):
+            self._take_turns(channel, again, sizes, 1 if one_by_one else len(copies))
+        right = [sequence for sequence in before if sequence not in {copy.message.sequence for copy in again}]
+        got = [sequence for sequence in before if sequence in taken]
+        demand(got == right, f"{where}: of {before}, which were delivered before, {got} were handed out, not {right}")
+        for rank, pool in pools.items():
             chosen = [copy.message.sequence for copy in pool if copy.message.sequence in taken]
-            due = min(left, len(pool))
+            due = len(pool) - sizes[rank]
             what = f"{where}: priority {-rank[0]}, {rank[1].name}: {chosen} of {[m.message.sequence for m in pool]}"
             demand(len(chosen) == due, f"{what}, not {due} of them")
-            left -= due
-            if rank[1] in (Place.AGAIN, Place.FRESH):
-                self._check_oldest_first(what, pool, set(chosen))
             if rank[1] is Place.FRESH:
+                self._check_oldest_first(what, pool, set(chosen))
                 self._check_turns(what, channel, -rank[0], pool, set(chosen))
+
+    def _take_turns(self, channel: Channel, again: list[Copy], sizes: dict[tuple[int, Place], int], left: int) -> None:
+        """Take messages that were delivered before, best first, and numbers of others, by turns: half of each, as long as
+        there are both. Nothing goes ahead of what has a higher priority and was never delivered.
+        """
+        surplus = int(channel.owes_fresh)
+
+        def redeliver(share: int, priority: int) -> int:
+            chosen = [copy for copy in again if copy.message.priority >= priority][: max(0, share)]
+            for copy in chosen:
+                again.remove(copy)
+            return len(chosen)
+
+        for rank in sizes:
+            if sizes[rank]:
+                count = redeliver((left - surplus + 1) // 2, -rank[0])
+                fresh = min(left - count, sizes[rank])
+                sizes[rank] -= fresh
+                left -= count + fresh
+                surplus = max(0, surplus + count - fresh)
+            if not left:
+                break
+        channel.owes_fresh = surplus + redeliver(left, 0) > 0
 
     def _check_oldest_first(self, what: str, pool: list[Copy], chosen: set[int]) -> None:
         """Within a group (all without a group are one) nobody is overtaken; with one group only, nobody at all."""

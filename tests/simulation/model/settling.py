@@ -181,7 +181,7 @@ class Settling(Failing):
         copy.deadline_ms = copy.session = 0
         if not copy.attempts:
             copy.first_received_ms = 0
-        if copy.place is Place.FRESH:
+        if copy.place is not Place.RETRY:
             copy.place = Place.AGAIN
 
     def _accept_Extend(self, command: c.Extend, outcome: Outcome) -> None:

@@ -16,7 +16,11 @@ HISTORY_KEPT = 16
 
 
 class Place(IntEnum):
-    """Where a ready message stands among those of its priority; lower places are served first."""
+    """Where a ready message stands among those of its priority.
+
+    What was delivered before, or given back, is `AGAIN` or, in the retry lane, `RETRY`: it takes turns with the others. Of
+    those, `DUE` is served before `FRESH`.
+    """
 
     AGAIN = 0
     RETRY = 1
@@ -122,6 +126,8 @@ class Channel:
     name: str
     copies: dict[int, Copy] = field(default_factory=dict)
     paused: bool = False
+    owes_fresh: bool = False
+    """Whether what was delivered before had the last turn."""
     start: int = 0
     """The first sequence number that it is about: what is held back before it is not shown to it later."""
     acked: int = 0

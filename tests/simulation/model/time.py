@@ -35,7 +35,7 @@ class Time(Sessions):
     def _expire(self, queue: Queue, channel: Channel) -> None:
         for copy in channel.ordered():
             if copy.state is State.LEASED and copy.deadline_ms <= self.now_ms:
-                self._fail(queue, channel, copy, None, "lease expired")
+                self._fail(queue, channel, copy, None if queue.config.expired_wait else 0, "lease expired")
             elif copy.state is State.DELAYED and copy.deadline_ms <= self.now_ms:
                 copy.state = State.READY
                 copy.deadline_ms = 0

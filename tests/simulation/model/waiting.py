@@ -101,7 +101,10 @@ class Waiting(Receiving):
             demand(delivery.count > 0, "an empty push")
             room = self._open_for(waiter)
             demand(delivery.count <= room, f"pushed {delivery.count} with a credit of {room}: {waiter}")
-            self._delivered(queue, channel, delivery, delivery.count, waiter.lease_ms, waiter.session)
+            counted = waiter.room_bytes is not None
+            self._delivered(
+                queue, channel, delivery, delivery.count, waiter.lease_ms, waiter.session, one_by_one=counted
+            )
             if not waiter.in_flight:
                 waiter.limit -= delivery.count
             if waiter.room_bytes is not None:

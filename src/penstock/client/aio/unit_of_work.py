@@ -1,8 +1,9 @@
 """A unit of work: what it takes and what it puts happen together, or not at all.
 
 Takes are leases, and puts are held here until the commit, which is a single command: acknowledge all takes and send
-all puts. A unit that is not committed rolls back: its puts are forgotten and its takes released. If the process dies,
-the leases run out, and that is the rollback. Puts to one queue keep their order.
+all puts. A unit that is not committed rolls back: its puts are forgotten, and its takes given back as they were, which
+is no failed delivery. With an error they are released, which is one. If the process dies, the leases run out, and that is
+the rollback. Puts to one queue keep their order.
 
 A commit that fails leaves the unit open: it can be tried again (after `NotSent`, or when the disk has space again), or
 rolled back. Whether a commit was done that failed with `OutcomeUnknown` or `CommitFailed` is not known; rolling back
@@ -24,7 +25,7 @@ from penstock.client.puts import Puts
 from penstock.client.settling import merged_spans
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
 from penstock.core.attributes import Attributes, encode_attributes
-from penstock.core.commands import MAIN, Ack, CommitWork, Delivery, Receive, Release, Send, Sent, Span
+from penstock.core.commands import MAIN, Ack, CommitWork, Delivery, GiveBack, Receive, Release, Send, Sent, Span
 from penstock.core.errors import InvalidRequest
 
 _LOG = logging.getLogger("penstock.client")
@@ -82,7 +83,7 @@ class AsyncUnitOfWork:
             return []
         spans = [span for run in delivery.runs for span in run.spans()]
         if not self.hold(queue, channel, spans):
-            await self._release(queue, channel, spans, "the unit of work was over")
+            await self._return(queue, channel, spans, None)
             self._check_open()
         return messages_of(self._caller, delivery)
 
@@ -134,10 +135,13 @@ class AsyncUnitOfWork:
         sent = [SentMessages(self._caller.identity, reply) for reply in replies]
         return [sent[index][position] for index, position in self._puts.places]
 
-    async def rollback(self, *, error: str = "rolled back") -> None:
-        """Forget the puts and release the takes. Never fails: a lease that cannot be released runs out."""
+    async def rollback(self, *, error: str | None = None) -> None:
+        """Forget the puts and give the takes back, as if they had not been taken; with an error, as failed deliveries.
+
+        Never fails: a lease that cannot be given back runs out.
+        """
         for (queue, channel), spans in self.abandon().items():
-            await self._release(queue, channel, spans, error)
+            await self._return(queue, channel, spans, error)
 
     async def __aenter__(self) -> Self:
         return self
@@ -145,7 +149,7 @@ class AsyncUnitOfWork:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.rollback(error="rolled back" if error is None else error_text(error))
+        await self.rollback(error=None if error is None else error_text(error))
 
     # -- for who drives units, as a listener does --
 
@@ -182,7 +186,7 @@ class AsyncUnitOfWork:
         self._state = state
 
     def abandon(self) -> _Taken:
-        """Roll back as far as no command is needed: what is returned has still to be released."""
+        """Roll back as far as no command is needed: what is returned has still to be given back, or released."""
         with self._lock:
             if self._state != "open":
                 return {}
@@ -195,9 +199,15 @@ class AsyncUnitOfWork:
         if self._state != "open":
             raise InvalidRequest(f"the unit of work is {self._state}: start another one")
 
-    async def _release(self, queue: str, channel: str, spans: list[Span], error: str) -> None:
+    async def _return(self, queue: str, channel: str, spans: list[Span], error: str | None) -> None:
+        spans = merged_spans(spans)
+        command: GiveBack | Release
+        if error is None:
+            command = GiveBack(queue=queue, channel=channel, spans=spans)
+        else:
+            command = Release(queue=queue, channel=channel, spans=spans, error=error)
         try:
-            await self._caller.call(Release(queue=queue, channel=channel, spans=merged_spans(spans), error=error))
+            await self._caller.call(command)
         except Exception as failure:  # whatever it is: a rollback succeeds
             _LOG.debug(
                 "messages of queue %r were not released, and come back when their lease ends: %s", queue, failure

@@ -1,8 +1,9 @@
 """A unit of work: what it takes and what it puts happen together, or not at all.
 
 Takes are leases, and puts are held here until the commit, which is a single command: acknowledge all takes and send
-all puts. A unit that is not committed rolls back: its puts are forgotten and its takes released. If the process dies,
-the leases run out, and that is the rollback. Puts to one queue keep their order.
+all puts. A unit that is not committed rolls back: its puts are forgotten, and its takes given back as they were, which
+is no failed delivery. With an error they are released, which is one. If the process dies, the leases run out, and that is
+the rollback. Puts to one queue keep their order.
 
 A commit that fails leaves the unit open: it can be tried again (after `NotSent`, or when the disk has space again), or
 rolled back. Whether a commit was done that failed with `OutcomeUnknown` or `CommitFailed` is not known; rolling back
@@ -29,6 +30,7 @@ from penstock.core.commands import (
     Ack,
     CommitWork,
     Delivery,
+    GiveBack,
     Receive,
     Release,
     Send,
@@ -92,7 +94,7 @@ class UnitOfWork:
             return []
         spans = [span for run in delivery.runs for span in run.spans()]
         if not self.hold(queue, channel, spans):
-            self._release(queue, channel, spans, "the unit of work was over")
+            self._return(queue, channel, spans, None)
             self._check_open()
         return messages_of(self._caller, delivery)
 
@@ -144,10 +146,13 @@ class UnitOfWork:
         sent = [SentMessages(self._caller.identity, reply) for reply in replies]
         return [sent[index][position] for index, position in self._puts.places]
 
-    def rollback(self, *, error: str = "rolled back") -> None:
-        """Forget the puts and release the takes. Never fails: a lease that cannot be released runs out."""
+    def rollback(self, *, error: str | None = None) -> None:
+        """Forget the puts and give the takes back, as if they had not been taken; with an error, as failed deliveries.
+
+        Never fails: a lease that cannot be given back runs out.
+        """
         for (queue, channel), spans in self.abandon().items():
-            self._release(queue, channel, spans, error)
+            self._return(queue, channel, spans, error)
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +160,7 @@ class UnitOfWork:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.rollback(error="rolled back" if error is None else error_text(error))
+        self.rollback(error=None if error is None else error_text(error))
 
     # -- for who drives units, as a listener does --
 
@@ -192,7 +197,7 @@ class UnitOfWork:
         self._state = state
 
     def abandon(self) -> _Taken:
-        """Roll back as far as no command is needed: what is returned has still to be released."""
+        """Roll back as far as no command is needed: what is returned has still to be given back, or released."""
         with self._lock:
             if self._state != "open":
                 return {}
@@ -205,9 +210,15 @@ class UnitOfWork:
         if self._state != "open":
             raise InvalidRequest(f"the unit of work is {self._state}: start another one")
 
-    def _release(self, queue: str, channel: str, spans: list[Span], error: str) -> None:
+    def _return(self, queue: str, channel: str, spans: list[Span], error: str | None) -> None:
+        spans = merged_spans(spans)
+        command: GiveBack | Release
+        if error is None:
+            command = GiveBack(queue=queue, channel=channel, spans=spans)
+        else:
+            command = Release(queue=queue, channel=channel, spans=spans, error=error)
         try:
-            self._caller.call(Release(queue=queue, channel=channel, spans=merged_spans(spans), error=error))
+            self._caller.call(command)
         except Exception as failure:  # whatever it is: a rollback succeeds
             _LOG.debug(
                 "messages of queue %r were not released, and come back when their lease ends: %s", queue, failure

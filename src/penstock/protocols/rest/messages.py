@@ -12,6 +12,7 @@ from penstock.core.commands import (
     Browse,
     CommitWork,
     Extend,
+    GiveBack,
     Receive,
     Release,
     Seen,
@@ -62,7 +63,7 @@ from penstock.protocols.rest.shapes import (
 )
 
 _ATTEMPT_MAX = (1 << 32) - 1
-Settle = Callable[[str, str, list[Span]], Ack | Release | Extend]
+Settle = Callable[[str, str, list[Span]], Ack | Release | GiveBack | Extend]
 """Makes a command for spans of a queue and a channel."""
 
 
@@ -320,6 +321,10 @@ def _acking(queue: str, channel: str, spans: list[Span]) -> Ack:
 
 def _releasing(body: ReleaseRequest | ReleaseBatch) -> Settle:
     delay_ms, error = milliseconds(body.delay, "delay"), body.error
+    if not body.failed:
+        if error or delay_ms is not None:
+            raise InvalidRequest("what did not fail is given back as it was: leave out error and delay, or failed")
+        return lambda queue, channel, spans: GiveBack(queue=queue, channel=channel, spans=spans)
 
     def release(queue: str, channel: str, spans: list[Span]) -> Release:
         return Release(queue=queue, channel=channel, spans=spans, delay_ms=delay_ms, error=error)

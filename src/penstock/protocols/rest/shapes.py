@@ -334,12 +334,15 @@ class Held(Shape):
 
 
 class ReleaseRequest(Held):
-    """Work that failed."""
+    """Work that failed, or was not done."""
 
     error: Annotated[str, Meta(max_length=4096)] = ""
     """Why: it is kept with the message."""
     delay: Seconds | None = None
     """null: as the queue's backoff says."""
+    failed: bool = True
+    """false: the work is rolled back without an error. The messages are given back as they were: that is no failed
+    delivery, and takes neither error nor delay."""
 
 
 class ExtendRequest(Held, kw_only=True):
@@ -680,10 +683,11 @@ class SettleBatch(Batch, forbid_unknown_fields=True, kw_only=True):
 
 
 class ReleaseBatch(SettleBatch, forbid_unknown_fields=True, kw_only=True):
-    """Work that failed."""
+    """Work that failed, or was not done."""
 
     error: str = ""
     delay: float | None = None
+    failed: bool = True
 
 
 class ExtendBatch(SettleBatch, forbid_unknown_fields=True, kw_only=True):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue, ListQueues
-from penstock.core.config import QueueConfig
+from penstock.core.config import Backoff, QueueConfig
 from penstock.core.errors import PenstockError, QueueChanged, QueueExists, QueueNotFound
 from penstock.core.receipt import Recent, Seal
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
@@ -266,9 +266,10 @@ class ServiceBase:
 
 
 def default_config(is_fifo: bool) -> QueueConfig:
-    """A queue as SQS creates it when nobody says more: no dead letters."""
+    """A queue as SQS creates it when nobody says more: no dead letters, and no backoff."""
     return QueueConfig(
         kind="fifo" if is_fifo else "standard",
         max_receives=0,
+        backoff=Backoff("none"),
         message_bytes_max=MESSAGE_BYTES_CEILING + STORED_OVERHEAD_BYTES,
     )

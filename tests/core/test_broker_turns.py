@@ -1,0 +1,173 @@
+"""Turns: what fails cannot keep back what was never delivered, nor what fails less."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core import commands as c
+from penstock.core.channel import Channel
+from penstock.core.config import Backoff
+from tests.core.driver import Desk, attempts_of, bodies_of, spans_of
+
+
+def _desk(**settings: object) -> Desk:
+    desk = Desk()
+    desk.create(**{"max_receives": 0, "backoff": Backoff("none")} | settings)
+    return desk
+
+
+def _work(desk: Desk, receives: int) -> list[bytes]:
+    """One at a time: what begins with `bad` fails and may come again at once, the rest is done. All that was received."""
+    got: list[bytes] = []
+    for _ in range(receives):
+        delivery = desk.receive(1)
+        got += bodies_of(delivery)
+        if bodies_of(delivery)[:1] == [b"bad"]:
+            desk.extend(delivery, 0)
+        elif delivery.count:
+            desk.ack(delivery)
+    return got
+
+
+def test_a_message_that_fails_comes_again_in_place_once_and_then_by_turns_with_the_others() -> None:
+    desk = _desk()
+    desk.send(b"bad", b"1", b"2", b"3")
+    assert _work(desk, 9) == [b"bad", b"bad", b"1", b"bad", b"2", b"bad", b"3", b"bad", b"bad"]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=1, max_size=40))
+def test_whatever_fails_every_other_receive_is_of_a_message_that_was_never_delivered(
+    messages: list[tuple[bool, int]],
+) -> None:
+    desk = _desk()
+    for is_bad, priority in messages:
+        desk.send(b"bad" if is_bad else b"good", priority=priority)
+    was_again = False
+    fresh = len(messages)
+    while fresh:
+        delivery = desk.receive(1)
+        is_again = attempts_of(delivery) != [1]
+        assert not (was_again and is_again), "twice in a row, with messages that were never delivered waiting"
+        was_again = is_again
+        fresh -= not is_again
+        if bodies_of(delivery) == [b"bad"]:
+            desk.release(delivery, delay_ms=0)
+        else:
+            desk.ack(delivery)
+
+
+def test_many_that_fail_leave_the_others_half_of_the_receives() -> None:
+    desk = _desk()
+    desk.send(*[b"bad"] * 100, *[b"good"] * 100)
+    _work(desk, 200)  # each of the bad ones twice: at first, and again in place
+    assert _work(desk, 200).count(b"good") == 100
+
+
+def test_a_message_of_high_priority_that_fails_does_not_starve_a_low_one() -> None:
+    desk = _desk()
+    desk.send(b"bad", priority=9)
+    desk.send(b"1", b"2", b"3")
+    assert _work(desk, 7) == [b"bad", b"bad", b"1", b"bad", b"2", b"bad", b"3"]
+
+
+def test_what_failed_at_a_low_priority_does_not_go_before_what_is_new_at_a_high_one() -> None:
+    desk = _desk()
+    desk.send(b"bad")
+    _work(desk, 3)
+    desk.send(b"1", b"2", b"3", priority=5)
+    assert _work(desk, 5) == [b"1", b"2", b"3", b"bad", b"bad"]
+
+
+def test_of_those_that_fail_the_one_with_the_fewest_deliveries_is_next_at_whatever_priority() -> None:
+    desk = _desk()
+    desk.send(b"bad a", priority=9)
+    desk.send(b"bad b", b"bad c")
+    got = []
+    for _ in range(12):
+        delivery = desk.receive(1)
+        got += bodies_of(delivery)
+        desk.release(delivery, delay_ms=0)
+    assert {body: got.count(body) for body in set(got)} == {b"bad a": 4, b"bad b": 4, b"bad c": 4}
+
+
+@pytest.mark.parametrize("limit", [2, 3, 10, 11])
+def test_a_batch_gives_half_of_its_places_to_what_was_never_delivered(limit: int) -> None:
+    desk = _desk()
+    desk.send(*[b"bad"] * 50, *[b"good"] * 200)
+    desk.release(desk.receive(50), delay_ms=0)
+    good = received = 0
+    for _ in range(10):
+        delivery = desk.receive(limit)
+        good += bodies_of(delivery).count(b"good")
+        received += delivery.count
+        bad = [c.Span(*span) for span in spans_of(delivery) if span.attempt > 1]
+        desk.do(c.Release(queue="q", spans=bad, delay_ms=0))
+    assert received == 10 * limit
+    assert good == received // 2
+
+
+def test_a_batch_is_full_although_only_failed_messages_are_left() -> None:
+    desk = _desk()
+    desk.send(*[b"bad"] * 9, b"good")
+    desk.release(desk.receive(9), delay_ms=0)
+    assert sorted(bodies_of(desk.receive(10))) == [b"bad"] * 9 + [b"good"]
+
+
+def test_a_subscriber_with_room_for_little_gets_both_kinds_by_turns() -> None:
+    desk = _desk()
+    desk.send(*[b"bad"] * 20, *[b"good"] * 20)
+    desk.release(desk.receive(20), delay_ms=0)
+    number = desk.do(c.Subscribe(queue="q", channel="main", credit=100, ticket="t", room_bytes=0)).subscription
+    got: list[bytes] = []
+    for _ in range(20):
+        desk.do(c.SetCredit(subscription=number, room_bytes=1))
+        got += desk.take_woken("t")
+    assert got == [b"bad", b"good"] * 10
+
+
+def test_whose_turn_it_is_outlives_a_restart() -> None:
+    desk = _desk()
+    desk.send(b"bad", b"1", b"2")
+    got = []
+    for _ in range(5):
+        got += _work(desk, 1)
+        desk.reopen()
+    assert got == [b"bad", b"bad", b"1", b"bad", b"2"]
+
+
+def test_a_channel_that_was_stored_before_turns_were_kept_is_read() -> None:
+    desk = _desk()
+    channel = desk.broker.queues["q"].channels["main"]
+    channel.save()
+    data = desk.broker.shelf.changes.records[channel._record_key]
+    assert data is not None
+    before = Channel.restore(desk.broker.queues["q"], channel.id, data[:-1])
+    assert (before.name, before.owes_fresh) == ("main", False)
+
+
+def test_groups_of_a_fair_queue_take_turns_with_what_fails() -> None:
+    desk = _desk()
+    desk.send(b"bad", b"1", b"2", group="noisy")
+    desk.send(b"3", group="quiet")
+    assert _work(desk, 7) == [b"bad", b"bad", b"3", b"bad", b"1", b"bad", b"2"]
+
+
+def test_a_message_of_a_fair_queue_that_was_given_back_is_handed_out_once() -> None:
+    desk = _desk()
+    desk.send(b"1", b"2", group="a")
+    desk.send(b"gone", delay_ms=1)
+    delivery = desk.receive(1)
+    desk.do(c.GiveBack(queue="q", spans=spans_of(delivery)))
+    desk.broker.queues["q"].channels["main"].handout.reset_indexes()
+    assert bodies_of(desk.receive(9)) == [b"1", b"2"]
+
+
+def test_order_within_a_fifo_group_holds_whatever_fails() -> None:
+    desk = _desk(kind="fifo")
+    desk.send_fifo("a", b"bad", b"behind")
+    for _ in range(4):
+        delivery = desk.receive(10)
+        assert bodies_of(delivery) == [b"bad", b"behind"]
+        desk.release(delivery, delay_ms=0)
