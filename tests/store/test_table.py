@@ -63,7 +63,7 @@ def test_later_schema_is_refused_for_writing_and_reading(tmp_path: Path, monkeyp
     open_store(tmp_path).close()
     monkeypatch.undo()
     for read_only in (False, True):
-        with pytest.raises(StoreVersion, match="schema version 2"):
+        with pytest.raises(StoreVersion, match=f"schema version {table_module.SCHEMA_VERSION + 1}"):
             open_store(tmp_path, read_only=read_only)
 
 
@@ -73,12 +73,12 @@ def test_earlier_schema_is_migrated_and_keeps_its_content(tmp_path: Path, monkey
     store.close()
     migrations = (*table_module.MIGRATIONS, ("ALTER TABLE chunks ADD COLUMN note TEXT",))
     monkeypatch.setattr(table_module, "MIGRATIONS", migrations)
-    monkeypatch.setattr(table_module, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(table_module, "SCHEMA_VERSION", len(migrations))
     store = open_store(tmp_path)
     assert store.read_chunk(b"c") == b"body"
     store.close()
     connection = sqlite3.connect(tmp_path / TABLE_NAME)
-    assert connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() == (2,)
+    assert connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() == (len(migrations),)
     assert connection.execute("SELECT note FROM chunks").fetchall() == [(None,)]
     connection.close()
 

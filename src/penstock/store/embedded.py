@@ -30,11 +30,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.core.changes import Buffer, Changes
+from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.core.errors import StoreError
 from penstock.store.ahead import ReadAhead
 from penstock.store.ballast import Ballast
@@ -44,7 +44,7 @@ from penstock.store.disk import Disk, RealDisk, is_full
 from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
 from penstock.store.journal.base import Journal
 from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
-from penstock.store.layer import Layer, Missing, joined, list_chunks, scan
+from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
 from penstock.store.table import SqliteTable
@@ -142,6 +142,7 @@ class EmbeddedStore:
         self._layers: tuple[Layer, ...] = (self._newest,)
         self._ahead = ReadAhead(table, self._is_hidden) if background else None
         self._replay()
+        self._flaws = open_flaws(self._layers, table.flaws())
         self._applier: threading.Thread | None = None
         if background:
             self._applier = threading.Thread(target=self._apply_when_due, name="penstock-applier", daemon=True)
@@ -430,6 +431,10 @@ class EmbeddedStore:
         """Every state record with this prefix, in key order, as they are at the call."""
         with self._changed:
             return scan(self._layers, self._table, prefix)
+
+    def flaws(self) -> Sequence[Flaw]:
+        """What was found damaged at opening."""
+        return self._flaws
 
     # The rest.
 
