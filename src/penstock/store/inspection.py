@@ -103,9 +103,7 @@ def inspect(connection: sqlite3.Connection, meta: dict[str, int]) -> Inspection:
             sums[3] += seal_of_key(key)
     there = {name: Group(sums[0], sums[1] & SUM_MASK, sums[2], sums[3] & SUM_MASK) for name, sums in found.items()}
     if lost_groups:
-        return Inspection(
-            there, _unseen(there, bad), frozenset(left_out), misplaced, lost_groups, records, chunks
-        )
+        return Inspection(there, _unseen(there, bad), frozenset(left_out), misplaced, lost_groups, records, chunks)
     flaws = [
         _flaw(name, expected.get(name, Group()), there.get(name, Group()), bad.get(name, []))
         for name in sorted(expected.keys() | there.keys())

@@ -4,12 +4,12 @@ The store is the embedded one (`embedded`), with a Kafka journal in place of fil
 table, and what lies around it in `directory/shard-<n>`, can be lost at any time, and is made again from the log.
 
 Beside the table lies `position`, a small file: up to which offsets the log is in the table, of which topics, and since
-when. It is written after each transaction of the table, with a checksum behind it, so that it is never ahead of it; being behind does no harm (see
-`journal.kafka`). The cache is thrown away, and read anew from the start of the log, when
+when, with a checksum behind it. It is written after each transaction of the table, so that it is never ahead of it;
+being behind does no harm (see `journal.kafka`). The cache is thrown away, and read anew from the start of the log, when
 
 - there is no such file, or it is of another table, other topics, another Kafka, another shard, or a later format;
 - the log does not go on at these offsets;
-- the table was found damaged when it was last used;
+- the table was found damaged when it was last used, or is when it is opened;
 - it is older than half of the topics' `delete.retention.ms`, after which Kafka may have forgotten deletions.
 """
 

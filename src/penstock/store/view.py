@@ -27,10 +27,10 @@ from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.core.errors import StoreError
 from penstock.store.disk import Disk, RealDisk
 from penstock.store.errors import ADVICE, StoreDamaged, StoreReadOnly
+from penstock.store.inspection import inspect
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
-from penstock.store.inspection import inspect
 from penstock.store.table import SEALED_VERSION, TableReads, connect, read_meta, translate, translated
 
 ATTEMPTS_MAX = 100
