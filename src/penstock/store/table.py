@@ -55,6 +55,9 @@ QUICK_CHECK_BYTES = 64 << 20
 SEALING_TOLD_RECORDS = 100_000
 """Sealing an old table of more records than this takes a while, and is told."""
 
+HAD_JOURNAL = "journal"
+"""The entry of `meta` that says that a journal was made."""
+
 Migration = tuple[str | Callable[[sqlite3.Connection], None], ...]
 
 
@@ -323,6 +326,7 @@ class SqliteTable:
                 self._anchor.execute("SELECT count(*) FROM meta").fetchone()
                 self._identity = meta["identity"]
                 self._position = meta["position"]
+                self._had_journal = bool(meta.get(HAD_JOURNAL))
                 self._page_bytes = self._pragma("page_size")
                 self._measure()
             except BaseException:
@@ -450,6 +454,18 @@ class SqliteTable:
     def position(self) -> int:
         """The last commit that the table holds."""
         return self._position
+
+    @property
+    def had_journal(self) -> bool:
+        """Whether a journal was made for this table: then it has to be there."""
+        return self._had_journal
+
+    def note_journal(self) -> None:
+        """There is a journal for this table from now on."""
+        if not self._had_journal:
+            with self._translated(), self._transaction():
+                _write_meta(self._writer, HAD_JOURNAL, 1)
+            self._had_journal = True
 
     # Writing.
 

@@ -28,6 +28,7 @@ from penstock.core.errors import StoreError
 from penstock.store.disk import Disk, RealDisk
 from penstock.store.errors import ADVICE, StoreDamaged, StoreReadOnly
 from penstock.store.inspection import inspect
+from penstock.store.journal.file import read_segment
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
@@ -118,7 +119,7 @@ class StoreView:
 
     def _read_file(self, path: Path) -> bytes:
         with contextlib.closing(self._disk.open(path, writable=False)) as file:
-            return file.read(file.size(), 0)
+            return read_segment(file, path)
 
     def _sync(self, path: Path) -> None:
         with contextlib.closing(self._disk.open(path, writable=False)) as file:
