@@ -162,3 +162,28 @@ def test_a_table_that_cannot_be_opened_once_more_is_an_error_of_the_store(
         table.read_chunk(b"c")
     monkeypatch.undo()
     table.close()
+
+
+def test_table_of_the_version_without_seals_is_sealed_at_opening(tmp_path: Path) -> None:
+    """As the version before wrote it. Damage from then is not seen; damage from now on is."""
+    connection = sqlite3.connect(tmp_path / "t", isolation_level=None)
+    for statement in table_module.MIGRATIONS[0]:
+        assert isinstance(statement, str)
+        connection.execute(statement)
+    connection.execute("INSERT INTO meta VALUES ('schema_version', 1)")
+    connection.execute("UPDATE meta SET value = 7 WHERE name = 'position'")
+    connection.execute("INSERT INTO records VALUES (?, ?)", (b"\x02" + bytes(8), b"value"))
+    connection.execute("INSERT INTO chunks (key, body) VALUES (?, ?)", (bytes(8) + b"chunk", b"body"))
+    connection.close()
+    table = SqliteTable(tmp_path / "t")
+    assert (table.position, list(table.flaws())) == (7, [])
+    assert list(table.scan(b"", None)) == [(b"\x02" + bytes(8), b"value")]
+    assert table.read_chunk(bytes(8) + b"chunk") == b"body"
+    table.close()
+    connection = sqlite3.connect(tmp_path / "t", isolation_level=None)
+    connection.execute("UPDATE records SET value = ?", (b"other",))
+    connection.close()
+    table = SqliteTable(tmp_path / "t")
+    (flaw,) = table.flaws()
+    assert (flaw.group, flaw.keys) == (bytes(8), (b"\x02" + bytes(8),))
+    table.close()

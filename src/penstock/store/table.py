@@ -157,17 +157,23 @@ def _between(select: str, start: bytes, end: bytes | None) -> tuple[str, list[by
     return f"{select} WHERE key >= ? AND key < ?", [start, end]
 
 
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What comes out of SQLite. Where it quotes what is damaged in a message, that cannot be decoded."""
+
+
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
     """Say SQLite's errors in the store's words."""
     try:
         yield
-    except sqlite3.Error as error:
+    except SQLITE_ERRORS as error:
         raise translate(error, path) from error
 
 
-def translate(error: sqlite3.Error, path: Path) -> StoreError:
+def translate(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> StoreError:
     """The store's word for an error of SQLite."""
+    if isinstance(error, UnicodeDecodeError):
+        return StoreDamaged(f"table {path} is damaged (its schema is no text). {ADVICE}")
     name = getattr(error, "sqlite_errorname", "")
     if name in _FULL_ERRORS:
         return DiskFull(f"no room in table {path} ({error}). Free some space: no restart is needed.")
@@ -401,7 +407,7 @@ class SqliteTable:
                 again = inspect(self._writer, sealed_meta(self._writer, self._path))
                 if again.lacks_chunks or (not again.misplaced and quick_check(self._writer) is not None):
                     raise sqlite3.IntegrityError("the rows do not add up either")
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
             return False
         log.error("table %s: the index of the chunks was damaged, and was made anew of the chunks", self._path)
         return True
@@ -436,10 +442,10 @@ class SqliteTable:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise self._said(error) from error
 
-    def _said(self, error: sqlite3.Error) -> StoreError:
+    def _said(self, error: sqlite3.Error | UnicodeDecodeError) -> StoreError:
         said = translate(error, self._path)
         if isinstance(said, StoreDamaged):
             self._on_damage()
@@ -631,7 +637,7 @@ class SqliteTable:
         reads = self._borrow()
         try:
             yield reads
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise self._said(error) from error
         finally:
             self._hand_back(reads)

@@ -32,7 +32,7 @@ from penstock.store.journal.file import read_segment
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
-from penstock.store.table import SEALED_VERSION, TableReads, connect, read_meta, translate, translated
+from penstock.store.table import SEALED_VERSION, SQLITE_ERRORS, TableReads, connect, read_meta, translate, translated
 
 ATTEMPTS_MAX = 100
 SAME_FINDINGS_MAX = 5
@@ -77,7 +77,7 @@ class StoreView:
                     raise
             except BaseException as error:
                 self.close()
-                if isinstance(error, sqlite3.Error):
+                if isinstance(error, SQLITE_ERRORS):
                     raise translate(error, self._path) from error
                 raise
             time.sleep(PAUSE_SECONDS)
