@@ -50,7 +50,7 @@ KEPT_FREE_BYTES = 16 << 20
 WAL_KEPT_BYTES = 32 << 20
 CHECKPOINT_PAGES = 256
 BUSY_MS = 30_000
-QUICK_CHECK_BYTES = 64 << 20
+QUICK_CHECK_BYTES = 8 << 20
 """Up to this size, SQLite's own check is part of opening: it takes about 1 ms a MiB."""
 SEALING_TOLD_RECORDS = 100_000
 """Sealing an old table of more records than this takes a while, and is told."""
@@ -314,11 +314,12 @@ class SqliteTable:
     """The table of an embedded store, open for writing."""
 
     def __init__(
-        self, path: Path, *, kept_free_bytes: int = KEPT_FREE_BYTES, on_damage: Callable[[], None] = lambda: None
+        self, path: Path, *, kept_free_bytes: int = KEPT_FREE_BYTES, on_damage: Callable[[], None] | None = None
     ) -> None:
-        """`on_damage` is called, in any thread, whenever an open table turns out to be damaged."""
+        """`on_damage` is for a table that is a cache: it is called, in any thread, whenever it turns out to be damaged."""
         self._path = path
-        self._on_damage = on_damage
+        self._is_cache = on_damage is not None
+        self._on_damage = on_damage or (lambda: None)
         self._kept_free_bytes = kept_free_bytes
         self._idle: list[TableReads] = []
         self._closed = False
@@ -661,9 +662,11 @@ class SqliteTable:
         with self._reads() as reads:
             try:
                 return reads.read_chunk(key)
-            except ChunkDamaged:
-                self._on_damage()
-                raise
+            except ChunkDamaged as error:
+                if not self._is_cache:
+                    raise
+                self._on_damage()  # what is cached can be had again
+                raise StoreDamaged(f"table {self._path} is damaged ({error})") from error
 
     def list_chunks(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:
         """Up to `limit` chunk keys from `start` (inclusive) to `end` (exclusive), in order."""
