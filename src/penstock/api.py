@@ -55,6 +55,7 @@ from penstock.core.errors import (
     OverLimit,
     PenstockError,
     QueueChanged,
+    QueueDamaged,
     QueueExists,
     QueueNotFound,
     QueueReplaced,
@@ -70,7 +71,15 @@ from penstock.core.errors import (
 )
 from penstock.core.states import State
 from penstock.server.shard import ShardClosed
-from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged, StoreLocked, StoreReadOnly, StoreVersion
+from penstock.store.errors import (
+    CommitFailed,
+    DiskFailed,
+    DiskFull,
+    StoreDamaged,
+    StoreLocked,
+    StoreReadOnly,
+    StoreVersion,
+)
 
 __all__ = [
     "AccessDenied",
@@ -96,6 +105,7 @@ __all__ = [
     "Consumer",
     "ConsumerNotFound",
     "Damage",
+    "DiskFailed",
     "DiskFull",
     "FailedAttempt",
     "ForeignReceipt",
@@ -118,6 +128,7 @@ __all__ = [
     "Queue",
     "QueueChanged",
     "QueueConfig",
+    "QueueDamaged",
     "QueueExists",
     "QueueInfo",
     "QueueNotFound",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock.cluster.ledger import ClusterRecord, Ledger, Record, ShardRecord, encode
-from penstock.core.changes import Buffer, Changes
+from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.store.errors import CommitFailed, ShardFenced
 from penstock.store.memory import MemoryStore
 
@@ -48,6 +48,9 @@ class FencedStore:
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._log.kept.scan(prefix)
+
+    def flaws(self) -> Sequence[Flaw]:
+        return self._log.kept.flaws()
 
     def close(self) -> None:
         """Nothing to let go of."""

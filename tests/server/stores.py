@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from penstock.core.changes import Buffer, Changes
+from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.core.errors import StoreError
 from penstock.store.errors import CommitFailed, DiskFull
 from penstock.store.memory import MemoryStore
@@ -63,6 +63,9 @@ class TroubledStore:
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self.inner.scan(prefix)
+
+    def flaws(self) -> Sequence[Flaw]:
+        return self.inner.flaws()
 
     def close(self) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import sqlite3
 import threading
 import time
@@ -215,13 +216,35 @@ def test_commit_after_close_is_refused(tmp_path: Path) -> None:
         store.commit(changes_of({b"c": BODY}))
 
 
+@pytest.mark.parametrize("applied", [True, False])
+def test_store_whose_only_journal_file_was_deleted_is_not_opened_empty(tmp_path: Path, applied: bool) -> None:
+    store = open_embedded(tmp_path)
+    store.commit(changes_of({b"c": BODY}))
+    store.close(apply=applied)
+    for path in (tmp_path / "journal").iterdir():
+        path.unlink()
+    with pytest.raises(StoreDamaged, match=r"the journal in .* is missing"):
+        open_embedded(tmp_path)
+
+
+def test_table_and_journal_that_are_both_gone_are_missed(tmp_path: Path) -> None:
+    store = open_embedded(tmp_path)
+    store.commit(changes_of({b"c": BODY}))
+    store.close()
+    shutil.rmtree(tmp_path / "journal")
+    for path in tmp_path.glob(TABLE_NAME + "*"):
+        path.unlink()
+    with pytest.raises(StoreDamaged, match=r"table .* is missing"):
+        open_embedded(tmp_path)
+
+
 def test_table_that_lost_its_file_is_not_silently_replaced(tmp_path: Path) -> None:
     store = open_embedded(tmp_path)
     store.commit(changes_of({b"c": BODY}))
     store.close()
     for path in tmp_path.glob(TABLE_NAME + "*"):
         path.unlink()
-    with pytest.raises(StoreDamaged, match="belongs to store"):
+    with pytest.raises(StoreDamaged, match=r"table .* is missing"):
         open_embedded(tmp_path)
 
 

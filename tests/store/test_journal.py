@@ -14,9 +14,17 @@ import xxhash
 
 from penstock.core.changes import Changes
 from penstock.store.disk import BUFFERS_PER_WRITE_MAX, RealDisk
-from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged, StoreVersion
+from penstock.store.errors import CommitFailed, DiskFailed, DiskFull, StoreDamaged, StoreVersion
 from penstock.store.journal.file import FileJournal
-from penstock.store.journal.frames import FRAMES_START, aligned, encode_frame, frame_at, segment_header
+from penstock.store.journal.frames import (
+    ALIGNMENT,
+    FRAMES_START,
+    HEADER_BYTES,
+    aligned,
+    encode_frame,
+    frame_at,
+    segment_header,
+)
 from penstock.store.journal.walk import segment_name
 from tests.store.conformance import changes_of
 from tests.store.faulty_disk import FaultyDisk
@@ -102,13 +110,13 @@ def test_numbers_go_on_after_everything_was_applied() -> None:
     assert opened(disk, after=20)[1] == values(21, 21)
 
 
-def test_commit_is_one_write_and_one_sync() -> None:
+def test_commit_is_one_write_one_sync_and_a_mark_that_is_not_synced() -> None:
     disk = FaultyDisk()
     journal = journal_with(1, disk)
     operations: list[str] = []
     disk.on_operation = lambda operation, path: operations.append(operation)
     journal.append(commit_of(2))
-    assert operations == ["write", "sync"]
+    assert operations == ["write", "sync", "write"]
 
 
 def test_partial_writes_are_finished() -> None:
@@ -164,11 +172,13 @@ def test_first_commit_of_a_recycled_segment_is_cut_if_it_is_torn_while_the_segme
     journal.trim(40)
     journal._prepare_segment()
     number = 40
-    while journal._current is not None and journal._current.free:
+    assert journal._current is not None
+    while journal._current.free > ALIGNMENT:  # the last sector is for the mark
         number = journal.append(commit_of(number + 1))
+    full = journal._current.path
 
     def apply_and_lose_power(operation: str, path: Path) -> None:
-        if operation == "write":
+        if operation == "write" and path != full:
             disk.on_operation = lambda operation, path: None
             journal.trim(number)
             while journal._spares:
@@ -200,13 +210,74 @@ def test_torn_tail_is_cut_wherever_it_is_torn() -> None:
         assert opened(torn)[1] == values(1, 6)
 
 
-def test_damaged_last_frame_is_cut_whatever_the_byte() -> None:
+def at_rest(disk: FaultyDisk) -> FaultyDisk:
+    """The disk as it is when the kernel has written everything, and nobody crashed."""
+    for name in disk.names(DIRECTORY):
+        disk.open(DIRECTORY / name, writable=True).sync()
+    disk.sync_directory(DIRECTORY)
+    return disk.crash(0)
+
+
+def test_damaged_last_frame_is_an_error_whatever_the_byte() -> None:
+    """It was acknowledged: the mark behind it says so, and nothing is cut off silently."""
+    disk = FaultyDisk()
+    journal_with(6, disk).close()
+    path = DIRECTORY / segment_name(1)
+    start = FRAMES_START + sum(aligned(frame_size(number)) for number in range(1, 6))
+    for offset in range(frame_size(6)):
+        damaged = at_rest(disk)
+        damaged.damage(path, start + offset)
+        with pytest.raises(StoreDamaged, match=f"damaged at byte {start}: commit 6 is not readable"):
+            opened(damaged)
+
+
+def test_damaged_mark_costs_nothing() -> None:
+    disk = FaultyDisk()
+    journal_with(6, disk).close()
+    path = DIRECTORY / segment_name(1)
+    start = FRAMES_START + sum(aligned(frame_size(number)) for number in range(1, 7))
+    for offset in range(HEADER_BYTES):
+        damaged = at_rest(disk)
+        damaged.damage(path, start + offset)
+        assert opened(damaged)[1] == values(1, 6), offset
+
+
+def test_missing_segment_is_an_error_whichever_it_is() -> None:
+    disk = FaultyDisk()
+    journal = journal_with(60, disk)
+    names = sorted(disk.names(DIRECTORY))
+    assert journal._current is not None
+    in_use = [name for name in names if name <= journal._current.path.name]
+    assert len(in_use) >= 4
+    for name in in_use:
+        lost = at_rest(disk)
+        lost.remove(DIRECTORY / name)
+        with pytest.raises(StoreDamaged, match=r"missing|is damaged at byte"):
+            opened(lost)
+
+
+def test_segment_that_cannot_be_read_is_no_damage() -> None:
+    disk = FaultyDisk()
+    journal_with(6, disk).close()
+
+    def fail(operation: str, path: Path) -> None:
+        if operation == "read":
+            raise OSError(errno.EIO, "Input/output error")
+
+    disk.on_operation = fail
+    with pytest.raises(DiskFailed, match=r"1.segment cannot be read \(Input/output error\): look at the disk"):
+        opened(disk)
+
+
+def test_damaged_last_frame_without_its_mark_is_cut_whatever_the_byte() -> None:
+    """After a power failure the mark may be missing: nobody can tell, and the commit is taken for unfinished."""
     disk = FaultyDisk()
     journal_with(6, disk).close()
     path = DIRECTORY / segment_name(1)
     start = FRAMES_START + sum(aligned(frame_size(number)) for number in range(1, 6))
     for offset in range(frame_size(6)):
         damaged = disk.crash(0)
+        damaged.open(path, writable=True).write([bytes(HEADER_BYTES)], start + aligned(frame_size(6)))
         damaged.damage(path, start + offset)
         assert opened(damaged)[1] == values(1, 5), offset
 
@@ -326,6 +397,8 @@ def test_message_that_holds_a_frame_is_not_taken_for_one(number: int, identity: 
     journal.append(commit_of(1))
     journal.append(changes_of({b"c": body}, {b"n": b"2"}))
     disk.damage(DIRECTORY / segment_name(1), FRAMES_START + aligned(frame_size(1)) + 33)
+    assert journal._current is not None
+    journal._current.file.write([bytes(HEADER_BYTES)], journal._current.offset)  # torn by a power failure: no mark yet
     if mistaken:
         with pytest.raises(StoreDamaged):
             opened(disk, segment_bytes=1 << 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from penstock.store.embedded import open_embedded, open_store
 from penstock.store.errors import StoreLocked
+from penstock.store.layout import LOCK_NAME
 from tests.store.conformance import changes_of
 from tests.store.processes import line_of, other_process
 
@@ -22,6 +24,27 @@ def test_second_process_is_refused_and_told_who_and_what_to_do(tmp_path: Path) -
         assert f"process {holder.pid} on {socket.gethostname()}" in message
         assert str(tmp_path) in message
         assert "read_only=True" in message
+
+
+def test_second_process_is_refused_although_the_lock_file_was_removed(tmp_path: Path) -> None:
+    with other_process("hold", tmp_path) as holder:
+        assert line_of(holder) == "open"
+        (tmp_path / LOCK_NAME).unlink()
+        with pytest.raises(StoreLocked, match="is in use by another process"):
+            open_embedded(tmp_path)
+
+
+def test_process_of_an_earlier_version_is_kept_out_and_keeps_us_out(tmp_path: Path) -> None:
+    """It locks the file alone."""
+    open_embedded(tmp_path).close()
+    with open(tmp_path / LOCK_NAME, "r+") as earlier:
+        fcntl.flock(earlier, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(StoreLocked):
+            open_embedded(tmp_path)
+    store = open_embedded(tmp_path)
+    with open(tmp_path / LOCK_NAME, "r+") as earlier, pytest.raises(BlockingIOError):
+        fcntl.flock(earlier, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    store.close()
 
 
 def test_directory_is_free_again_after_the_holder_was_killed(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_later_schema_is_refused_for_writing_and_reading(tmp_path: Path, monkeyp
     open_store(tmp_path).close()
     monkeypatch.undo()
     for read_only in (False, True):
-        with pytest.raises(StoreVersion, match="schema version 2"):
+        with pytest.raises(StoreVersion, match=f"schema version {table_module.SCHEMA_VERSION + 1}"):
             open_store(tmp_path, read_only=read_only)
 
 
@@ -73,12 +73,12 @@ def test_earlier_schema_is_migrated_and_keeps_its_content(tmp_path: Path, monkey
     store.close()
     migrations = (*table_module.MIGRATIONS, ("ALTER TABLE chunks ADD COLUMN note TEXT",))
     monkeypatch.setattr(table_module, "MIGRATIONS", migrations)
-    monkeypatch.setattr(table_module, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(table_module, "SCHEMA_VERSION", len(migrations))
     store = open_store(tmp_path)
     assert store.read_chunk(b"c") == b"body"
     store.close()
     connection = sqlite3.connect(tmp_path / TABLE_NAME)
-    assert connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() == (2,)
+    assert connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() == (len(migrations),)
     assert connection.execute("SELECT note FROM chunks").fetchall() == [(None,)]
     connection.close()
 
@@ -161,4 +161,29 @@ def test_a_table_that_cannot_be_opened_once_more_is_an_error_of_the_store(
     with pytest.raises(StoreError, match="unable to open"):
         table.read_chunk(b"c")
     monkeypatch.undo()
+    table.close()
+
+
+def test_table_of_the_version_without_seals_is_sealed_at_opening(tmp_path: Path) -> None:
+    """As the version before wrote it. Damage from then is not seen; damage from now on is."""
+    connection = sqlite3.connect(tmp_path / "t", isolation_level=None)
+    for statement in table_module.MIGRATIONS[0]:
+        assert isinstance(statement, str)
+        connection.execute(statement)
+    connection.execute("INSERT INTO meta VALUES ('schema_version', 1)")
+    connection.execute("UPDATE meta SET value = 7 WHERE name = 'position'")
+    connection.execute("INSERT INTO records VALUES (?, ?)", (b"\x02" + bytes(8), b"value"))
+    connection.execute("INSERT INTO chunks (key, body) VALUES (?, ?)", (bytes(8) + b"chunk", b"body"))
+    connection.close()
+    table = SqliteTable(tmp_path / "t")
+    assert (table.position, list(table.flaws())) == (7, [])
+    assert list(table.scan(b"", None)) == [(b"\x02" + bytes(8), b"value")]
+    assert table.read_chunk(bytes(8) + b"chunk") == b"body"
+    table.close()
+    connection = sqlite3.connect(tmp_path / "t", isolation_level=None)
+    connection.execute("UPDATE records SET value = ?", (b"other",))
+    connection.close()
+    table = SqliteTable(tmp_path / "t")
+    (flaw,) = table.flaws()
+    assert (flaw.group, flaw.keys) == (bytes(8), (b"\x02" + bytes(8),))
     table.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typer
 
+from penstock.cli.care import stores
 from penstock.cli.cluster import clusters
 from penstock.cli.consumers import consumers
 from penstock.cli.dead_letters import redrive
@@ -33,6 +34,7 @@ app.add_typer(consumers, name="consumer")
 app.add_typer(outboxes, name="outbox")
 app.add_typer(pipelines, name="pipeline")
 app.add_typer(clusters, name="cluster")
+app.add_typer(stores, name="store")
 for command in (serve, lookup, send, receive, ack, release, peek, redrive, stats, top, sql):
     app.command()(command)
 

@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.messages import Name, existing
 from penstock.cli.output import AsJson, print_done, print_json, print_rows, progress
-from penstock.cli.stats import channel_row, queue_row
+from penstock.cli.stats import channel_row, counts, queue_row
 from penstock.cli.store import on_store
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def list_queues(
     as_json: AsJson = False,
 ) -> None:
     """List queues and what is in them. Works on a directory while another process has it open."""
-    print_rows((queue_row(ps.queue(name).stats()) for name in ps.queues(prefix)), as_json, "Queues")
+    print_rows((queue_row(each) for each in counts(ps, None, prefix)), as_json, "Queues")
 
 
 @queues.command()

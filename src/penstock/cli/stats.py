@@ -90,6 +90,10 @@ def counts(ps: Penstock, queues: list[str] | None, prefix: str) -> Iterator[Stat
         except penstock.QueueNotFound:
             if queues:
                 raise
+        except penstock.QueueDamaged as error:
+            if queues:
+                raise
+            print(f"penstock: {error}", file=sys.stderr)
 
 
 # -- top ---------------------------------------------------------------------------------------------------------------

@@ -228,6 +228,11 @@ class Catalog:
         queue = self._far_by_id.get(queue_id)
         return None if queue is None else queue.name
 
+    def refuse_damaged(self, name: str) -> None:
+        """`QueueDamaged` if a shard that is served here has this queue in quarantine."""
+        for served in self._served.values():
+            served.identity.refuse_damaged(name)
+
     def channel_name(self, queue_id: int, channel_id: int) -> str | None:
         """The name of a channel by the ids in a receipt."""
         served = self._served.get(shard_of_id(queue_id))

@@ -18,12 +18,12 @@ believe a note from before others had the shard. So the claim is in the shard's 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from penstock.core.changes import Buffer, Changes
+from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.core.errors import StoreError
 from penstock.server.proof import steady_s
 from penstock.store.base import Store
@@ -118,6 +118,10 @@ class ClaimedStore:
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Every state record with this prefix, in key order."""
         return self._store.scan(prefix)
+
+    def flaws(self) -> Sequence[Flaw]:
+        """What was found damaged at opening."""
+        return self._store.flaws()
 
     def close(self) -> None:
         """Release the shard in writing, if it is ours alone and all of it was written, and let go."""

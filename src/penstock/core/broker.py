@@ -16,7 +16,7 @@ no commands: it puts messages into other queues. Here is what they share: state,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
@@ -42,7 +42,15 @@ from penstock.core.commands import (
     TakeOutbox,
 )
 from penstock.core.config import DEDUP_WINDOW_MS
-from penstock.core.errors import ChannelNotFound, InvalidConfig, InvalidRequest, QueueNotFound, SessionNotFound
+from penstock.core.errors import (
+    ChannelNotFound,
+    InvalidConfig,
+    InvalidRequest,
+    QueueNotFound,
+    SessionNotFound,
+    StoreDamaged,
+    StoreError,
+)
 from penstock.core.happenings import Happening
 from penstock.core.identity import message_id, receipt_key
 from penstock.core.keys import Kind
@@ -51,6 +59,7 @@ from penstock.core.moves import Moves
 from penstock.core.once import OnceMemory
 from penstock.core.outbox import Outbox
 from penstock.core.partition import SHARD_SHIFT, SHARDS_MAX, partition_of
+from penstock.core.quarantine import Quarantine
 from penstock.core.queue import Queue
 from penstock.core.reading import Reading
 from penstock.core.receipt import Receipt
@@ -68,6 +77,27 @@ FORMAT_VERSION = 1
 _SECRET_BYTES = 32
 _REALM_BYTES = 8
 _RECEIPT_KEYS_MAX = 10_000
+_GO_WITHOUT = frozenset({Kind.SESSION, Kind.TASK, Kind.ONCE})
+"""Records of no queue that a store can be opened without, if they are damaged: leases run out, redrives end, and a
+client's command that was repeated is done again. That is told. Without the others, work would be done twice, or lost.
+"""
+
+
+_NUMBER_BYTES = 8
+_ADVICE = (
+    "Nothing was changed: restore a backup, or copy what is readable to a new directory with `penstock store salvage`."
+)
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+
+
+def _named(group: bytes) -> str:
+    """What a group of records is, for people."""
+    if len(group) == 1 and group[0] in set(Kind):
+        return f"records of kind {Kind(group[0]).name.lower()}"
+    return f"records of group {group.hex() or 'none'}"
 
 
 class Broker:
@@ -82,6 +112,8 @@ class Broker:
         """Nothing is done because its time has come; for a while, if it cannot be written."""
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
+        self.quarantine = Quarantine()
+        """Queues that are stored, and not served: something of them is damaged."""
         self.sessions: dict[int, Session] = {}
         self.tasks: dict[int, RedriveTask] = {}
         self.marks = Marks()
@@ -150,7 +182,10 @@ class Broker:
         """
         found = next(reader.scan(keys.record(Kind.META)), None)
         if found is not None:
-            broker = cls(reader, msgspec.msgpack.decode(found[1], type=Meta))
+            try:
+                broker = cls(reader, msgspec.msgpack.decode(found[1], type=Meta))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise StoreDamaged(f"the record of the store itself cannot be read ({error}). {_ADVICE}") from None
             if broker.meta.version != FORMAT_VERSION:
                 raise InvalidConfig(
                     f"the store has format {broker.meta.version}, and this version of Penstock knows {FORMAT_VERSION}: "
@@ -161,6 +196,8 @@ class Broker:
             broker.now_ms = now_ms
             broker._restore()
             return broker
+        if reader.flaws() or next(reader.scan(b""), None) is not None:
+            raise StoreDamaged(f"the record of the store itself is damaged or missing. {_ADVICE}")
         if len(entropy) < _SECRET_BYTES + _REALM_BYTES:
             raise InvalidRequest(f"a new store needs at least {_SECRET_BYTES + _REALM_BYTES} bytes of entropy")
         realm = int.from_bytes(entropy[_SECRET_BYTES : _SECRET_BYTES + _REALM_BYTES], "big")
@@ -184,55 +221,141 @@ class Broker:
             )
 
     def _restore(self) -> None:
-        for record_key, data in self._records(Kind.SESSION):
-            self.session_register.restore(keys.number_of(record_key), data)
-        for record_key, data in self._records(Kind.QUEUE):
-            queue = Queue.restore(self, keys.number_of(record_key), data)
-            self.queues[queue.name] = self.queues_by_id[queue.id] = queue
-        for record_key, data in self._records(Kind.COUNTERS):
-            self.queues_by_id[keys.number_of(record_key)].restore_counters(data)
+        self._note_flaws()
         channels: dict[tuple[int, int], Channel] = {}
-        for record_key, data in self._records(Kind.CHANNEL):
-            queue = self.queues_by_id[keys.number_of(record_key)]
-            channel = Channel.restore(queue, int.from_bytes(record_key[9:13], "big"), data)
-            queue.channels[channel.name] = channels[queue.id, channel.id] = channel
-        for record_key, data in self._records(Kind.ENTRY):
-            queue_id, channel_id, lane, base = keys.unpack_entry(record_key)
-            channels[queue_id, channel_id].restore_entry(lane, base, data)
-        for record_key, data in self._records(Kind.BUCKET):
-            queue_id, lane, order = keys.unpack_bucket(record_key)
-            self.queues_by_id[queue_id].restore_bucket(lane, order, msgspec.msgpack.decode(data, type=int))
-        for record_key, data in self._records(Kind.CONSUMER):
-            self.queues_by_id[keys.number_of(record_key)].restore_consumer(record_key[9:].decode(), data)
-        for record_key, data in self._records(Kind.DEDUP):
-            self.queues_by_id[keys.number_of(record_key)].dedup.restore(data)
-        for record_key, data in self._records(Kind.ATTEMPT):
-            channel = channels[keys.number_of(record_key), int.from_bytes(record_key[9:13], "big")]
-            channel.attempts.restore(record_key[13:].decode(), data)
-        for record_key, data in self._records(Kind.QUARANTINE):
-            self.queues_by_id[keys.number_of(record_key)].restore_quarantine(record_key[9:], data)
-        for record_key, data in self._records(Kind.RESERVE):
-            queue = self.queues_by_id[keys.number_of(record_key)]
-            queue.reserve = Reserve.restore(queue.id, data)
-        for record_key, data in self._records(Kind.TASK):
-            self.redrives.restore(keys.number_of(record_key), data)
-        self.marks.restore(list(self._records(Kind.MARK)))
-        for record_key, data in self._records(Kind.OUTBOX_TARGET):
-            self.outbox.restore(keys.number_of(record_key), data)
-        for record_key, data in self._records(Kind.ONCE):
-            name = self.memory.restore(record_key, data)
-            self.schedule(self.memory.expires_ms(name) or self.now_ms, "once", name)
-        self._restored(channels.values())
 
-    def _restored(self, channels: Any) -> None:
+        def restore_queue(number: int, _key: bytes, data: bytes) -> None:
+            queue = Queue.restore(self, number, data)
+            if queue.name in self.queues:
+                raise ValueError(f"queue {queue.name!r} is there twice")
+            self.queues[queue.name] = self.queues_by_id[queue.id] = queue
+
+        def restore_channel(number: int, key: bytes, data: bytes) -> None:
+            queue = self.queues_by_id[number]
+            channel = Channel.restore(queue, int.from_bytes(key[9:13], "big"), data)
+            queue.channels[channel.name] = channels[queue.id, channel.id] = channel
+
+        def restore_entry(_number: int, key: bytes, data: bytes) -> None:
+            queue_id, channel_id, lane, base = keys.unpack_entry(key)
+            channels[queue_id, channel_id].restore_entry(lane, base, data)
+
+        def restore_bucket(_number: int, key: bytes, data: bytes) -> None:
+            queue_id, lane, order = keys.unpack_bucket(key)
+            self.queues_by_id[queue_id].restore_bucket(lane, order, msgspec.msgpack.decode(data, type=int))
+
+        def restore_attempt(number: int, key: bytes, data: bytes) -> None:
+            channels[number, int.from_bytes(key[9:13], "big")].attempts.restore(key[13:].decode(), data)
+
+        def restore_reserve(number: int, _key: bytes, data: bytes) -> None:
+            self.queues_by_id[number].reserve = Reserve.restore(number, data)
+
+        def restore_once(_number: int, key: bytes, data: bytes) -> None:
+            name = self.memory.restore(key, data)
+            self.schedule(self.memory.expires_ms(name) or self.now_ms, "once", name)
+
+        queues = self.queues_by_id
+        restorers: tuple[tuple[Kind, Callable[[int, bytes, bytes], None]], ...] = (
+            (Kind.SESSION, lambda number, _key, data: self.session_register.restore(number, data)),
+            (Kind.QUEUE, restore_queue),
+            (Kind.COUNTERS, lambda number, _key, data: queues[number].restore_counters(data)),
+            (Kind.CHANNEL, restore_channel),
+            (Kind.ENTRY, restore_entry),
+            (Kind.BUCKET, restore_bucket),
+            (Kind.CONSUMER, lambda number, key, data: queues[number].restore_consumer(key[9:].decode(), data)),
+            (Kind.DEDUP, lambda number, _key, data: queues[number].dedup.restore(data)),
+            (Kind.ATTEMPT, restore_attempt),
+            (Kind.QUARANTINE, lambda number, key, data: queues[number].restore_quarantine(key[9:], data)),
+            (Kind.RESERVE, restore_reserve),
+            (Kind.TASK, lambda number, _key, data: self.redrives.restore(number, data)),
+            (Kind.OUTBOX_TARGET, lambda number, _key, data: self.outbox.restore(number, data)),
+            (Kind.ONCE, restore_once),
+        )
+        for kind, restore in restorers:
+            for record_key, data in self._records(kind):
+                try:
+                    restore(keys.number_of(record_key), record_key, data)
+                except StoreError:
+                    raise
+                except Exception as error:  # a record that makes no sense keeps its queue out, and nobody else's
+                    self._note_unreadable(kind, record_key, error)
+        try:
+            self.marks.restore(list(self._records(Kind.MARK)))
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+            self._note_unreadable(Kind.MARK, keys.record(Kind.MARK), error)
+        self._restored(channels.values())
+        self._set_damaged_apart()
+
+    def _restored(self, channels: Iterable[Channel]) -> None:
         for channel in channels:
-            channel.restored()
-            for holder in channel.holders():
-                self.session_register.note_lease(holder, channel)
+            queue = channel.queue
+            if queue.id in self.quarantine:
+                continue
+            try:
+                channel.restored()
+                for holder in channel.holders():
+                    self.session_register.note_lease(holder, channel)
+            except StoreError:
+                raise
+            except Exception as error:
+                self.quarantine.add(queue.id, f"channel {channel.name!r} does not fit its records ({_line(error)})")
         for queue in self.queues.values():
-            queue.restart_retention(opened=True)
-            queue.watch_dedup()
-            queue.watch_consumers(self.now_ms)
+            if queue.id in self.quarantine:
+                continue
+            try:
+                queue.restart_retention(opened=True)
+                queue.watch_dedup()
+                queue.watch_consumers(self.now_ms)
+            except StoreError:
+                raise
+            except Exception as error:
+                self.quarantine.add(queue.id, f"its records do not fit together ({_line(error)})")
+
+    # -- damage --
+
+    def _note_flaws(self) -> None:
+        """What the store found: damage of a queue keeps that queue out, most of the rest keeps the store closed."""
+        for flaw in self.shelf.reader.flaws():
+            if len(flaw.group) == _NUMBER_BYTES and flaw.group[0] != keys.OUTBOX_QUEUES >> 56:
+                self.quarantine.add(int.from_bytes(flaw.group, "big"), flaw.what)
+            elif flaw.group and flaw.group[0] in _GO_WITHOUT:
+                self._report("", f"{Kind(flaw.group[0]).name.lower()}: {flaw.what}; they are left out")
+            else:
+                raise StoreDamaged(f"{_named(flaw.group)}: {flaw.what}. {_ADVICE}")
+
+    def _note_unreadable(self, kind: Kind, record_key: bytes, error: Exception) -> None:
+        number = keys.number_of(record_key)
+        if kind in keys.OF_A_QUEUE:
+            missing = kind != Kind.QUEUE and isinstance(error, KeyError)
+            why = "belongs to nothing" if missing else f"cannot be read ({_line(error)})"
+            self.quarantine.add(number, f"a record of kind {kind.name.lower()} {why}")
+        elif kind in _GO_WITHOUT:
+            self._report("", f"{kind.name.lower()} {number} cannot be read ({_line(error)}), and is left out")
+        else:
+            raise StoreDamaged(f"a record of kind {kind.name.lower()} cannot be read ({_line(error)}). {_ADVICE}")
+
+    def _report(self, queue: str, what: str) -> None:
+        self.reports.append(Damage(queue, 0, -1, what))
+
+    def _set_damaged_apart(self) -> None:
+        """Nothing of a damaged queue is served, and nothing of it is written."""
+        changes = self.shelf.changes
+        for queue_id in self.quarantine.ids:
+            queue = self.queues_by_id.pop(queue_id, None)
+            if queue is not None:
+                self.quarantine.call(queue_id, queue.name)
+                del self.queues[queue.name]
+                self.dirty_queues.pop(queue, None)
+                self.drafts.pop(queue, None)
+                for channel in queue.channels.values():
+                    self.dirty_channels.pop(channel, None)
+                    self._awake.pop(channel, None)
+            number = keys.queue_chunks(queue_id)
+            for key in [key for key in changes.records if keys.group_of(key) == number]:
+                del changes.records[key]
+            for key in [key for key in changes.chunks if key.startswith(number)]:
+                del changes.chunks[key]
+            self.shelf.forget_queue(number)
+            self._report(self.quarantine.label(queue_id), f"{self.quarantine.reason(queue_id)}; it is not served")
 
     def _records(self, kind: Kind) -> Iterator[tuple[bytes, bytes]]:
         return self.shelf.reader.scan(bytes([kind]))
@@ -480,7 +603,11 @@ class Broker:
     def queue_name(self, queue_id: int) -> str | None:
         """The name of the queue with this id."""
         queue = self.queues_by_id.get(queue_id)
-        return None if queue is None else queue.name
+        return self.quarantine.name_of(queue_id) if queue is None else queue.name
+
+    def refuse_damaged(self, name: str) -> None:
+        """`QueueDamaged` if a queue that is not in `queues` is in quarantine."""
+        self.quarantine.refuse(name)
 
     def channel_name(self, queue_id: int, channel_id: int) -> str | None:
         """The name of a channel by the ids in a receipt."""
@@ -523,6 +650,8 @@ class Broker:
     def find_queue(self, name: str, of_queue: int = 0) -> Queue:
         """The queue with this name; and with this id, unless that is 0."""
         queue = self.queues.get(name)
+        if queue is None:
+            self.quarantine.refuse(name)
         if of_queue:
             check_queue_id(queue, name, of_queue)
         if queue is None:

@@ -6,6 +6,7 @@ the others. A further partition is made here by a command with `part`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.core import keys, position
@@ -79,6 +80,8 @@ class Catalog:
         config = command.config
         config.check()
         existing = self.broker.queues.get(command.name)
+        if existing is None:
+            self.broker.quarantine.refuse(command.name)
         if command.part is not None:
             return self._create_part(command, existing, *command.part)
         if existing is not None:
@@ -219,16 +222,20 @@ class Catalog:
         if command.queue_id:
             queue = self.broker.queues_by_id.get(command.queue_id)
             if queue is None:
+                self.broker.quarantine.refuse_id(command.queue_id)
                 raise QueueNotFound(f"there is no queue with the id {command.queue_id}")
             return queue.info()
         return self.broker.find_queue(command.name).info()
 
     def _list_queues(self, command: ListQueues) -> list[str]:
         shard = self.broker.meta.shard
-        names = (
+        ids = [(name, queue.id) for name, queue in self.broker.queues.items()]
+        if command.dead_letters_to is None:  # those in quarantine are listed, too
+            ids += self.broker.quarantine.named
+        names: Iterator[str] = (
             name
-            for name, queue in self.broker.queues.items()
-            if name.startswith(command.prefix) and name > command.after and queue.id >> SHARD_SHIFT == shard
+            for name, queue_id in ids
+            if name.startswith(command.prefix) and name > command.after and queue_id >> SHARD_SHIFT == shard
         )  # further partitions of a queue of another shard are not named twice
         if command.dead_letters_to is not None:
             names = (name for name in names if self._buries_in(name, command.dead_letters_to))

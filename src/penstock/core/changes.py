@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
@@ -71,6 +71,17 @@ class Changes:
         self.dropped.append(prefix)
 
 
+class Flaw(NamedTuple):
+    """Something that is stored is not what was written, or is missing."""
+
+    group: bytes
+    """What is hit: the number of a queue (8 bytes), or a kind of records (1 byte). See `core.keys.group_of`."""
+    what: str
+    """What is wrong, for people."""
+    keys: tuple[bytes, ...] = ()
+    """The records that are left out, where these are all that is wrong."""
+
+
 class Reader(Protocol):
     """What the core may ask of committed data. The same commits always give the same answers."""
 
@@ -84,4 +95,8 @@ class Reader(Protocol):
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Every state record with this prefix, in key order."""
+        ...
+
+    def flaws(self) -> Sequence[Flaw]:
+        """What was found damaged at opening. Damaged records are left out of `scan`."""
         ...

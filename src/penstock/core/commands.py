@@ -929,7 +929,7 @@ class CatalogEvent(NamedTuple):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A report of a damaged chunk, out of `Broker.take_reports`."""
+    """A report of a damaged chunk, or (with `last` below `first`) of other damage, out of `Broker.take_reports`."""
 
     queue: str
     first: int

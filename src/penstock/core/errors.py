@@ -27,11 +27,13 @@
     ├── WorkRefused               a unit of work holds something that can no longer be settled
     ├── MarkMoved                 marked work does not follow on what was done last
     ├── ChunkDamaged              stored bytes do not match their checksum
+    ├── QueueDamaged              what is stored of the queue is damaged: it is not served, the others are
     ├── AccessDenied              the server does not know the caller, or does not let it do that
     ├── ConnectionLost            the server cannot be reached, or does not answer
     │   ├── NotSent               the command has not been done, and will not be
     │   └── OutcomeUnknown        the command left, and no answer came: it was done once, or not at all
     └── StoreError                the store's side: see `penstock.store.errors`
+        └── StoreDamaged          damage that concerns everything: nothing was skipped, and opening is refused
 
 Bugs are assertions and are not in this tree. Every message says what was wrong, where, and what to do.
 """
@@ -169,6 +171,22 @@ class ChunkDamaged(PenstockError):
     """Stored messages do not match their checksum. They are quarantined, not deleted."""
 
 
+class QueueDamaged(PenstockError):
+    """What is stored of a queue is damaged or incomplete. It is kept as it is, and not served; other queues are.
+
+    >>> str(QueueDamaged.of("orders", "2 of 14 records are damaged"))  # doctest: +ELLIPSIS
+    "queue 'orders' is in quarantine: 2 of 14 records are damaged. Other queues are served; ..."
+    """
+
+    @classmethod
+    def of(cls, queue: str, what: str) -> QueueDamaged:
+        """The error for a queue that is in quarantine."""
+        return cls(
+            f"queue {queue!r} is in quarantine: {what}. Other queues are served; `penstock store check` says more, and "
+            "`penstock store salvage` copies what is readable to a new directory"
+        )
+
+
 class AccessDenied(PenstockError):
     """The server does not know the caller, or the caller has no right to do that."""
 
@@ -187,3 +205,7 @@ class OutcomeUnknown(ConnectionLost):
 
 class StoreError(PenstockError):
     """The store could not do its part. Subclasses say whether the outcome is certain."""
+
+
+class StoreDamaged(StoreError):
+    """Damage that concerns everything in the store. Nothing was skipped, and nothing was changed."""

@@ -186,6 +186,8 @@ def _decoded(values: list[bytes | None] | None) -> list[str | None] | None:
 
 def _move_in(broker: Broker, effect: ForwardedMessages, messages: Messages, size: int) -> None:
     queue = broker.queues.get(effect.queue)
+    if queue is None and not effect.queue.endswith(REFUSED):
+        broker.quarantine.refuse(effect.queue)
     if effect.of_queue and (queue is None or queue.id != effect.of_queue):
         raise QueueReplaced(f"queue {effect.queue!r} is not the one that the messages were for")
     if queue is None:

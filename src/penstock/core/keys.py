@@ -157,6 +157,17 @@ OF_A_QUEUE = (
 )
 """What goes when a queue goes."""
 
+_OF_A_QUEUE: Final = frozenset(map(int, OF_A_QUEUE))
+
+
+def group_of(record_key: bytes) -> bytes:
+    """What a record stands and falls with: the number of its queue (8 bytes, as in the keys of chunks), or its kind.
+
+    >>> group_of(record(Kind.COUNTERS, 7)) == queue_chunks(7), group_of(record(Kind.SESSION, 7))
+    (True, b'\\x0c')
+    """
+    return record_key[1:9] if record_key[:1] and record_key[0] in _OF_A_QUEUE else record_key[:1]
+
 
 def record(kind: Kind, number: int = 0, rest: bytes = b"") -> bytes:
     """Key of a record of a queue (or of a session, a task: whatever the number counts)."""

@@ -14,6 +14,7 @@ from penstock.core.chunk import Chunk
 from penstock.core.commands import MAIN, ForwardedMessages
 from penstock.core.config import DAY_MS, QueueConfig, dead_letter_name
 from penstock.core.draft import Messages
+from penstock.core.inbox import refused_name
 from penstock.core.origin import Origin
 from penstock.core.partition import partition_of
 from penstock.core.queue import Queue
@@ -32,8 +33,11 @@ class Moves:
     def move(self, name: str, like: QueueConfig, messages: Messages, size: int, priority: int = 0) -> None:
         """Messages of a queue go on in another one: here, or by the outbox in the shard where that is.
 
-        A queue that is not there is created, of the same kind, and keeps what it gets.
+        A queue that is not there is created, of the same kind, and keeps what it gets. What a queue in quarantine
+        cannot take goes to the queue for what was refused.
         """
+        if name not in self.broker.queues and self.broker.quarantine.might_be(name):
+            name = refused_name(name)
         shard = self.broker.shard_of(name)
         if shard != self.broker.meta.shard:
             config = self.config_for_moved(like)

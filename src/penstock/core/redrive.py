@@ -100,7 +100,8 @@ class Redrives:
         now_ms = self.broker.now_ms
         queue = self.broker.queues.get(task.queue)
         if queue is None or MAIN not in queue.channels:
-            _end(task, "failed", f"queue {task.queue!r} is gone")
+            is_damaged = queue is None and self.broker.quarantine.might_be(task.queue)
+            _end(task, "failed", f"queue {task.queue!r} is {'in quarantine' if is_damaged else 'gone'}")
         else:
             try:
                 self._move_some(task, queue, queue.channels[MAIN], now_ms)

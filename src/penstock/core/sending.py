@@ -47,6 +47,8 @@ class Sending:
     def send(self, command: Send, forwarded: bool = False) -> Sent:
         """Append messages to a queue, which is created if need be."""
         queue = self.broker.queues.get(command.queue)
+        if queue is None:
+            self.broker.quarantine.refuse(command.queue)
         if command.of_queue:
             check_queue_id(queue, command.queue, command.of_queue)
         if queue is not None:

@@ -143,6 +143,11 @@ class Shelf:
         if entry.stored:
             self.changes.records[entry.record_key] = None
 
+    def forget_queue(self, number: bytes) -> None:
+        """Write nothing of what entries of a queue have changed."""
+        for record_key in [key for key in self._entries if keys.group_of(key) == number]:
+            del self._entries[record_key]
+
     # -- commits --
 
     def take_changes(self) -> Changes:

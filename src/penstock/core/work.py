@@ -133,6 +133,8 @@ class UnitsOfWork:
         size = 0
         for send in sends:
             queue = broker.queues.get(send.queue)
+            if queue is None:
+                broker.quarantine.refuse(send.queue)
             if send.of_queue:
                 check_queue_id(queue, send.queue, send.of_queue)
             if queue is not None:

@@ -24,11 +24,11 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue, QueueInfo
 from penstock.core.config import QueueConfig
-from penstock.core.errors import QueueNotFound
+from penstock.core.errors import QueueDamaged, QueueNotFound
 from penstock.server.auth import Credentials
 from penstock.server.clock import Clock, SystemClock
 from penstock.server.events import Recorder
@@ -210,6 +210,9 @@ class Node:
             await self.services.shard.call(DescribeQueue(name=events.queue))
         except QueueNotFound:
             await self.services.shard.call(CreateQueue(name=events.queue, config=config, channels=()))
+        except QueueDamaged as error:
+            log.error("events are not written: %s", error)
+            return
         for shard in self._recording:
             shard.record(Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms))
 
@@ -223,9 +226,10 @@ class Node:
         return self._store
 
     def _store_metrics(self) -> Iterable[Metric]:
+        damaged = sum(len(shard.broker.quarantine) for shard in self._recording)
+        yield GaugeMetricFamily("penstock_damaged_queues", "Queues in quarantine, which are not served.", value=damaged)
         if isinstance(self._store, EmbeddedStore):
-            return store_families(self._store.stats)
-        return ()
+            yield from store_families(self._store.stats)
 
 
 # -- declared queues ---------------------------------------------------------------------------------------------------
@@ -235,7 +239,10 @@ async def declare_queues(shard: Shards, queues: Iterable[DeclaredQueue]) -> None
     """Create the queues that are not there; change the settings of those that are, as far as the file gives any."""
     declared = list(queues)
     for queue in declared:
-        await _declare(shard, queue)
+        try:
+            await _declare(shard, queue)
+        except QueueDamaged as error:  # the others are served
+            log.error("a queue stays as it is: %s", error)
     names = {queue.name for queue in declared}
     for queue in declared:
         if queue.dead_letter is not None and queue.dead_letter not in names:
@@ -261,5 +268,7 @@ async def _declare(shard: Shards, queue: DeclaredQueue) -> None:
 async def _expect_queue(shard: Shards, name: str, what: str) -> None:
     try:
         await shard.call(DescribeQueue(name=name))
+    except QueueDamaged as error:
+        log.error("%s: %s", what, error)
     except QueueNotFound:
         raise InvalidSettings(f"{what}, {name!r}, does not exist: declare it as well") from None

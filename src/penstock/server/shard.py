@@ -254,6 +254,7 @@ class Shard:
         except BaseException:
             self._store.close()
             raise
+        self._collect_reports()
 
     # -- a step --
 
@@ -621,7 +622,12 @@ class Shard:
 
     def _collect_reports(self) -> None:
         for damage in self.broker.take_reports():
-            log.error("queue %s: messages %d to %d: %s", damage.queue, damage.first, damage.last, damage.reason)
+            if damage.last >= damage.first:
+                log.error("queue %s: messages %d to %d: %s", damage.queue, damage.first, damage.last, damage.reason)
+            elif damage in self._reports:  # a broker that is opened again finds it again
+                continue
+            else:
+                log.error("damage in the store: %s: %s", damage.queue or "no queue", damage.reason)
             self._reports.append(damage)
 
     # -- when things fail --

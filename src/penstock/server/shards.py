@@ -98,6 +98,10 @@ class Names(Protocol):
         """The name of the queue with this id."""
         ...
 
+    def refuse_damaged(self, name: str) -> None:
+        """`QueueDamaged` if a queue that is not in `queues` is in quarantine, as far as that is known here."""
+        ...
+
     def channel_name(self, queue_id: int, channel_id: int) -> str | None:
         """The name of a channel by the ids in a receipt."""
         ...

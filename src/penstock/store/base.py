@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from penstock.core.changes import Buffer, Changes
+from penstock.core.changes import Buffer, Changes, Flaw
 
 
 class Store(Protocol):
@@ -33,6 +33,10 @@ class Store(Protocol):
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Every state record with this prefix, in key order."""
+        ...
+
+    def flaws(self) -> Sequence[Flaw]:
+        """What was found damaged at opening. Damaged records are left out of `scan`; the rest can be relied on."""
         ...
 
     def close(self) -> None:
@@ -78,6 +82,10 @@ class Table(Protocol):
 
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """The records from `start` (inclusive) to `end` (exclusive), in order, as they are at the call."""
+        ...
+
+    def flaws(self) -> Sequence[Flaw]:
+        """What was found damaged at opening."""
         ...
 
     def give_back(self, *, everything: bool = False) -> bool:

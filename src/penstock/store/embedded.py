@@ -28,23 +28,25 @@ if a whole layer does not fit, it throws the `ballast` out and applies the delet
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.core.changes import Buffer, Changes
+from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.core.errors import StoreError
 from penstock.store.ahead import ReadAhead
 from penstock.store.ballast import Ballast
 from penstock.store.base import Store, Table
 from penstock.store.cache_directory import refuse_cache
 from penstock.store.disk import Disk, RealDisk, is_full
-from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
+from penstock.store.errors import ADVICE, CommitFailed, DiskFailed, DiskFull, StoreDamaged
 from penstock.store.journal.base import Journal
 from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
-from penstock.store.layer import Layer, Missing, joined, list_chunks, scan
+from penstock.store.journal.walk import segment_sequences
+from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
 from penstock.store.table import SqliteTable
@@ -142,6 +144,7 @@ class EmbeddedStore:
         self._layers: tuple[Layer, ...] = (self._newest,)
         self._ahead = ReadAhead(table, self._is_hidden) if background else None
         self._replay()
+        self._flaws = open_flaws(self._layers, table.flaws())
         self._applier: threading.Thread | None = None
         if background:
             self._applier = threading.Thread(target=self._apply_when_due, name="penstock-applier", daemon=True)
@@ -431,6 +434,10 @@ class EmbeddedStore:
         with self._changed:
             return scan(self._layers, self._table, prefix)
 
+    def flaws(self) -> Sequence[Flaw]:
+        """What was found damaged at opening."""
+        return self._flaws
+
     # The rest.
 
     @property
@@ -522,6 +529,7 @@ def open_embedded(
             disk.make_directory(directory)
             lock = DirectoryLock(directory)
             opened.callback(lock.release)
+            _expect_table(directory, disk)
             table = SqliteTable(directory / TABLE_NAME)
             opened.callback(table.close)
             journal = FileJournal(
@@ -530,11 +538,13 @@ def open_embedded(
                 table.identity,
                 segment_bytes=options.segment_bytes,
                 background=background,
+                is_expected=table.had_journal,
             )
             opened.callback(journal.close)
             store = EmbeddedStore(
                 journal, table, options, disk=disk, directory=directory, lock=lock, background=background
             )
+            table.note_journal()
         except OSError as error:
             raise _cannot_open(directory, error) from error
         opened.pop_all()
@@ -548,7 +558,22 @@ def _not_applied(error: Exception) -> str:
     )
 
 
+def _expect_table(directory: Path, disk: Disk) -> None:
+    """A journal, or a ballast, is made after the table: where one is, the table has to be."""
+    if TABLE_NAME in disk.names(directory):
+        return
+    journal = directory / JOURNAL_NAME
+    names = disk.names(directory)
+    if BALLAST_NAME in names or (JOURNAL_NAME in names and segment_sequences(disk.names(journal))):
+        raise StoreDamaged(
+            f"table {directory / TABLE_NAME} is missing, and other files of the store are there. {ADVICE}"
+        )
+
+
 def _cannot_open(directory: Path, error: OSError) -> StoreError:
     if is_full(error):
         return DiskFull(f"no room to open {directory} ({error}). Free some space and try again.")
+    if error.errno == errno.EIO:
+        path = error.filename or directory
+        return DiskFailed(f"{path} cannot be read ({error.strerror}): look at the disk. Nothing was changed.")
     return StoreError(f"cannot open {directory}: {error}")

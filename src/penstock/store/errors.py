@@ -5,6 +5,7 @@ StoreError
 ├── StoreReadOnly     a commit on a store that was opened for reading
 ├── StoreVersion      written by a version that this one does not know
 ├── StoreDamaged      damage in the middle of the journal, or in the table: nothing is skipped, opening is refused
+├── DiskFailed        the disk could not be read: nothing is known of what it holds
 ├── DiskFull          no space: this commit was not written, and the store goes on
 ├── CommitAborted     the journal refused this commit: it was not written, and the store goes on
 ├── CommitFailed      the outcome is not known: the store must be opened again
@@ -15,7 +16,28 @@ StoreError
 
 from __future__ import annotations
 
-from penstock.core.errors import StoreError
+from penstock.core.errors import StoreDamaged, StoreError
+
+__all__ = [
+    "CommitAborted",
+    "CommitFailed",
+    "DiskFailed",
+    "DiskFull",
+    "LogUnavailable",
+    "LogUnsafe",
+    "ShardFenced",
+    "StoreDamaged",
+    "StoreError",
+    "StoreLocked",
+    "StoreReadOnly",
+    "StoreVersion",
+]
+
+ADVICE = (
+    "Nothing was changed: see `penstock store check`; restore a backup, or copy what is readable to a new directory "
+    "with `penstock store salvage`."
+)
+"""What to do about damage that keeps a directory closed."""
 
 
 class StoreLocked(StoreError):
@@ -30,8 +52,8 @@ class StoreVersion(StoreError):
     """The directory was written by a version that this one does not know."""
 
 
-class StoreDamaged(StoreError):
-    """Damage in the middle of the journal, or in the table. Nothing was skipped."""
+class DiskFailed(StoreError):
+    """The operating system could not read the disk. What is stored may well be whole: look at the disk first."""
 
 
 class DiskFull(StoreError):

@@ -4,12 +4,12 @@ The store is the embedded one (`embedded`), with a Kafka journal in place of fil
 table, and what lies around it in `directory/shard-<n>`, can be lost at any time, and is made again from the log.
 
 Beside the table lies `position`, a small file: up to which offsets the log is in the table, of which topics, and since
-when. It is written after each transaction of the table, so that it is never ahead of it; being behind does no harm (see
-`journal.kafka`). The cache is thrown away, and read anew from the start of the log, when
+when, with a checksum behind it. It is written after each transaction of the table, so that it is never ahead of it;
+being behind does no harm (see `journal.kafka`). The cache is thrown away, and read anew from the start of the log, when
 
 - there is no such file, or it is of another table, other topics, another Kafka, another shard, or a later format;
 - the log does not go on at these offsets;
-- the table was found damaged when it was last used;
+- the table was found damaged when it was last used, or is when it is opened;
 - it is older than half of the topics' `delete.retention.ms`, after which Kafka may have forgotten deletions.
 """
 
@@ -19,12 +19,13 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import xxhash
 
-from penstock.core.changes import Buffer, Changes
+from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.store.cache_directory import refuse_messages
 from penstock.store.disk import Disk, RealDisk
 from penstock.store.embedded import EmbeddedStore, StoreOptions, StoreStats
@@ -36,7 +37,8 @@ from penstock.store.layout import POSITION_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
 from penstock.store.table import SqliteTable
 
-POSITION_VERSION = 1
+POSITION_VERSION = 2
+_SEAL_BYTES = 8
 REPLAYED_TO_UNAPPLIED = 4
 """A log that does not fit on the disk is read into memory up to so many times what may wait there otherwise."""
 
@@ -102,6 +104,10 @@ class KafkaStore:
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Every state record with this prefix, in key order."""
         return self._store.scan(prefix)
+
+    def flaws(self) -> Sequence[Flaw]:
+        """None: a cache that is damaged is made anew."""
+        return self._store.flaws()
 
     @property
     def stats(self) -> StoreStats:
@@ -206,10 +212,10 @@ class _Opening:
         if useless is None:
             try:
                 table = self._made_table()
-                if found is not None and table.identity == found.table:
+                if found is not None and table.identity == found.table and not table.flaws():
                     return table, found
                 table.close()
-                useless = "it is of another table"
+                useless = "it is damaged" if table.flaws() else "it is of another table"
             except (StoreDamaged, StoreVersion) as error:
                 useless = str(error)
         if found is not None or (self._home / TABLE_NAME).exists():
@@ -270,14 +276,21 @@ class _Opening:
         return save
 
 
+def _seal(data: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(data)
+
+
 def read_position(home: Path) -> CachePosition | None:
     """How far a cache has got; None if that is not known.
 
     >>> read_position(Path("/nowhere"))
     """
     try:
-        found = msgspec.msgpack.decode((home / POSITION_NAME).read_bytes(), type=CachePosition)
-    except (OSError, msgspec.MsgspecError):
+        data = (home / POSITION_NAME).read_bytes()
+        found = msgspec.msgpack.decode(data[:-_SEAL_BYTES], type=CachePosition)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if data[-_SEAL_BYTES:] != _seal(data[:-_SEAL_BYTES]):
         return None
     return found if found.version == POSITION_VERSION else None
 
@@ -286,7 +299,8 @@ def write_position(home: Path, position: CachePosition) -> None:
     """Write down, durably, how far a cache has got."""
     temporary = home / f"{POSITION_NAME}.tmp"
     with open(temporary, "wb") as file:
-        file.write(msgspec.msgpack.encode(position))
+        data = msgspec.msgpack.encode(position)
+        file.write(data + _seal(data))
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(home / POSITION_NAME)

@@ -13,7 +13,7 @@ from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from penstock.core.changes import Buffer, Changes, Encodable
+from penstock.core.changes import Buffer, Changes, Encodable, Flaw
 from penstock.store.keys import SortedKeys, prefix_end
 
 ENTRY_BYTES: Final = 160
@@ -153,6 +153,10 @@ class Layer:
         """Whether what is below under this key does not count."""
         return key in self.chunks or key.startswith(self._dropped)
 
+    def hides_record(self, key: bytes) -> bool:
+        """Whether the record below under this key does not count."""
+        return key in self.records or key.startswith(self._dropped)
+
     def chunk_keys(self, start: bytes, end: bytes | None) -> Iterator[bytes]:
         """The keys of the chunks that are here, in order. The layer must not change meanwhile."""
         return (key for key in self._chunk_keys.between(start, end) if self.chunks[key] is not None)
@@ -187,6 +191,15 @@ def scan(layers: Sequence[Layer], table: Reads, prefix: bytes) -> Iterator[tuple
     for snapshot in [layer.record_snapshot(prefix, end) for layer in reversed(layers)]:
         found = snapshot.over(found)
     return found
+
+
+def open_flaws(layers: Sequence[Layer], flaws: Sequence[Flaw]) -> list[Flaw]:
+    """The flaws of a table that layers above it do not make good: they may have all that was damaged anew."""
+    return [
+        flaw
+        for flaw in flaws
+        if not flaw.keys or not all(any(layer.hides_record(key) for layer in layers) for key in flaw.keys)
+    ]
 
 
 def list_chunks(layers: Sequence[Layer], table: Reads, prefix: bytes, start: bytes, limit: int) -> list[bytes]:

@@ -20,30 +20,47 @@ _ADVICE = (
 class DirectoryLock:
     """An exclusive lock on a data directory, held until `release` or the end of the process.
 
-    The file says who holds it, for the error message alone: the lock itself is the kernel's (`flock`), so a file that
-    was left by a process that is gone locks nobody out.
+    The lock is the kernel's (`flock`) on the directory itself: a file could be removed while it is locked, and another
+    one locked in its place. The file `lock` is locked as well, because earlier versions look there. It says who holds
+    it, for the error message alone; one that was left by a process that is gone locks nobody out.
     """
 
     def __init__(self, directory: Path, advice: str = _ADVICE) -> None:
         self._path = directory / LOCK_NAME
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptors = [os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock_directory()
+            self._descriptors.append(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            fcntl.flock(self._descriptors[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._sign()
         except BlockingIOError:
-            holder = os.pread(self._descriptor, 1000, 0).decode(errors="replace").strip()
-            os.close(self._descriptor)
+            holder = self._holder()
+            self.release()
             raise StoreLocked(f"{directory} is in use by {holder or 'another process'}. {advice}") from None
         except BaseException:
-            os.close(self._descriptor)
+            self.release()
             raise
+
+    def _lock_directory(self) -> None:
+        try:
+            fcntl.flock(self._descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:  # a file system that locks files only: the file has to do
+            return
+
+    def _holder(self) -> str:
+        with contextlib.suppress(OSError):
+            return self._path.read_bytes()[:1000].decode(errors="replace").strip()
+        return ""
 
     def _sign(self) -> None:
         signature = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
         with contextlib.suppress(OSError):  # a full disk keeps nobody out
-            os.pwrite(self._descriptor, signature, 0)
-            os.ftruncate(self._descriptor, len(signature))
+            os.pwrite(self._descriptors[-1], signature, 0)
+            os.ftruncate(self._descriptors[-1], len(signature))
 
     def release(self) -> None:
         """Let the next one in."""
-        os.close(self._descriptor)
+        while self._descriptors:
+            os.close(self._descriptors.pop())

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from penstock.core.changes import Buffer, Changes, Encodable
+from penstock.core.changes import Buffer, Changes, Encodable, Flaw
 from penstock.store.journal.frames import StoredChunk
 from penstock.store.keys import SortedKeys, prefix_end
 from penstock.store.layer import joined
@@ -82,6 +82,10 @@ class MemoryStore:
             found = [(key, self._records[key]) for key in self._record_keys.between(prefix, prefix_end(prefix))]
         return iter(found)
 
+    def flaws(self) -> list[Flaw]:
+        """Memory is not looked over."""
+        return []
+
     def copy(self) -> MemoryStore:
         """Another store with the same content, as if this one were opened again."""
         twin = MemoryStore()
@@ -146,6 +150,10 @@ class MemoryTable:
     def scan(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """The records from `start` (inclusive) to `end` (exclusive), in order, as they are at the call."""
         return ((key, value) for key, value in self._store.scan(b"") if key >= start and (end is None or key < end))
+
+    def flaws(self) -> list[Flaw]:
+        """Memory is not looked over."""
+        return []
 
     def give_back(self, *, everything: bool = False) -> bool:
         """Nothing to return."""

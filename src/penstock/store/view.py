@@ -23,14 +23,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.core.changes import Buffer, Changes
+from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.core.errors import StoreError
 from penstock.store.disk import Disk, RealDisk
-from penstock.store.errors import StoreDamaged, StoreReadOnly
+from penstock.store.errors import ADVICE, StoreDamaged, StoreReadOnly
+from penstock.store.inspection import inspect
+from penstock.store.journal.file import read_segment
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
-from penstock.store.layer import Layer, Missing, joined, list_chunks, scan
+from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
-from penstock.store.table import TableReads, connect, schema_version, translate, translated
+from penstock.store.table import SEALED_VERSION, SQLITE_ERRORS, TableReads, connect, read_meta, translate, translated
 
 ATTEMPTS_MAX = 100
 SAME_FINDINGS_MAX = 5
@@ -51,6 +53,8 @@ class StoreView:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._layer = Layer(0)
+        self._left_out: frozenset[bytes] | None = None
+        self._table_flaws: list[Flaw] = []
         if not self._path.exists():
             raise StoreError(f"{directory} holds no store: there is no {TABLE_NAME} in it.")
         self.refresh()
@@ -73,7 +77,7 @@ class StoreView:
                     raise
             except BaseException as error:
                 self.close()
-                if isinstance(error, sqlite3.Error):
+                if isinstance(error, SQLITE_ERRORS):
                     raise translate(error, self._path) from error
                 raise
             time.sleep(PAUSE_SECONDS)
@@ -86,11 +90,15 @@ class StoreView:
         self.close()
         connection = self._connection = connect(self._uri())
         connection.execute("BEGIN")
-        version = schema_version(connection, self._path)
-        if version == 0:
+        meta = read_meta(connection, self._path)
+        if not meta:
             raise FileNotFoundError(f"{self._path} is being created")
-        reads = TableReads(connection)
-        self._layer = self._read_journal(reads.meta("position"), reads.meta("identity"))
+        if meta["schema_version"] >= SEALED_VERSION and self._left_out is None:
+            seen = inspect(connection, meta)
+            if seen.misplaced:
+                raise StoreDamaged(f"table {self._path} is damaged (records are out of order). {ADVICE}")
+            self._left_out, self._table_flaws = seen.left_out, seen.flaws
+        self._layer = self._read_journal(meta["position"], meta["identity"])
 
     def _uri(self) -> str:
         base = self._path.absolute().as_uri()
@@ -111,7 +119,7 @@ class StoreView:
 
     def _read_file(self, path: Path) -> bytes:
         with contextlib.closing(self._disk.open(path, writable=False)) as file:
-            return file.read(file.size(), 0)
+            return read_segment(file, path)
 
     def _sync(self, path: Path) -> None:
         with contextlib.closing(self._disk.open(path, writable=False)) as file:
@@ -129,7 +137,7 @@ class StoreView:
     def _reads(self) -> TableReads:
         if self._connection is None:
             raise StoreError(f"the view of {self._directory} is closed")
-        return TableReads(self._connection)
+        return TableReads(self._connection, self._left_out)
 
     def read_chunk(self, key: bytes) -> Buffer:
         """The stored form of a chunk; `KeyError` if it is not there."""
@@ -150,6 +158,10 @@ class StoreView:
         """Every state record with this prefix, in key order."""
         with self._lock, translated(self._path):
             return iter(list(scan((self._layer,), self._reads(), prefix)))
+
+    def flaws(self) -> list[Flaw]:
+        """What was found damaged when the view was opened."""
+        return open_flaws((self._layer,), self._table_flaws)
 
     def close(self) -> None:
         """Let go of the table."""

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from penstock.core.commands import ListQueues, QueueStats, Stats
-from penstock.core.errors import PenstockError, QueueNotFound
+from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound
 from penstock.protocols.rest.dead_letters import DeadLetterQueues, Redrives
 from penstock.protocols.rest.endpoint import Desk, Endpoint, not_found
 from penstock.protocols.rest.messages import Messages
@@ -183,6 +183,6 @@ async def _each(names: Iterable[str], principal: Principal, stats_of: Callable[[
         if principal.allows("read", name):
             try:
                 found.append(await stats_of(name))
-            except QueueNotFound:
+            except (QueueNotFound, QueueDamaged):
                 continue
     return found

@@ -54,6 +54,7 @@ class DeadLetterQueues(Resource):
         await self.shard.know(target)
         dead = self.broker.queues.get(target)
         if dead is None:
+            self.broker.refuse_damaged(target)
             return DeadLetters(queue=target, messages=[], next=None)
         contains = None if query.contains is None else query.contains.encode()
         seen: list[Seen] = await self.shard.call(

@@ -65,6 +65,7 @@ STATUSES: tuple[tuple[type[core.PenstockError], int], ...] = (
     (core.MarkMoved, 409),
     (PartitionMoved, 409),
     (core.ChunkDamaged, 500),
+    (core.QueueDamaged, 500),
     (core.StoreError, 503),
     (core.PenstockError, 503),
 )

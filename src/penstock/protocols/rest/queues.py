@@ -24,7 +24,7 @@ from penstock.core.commands import (
     Stats,
 )
 from penstock.core.config import QueueConfig
-from penstock.core.errors import ChannelNotFound, QueueNotFound
+from penstock.core.errors import ChannelNotFound, QueueDamaged, QueueNotFound
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of
 from penstock.protocols.rest.operations import operation
@@ -217,7 +217,7 @@ class Server(Resource):
     async def _add(self, total: ServerStats, name: str) -> None:
         try:
             stats: Stats = await self.shard.call(QueueStats(name=name))
-        except QueueNotFound:
+        except (QueueNotFound, QueueDamaged):
             return
         total.queues += 1
         for field in ("messages", "bytes", "delayed", "sent"):

@@ -31,6 +31,7 @@ class Resource:
         """A queue that is there."""
         queue = self.broker.queues.get(name)
         if queue is None:
+            self.broker.refuse_damaged(name)
             raise QueueNotFound(f"there is no queue {name!r}: create it, or send to it, first")
         return queue
 

@@ -242,6 +242,7 @@ class MessageActions(Unpacking):
         await self.learn(name)
         queue = self.broker.queues.get(name)
         if queue is None:
+            self.broker.refuse_damaged(name)
             raise no_such_queue()
         return queue
 

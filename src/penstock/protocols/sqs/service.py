@@ -164,9 +164,12 @@ class ServiceBase:
         return seal
 
     def config(self, name: str) -> QueueConfig | None:
-        """A queue's configuration; None if it is not there."""
+        """A queue's configuration; None if it is not there. `QueueDamaged` if it is, and cannot be served."""
         queue = self.broker.queues.get(name)
-        return None if queue is None else queue.config
+        if queue is None:
+            self.broker.refuse_damaged(name)
+            return None
+        return queue.config
 
     def queue_name(self, caller: Caller, url: str | None, *rights: Right) -> str:
         """The queue that a caller names by its URL, or by calling it. It needs one of the rights."""

@@ -40,8 +40,8 @@ from pathlib import Path
 
 from penstock.core.changes import Buffer, Changes
 from penstock.store.disk import BUFFERS_PER_WRITE_MAX, Disk, File, is_full
-from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
-from penstock.store.journal.frames import FRAMES_START, aligned, encode_frame, segment_header
+from penstock.store.errors import ADVICE, CommitFailed, DiskFailed, DiskFull, StoreDamaged
+from penstock.store.journal.frames import ALIGNMENT, FRAMES_START, aligned, encode_frame, encode_mark, segment_header
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
 
 SEGMENT_BYTES = 4 << 20
@@ -91,7 +91,10 @@ class FileJournal:
         first_segment_bytes: int = FIRST_SEGMENT_BYTES,
         headroom_bytes: int = HEADROOM_BYTES,
         background: bool = True,
+        is_expected: bool = False,
     ) -> None:
+        """`is_expected`: there was a journal before, so that it has to be there."""
+        self._is_expected = is_expected
         self._disk = disk
         self._directory = directory
         self._identity = identity
@@ -124,10 +127,10 @@ class FileJournal:
         self._disk.make_directory(self._directory)
         self._remove_leftover()
         segments = [self._open_segment(sequence) for sequence in self._sequences()]
-        if after and not segments:
-            raise StoreDamaged(f"the journal in {self._directory} is missing: put it back, or restore a backup.")
+        if (after or self._is_expected) and not segments:
+            raise StoreDamaged(f"the journal in {self._directory} is missing: put it back. {ADVICE}")
         files = {segment.path: segment for segment in segments}
-        walk = Walk(list(files), lambda path: files[path].file.read(files[path].size, 0), self._identity, after)
+        walk = Walk(list(files), lambda path: read_segment(files[path].file, path), self._identity, after)
         try:
             for frame in walk:
                 yield frame.number, frame.changes()
@@ -171,6 +174,7 @@ class FileJournal:
         if frame:
             self._write_all(segment, [frame], len(frame), offset)
             segment.file.sync()
+            self._mark(segment)
 
     # Committing.
 
@@ -183,12 +187,19 @@ class FileJournal:
         size = aligned(nbytes)
         segment = self._current
         assert segment is not None, "a journal is replayed before the first append"
-        if segment.free - size < max(0, self._low_bytes - self._ready_bytes):
+        if segment.free - size < max(ALIGNMENT, self._low_bytes - self._ready_bytes):
             segment = self._make_room(size, changes)
         self._write(segment, parts, nbytes)
         segment.offset += size
         segment.last = self._number = number
+        self._mark(segment)
         return number
+
+    def _mark(self, segment: _Segment, *, rolled: bool = False) -> None:
+        """Note behind the last frame that it is durable. That is not synced, and nothing depends on it."""
+        if segment.free >= ALIGNMENT:
+            with contextlib.suppress(OSError):
+                segment.file.write([encode_mark(self._number, self._identity, rolled=rolled)], segment.offset)
 
     def _write(self, segment: _Segment, parts: list[Buffer], nbytes: int) -> None:
         try:
@@ -249,7 +260,7 @@ class FileJournal:
     def _find_room(self, size: int, kept_back: int) -> _Segment | None:
         current = self._current
         assert current is not None
-        if size <= current.free:
+        if size + ALIGNMENT <= current.free:  # behind the frame goes its mark
             return current if current.free - size + self._ready_bytes >= kept_back else None
         if not self._ready or self._ready_bytes - min(size, self._ready[0].free) < kept_back:
             return None
@@ -257,10 +268,11 @@ class FileJournal:
 
     def _roll(self, current: _Segment, size: int) -> _Segment:
         segment = self._ready[0]
-        if size > segment.free:
-            self._lengthen(segment, size)
+        if size + ALIGNMENT > segment.free:
+            self._lengthen(segment, size + ALIGNMENT)
         self._ready.popleft()
         self._ready_bytes -= segment.free
+        self._mark(current, rolled=True)
         self._retired.append(current)
         self._current = segment
         return segment
@@ -448,6 +460,16 @@ class FileJournal:
         for segment in superfluous:
             self._disk.remove(segment.path)
         self._disk.sync_directory(self._directory)
+
+
+def read_segment(file: File, path: Path) -> bytes:
+    """All of a segment; `DiskFailed` if the disk does not give it."""
+    try:
+        return file.read(file.size(), 0)
+    except OSError as error:
+        raise DiskFailed(
+            f"journal segment {path} cannot be read ({error.strerror or error}): look at the disk. Nothing was changed."
+        ) from error
 
 
 def _disk_full(directory: Path, nbytes: int, error: OSError) -> DiskFull:

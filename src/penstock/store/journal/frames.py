@@ -22,6 +22,16 @@ does not have to rewrite it:
         16     8  identity  random, made when the store is created; the seed of every checksum
         24     8  checksum  xxh3-64 of the 24 bytes above
 
+Behind the last frame, where the next one goes, stands a **mark**: written when the frame before it is durable, and not
+synced itself. So a frame that was acknowledged and damaged later is not taken for one that was never finished. It is
+the next frame's first sector that replaces it.
+
+         0     4  magic     b"PJm1"
+         4     4  rolled    1 if the commits go on in the next segment, which must be there then; else 0
+         8     8  zero
+        16     8  number    every commit up to this one is durable
+        24     8  checksum  xxh3-64 of the 24 bytes above, seeded with the store's identity
+
 The frames that a recycled file still holds from its earlier life have lower numbers than any frame written to it later;
 that alone tells them apart. Because the checksum is seeded, a message whose body is a copy of some journal cannot pass
 for a frame.
@@ -38,18 +48,20 @@ import numpy as np
 import xxhash
 
 from penstock.core.changes import Buffer, Changes
-from penstock.store.errors import StoreDamaged, StoreVersion
+from penstock.store.errors import ADVICE, StoreDamaged, StoreVersion
 
 ALIGNMENT: Final = 512
 HEADER = struct.Struct("<4sIQQQ")
 HEADER_BYTES: Final = HEADER.size
 MAGIC: Final = b"PJf1"
+MARK_MAGIC: Final = b"PJm1"
 SEGMENT_MAGIC = b"PENSTOCK"
 SEGMENT_VERSION = 1
 FRAMES_START = ALIGNMENT
 """Where the first frame of a segment is."""
 
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
+_MARK_WORD = int.from_bytes(MARK_MAGIC, "little")
 _UNSUMMED: Final = struct.Struct("<4sIQQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 _SEGMENT_HEADER = struct.Struct("<8sIIQ")
@@ -170,9 +182,7 @@ def check_segment_header(sector: bytes, identity: int, path: object) -> None:
     unsummed = sector[: _SEGMENT_HEADER.size]
     summed = _CHECKSUM.pack(_hasher(unsummed).intdigest())
     if len(sector) < ALIGNMENT or sector[: len(SEGMENT_MAGIC)] != SEGMENT_MAGIC or sector[24:32] != summed:
-        raise StoreDamaged(
-            f"journal segment {path}: its header, at byte 0, is damaged. Restore the file from a backup."
-        )
+        raise StoreDamaged(f"journal segment {path}: its header, at byte 0, is damaged. {ADVICE}")
     _, version, _, found = _SEGMENT_HEADER.unpack(unsummed)
     if version > SEGMENT_VERSION:
         raise StoreVersion(
@@ -232,6 +242,39 @@ def frames_from(data: memoryview, offset: int, identity: int) -> Iterator[Frame]
         yield frame
         following = frame_at(data, frame.end, identity, above=frame.number)
         frame = following if following is not None and following.number == frame.number + 1 else None
+
+
+def encode_mark(number: int, identity: int, *, rolled: bool = False) -> bytes:
+    """What stands behind the last durable frame.
+
+    >>> mark_at(memoryview(encode_mark(7, identity=1, rolled=True)), 0, identity=1)
+    (7, True)
+    """
+    unsummed = _UNSUMMED.pack(MARK_MAGIC, rolled, 0, number)
+    return unsummed + _CHECKSUM.pack(_digest(unsummed, identity))
+
+
+def mark_at(data: memoryview, offset: int, identity: int) -> tuple[int, bool] | None:
+    """The number up to which a mark says that commits are durable, and whether they go on in the next segment."""
+    if offset + HEADER_BYTES > len(data):
+        return None
+    magic, rolled, _, number, checksum = HEADER.unpack_from(data, offset)
+    if magic != MARK_MAGIC or _digest(bytes(data[offset : offset + _UNSUMMED.size]), identity) != checksum:
+        return None
+    return number, bool(rolled)
+
+
+def find_mark(data: bytes, offset: int, identity: int, above: int) -> int | None:
+    """The highest commit that a mark at or behind an offset says was durable, if it is above `above`."""
+    start = aligned(offset)
+    words = np.frombuffer(data, dtype="<u4", count=len(data) // 4)
+    view = memoryview(data)
+    found = above
+    for sector in np.flatnonzero(words[start // 4 :: ALIGNMENT // 4] == _MARK_WORD):
+        mark = mark_at(view, start + int(sector) * ALIGNMENT, identity)
+        if mark is not None:
+            found = max(found, mark[0])
+    return found if found > above else None
 
 
 def find_frame(data: bytes, offset: int, identity: int, above: int) -> Frame | None:

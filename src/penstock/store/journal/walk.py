@@ -3,7 +3,7 @@
 The files are walked in the order of their names. A commit that was being written when the power failed leaves a broken
 frame, or none, and nothing whole behind it: that tail is cut. A commit is written only after the one before is durable,
 so a whole frame with a higher number behind a broken one means that acknowledged bytes were damaged: that is an error,
-and nothing is skipped.
+and nothing is skipped. A mark behind the last frame says the same of that one, and says when there must be a next file.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from penstock.store.errors import StoreDamaged
-from penstock.store.journal.frames import ALIGNMENT, FRAMES_START, Frame, check_segment_header, find_frame, frames_from
+from penstock.store.errors import ADVICE, StoreDamaged
+from penstock.store.journal.frames import (
+    ALIGNMENT,
+    FRAMES_START,
+    Frame,
+    check_segment_header,
+    find_frame,
+    find_mark,
+    frames_from,
+    mark_at,
+)
 
 SEGMENT_SUFFIX = ".segment"
 
@@ -53,6 +62,8 @@ class Walk:
         self._last_data = b""
         self._last_start = FRAMES_START
         self._last_end = FRAMES_START
+        self._rolled: int | None = None
+        """The segment whose mark says that the commits go on in the next one."""
 
     @property
     def number(self) -> int:
@@ -72,6 +83,14 @@ class Walk:
         if self._last < self._after:
             # Nothing here is newer than the table: the files start over.
             self.tail, self.tail_offset, self._last_data = 0, FRAMES_START, b""
+        elif self._rolled == self.tail:
+            self._check_next_is_there(self._paths[self.tail])
+
+    def _check_next_is_there(self, path: Path) -> None:
+        (sequence,) = segment_sequences([path.name])
+        following = path.with_name(segment_name(sequence + 1))
+        if following not in self._paths:
+            raise StoreDamaged(f"journal segment {following} is missing: commits went on there. {ADVICE}")
 
     def _walk_segment(self, index: int, path: Path) -> Iterator[Frame]:
         data = self._read(path)
@@ -89,6 +108,15 @@ class Walk:
         later = find_frame(data, end, self._identity, above=self.number)
         if later is not None:
             raise self._damaged(path, end, later, path)
+        durable = find_mark(data, end, self._identity, above=self.number)
+        if durable is not None:
+            raise StoreDamaged(
+                f"journal segment {path} is damaged at byte {end}: commit {self.number + 1} is not readable there, and "
+                f"commits up to {durable} were durable. {ADVICE}"
+            )
+        mark = mark_at(memoryview(data), end, self._identity)
+        if mark == (self._last, True):
+            self._rolled = index
 
     def _continues(self, first: Frame, path: Path) -> bool:
         """Whether a segment's first frame is its own, and not left from the file's earlier life."""
@@ -102,6 +130,5 @@ class Walk:
         missing = (self._last or self._after) + 1
         return StoreDamaged(
             f"journal segment {path} is damaged at byte {offset}: commit {missing} is not readable there, but commit "
-            f"{later.number} follows at byte {later.offset} of {later_path}. Nothing was skipped and nothing was "
-            "changed: restore the directory from a backup."
+            f"{later.number} follows at byte {later.offset} of {later_path}. Nothing was skipped. {ADVICE}"
         )

@@ -1,0 +1,70 @@
+"""`penstock store`: is a data directory whole, and what can be had of one that is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.exits import Exit
+from penstock.cli.output import AsJson, print_done, print_json, print_rows
+from penstock.cli.store import Data, chosen
+
+stores = typer.Typer(help="Check a data directory for damage; salvage what is readable of it.", no_args_is_help=True)
+
+
+@stores.command()
+def check(data: Data = None, as_json: AsJson = False) -> None:
+    """Read everything in a directory, and list what is damaged. Exit status 0: nothing is; 1: something is.
+
+    Nothing is changed, and a server may have the directory open.
+    """
+    import msgspec
+
+    from penstock import NotFound
+    from penstock import salvage as care
+
+    directory = chosen(data, None)
+    if not isinstance(directory, Path):
+        raise typer.BadParameter("this works on a directory: give --data")
+    if not directory.is_dir():
+        raise NotFound(f"there is no directory {directory}: name the data directory with --data")
+    findings = [
+        ({"store": store.name} if store != directory else {}) | msgspec.to_builtins(finding)
+        for store in care.stores_in(directory)
+        for finding in care.check(store)
+    ]
+    if as_json:
+        print_json(findings)
+    elif findings:
+        print_rows(findings, as_json, f"Damage in {directory}")
+    else:
+        print(f"{directory} is whole", flush=True)
+    if findings:
+        raise typer.Exit(Exit.FAILED)
+
+
+@stores.command()
+def salvage(
+    source: Annotated[Path, typer.Argument(help="The damaged directory. No server may have it open.")],
+    target: Annotated[Path, typer.Argument(help="A directory that is new, or empty.")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy everything that is readable to a new directory, and list what is not, there and here."""
+    import msgspec
+
+    from penstock import salvage as care
+
+    done = care.salvage(source, target)
+    rows = msgspec.to_builtins(done.findings)
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_rows(rows, as_json, "Not copied as it was")
+    counts = {"queues": done.queues, "rebuilt": done.rebuilt, "messages": done.messages, "findings": len(rows)}
+    text = (
+        f"{target}: {done.queues} queues as they were, {done.rebuilt} made anew, {done.messages} messages; "
+        f"{len(rows)} findings, in {target / care.LIST_NAME}"
+    )
+    print_done(text, counts, as_json)

@@ -1,0 +1,160 @@
+"""Looking a table over: whether every row is what was written, and whether all of them are there.
+
+Every record is read, and every chunk's key; never a body, which has a checksum of its own and is looked at when it is
+wanted. That is what opening costs, about a microsecond a row; SQLite's own `quick_check`, which reads everything, is
+asked only where the file is small, or something was found.
+
+What counts is whether a group adds up (see `seals`). Records whose seals do not fit are left out of the sums. So a bit
+that flipped in a key shows up in the group where the row belongs, whatever its key says now.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from penstock.core.changes import Flaw
+from penstock.core.errors import StoreDamaged
+from penstock.core.keys import group_of
+from penstock.store.errors import ADVICE
+from penstock.store.seals import SUM_MASK, Group, seal_of, seal_of_key, seal_of_meta
+
+PAGE_ROWS = 1000
+GROUPS_SUM = "groups"
+"""The entry of `meta` that has the sum of the groups' seals."""
+
+
+class Inspection(NamedTuple):
+    """What was found."""
+
+    groups: dict[bytes, Group]
+    """What the groups have to add up to."""
+    flaws: list[Flaw]
+    """The groups that do not add up."""
+    left_out: frozenset[bytes]
+    """Keys of records whose seals do not fit."""
+    misplaced: bool
+    """Whether records are out of order, so that nothing can be looked up reliably."""
+    lost_groups: bool
+    """Whether what the groups should add up to was damaged itself; the answer is then made of what is there."""
+    records: int
+    chunks: int
+
+    @property
+    def lacks_chunks(self) -> bool:
+        """Whether the keys of some chunks are not those that should be there."""
+        return any("chunks" in flaw.what for flaw in self.flaws)
+
+
+def is_sealed(key: Any, value: Any, seal: Any) -> bool:
+    """Whether a row is what was written.
+
+    >>> is_sealed(b"k", b"v", seal_of(b"k", b"v")), is_sealed(b"k", None, 7)
+    (True, False)
+    """
+    return type(key) is bytes and type(value) is bytes and seal == seal_of(key, value)
+
+
+def sealed_meta(connection: sqlite3.Connection, path: object) -> dict[str, int]:
+    """The meta table. Before version 2 of the schema it has no seals."""
+    rows = connection.execute("SELECT * FROM meta").fetchall()
+    found: dict[str, int] = {}
+    for name, value, *seal in rows:
+        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        if type(value) is not int or (seal and seal != [seal_of_meta(text, value)]):
+            raise StoreDamaged(f"table {path}: the entry {text!r} of its meta table is damaged. {ADVICE}")
+        found[text] = value
+    for needed in ("schema_version", "position", "identity"):
+        if needed not in found:
+            raise StoreDamaged(f"table {path}: the entry {needed!r} of its meta table is missing. {ADVICE}")
+    return found
+
+
+def inspect(connection: sqlite3.Connection, meta: dict[str, int]) -> Inspection:
+    """Look a sealed table over."""
+    expected, lost_groups = _expected(connection, meta)
+    found: dict[bytes, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    bad: dict[bytes, list[tuple[bytes, int]]] = defaultdict(list)
+    left_out: set[bytes] = set()
+    misplaced = False
+    records = chunks = 0
+    before = b""
+    for key, value, seal in _rows(connection, "SELECT key, value, seal FROM records"):
+        records += 1
+        if is_sealed(key, value, seal):
+            sums = found[group_of(key)]
+            sums[0] += 1
+            sums[1] += seal
+        else:
+            known = key if type(key) is bytes else b""
+            left_out.add(known)
+            bad[group_of(known)].append((known, seal if type(seal) is int else 0))
+        if type(key) is not bytes or (key <= before and before):
+            misplaced = True
+        else:
+            before = key
+    for (key,) in _rows(connection, "SELECT key FROM chunks ORDER BY key"):
+        chunks += 1
+        if type(key) is bytes:
+            sums = found[key[:8]]
+            sums[2] += 1
+            sums[3] += seal_of_key(key)
+    there = {name: Group(sums[0], sums[1] & SUM_MASK, sums[2], sums[3] & SUM_MASK) for name, sums in found.items()}
+    if lost_groups:
+        return Inspection(there, _unseen(there, bad), frozenset(left_out), misplaced, lost_groups, records, chunks)
+    flaws = [
+        _flaw(name, expected.get(name, Group()), there.get(name, Group()), bad.get(name, []))
+        for name in sorted(expected.keys() | there.keys())
+        if expected.get(name, Group()) != there.get(name, Group())
+    ]
+    return Inspection(expected, flaws, frozenset(left_out), misplaced, lost_groups, records, chunks)
+
+
+def _rows(connection: sqlite3.Connection, query: str) -> Iterator[Any]:
+    cursor = connection.execute(query)
+    while page := cursor.fetchmany(PAGE_ROWS):
+        yield from page
+
+
+def _expected(connection: sqlite3.Connection, meta: dict[str, int]) -> tuple[dict[bytes, Group], bool]:
+    """What the groups have to add up to, and whether that is damaged itself."""
+    groups: dict[bytes, Group] = {}
+    total = 0
+    for name, value, seal in _rows(connection, "SELECT name, value, seal FROM groups"):
+        if not is_sealed(name, value, seal):
+            return {}, True
+        groups[name] = Group.unpack(value)
+        total += seal
+    return groups, total & SUM_MASK != meta.get(GROUPS_SUM)
+
+
+def _flaw(name: bytes, expected: Group, there: Group, bad: list[tuple[bytes, int]]) -> Flaw:
+    wrong: list[str] = []
+    keys: tuple[bytes, ...] = ()
+    if expected[:2] != there[:2]:
+        missing = expected.records - there.records
+        wrong.append(f"{max(missing, 1)} of {expected.records} records are damaged or missing")
+        if missing == len(bad) and (expected.records_sum - there.records_sum - sum(s for _, s in bad)) & SUM_MASK == 0:
+            keys = tuple(key for key, _ in bad)
+    if expected[2:] != there[2:]:
+        missing = expected.chunks - there.chunks
+        wrong.append(f"{max(missing, 1)} of {expected.chunks} chunks of messages are damaged or missing")
+        keys = ()
+    return Flaw(name, " and ".join(wrong), keys)
+
+
+def _unseen(there: dict[bytes, Group], bad: dict[bytes, list[tuple[bytes, int]]]) -> list[Flaw]:
+    """Flaws by what the damaged rows say of themselves, where nothing says what should be there."""
+    return [
+        Flaw(name, f"{len(rows)} of {there.get(name, Group()).records + len(rows)} records are damaged")
+        for name, rows in sorted(bad.items())
+    ]
+
+
+def quick_check(connection: sqlite3.Connection) -> str | None:
+    """What SQLite itself finds wrong with the file, in one line; None if nothing."""
+    found = [row[0] for row in connection.execute("PRAGMA quick_check(3)").fetchall()]
+    lines = [line.decode(errors="replace") if isinstance(line, bytes) else str(line) for line in found]
+    return None if lines == ["ok"] else "; ".join(" ".join(line.split()) for line in lines)

@@ -1,0 +1,199 @@
+"""A queue of which a record is damaged is kept apart, named, and not served; everybody else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+
+from penstock.core import commands as c
+from penstock.core import keys
+from penstock.core.broker import Broker
+from penstock.core.changes import Changes, Flaw
+from penstock.core.errors import QueueDamaged, QueueNotFound, StoreDamaged
+from penstock.core.keys import Kind
+from penstock.store.memory import MemoryStore
+from tests.core.driver import Desk
+
+
+class FlawedStore(MemoryStore):
+    """A store that found something at opening."""
+
+    def __init__(self, inner: MemoryStore, *found: Flaw) -> None:
+        super().__init__()
+        self.__dict__.update(inner.__dict__)
+        self._found = list(found)
+
+    def flaws(self) -> list[Flaw]:
+        return self._found
+
+
+def two_queues() -> tuple[MemoryStore, int]:
+    """A store with the queues `hit` and `well`, and the id of `hit`."""
+    desk = Desk()
+    for queue in ("hit", "well"):
+        desk.create(queue)
+        desk.send(b"1", b"2", queue=queue)
+        desk.receive(1, queue=queue)
+    return desk.store, desk.broker.queues["hit"].id
+
+
+def spoil(store: MemoryStore, key: bytes, value: bytes | None) -> None:
+    changes = Changes()
+    if value is None:
+        changes.delete_record(key)
+    else:
+        changes.put_record(key, value)
+    store.commit(changes)
+
+
+def opened(store: MemoryStore, *found: Flaw) -> Desk:
+    return Desk(FlawedStore(store, *found), checks=False)
+
+
+def first_key(store: MemoryStore, kind: Kind, queue_id: int) -> bytes:
+    return next(iter(store.scan(keys.record(kind, queue_id))))[0]
+
+
+@pytest.mark.parametrize("kind", [Kind.COUNTERS, Kind.CHANNEL, Kind.ENTRY])
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\xff" * 7, b"\x00"])
+def test_record_that_cannot_be_read_keeps_its_queue_out_and_nobody_elses(kind: Kind, value: bytes) -> None:
+    store, queue_id = two_queues()
+    spoil(store, first_key(store, kind, queue_id), value)
+    desk = opened(store)
+    with pytest.raises(QueueDamaged, match=r"queue 'hit' is in quarantine: .*penstock store check"):
+        desk.receive(1, queue="hit")
+    assert desk.receive(1, queue="well").count == 1
+    (report,) = desk.broker.take_reports()
+    assert (report.queue, report.first, report.last) == ("hit", 0, -1)
+    assert kind.name.lower() in report.reason
+    assert "\n" not in report.reason
+
+
+def test_missing_record_of_a_channel_keeps_the_queue_out() -> None:
+    store, queue_id = two_queues()
+    spoil(store, first_key(store, Kind.CHANNEL, queue_id), None)
+    with pytest.raises(QueueDamaged, match="belongs to nothing"):
+        opened(store).receive(1, queue="hit")
+
+
+COMMANDS: Sequence[Callable[[str], c.Command]] = (
+    lambda name: c.Send(queue=name, bodies=[b"x"]),
+    lambda name: c.Send(queue=name, bodies=[b"x"], create=False),
+    lambda name: c.Receive(queue=name, limit=1),
+    lambda name: c.CreateQueue(name=name),
+    lambda name: c.ChangeQueue(name=name, changes={}),
+    lambda name: c.DeleteQueue(name=name),
+    lambda name: c.PurgeQueue(name=name),
+    lambda name: c.DescribeQueue(name=name),
+    lambda name: c.QueueStats(name=name),
+    lambda name: c.CreateChannel(queue=name, channel="other"),
+    lambda name: c.CommitWork(acks=[], sends=[c.Send(queue=name, bodies=[b"x"])]),
+    lambda name: c.StartRedrive(queue=name),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("has_name", [True, False])
+def test_every_command_about_a_damaged_queue_is_refused(command: Callable[[str], c.Command], has_name: bool) -> None:
+    store, queue_id = two_queues()
+    flaw = Flaw(keys.queue_chunks(queue_id), "1 of 5 records are damaged or missing")
+    if not has_name:
+        spoil(store, keys.record(Kind.QUEUE, queue_id), None)
+    desk = opened(store, flaw)
+    before = dict(store.scan(b""))
+    with pytest.raises(QueueDamaged, match=r"'hit'.*1 of 5 records"):
+        desk.do(command("hit"))
+    hit = {key for key in before if keys.group_of(key) == keys.queue_chunks(queue_id)}
+    after = dict(desk.store.scan(b""))
+    assert {key: after.get(key) for key in hit} == {key: before[key] for key in hit}, "nothing of it was changed"
+
+
+def test_by_its_id_a_damaged_queue_is_refused_too() -> None:
+    store, queue_id = two_queues()
+    desk = opened(store, Flaw(keys.queue_chunks(queue_id), "damage"))
+    with pytest.raises(QueueDamaged):
+        desk.do(c.DescribeQueue(name="", queue_id=queue_id))
+
+
+def test_damaged_queue_is_listed() -> None:
+    store, queue_id = two_queues()
+    desk = opened(store, Flaw(keys.queue_chunks(queue_id), "damage"))
+    assert desk.do(c.ListQueues()) == ["hit", "well"]
+
+
+def test_queue_without_a_readable_name_lets_no_new_queue_be_made() -> None:
+    store, queue_id = two_queues()
+    spoil(store, keys.record(Kind.QUEUE, queue_id), b"\xc1")
+    desk = opened(store)
+    with pytest.raises(QueueDamaged, match="name is not readable"):
+        desk.do(c.CreateQueue(name="new"))
+    desk.send(b"x", queue="well")
+
+
+def test_dead_letters_for_a_damaged_queue_are_kept_aside() -> None:
+    desk = Desk()
+    desk.create("work", max_receives=1, dead_letter="grave")
+    desk.create("grave")
+    desk.send(b"x", queue="work")
+    grave = desk.broker.queues["grave"].id
+    desk = Desk(FlawedStore(desk.store, Flaw(keys.queue_chunks(grave), "damage")), checks=False)
+    delivery = desk.receive(1, queue="work")
+    desk.release(delivery)
+    assert desk.broker.queues["grave.refused"].messages == 1
+    with pytest.raises(QueueNotFound):
+        desk.broker.quarantine.refuse("work")
+        desk.broker.find_queue("nowhere")
+
+
+def test_redrive_of_a_damaged_queue_says_so() -> None:
+    desk = Desk()
+    desk.create("grave")
+    desk.send(b"x", queue="grave")
+    desk.do(c.StartRedrive(queue="grave", per_second=1))
+    grave = desk.broker.queues["grave"].id
+    desk = Desk(FlawedStore(desk.store, Flaw(keys.queue_chunks(grave), "damage")), checks=False)
+    desk.step()
+    (task,) = desk.do(c.ListRedrives())
+    assert (task.status, task.error) == ("failed", "queue 'grave' is in quarantine")
+
+
+def test_damaged_session_is_left_out_and_told() -> None:
+    desk = Desk()
+    session = desk.do(c.OpenSession(name="me", ttl_ms=1000))
+    spoil(desk.store, keys.record(Kind.SESSION, session), b"\xc1")
+    desk = opened(desk.store)
+    assert desk.broker.sessions == {}
+    (report,) = desk.broker.take_reports()
+    assert f"session {session} cannot be read" in report.reason
+
+
+@pytest.mark.parametrize("kind", [Kind.META, Kind.MARK, Kind.OUTBOX, Kind.OUTBOX_TARGET])
+def test_damage_of_what_everything_stands_on_keeps_the_store_closed(kind: Kind) -> None:
+    store, _ = two_queues()
+    with pytest.raises(StoreDamaged, match="penstock store salvage"):
+        opened(store, Flaw(bytes([kind]), "1 of 1 records are damaged or missing"))
+
+
+def test_store_without_its_own_record_is_not_taken_for_a_new_one() -> None:
+    store, _ = two_queues()
+    spoil(store, keys.record(Kind.META), None)
+    with pytest.raises(StoreDamaged):
+        opened(store)
+
+
+def test_store_whose_own_record_cannot_be_read_is_refused() -> None:
+    store, _ = two_queues()
+    spoil(store, keys.record(Kind.META), msgspec.msgpack.encode("nonsense"))
+    with pytest.raises(StoreDamaged):
+        Broker.open(store, 0, bytes(64))
+
+
+def test_two_queues_of_one_name_are_not_mixed_up() -> None:
+    store, queue_id = two_queues()
+    (other,) = [value for key, value in store.scan(bytes([Kind.QUEUE])) if keys.number_of(key) != queue_id]
+    spoil(store, keys.record(Kind.QUEUE, queue_id + 100), other)
+    desk = opened(store)
+    assert desk.receive(1, queue="well").count == 1
+    assert queue_id + 100 in desk.broker.quarantine
