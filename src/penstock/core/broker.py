@@ -62,6 +62,7 @@ from penstock.core.sending import Sending
 from penstock.core.sessions import SessionRegister
 from penstock.core.settling import Settling
 from penstock.core.shelf import Shelf
+from penstock.core.totals import Totals
 from penstock.core.work import UnitsOfWork
 
 FORMAT_VERSION = 1
@@ -82,6 +83,7 @@ class Broker:
         """Nothing is done because its time has come; for a while, if it cannot be written."""
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
+        self.totals = Totals()
         self.sessions: dict[int, Session] = {}
         self.tasks: dict[int, RedriveTask] = {}
         self.marks = Marks()
@@ -229,7 +231,9 @@ class Broker:
             channel.restored()
             for holder in channel.holders():
                 self.session_register.note_lease(holder, channel)
+        self.catalog.restored()
         for queue in self.queues.values():
+            queue.restored()
             queue.restart_retention(opened=True)
             queue.watch_dedup()
             queue.watch_consumers(self.now_ms)
@@ -488,6 +492,10 @@ class Broker:
         if queue is None:
             return None
         return next((channel.name for channel in queue.channels.values() if channel.id == channel_id), None)
+
+    def part_names(self) -> Iterator[str]:
+        """The queues of which a partition is in this shard, in order, as they are now."""
+        return iter(self.catalog.names.copy())
 
     def message_id(self, queue_id: int, sequence: int) -> str:
         """The identity of a message, in the shape of a UUID: derived, never stored."""

@@ -523,6 +523,21 @@ class MoveConsumer(Shape):
     allow_rewind: bool = False
 
 
+class NamedCounts(Result, omit_defaults=False):
+    """A queue's exact counts, with its name."""
+
+    name: str
+    stats: QueueCounts
+
+
+class QueueCountsList(Result, omit_defaults=False):
+    """Counts of queues, in the order of their names."""
+
+    queues: list[NamedCounts]
+    next: str | None
+    """Ask again with `after` this name; null at the end."""
+
+
 class ServerStats(Result, omit_defaults=False):
     """The whole server, as far as the caller may read it."""
 
