@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
-SCRIPTS = [*sorted(path.stem for path in Path(__file__).parent.glob("[a-z]_*.py")), "sqs", "nsq", "client", "spark"]
-SCRIPTS += ["cluster"]
+SCRIPTS = [*sorted(path.stem for path in Path(__file__).parent.glob("[a-z]_*.py")), "many_queues"]
+SCRIPTS += ["sqs", "nsq", "client", "spark", "cluster"]
 """Those that the library is measured by, then the front ends', then the client's, then those of many nodes."""
 
 PACKAGES = ["numpy", "xxhash", "uvloop", "httptools", "msgspec", "litequeue", "persist-queue", "moto"]

@@ -16,7 +16,9 @@ from tests.cluster.test_router_pair import NAMES, SHARDS
 async def shown(pair: NsqPair, name: str, topic: str = "") -> list[TopicDocument] | None:
     topics = pair.topics(name)
     report = StatsReport(topics, Latencies(topics), with_clients=True, topic=topic, channel="")
-    return await report.topics(lambda _: True)
+    if not report.has_topic(lambda _: True):
+        return None
+    return [each async for run in report.topics(lambda _: True) for each in run]
 
 
 @in_loop

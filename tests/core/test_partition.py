@@ -44,3 +44,21 @@ def test_the_documentation_publishes_the_vectors() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "rest.md").read_text()
     rows = re.findall(r"^\| `(.*)` \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     assert [(name, int(hashed), int(partition)) for name, hashed, partition in rows] == VECTORS[1:]
+
+
+OTHERS = re.compile(r"^\| `(.*)` \| (\d+) \| (-?\d+) \| (\d+) \| (\d+) \| (-\d+) \| (\d+) \|$", re.MULTILINE)
+
+
+def test_the_documentation_shows_where_a_plain_modulo_of_the_hash_goes_wrong() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "rest.md").read_text()
+    rows = OTHERS.findall(text)
+    assert [row[0] for row in rows] == ["orders", "abcd"]
+    for name, *numbers in rows:
+        unsigned = murmur2(name.encode())
+        signed = unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned
+        truncated = -(-signed % 10)  # as C, Go, Java, JavaScript and Rust divide: the sign is the dividend's
+        absolute = abs(signed) % 10
+        right = partition_of(name, 10)
+        assert [int(number) for number in numbers] == [unsigned, signed, right, unsigned % 10, truncated, absolute]
+        assert right not in (unsigned % 10, truncated, absolute), "an example of what is wrong"
+        assert {signed % 64, unsigned % 64} == {partition_of(name, 64)}, "not with a power of two"

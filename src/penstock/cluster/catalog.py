@@ -9,6 +9,8 @@ That a queue is not there is never remembered, so a queue that was created at on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
+from heapq import merge
+from itertools import groupby
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -132,10 +134,9 @@ class Catalog:
         return [shard for shard, served in self._served.items() if name in served.identity.queues]
 
     def part_names(self) -> Iterator[str]:
-        """The queues of which a partition is in a shard of this node."""
-        yield from dict.fromkeys(
-            name for served in list(self._served.values()) for name in list(served.identity.queues)
-        )
+        """The queues of which a partition is in a shard of this node, in order, as they are now."""
+        names = merge(*[served.identity.part_names() for served in self._served.values()])
+        return (name for name, _ in groupby(names))
 
     def local(self, name: str) -> QueueFace | None:
         """What this node has of a queue; None if that is nothing."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from time import perf_counter
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.cluster.forwarder import forwarder_families
 from penstock.cluster.ledger import LoadOfShard
 from penstock.cluster.ownership import Tenure
-from penstock.core.broker import Broker
+from penstock.server.metrics import traffic_families
 
 SMOOTH_S = 20.0
 """Over what time rates are smoothed: a burst is no reason to move a shard."""
-SHARE_MAX = 0.02
-"""Of the time, for counting: with very many queues it is done less often."""
 
 
 class LoadMeter:
@@ -24,22 +21,19 @@ class LoadMeter:
     def __init__(self) -> None:
         self._counted: dict[int, tuple[float, int]] = {}
         self._loads: dict[int, LoadOfShard] = {}
-        self._next_s = 0.0
 
     def measure(self, tenures: Mapping[int, Tenure], now_s: float) -> dict[int, LoadOfShard]:
         """The loads of the shards that are served here."""
-        if now_s >= self._next_s:
-            began_s = perf_counter()
-            served = {shard: tenure for shard, tenure in tenures.items() if tenure.served is not None}
-            self._loads = {shard: self._measure(shard, tenure, now_s) for shard, tenure in served.items()}
-            self._counted = {shard: counted for shard, counted in self._counted.items() if shard in served}
-            self._next_s = now_s + (perf_counter() - began_s) / SHARE_MAX
+        served = {shard: tenure for shard, tenure in tenures.items() if tenure.served is not None}
+        self._loads = {shard: self._measure(shard, tenure, now_s) for shard, tenure in served.items()}
+        self._counted = {shard: counted for shard, counted in self._counted.items() if shard in served}
         return self._loads
 
     def _measure(self, shard: int, tenure: Tenure, now_s: float) -> LoadOfShard:
         assert tenure.served is not None
         broker = tenure.served.identity
-        total, messages, size = _counts(broker)
+        totals = broker.totals
+        total = totals.sent + totals.acked
         before_s, before = self._counted.get(shard, (now_s, total))
         self._counted[shard] = now_s, total
         old = self._loads.get(shard, LoadOfShard())
@@ -49,17 +43,7 @@ class LoadMeter:
             weight = min(1.0, passed_s / SMOOTH_S)
             rate += weight * (max(0, total - before) / passed_s - rate)
         waiting = 0 if tenure.forwarder is None else sum(tenure.forwarder.stats().waiting.values())
-        return LoadOfShard(round(rate, 1), messages, size, len(broker.queues), waiting)
-
-
-def _counts(broker: Broker) -> tuple[int, int, int]:
-    """Messages ever sent and acknowledged; messages here; bytes here."""
-    total = messages = size = 0
-    for queue in broker.queues.values():
-        messages += queue.messages
-        size += queue.size
-        total += queue.sent + sum(channel.acked for channel in queue.channels.values())
-    return total, messages, size
+        return LoadOfShard(round(rate, 1), totals.messages, totals.bytes, len(broker.queues), waiting)
 
 
 def shard_families(tenures: Mapping[int, Tenure], loads: Mapping[int, LoadOfShard], node: str) -> Iterator[Metric]:
@@ -84,6 +68,9 @@ def shard_families(tenures: Mapping[int, Tenure], loads: Mapping[int, LoadOfShar
         for shard, load in sorted(loads.items()):
             gauge.add_metric((str(shard), node), getattr(load, name))
         yield gauge
+    served = {shard: tenure.served for shard, tenure in sorted(tenures.items())}
+    totals = [((str(shard), node), each.identity.totals) for shard, each in served.items() if each is not None]
+    yield from traffic_families(totals, labels)
     forwarders = {shard: tenure.forwarder for shard, tenure in sorted(tenures.items())}
     yield from forwarder_families({shard: each.stats() for shard, each in forwarders.items() if each is not None})
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.core import commands as c
-from penstock.core.commands import ChannelStats, Command, RedriveTask, Send, Sent, Settled, Span, Stats
+from penstock.core.commands import ChannelStats, Command, QueueTally, RedriveTask, Send, Sent, Settled, Span, Stats
 from penstock.core.config import QueueConfig
 from penstock.core.partition import PARTITION_SHIFT, partition_of
 
@@ -86,6 +86,7 @@ PLACEMENTS: dict[type[Command], Placement] = {
     c.DescribeQueue: Placement(Home.QUEUE, "name", Split.FIRST, True),
     c.QueueStats: Placement(Home.QUEUE, "name", Split.EVERY, True),
     c.ListQueues: Placement(Home.ALL, is_repeatable=True),
+    c.TallyQueues: Placement(Home.SHARD, is_repeatable=True),
     c.Send: Placement(Home.QUEUE, "queue", Split.SEND),
     c.Receive: Placement(Home.QUEUE, "queue", Split.RECEIVE, True),
     c.Subscribe: Placement(Home.QUEUE, "queue", Split.SUBSCRIBE),
@@ -296,6 +297,26 @@ def _merge_channel(one: ChannelStats, other: ChannelStats) -> ChannelStats:
 
 def _oldest(times_ms: list[int | None]) -> int | None:
     return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
+
+
+def tally_of(stats: Stats) -> QueueTally:
+    """A queue in numbers, from counts of a node that cannot tell more: whether it is busy is not known."""
+    channels = stats.channels.values()
+    return QueueTally(
+        name=stats.name,
+        partitions=1,
+        busy=0,
+        messages=stats.messages,
+        bytes=stats.bytes,
+        quarantined=stats.quarantined,
+        ready=sum(channel.ready for channel in channels),
+        leased=sum(channel.leased for channel in channels),
+        delayed=sum(channel.delayed for channel in channels) if channels else stats.delayed,
+        sent=stats.sent,
+        acked=sum(channel.acked for channel in channels),
+        failed=sum(channel.failed for channel in channels),
+        dead=sum(channel.dead for channel in channels),
+    )
 
 
 def merge_names(pages: list[list[str]], limit: int) -> list[str]:

@@ -21,7 +21,8 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -29,7 +30,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, ShardUnserved
 from penstock.cluster.catalog import Catalog, meta_of
 from penstock.cluster.elsewhere import Elsewhere
-from penstock.cluster.placement import PLACEMENTS, Home, Placement, home_of, merge_stats
+from penstock.cluster.placement import PLACEMENTS, Home, Placement, home_of, merge_stats, tally_of
 from penstock.cluster.queue_calls import NOTED, QueueCalls
 from penstock.cluster.routed import Routed, ignore
 from penstock.cluster.sessions import OF_A_SESSION, RoutedSessions, SessionCalls
@@ -45,18 +46,22 @@ from penstock.core.commands import (
     DeleteQueue,
     Delivery,
     DescribeQueue,
+    ListQueues,
     QueueInfo,
     QueueStats,
+    QueueTally,
     Receive,
     RedriveTask,
     Send,
     Stats,
     Subscribe,
+    TallyQueues,
 )
 from penstock.core.errors import (
     ForgedReceipt,
     InvalidRequest,
     NotFound,
+    QueueDamaged,
     QueueNotFound,
     QueueReplaced,
     SessionNotFound,
@@ -64,7 +69,7 @@ from penstock.core.errors import (
 from penstock.server.clock import Clock
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
 from penstock.server.shards import Names
-from penstock.server.tasks import AsyncShard, CallbackCall
+from penstock.server.tasks import AsyncShard, CallbackCall, pages_of_tallies
 
 PATIENCE_S = 15.0
 """How long a command is tried again while nobody serves its shard."""
@@ -265,6 +270,26 @@ class Router:
         if not parts:
             raise QueueNotFound(f"queue {name!r} has no partition at this node")
         return merge_stats(parts)
+
+    async def tallies(self, *, local: bool) -> AsyncIterator[list[QueueTally]]:
+        """Every queue in numbers, some at a time: one shard after the other, so that no turn is long."""
+        for shard in list(self._served) if local else range(self.shards):
+            if local and shard not in self._served:
+                continue  # it has moved meanwhile: whoever has it counts it
+            async for page in pages_of_tallies(partial(self._tally, shard)):
+                yield page
+
+    async def _tally(self, shard: int, command: TallyQueues) -> list[QueueTally]:
+        try:
+            tallies: list[QueueTally] = await self.ask(shard, command)
+            return tallies
+        except InvalidRequest:  # a node of an earlier version has the shard
+            names: list[str] = await self.ask(shard, ListQueues(after=command.after, limit=command.limit))
+        found: list[QueueTally] = []
+        for name in names:
+            with contextlib.suppress(QueueNotFound, QueueDamaged):
+                found.append(tally_of(await self.ask(shard, QueueStats(name=name))))
+        return found
 
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for what is unknown among these queues, and the queues of these receipts."""

@@ -226,6 +226,7 @@ REPLIES: dict[type[Command], Any] = {kind: reply for kind, reply in answers.REPL
     commands.ReadOutbox: list[commands.OutboxEntry],
     commands.ForgetOutbox: int,
     commands.TakeOutbox: commands.Taken,
+    commands.TallyQueues: list[commands.QueueTally],
     AskNode: bytes,
 }
 """Command -> what its reply is: what clients know, and what nodes know beside that."""

@@ -71,6 +71,7 @@ from penstock.core.sending import Sending
 from penstock.core.sessions import SessionRegister
 from penstock.core.settling import Settling
 from penstock.core.shelf import Shelf
+from penstock.core.totals import Totals
 from penstock.core.work import UnitsOfWork
 
 FORMAT_VERSION = 1
@@ -114,6 +115,7 @@ class Broker:
         self.queues_by_id: dict[int, Queue] = {}
         self.quarantine = Quarantine()
         """Queues that are stored, and not served: something of them is damaged."""
+        self.totals = Totals()
         self.sessions: dict[int, Session] = {}
         self.tasks: dict[int, RedriveTask] = {}
         self.marks = Marks()
@@ -284,6 +286,7 @@ class Broker:
             self._note_unreadable(Kind.MARK, keys.record(Kind.MARK), error)
         self._restored(channels.values())
         self._set_damaged_apart()
+        self.catalog.restored()
 
     def _restored(self, channels: Iterable[Channel]) -> None:
         for channel in channels:
@@ -302,6 +305,7 @@ class Broker:
             if queue.id in self.quarantine:
                 continue
             try:
+                queue.restored()
                 queue.restart_retention(opened=True)
                 queue.watch_dedup()
                 queue.watch_consumers(self.now_ms)
@@ -343,6 +347,7 @@ class Broker:
             queue = self.queues_by_id.pop(queue_id, None)
             if queue is not None:
                 self.quarantine.call(queue_id, queue.name)
+                queue.count_out()
                 del self.queues[queue.name]
                 self.dirty_queues.pop(queue, None)
                 self.drafts.pop(queue, None)
@@ -615,6 +620,10 @@ class Broker:
         if queue is None:
             return None
         return next((channel.name for channel in queue.channels.values() if channel.id == channel_id), None)
+
+    def part_names(self) -> Iterator[str]:
+        """The queues of which a partition is in this shard, in order, as they are now."""
+        return iter(self.catalog.names.copy())
 
     def message_id(self, queue_id: int, sequence: int) -> str:
         """The identity of a message, in the shape of a UUID: derived, never stored."""

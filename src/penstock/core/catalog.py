@@ -6,7 +6,10 @@ the others. A further partition is made here by a command with `part`.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from heapq import merge
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock.core import keys, position
@@ -28,7 +31,9 @@ from penstock.core.commands import (
     PurgeQueue,
     QueueInfo,
     QueueStats,
+    QueueTally,
     Stats,
+    TallyQueues,
 )
 from penstock.core.config import UNCHANGEABLE, QueueConfig, check_name, dead_letter_name
 from penstock.core.errors import (
@@ -52,6 +57,10 @@ class Catalog:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
+        self.names: list[str] = []
+        """Of all queues, in order, so that a page of them costs what is on it."""
+        self._buried: dict[str, set[str]] = {}
+        """Dead-letter queue -> the queues whose dead letters go there, but for the one that it is named after."""
 
     def handlers(self) -> Handlers:
         """What is called for a command."""
@@ -65,6 +74,7 @@ class Catalog:
             DescribeQueue: self._describe_queue,
             ListQueues: self._list_queues,
             QueueStats: self._queue_stats,
+            TallyQueues: self._tally_queues,
             CreateChannel: self._create_channel,
             DeleteChannel: self._delete_channel,
             PauseChannel: self._pause_channel,
@@ -125,6 +135,8 @@ class Catalog:
             queue.next_sequence = part[0] << PARTITION_SHIFT
             queue.touch()
         broker.queues[name] = broker.queues_by_id[queue.id] = queue
+        insort(self.names, name)
+        self._bury(queue, True)
         queue.save_config()
         broker.events.append(CatalogEvent("queue created", name))
         for channel in channels:
@@ -157,7 +169,9 @@ class Catalog:
         config = queue.config.changed(command.changes)
         self._check_dead_letter(queue.name, config)
         queue.seal()
+        self._bury(queue, False)
         queue.configure(config)
+        self._bury(queue, True)
         queue.changed_ms = broker.now_ms
         queue.save_config()
         queue.restart_retention()
@@ -178,7 +192,9 @@ class Catalog:
         for channel in list(queue.channels.values()):
             broker.receiving.dismiss(channel, QueueNotFound(f"queue {queue.name!r} was deleted"))
             channel.purge(queue.next_sequence)
+            channel.count()
             broker.dirty_channels.pop(channel, None)
+        queue.count_out()
         broker.shelf.drop_chunks(queue.id)
         for kind in keys.OF_A_QUEUE:
             broker.shelf.changes.drop(keys.record(kind, queue.id))
@@ -187,6 +203,8 @@ class Catalog:
         broker.events += [CatalogEvent("channel deleted", queue.name, name) for name in queue.channels]
         broker.events.append(CatalogEvent("queue deleted", queue.name))
         del broker.queues[queue.name], broker.queues_by_id[queue.id]
+        del self.names[bisect_left(self.names, queue.name)]
+        self._bury(queue, False)
         broker.redrives.queue_deleted(queue.name)
         self._delete_parts(queue)
         broker.must_commit = True
@@ -228,22 +246,67 @@ class Catalog:
         return self.broker.find_queue(command.name).info()
 
     def _list_queues(self, command: ListQueues) -> list[str]:
-        shard = self.broker.meta.shard
-        ids = [(name, queue.id) for name, queue in self.broker.queues.items()]
+        shard, queues = self.broker.meta.shard, self.broker.queues
+        if command.dead_letters_to is None:
+            names = self._names_after(command.after, command.prefix)
+        else:
+            buried = self._buried.get(command.dead_letters_to, set()) | {_named_after(command.dead_letters_to)}
+            names = (
+                name
+                for name in sorted(buried)
+                if name > command.after
+                and name.startswith(command.prefix)
+                and self._buries_in(name) == command.dead_letters_to
+            )
+        ids = ((name, queues[name].id) for name in names)
         if command.dead_letters_to is None:  # those in quarantine are listed, too
-            ids += self.broker.quarantine.named
-        names: Iterator[str] = (
-            name
-            for name, queue_id in ids
-            if name.startswith(command.prefix) and name > command.after and queue_id >> SHARD_SHIFT == shard
-        )  # further partitions of a queue of another shard are not named twice
-        if command.dead_letters_to is not None:
-            names = (name for name in names if self._buries_in(name, command.dead_letters_to))
-        return sorted(names)[: command.limit]
+            ids = merge(ids, self._in_quarantine(command.after, command.prefix))
+        own = (name for name, queue_id in ids if queue_id >> SHARD_SHIFT == shard)
+        return list(islice(own, max(0, command.limit)))  # further partitions of others' queues are not named twice
 
-    def _buries_in(self, name: str, target: str) -> bool:
-        config = self.broker.queues[name].config
-        return bool(config.receives_max) and (config.dead_letter or dead_letter_name(name)) == target
+    def _in_quarantine(self, after: str, prefix: str) -> list[tuple[str, int]]:
+        """Names and ids of queues that are damaged, in order."""
+        return sorted(each for each in self.broker.quarantine.named if each[0] > after and each[0].startswith(prefix))
+
+    def _names_after(self, after: str, prefix: str = "") -> Iterator[str]:
+        """Names of queues, in order, that come after one and start with a prefix."""
+        names = self.names
+        for at in range(max(bisect_right(names, after), bisect_left(names, prefix)), len(names)):
+            name = names[at]
+            if not name.startswith(prefix):
+                return
+            yield name
+
+    def _buries_in(self, name: str) -> str | None:
+        """Where the dead letters of a queue go; None if there can be none, or no such queue."""
+        queue = self.broker.queues.get(name)
+        if queue is None or not queue.config.receives_max:
+            return None
+        return queue.config.dead_letter or dead_letter_name(name)
+
+    def _bury(self, queue: Queue, there: bool) -> None:
+        """A queue has come, or gets another configuration; not `there`: what was known of it is over."""
+        target = queue.config.dead_letter or dead_letter_name(queue.name)
+        if _named_after(target) == queue.name:
+            return
+        if there:
+            self._buried.setdefault(target, set()).add(queue.name)
+        elif target in self._buried:
+            self._buried[target].discard(queue.name)
+            if not self._buried[target]:
+                del self._buried[target]
+
+    def restored(self) -> None:
+        """All queues are back."""
+        self.names = sorted(self.broker.queues)
+        for queue in self.broker.queues.values():
+            self._bury(queue, True)
+
+    def _tally_queues(self, command: TallyQueues) -> list[QueueTally]:
+        if command.limit < 1:
+            raise InvalidRequest(f"limit is {command.limit}: it must be at least 1")
+        queues = self.broker.queues
+        return [queues[name].tally() for name in islice(self._names_after(command.after), command.limit)]
 
     def _queue_stats(self, command: QueueStats) -> Stats:
         return self.broker.find_queue(command.name, command.of_queue).stats()
@@ -306,6 +369,15 @@ class Catalog:
         queue.sweep()
         broker.must_commit = True
         return count
+
+
+def _named_after(target: str) -> str:
+    """The queue that has this one for its dead letters if neither says otherwise, and its name is not very long.
+
+    >>> _named_after("orders.dead"), _named_after("orders.dead.fifo")
+    ('orders', 'orders.fifo')
+    """
+    return f"{target[:-10]}.fifo" if target.endswith(".dead.fifo") else target.removesuffix(".dead")
 
 
 def _check_is_newer(part: Queue, queue_id: int) -> None:

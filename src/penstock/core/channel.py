@@ -66,6 +66,10 @@ class Channel:
         """Leases that ran out; not stored."""
         self.owes_fresh = False
         """Whether what was handed out last had been delivered before, so that it is the turn of what was not."""
+        self._counted_acked = 0
+        """What the broker's totals have of this channel."""
+        self._counted_failed = 0
+        self._counted_dead = 0
         self.windows: dict[int, Window] = {}
         self.cursors: dict[int, Cursor] = {}
         self.line = Line()
@@ -142,6 +146,14 @@ class Channel:
             waiting_receivers=len(self.line),
             expired=self.expired,
         )
+
+    def count(self) -> None:
+        """Add to the broker's totals what has changed here since the last time."""
+        totals = self.queue.broker.totals
+        totals.acked += self.acked - self._counted_acked
+        totals.failed += self.failed - self._counted_failed
+        totals.dead += self.dead - self._counted_dead
+        self._counted_acked, self._counted_failed, self._counted_dead = self.acked, self.failed, self.dead
 
     def _oldest_ms(self) -> int | None:
         times = [entry.sent_ms for window in self.windows.values() for entry in window.entries.values()]
@@ -433,6 +445,7 @@ class Channel:
 
     def save(self) -> None:
         """Write the channel's record."""
+        self.count()
         parts = [
             _HEAD.pack(
                 self.paused,
@@ -462,6 +475,7 @@ class Channel:
         channel = cls(queue, channel_id, data[_HEAD.size : at].decode(), start)
         channel.paused = paused
         channel.acked, channel.failed, channel.dead = acked, failed, dead
+        channel._counted_acked, channel._counted_failed, channel._counted_dead = acked, failed, dead
         far_at = at + cursors * _CURSOR.size
         for lane, sequence, ahead in _CURSOR.iter_unpack(data[at:far_at]):
             channel.cursors[lane] = Cursor(sequence, ahead)

@@ -128,6 +128,16 @@ class QueueStats(Command):
     name: str
 
 
+class TallyQueues(Command):
+    """What each of some queues has, in numbers that cost no reading: `limit` at most, after the name `after`, by name.
+
+    A further partition of a queue of another shard counts here, too. Replies with a list of `QueueTally`.
+    """
+
+    after: str = ""
+    limit: int = 200
+
+
 # -- sending -----------------------------------------------------------------------------------------------------------
 
 
@@ -902,6 +912,27 @@ class Stats(msgspec.Struct):
     """Messages that no channel has been shown: all while there are none, else those since the pause."""
     sent_bytes: int = 0
     """Bytes of what was sent since the store was opened."""
+
+
+class QueueTally(NamedTuple):
+    """A queue in numbers, all its channels added up: as much of it as is in one shard."""
+
+    name: str
+    partitions: int
+    """Over how many shards the queue is spread: each has a tally of its own."""
+    busy: int
+    """Messages sent and acknowledged lately: what happened ten minutes ago counts half."""
+    messages: int
+    bytes: int
+    quarantined: int
+    ready: int
+    leased: int
+    delayed: int
+    """Messages that are not due, in each channel; in a queue without channels, those that it holds."""
+    sent: int
+    acked: int
+    failed: int
+    dead: int
 
 
 class QueueInfo(msgspec.Struct):

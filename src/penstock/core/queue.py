@@ -28,7 +28,7 @@ from penstock.core import keys
 from penstock.core.channel import HORIZON_MS, Channel
 from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.columns import DONE
-from penstock.core.commands import CatalogEvent, Damage, QueueInfo, Run, Seen, Stats
+from penstock.core.commands import CatalogEvent, Damage, QueueInfo, QueueTally, Run, Seen, Stats
 from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, PRIORITY_MAX, QueueConfig
 from penstock.core.cursor import Cursor
 from penstock.core.dedup import Dedup
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _BUCKETS: tuple[tuple[int, int], ...] = ((2 * DAY_MS, HOUR_MS), (60 * DAY_MS, DAY_MS), (1 << 62, 30 * DAY_MS))
 """(due within, width of the bucket)."""
 _PAGE: Final = 256
+_BUSY_HALF_LIFE_MS: Final = 10 * MINUTE_MS
 _NORMAL_PLACES: Final = [Place(lane_code(LaneKind.NORMAL, priority)) for priority in range(PRIORITY_MAX + 1)]
 
 
@@ -95,6 +96,15 @@ class Queue:
         """When retention is looked at next."""
         self._dedup_ms: int | None = None
         self._rate: dict[str | None, tuple[int, int]] = {}
+        self._counted_messages = 0
+        """What the broker's totals have of this queue."""
+        self._counted_size = 0
+        self._counted_sent = 0
+        self._busy = 0.0
+        self._busy_ms = 0
+        """Up to when that is known."""
+        self._busy_moved = 0
+        """Messages that were ever sent and acknowledged, up to then."""
         self._counters_key = keys.record(Kind.COUNTERS, queue_id)
         self._dirty = broker.dirty_queues
 
@@ -754,6 +764,7 @@ class Queue:
     def delete_channel(self, channel: Channel) -> None:
         """A reader goes, with all that was kept for it alone."""
         channel.purge(self.shown_to)
+        channel.count()
         del self.channels[channel.name]
         changes = self.shelf.changes
         changes.drop(keys.channel_entries(self.id, channel.id))
@@ -927,6 +938,63 @@ class Queue:
             sent_bytes=self.sent_bytes,
         )
 
+    def tally(self) -> QueueTally:
+        """The queue in numbers that are at hand: no chunk and no key is looked at, as long as it has channels."""
+        self.seal()
+        ready = leased = delayed = acked = failed = dead = 0
+        for channel in self.channels.values():
+            for window in channel.windows.values():
+                ready += window.ready
+                leased += window.leased
+                delayed += window.delayed
+            ready += channel.ahead
+            if self.far:
+                delayed += self.far_count(channel)
+            acked += channel.acked
+            failed += channel.failed
+            dead += channel.dead
+        if not self.channels and self.messages:
+            delayed = self._delayed()
+        return QueueTally(
+            self.name,
+            self.config.partitions,
+            self._note_busy(self.sent + acked),
+            self.messages,
+            self.size,
+            sum(key.messages for key in self.quarantined) if self.quarantined else 0,
+            ready,
+            leased,
+            delayed,
+            self.sent,
+            acked,
+            failed,
+            dead,
+        )
+
+    def _note_busy(self, moved: int) -> int:
+        """How busy the queue is, when so many messages were ever sent and acknowledged."""
+        now_ms = self.broker.now_ms
+        if self._busy:
+            self._busy *= 0.5 ** ((now_ms - self._busy_ms) / _BUSY_HALF_LIFE_MS)
+        if moved > self._busy_moved:
+            self._busy += moved - self._busy_moved
+        self._busy_moved, self._busy_ms = moved, now_ms
+        return round(self._busy)
+
+    def count(self) -> None:
+        """Add to the broker's totals what has changed here since the last time."""
+        totals = self.broker.totals
+        totals.messages += self.messages - self._counted_messages
+        totals.bytes += self.size - self._counted_size
+        totals.sent += self.sent - self._counted_sent
+        self._counted_messages, self._counted_size, self._counted_sent = self.messages, self.size, self.sent
+
+    def count_out(self) -> None:
+        """The queue is deleted: what happened in it has happened, and what it holds is gone."""
+        self.count()
+        self.broker.totals.messages -= self.messages
+        self.broker.totals.bytes -= self.size
+
     def _delayed(self) -> int:
         """Messages sent with a delay that are not due. In FIFO queues, those that the channels look at."""
         total = sum(count for (lane, _), count in self.far.items() if not keys.lane_channel(lane))
@@ -960,6 +1028,7 @@ class Queue:
 
     def save(self) -> None:
         """Write the queue's counters."""
+        self.count()
         counters = _COUNTERS.pack(
             self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel
         )
@@ -1019,6 +1088,12 @@ class Queue:
         self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel = counters
         self.lanes = list(data[_COUNTERS.size :])
         self.opened_to, self.opened_ms = self.next_sequence, self.broker.now_ms
+        self._counted_sent = self.sent
+        self.count()
+
+    def restored(self) -> None:
+        """Channels are back: what happened before is no sign of being busy."""
+        self._busy_moved = self.sent + sum(channel.acked for channel in self.channels.values())
 
     def restore_consumer(self, name: str, data: bytes) -> None:
         """Take a consumer back from its record."""

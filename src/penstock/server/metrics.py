@@ -2,13 +2,16 @@
 
 Requests are counted on the hot path, so `RequestMeter` keeps plain lists and makes Prometheus' families of them only
 when somebody asks. Queues are not counted at all: their counts are exact in the core, and fetched when somebody asks.
+However many queues there are, the text has all of them added up, and a bounded number of them one by one: see `tally`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
@@ -17,6 +20,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from penstock.core.commands import ChannelStats, Stats
+from penstock.core.totals import Totals
+from penstock.server.tally import Tally
 from penstock.store.embedded import StoreStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -26,6 +31,8 @@ _BOUNDS: Final[list[float]] = list(BOUNDS_S)
 _bisect: Final = bisect_left
 _SERIES_MAX: Final = 10_000
 """No client can fill the memory with labels of its own making."""
+_SAMPLES_PER_PIECE: Final = 200
+_QUEUES_PER_SOURCE: Final = 50
 
 Source = Callable[[], Iterable[Metric]]
 
@@ -115,9 +122,56 @@ class RequestMeter:
         yield durations
 
 
-def queue_families(queues: Iterable[Stats]) -> Iterator[Metric]:
+def tally_families(tally: Tally) -> Iterator[Metric]:
+    """All queues added up, and how many of them have no series of their own."""
+    yield GaugeMetricFamily("penstock_queues", "Queues.", value=tally.queues)
+    yield GaugeMetricFamily(
+        "penstock_queues_not_shown",
+        "Queues without series of their own: see [metrics] in the settings.",
+        value=tally.not_shown,
+    )
+    for name, text, count in _TALLY_GAUGES:
+        yield GaugeMetricFamily(f"penstock_all_queues_{name}", text, value=tally.counts[count])
+
+
+_TALLY_GAUGES: tuple[tuple[str, str, str], ...] = (
+    ("messages", "Messages in the store, whatever their state.", "messages"),
+    ("bytes", "Bytes of the messages in the store.", "bytes"),
+    ("quarantined_messages", "Messages in damaged chunks.", "quarantined"),
+    ("ready_messages", "Messages that can be received now, in all channels.", "ready"),
+    ("leased_messages", "Messages in flight, in all channels.", "leased"),
+    ("delayed_messages", "Messages that wait for their time, in all channels.", "delayed"),
+)
+
+
+def traffic_families(
+    totals: Iterable[tuple[tuple[str, ...], Totals]], labels: tuple[str, ...] = ()
+) -> Iterator[Metric]:
+    """What happened to messages in all queues since a shard was opened here, those that are gone included, by shard."""
+    shards = list(totals)
+    for name, text, count in _TRAFFIC:
+        family = CounterMetricFamily(f"penstock_{name}", text, labels=labels)
+        for of_shard, each in shards:
+            family.add_metric(of_shard, count(each))
+        yield family
+
+
+_TRAFFIC: tuple[tuple[str, str, Callable[[Totals], float]], ...] = (
+    ("messages_sent", "Messages sent, to any queue.", lambda totals: totals.sent),
+    ("messages_acked", "Messages acknowledged, in any channel.", lambda totals: totals.acked),
+    ("deliveries_failed", "Deliveries released, or whose lease ran out.", lambda totals: totals.failed),
+    ("messages_dead", "Messages sent to a dead-letter queue.", lambda totals: totals.dead),
+)
+
+
+def queue_sources(queues: Sequence[Stats]) -> list[Source]:
+    """The counts of queues and their channels, exact; some queues in each source."""
+    runs = [queues[at : at + _QUEUES_PER_SOURCE] for at in range(0, len(queues), _QUEUES_PER_SOURCE)]
+    return [partial(queue_families, run) for run in runs or [queues]]
+
+
+def queue_families(all_queues: Sequence[Stats]) -> Iterator[Metric]:
     """The counts of queues and their channels, exact."""
-    all_queues = list(queues)
     for name, text, of_queue in _QUEUE_GAUGES:
         gauge = GaugeMetricFamily(f"penstock_queue_{name}", text, labels=("queue",))
         for stats in all_queues:
@@ -174,21 +228,6 @@ def store_families(stats: StoreStats) -> Iterator[Metric]:
     )
 
 
-class _Sources(Collector):
-    def __init__(self, sources: Iterable[Source]) -> None:
-        self._sources = list(sources)
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family once: several front ends may have samples of the same."""
-        families: dict[str, Metric] = {}
-        for source in self._sources:
-            for family in source():
-                known = families.setdefault(family.name, family)
-                if known is not family:
-                    known.samples.extend(family.samples)
-        yield from families.values()
-
-
 class ProcessMetrics:
     """Memory, processor time, open files and garbage collection of this process."""
 
@@ -204,8 +243,50 @@ class ProcessMetrics:
         return self._registry.collect()
 
 
+class _Family(Collector):
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        """The one that there is."""
+        yield self._family
+
+
+def pieces(sources: Iterable[Source]) -> Iterator[bytes]:
+    """The text that Prometheus reads, a piece at a time: between two pieces, others can have their turn.
+
+    Every family comes once: several front ends may have samples of the same. Pieces are empty until all are gathered.
+    """
+    families: dict[str, Metric] = {}
+    for source in sources:
+        for family in source():
+            known = families.setdefault(family.name, family)
+            if known is not family:
+                known.samples.extend(family.samples)
+        yield b""
+    for family in families.values():
+        yield from _pieces_of(family)
+
+
+def _pieces_of(family: Metric) -> Iterator[bytes]:
+    samples = family.samples
+    for at in range(0, len(samples) or 1, _SAMPLES_PER_PIECE):
+        family.samples = samples[at : at + _SAMPLES_PER_PIECE]
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Family(family))
+        text = generate_latest(registry)
+        yield text.split(b"\n", 2)[2] if at else text  # HELP and TYPE come once
+
+
 def render(sources: Iterable[Source]) -> bytes:
     """The text that Prometheus reads."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Sources(sources))
-    return generate_latest(registry)
+    return b"".join(pieces(sources))
+
+
+async def render_in_passing(sources: Iterable[Source]) -> bytes:
+    """As `render`, letting others have their turn in between."""
+    found: list[bytes] = []
+    for piece in pieces(sources):
+        found.append(piece)
+        await asyncio.sleep(0)
+    return b"".join(found)

@@ -33,7 +33,7 @@ from penstock.server.auth import Credentials
 from penstock.server.clock import Clock, SystemClock
 from penstock.server.events import Recorder
 from penstock.server.log import RequestLog
-from penstock.server.metrics import RequestMeter, Source, store_families
+from penstock.server.metrics import RequestMeter, Source, store_families, traffic_families
 from penstock.server.partition_map import PartitionMaps
 from penstock.server.settings import MEMORY, DeclaredQueue, InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
@@ -129,7 +129,7 @@ class Node:
         self._services: Services | None = None
         self._listeners: Mapping[str, socket.socket] = {}
         self._recording: list[Shard] = []
-        """Whose happenings go to the events queue, if there is one."""
+        """The shards that are here from beginning to end: what happens there goes to the events queue, if any."""
 
     @property
     def services(self) -> Services:
@@ -147,7 +147,7 @@ class Node:
             credentials=credentials,
             meter=RequestMeter(),
             request_log=RequestLog(self._settings.log),
-            metric_sources=[self._store_metrics],
+            metric_sources=[self._store_metrics, self._traffic_metrics],
             listeners=self._listeners,
         )
         self._services.metric_sources.append(self._services.meter.families)
@@ -224,6 +224,9 @@ class Node:
         else:
             self._store = open_store(Path(data))
         return self._store
+
+    def _traffic_metrics(self) -> Iterable[Metric]:
+        return traffic_families(((), shard.broker.totals) for shard in self._recording)
 
     def _store_metrics(self) -> Iterable[Metric]:
         damaged = sum(len(shard.broker.quarantine) for shard in self._recording)

@@ -228,6 +228,22 @@ class WebsocketSettings(_Section, frozen=True):
     """The session of a client that polls ends so long after its last request."""
 
 
+class MetricsSettings(_Section, frozen=True):
+    """Which queues have series of their own at `/metrics`. All of them together are always there, added up."""
+
+    queues: int = 100
+    """So many: the busiest ones. With no more queues than that, all."""
+    always: list[str] = []
+    """Patterns as in a shell: queues that are shown beside these, busy or not."""
+
+    def check(self) -> None:
+        """Raise `InvalidSettings` for the first thing that cannot be followed."""
+        if self.queues < 0:
+            raise InvalidSettings(f"[metrics] queues is {self.queues}: it must be 0 or more")
+        if "" in self.always:
+            raise InvalidSettings("[metrics] always has an empty pattern: name a queue, or use * as in orders-*")
+
+
 class LogSettings(_Section, frozen=True):
     """What is logged, and how."""
 
@@ -491,6 +507,7 @@ class Settings(_Section, frozen=True):
     lookup: LookupSettings = LookupSettings()
     rest: RestSettings = RestSettings()
     websocket: WebsocketSettings = WebsocketSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     events: EventSettings = EventSettings()
     cluster: ClusterSettings = ClusterSettings()
@@ -563,6 +580,7 @@ class Settings(_Section, frozen=True):
                 raise InvalidSettings(f"[http] {name} is {getattr(self.http, name)}: it must be larger than 0")
         self._check_nsq()
         self._check_rest()
+        self.metrics.check()
         self._check_events()
         self._check_queues()
         self._check_exposure()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Protocol
 
-from penstock.core.commands import CatalogEvent, Command, Damage, RedriveTask, Stats
+from penstock.core.commands import CatalogEvent, Command, Damage, QueueTally, RedriveTask, Stats
 from penstock.core.config import QueueConfig
 from penstock.core.receipt import Receipt
 from penstock.core.records import Meta
@@ -77,6 +77,10 @@ class Names(Protocol):
     @property
     def local_queues(self) -> Mapping[str, QueueFace]:
         """The queues by name as far as they are here: of a queue with several partitions, those in this process."""
+        ...
+
+    def part_names(self) -> Iterator[str]:
+        """The names of `local_queues`, in order, as they are now."""
         ...
 
     @property
@@ -161,6 +165,14 @@ class Shards(Protocol):
 
     async def local_stats(self, name: str) -> Stats:
         """The counts of a queue's partitions in this process. `QueueNotFound` if there is none."""
+        ...
+
+    def tallies(self, *, local: bool) -> AsyncIterator[list[QueueTally]]:
+        """Every queue in numbers, some at a time, so that others get their turn in between.
+
+        A queue that is there from beginning to end comes once for each of its partitions. `local`: only partitions in
+        this process.
+        """
         ...
 
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:

@@ -79,8 +79,8 @@ async def test_what_is_noted_during_a_look_is_newer_than_the_look() -> None:
         registration.note("new", None, True)
 
     registration = LookupRegistration(IDENTITY, read_state, 60.0)
-    await registration.look_in_passing()
-    assert registration.known == {("new", None)}
+    await registration.look()
+    assert registration.known == {"new": set()}
 
 
 @in_a_loop
@@ -95,7 +95,7 @@ async def test_others_have_their_turn_during_a_look_at_many_topics() -> None:
 
     other = asyncio.create_task(count_turns())
     many = [(f"topic{number}", Load(0, 0)) for number in range(1_000)]
-    await LookupRegistration(IDENTITY, lambda: many, 60.0).look_in_passing()
+    await LookupRegistration(IDENTITY, lambda: many, 60.0).look()
     other.cancel()
     assert turns >= 9
 

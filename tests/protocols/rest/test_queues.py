@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import httpx
 import pytest
 
+from penstock.core.commands import CreateQueue, DeleteQueue
 from tests.protocols.rest.asking import bodies, done, receive, refused, send
 from tests.protocols.rest.serving import Server
 
@@ -166,6 +169,29 @@ def test_the_server_adds_up_its_queues(server: Server, http: httpx.Client, name:
     after = done(http.get("/v1/stats"))
     grown = {key: after[key] - before[key] for key in ("queues", "messages", "bytes", "ready", "leased", "sent")}
     assert grown == {"queues": 1, "messages": 2, "bytes": 5, "ready": 1, "leased": 1, "sent": 2}
+
+
+@pytest.mark.parametrize("path", ["/v1/queues", "/v1/stats/queues"])
+def test_a_queue_that_is_there_all_the_time_is_on_one_page_while_others_come_and_go(
+    server: Server, http: httpx.Client, name: str, path: str
+) -> None:
+    dice = random.Random(name)
+    kept = {f"{name}-{number:03d}" for number in range(0, 120, 2)}
+    for each in kept:
+        server.call(CreateQueue(name=each))
+    others: set[str] = set()
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = done(http.get(path, params={"prefix": f"{name}-", "after": after, "limit": dice.randint(1, 9)}))
+        found += [each if isinstance(each, str) else each["name"] for each in page["queues"]]
+        after = page["next"]
+        for _ in range(6):
+            other = f"{name}-{dice.randrange(1, 120, 2):03d}"
+            server.call((DeleteQueue if other in others else CreateQueue)(name=other))
+            others ^= {other}
+    assert found == sorted(set(found))
+    assert kept <= set(found)
 
 
 def test_what_is_not_there_is_a_problem_too(http: httpx.Client) -> None:

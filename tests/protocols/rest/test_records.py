@@ -146,6 +146,85 @@ def test_a_virtual_queue_appears_with_its_first_message(http: httpx.Client, name
     refused(http.post("/delete_queue", json={"queue": name}), 404, "queue_not_found")
 
 
+def test_virtual_queues_know_the_names_that_their_clients_know(http: httpx.Client, name: str) -> None:
+    body = {"Queue": name, "messages": [{"body": each} for each in "abc"]}
+    assert done(http.post("/publish", json=body)) == {"offsets": [0, 1, 2]}
+    found = done(http.post("/get_records", json={"Queue": name, "Offset": 1, "MaxRecords": 1}))
+    assert (bodies(found["records"]), found["next_offset"]) == (["b"], 2)
+    ack = {"Queue": name, "Consumer": "c1", "Offset": 2}
+    assert done(http.post("/consumer_ack", json=ack)) == {"offset": 2}
+    assert bodies(done(http.post("/get_records", json={"Queue": name, "Consumer": "c1"}))["records"]) == ["c"]
+    refused(http.post("/consumer_ack", json={**ack, "Offset": 1}), 409, "rewind_refused")
+    refused(http.post("/consumer_ack", json={**ack, "Offset": 1, "AllowRewind": False}), 409, "rewind_refused")
+    assert done(http.post("/consumer_ack", json={**ack, "Offset": 1, "AllowRewind": True})) == {"offset": 1}
+    assert http.post("/delete_consumer", json={"Queue": name, "Consumer": "c1"}).status_code == 204
+    refused(http.post("/delete_consumer", json={"Queue": name, "Consumer": "c1"}), 404, "consumer_not_found")
+    assert http.post("/delete_queue", json={"Queue": name}).status_code == 204
+    refused(http.post("/delete_queue", json={"Queue": name}), 404, "queue_not_found")
+
+
+@pytest.mark.parametrize("queue", ["queue", "Queue"])
+def test_virtual_queues_take_their_names_from_the_url_too(http: httpx.Client, name: str, queue: str) -> None:
+    messages = {"messages": [{"body": each} for each in "abc"]}
+    assert done(http.post("/publish", params={queue: name}, json=messages)) == {"offsets": [0, 1, 2]}
+    found = done(http.post("/get_records", params={queue: name, "Offset": 1, "MaxRecords": 1}))
+    assert bodies(found["records"]) == ["b"]
+    ack = {queue: name, "Consumer": "c1", "Offset": 2}
+    assert done(http.post("/consumer_ack", params=ack)) == {"offset": 2}
+    refused(http.post("/consumer_ack", params={**ack, "Offset": 1}), 409, "rewind_refused")
+    back = {**ack, "Offset": 1, "AllowRewind": "true"}
+    assert done(http.post("/consumer_ack", params=back)) == {"offset": 1}
+    mixed = http.post("/get_records", params={"Consumer": "c1"}, json={"queue": name, "max_records": 1})
+    assert bodies(done(mixed)["records"]) == ["b"]
+    assert http.post("/delete_consumer", params={queue: name, "Consumer": "c1"}).status_code == 204
+    assert http.post("/delete_queue", params={queue: name}).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "words"),
+    [
+        (
+            "",
+            {"queue": "a", "Queue": "b"},
+            'queue in the body is "a", and Queue in the body is "b": they are one thing',
+        ),
+        ("", {"queue": "a", "offset": 1, "Offset": 2}, "offset in the body is 1, and Offset in the body is 2"),
+        ("", {"queue": "a", "offset": None, "Offset": 2}, "offset in the body is null, and Offset in the body is 2"),
+        (
+            "?MaxRecords=5",
+            {"queue": "a", "max_records": 6},
+            "MaxRecords in the URL is 5, and max_records in the body is 6",
+        ),
+        ("?Queue=b", {"queue": "a"}, 'Queue in the URL is "b", and queue in the body is "a"'),
+        ("", {}, "queue (or Queue) is missing"),
+        ("", {"QUEUE": "a"}, "unknown field `QUEUE`"),
+        ("", {"queue": "a", "maxRecords": 1}, "unknown field `maxRecords`"),
+        ("?Queues=a", {}, "there is no parameter 'Queues'"),
+        ("?MaxRecords=0", {"queue": "a"}, "MaxRecords: Expected `int` >= 1"),
+        ("", {"Queue": "a", "MaxRecords": "many"}, "MaxRecords: Expected `int`, got `str`"),
+    ],
+)
+def test_two_names_for_one_thing_must_agree(http: httpx.Client, query: str, body: dict[str, Any], words: str) -> None:
+    assert words in refused(http.post(f"/get_records{query}", json=body), 400, "invalid_request")
+
+
+def test_the_same_under_both_names_is_fine(http: httpx.Client, name: str) -> None:
+    send(http, name, "a")
+    body = {"queue": name, "Queue": name, "offset": 0, "Offset": 0, "max_records": 5, "MaxRecords": 5}
+    assert bodies(done(http.post(f"/get_records?Queue={name}", json=body))["records"]) == ["a"]
+
+
+def test_the_document_shows_both_names_of_what_virtual_queues_take(http: httpx.Client) -> None:
+    described = done(http.get("/v1/openapi.json"))
+    both = {"queue", "Queue", "consumer", "Consumer", "offset", "Offset", "max_records", "MaxRecords"}
+    call = described["paths"]["/get_records"]["post"]
+    assert {each["name"] for each in call["parameters"]} == both
+    reference = call["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    assert set(described["components"]["schemas"][reference]["properties"]) == both
+    acked = described["components"]["schemas"]["ConsumerAck"]["properties"]
+    assert {"Queue", "Consumer", "Offset", "AllowRewind"} < set(acked)
+
+
 class TwoNodes:
     """The map of two nodes; this one is `a`."""
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from penstock.core.commands import CreateQueue, DeleteQueue
 from penstock.protocols.http import Exchange, Request
 from penstock.server.settings import SqsSettings
 from tests.protocols.sqs.refusals import refused
@@ -243,3 +245,27 @@ class Answered:
     def wait_for(self, count: int) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.statuses) == count, 60)
+
+
+def test_a_queue_that_is_there_all_the_time_is_on_one_page_while_others_come_and_go(
+    server: Server, sqs: Any, name: str
+) -> None:
+    dice = random.Random(name)
+    kept = {f"{name}-{number:03d}" for number in range(0, 120, 2)}
+    for each in kept:
+        server.call(CreateQueue(name=each))
+    others: set[str] = set()
+    found: list[str] = []
+    asked: dict[str, Any] = {"QueueNamePrefix": f"{name}-"}
+    while True:
+        page = sqs.list_queues(**asked, MaxResults=dice.randint(1, 9))
+        found += [url.rpartition("/")[2] for url in page.get("QueueUrls", [])]
+        if "NextToken" not in page:
+            break
+        asked["NextToken"] = page["NextToken"]
+        for _ in range(6):
+            other = f"{name}-{dice.randrange(1, 120, 2):03d}"
+            server.call((DeleteQueue if other in others else CreateQueue)(name=other))
+            others ^= {other}
+    assert found == sorted(set(found))
+    assert kept <= set(found)

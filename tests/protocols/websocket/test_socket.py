@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from penstock.core.chunk import Chunk
+from penstock.core.commands import ListQueues
 from penstock.protocols.websocket.connection import Connection
 from penstock.protocols.websocket.desk import Desk
 from penstock.protocols.websocket.socket import Conversation, Flushes
@@ -493,3 +494,33 @@ def test_a_conversation_whose_answers_are_lost_by_a_bug_ends(
     assert client.closed() == (1011, "the server has failed to answer: connect again")
     with pytest.raises(LookupError, match="QueueNotFound"):
         other.ask(["QueueStats", "orders"], number=1)
+
+
+class Watching:
+    """The shards, and what they are asked for."""
+
+    def __init__(self, shards: Any) -> None:
+        self._shards = shards
+        self.pages: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shards, name)
+
+    def submit(self, command: Any, *arguments: Any) -> Any:
+        if isinstance(command, ListQueues):
+            self.pages.append(command.limit)
+        return self._shards.submit(command, *arguments)
+
+
+def test_however_many_names_are_asked_for_a_step_gives_a_thousand(server: Server) -> None:
+    watching: Any = Watching(server.services.shard)
+    server.services.shard = watching
+    client = Client(server)
+    names = [f"queue-{number:04d}" for number in range(2_300)]
+    client.socket.send(pack([[number, ["CreateQueue", name]] for number, name in enumerate(names, 1)]))
+    for number in range(1, len(names) + 1):
+        client.answer(number)
+    assert client.ask(["ListQueues", "", "", 1 << 31], 5_000) == names
+    assert watching.pages == [1_000, 1_000, 1_000]
+    assert client.ask(["ListQueues", "queue-1", "queue-1499", 300], 5_001) == names[1_500:1_800]
+    assert client.ask(["ListQueues", "queue-2", "", 1_200], 5_002) == names[2_000:]

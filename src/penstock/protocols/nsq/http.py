@@ -30,6 +30,7 @@ from penstock.protocols.nsq.http_api import (
     ApiCall,
     ApiError,
     Arguments,
+    Json,
     Route,
     Routes,
     Work,
@@ -188,12 +189,18 @@ class NsqHttp:
             topic=arguments.text("topic") or "",
             channel=arguments.text("channel") or "",
         )
-        topics = await report.topics(lambda topic: call.principal.allows("read", topic))
+
+        def may_read(topic: str) -> bool:
+            return call.principal.allows("read", topic)
+
         producers = report.producers() if call.principal.allows("read", _EVERY_TOPIC) else None
-        document = stats.StatsDocument(NSQ_VERSION, await self._health(), int(self._start_s), topics, producers)
+        document = stats.StatsDocument(NSQ_VERSION, await self._health(), int(self._start_s), None, producers)
         if arguments.flag("include_mem", True):
             document.memory = stats.memory()
-        return document if arguments.text("format") == "json" else stats.as_text(document, time.time())
+        topics = report.topics(may_read) if report.has_topic(may_read) else None
+        as_json = arguments.text("format") == "json"
+        text = await stats.written(document, topics, as_json=as_json, now_s=time.time())
+        return Json(text) if as_json else text
 
     # -- publishing --
 

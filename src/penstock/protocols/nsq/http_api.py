@@ -23,7 +23,7 @@ _ARGUMENTS_MAX = 100
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})|;")
 
 Answer = Any
-"""None, text as str or bytes, or something that becomes JSON."""
+"""None, text as str or bytes, something that becomes JSON, or `Json`."""
 Work = Coroutine[Any, Any, Answer]
 """An answer that takes a while."""
 
@@ -36,6 +36,12 @@ class ApiError(Exception):
         self.status = status
         self.message = message
         self.headers = headers
+
+
+class Json(msgspec.Struct):
+    """An answer that is JSON already."""
+
+    text: bytes
 
 
 class Arguments:
@@ -125,7 +131,7 @@ def respond(exchange: Exchange, answer: Answer) -> None:
     elif isinstance(answer, str | bytes):
         exchange.respond(200, _TEXT, answer.encode() if isinstance(answer, str) else answer)
     else:
-        exchange.respond(200, _JSON, msgspec.json.encode(answer))
+        exchange.respond(200, _JSON, answer.text if isinstance(answer, Json) else msgspec.json.encode(answer))
 
 
 def refuse(exchange: Exchange, error: ApiError) -> None:

@@ -1,8 +1,8 @@
 """Tells lookup services what this node has: a long-lived connection to each of them, and its state pushed over it.
 
-How it works. The registration knows every topic and channel of the node, as pairs `(topic, channel)`, with None for the
-topic itself. It hears of changes at once, through `note`; and it looks at all of them at every heartbeat, so that what
-it might have missed lasts no longer than that. A change goes to every lookup as REGISTER or UNREGISTER; with each
+How it works. The registration knows every topic of the node, with its channels. It hears of changes at once, through
+`note`; and it looks at all of them at every heartbeat, so that what it might have missed lasts no longer than that; if
+they are very many, at some of the heartbeats. A change goes to every lookup as REGISTER or UNREGISTER; with each
 heartbeat goes a PING and, if the lookup is ours, what waits here now (LOADS).
 
 A lookup that cannot be reached is tried again and again, after growing pauses. Whoever has just connected is told
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -31,10 +32,11 @@ BACKOFF_S_MIN = 0.1
 BACKOFF_S_MAX = 15.0
 _COMMANDS_AT_ONCE = 500
 _TOPICS_AT_ONCE = 100
+_LOOKING_SHARE_MAX = 0.05
+"""Of the time, for looking at all topics: where there are very many, that is not done with every heartbeat."""
 _LOADS_BYTES_AT_ONCE = wire.BODY_BYTES_MAX // 4
 _READ_BYTES = 64 * 1024
 
-Pair = tuple[str, str | None]
 State = dict[str, Load]
 """Every topic that the node has, with its channels."""
 
@@ -61,14 +63,17 @@ class LookupRegistration:
         self, identity: Identity, read_state: Callable[[], Iterable[tuple[str, Load]]], heartbeat_s: float
     ) -> None:
         self.identity = identity
-        self.known: set[Pair] = set()
+        self.known: dict[str, set[str]] = {}
+        """Every topic that the node has, with the names of its channels."""
         self.loads: State = {}
         self._read_state = read_state
         self._heartbeat_s = heartbeat_s
         self._peers: dict[str, LookupPeer] = {}
-        self._noted: set[Pair] | None = None
-        """What was noted during a look: that is newer than what the look saw."""
+        self._noted: set[str] | None = None
+        """The topics that were noted during a look: that is newer than what the look saw."""
         self._beating: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        """The first look."""
 
     @property
     def addresses(self) -> list[str]:
@@ -88,69 +93,82 @@ class LookupRegistration:
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Tell these from now on, and no others."""
         wanted = dict.fromkeys(addresses)
-        if wanted:
-            self.look()
         for address in [each for each in self._peers if each not in wanted]:
             self._peers.pop(address).stop()
         for address in wanted:
             if address not in self._peers:
                 self._peers[address] = LookupPeer(address, self)
+        if wanted and self._looking is None:
+            self._looking = asyncio.create_task(self._look_first())
 
     def stop(self) -> None:
         """Hang up: the lookup services name this node no longer."""
         self.set_addresses([])
-        if self._beating is not None:
-            self._beating.cancel()
+        for task in (self._beating, self._looking):
+            if task is not None:
+                task.cancel()
 
     def note(self, topic: str, channel: str | None, is_there: bool) -> None:
         """A topic or a channel has come, or gone."""
-        if channel is not None and is_there:
-            self._change((topic, None), True)
-        if channel is None and not is_there:
-            for pair in [each for each in self.known if each[0] == topic and each[1] is not None]:
-                self._change(pair, False)
-        self._change((topic, channel), is_there)
+        if self._noted is not None:
+            self._noted.add(topic)
+        channels = self.known.get(topic)
+        if is_there:
+            self._know(topic, (channels or set()) | ({channel} if channel is not None else set()))
+        elif channel is None:
+            self._know(topic, None)
+        elif channels is not None:
+            self._know(topic, channels - {channel})
 
-    def look(self) -> None:
-        """See what the node has now."""
-        self._take(dict(self._read_state()))
+    async def look(self) -> None:
+        """See what the node has now, letting others have their turn in between: there may be many topics.
 
-    async def look_in_passing(self) -> None:
-        """As `look`, letting others have their turn in between: there may be many topics."""
-        self._noted = set()
+        What was noted meanwhile is newer than what was seen, and stays.
+        """
+        noted = self._noted = set()
         try:
             state: State = {}
-            for topic, load in self._read_state():
+            for count, (topic, load) in enumerate(self._read_state(), 1):
                 state[topic] = load
-                if len(state) % _TOPICS_AT_ONCE == 0:
+                if topic not in noted:
+                    self._know(topic, set(load.channels))
+                if count % _TOPICS_AT_ONCE == 0:
                     await asyncio.sleep(0)
-            self._take(state, but=self._noted)
+            for count, topic in enumerate(list(self.known), 1):
+                if topic not in state and topic not in noted:
+                    self._know(topic, None)
+                if count % _TOPICS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            self.loads = state
         finally:
             self._noted = None
 
-    def _take(self, state: State, but: Iterable[Pair] = ()) -> None:
-        found: set[Pair] = {(topic, None) for topic in state}
-        found |= {(topic, channel) for topic, load in state.items() for channel in load.channels}
-        for pair in (found ^ self.known).difference(but):
-            self._change(pair, pair in found)
-        self.loads = state
-
-    def _change(self, pair: Pair, is_there: bool) -> None:
-        if self._noted is not None:
-            self._noted.add(pair)
-        if (pair in self.known) == is_there:
+    def _know(self, topic: str, channels: set[str] | None) -> None:
+        """A topic has these channels; None: there is no such topic."""
+        if self.known.get(topic) == channels:
             return
-        (self.known.add if is_there else self.known.discard)(pair)
+        if channels is None:
+            del self.known[topic]
+        else:
+            self.known[topic] = channels
         for peer in self._peers.values():
-            peer.tell(pair)
+            peer.tell(topic)
+
+    async def _look_first(self) -> None:
+        await self.look()
+        for peer in self._peers.values():
+            peer.beat()
 
     async def _beat(self) -> None:
+        next_look_s = 0.0
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            if self._peers:
-                await self.look_in_passing()
-                for peer in self._peers.values():
-                    peer.beat()
+            began_s = time.monotonic()
+            if self._peers and self._noted is None and began_s >= next_look_s:
+                await self.look()
+                next_look_s = began_s + (time.monotonic() - began_s) / _LOOKING_SHARE_MAX
+            for peer in self._peers.values():
+                peer.beat()
 
 
 class LookupPeer:
@@ -162,10 +180,11 @@ class LookupPeer:
         """Who answers; None while nobody does."""
         self._host, self._port = parse_address(address, "the lookup service")
         self._registration = registration
-        self._pending: set[Pair] = set()
+        self._pending: set[str] = set()
+        """Topics of which something has come or gone."""
         self._is_beat_due = False
         self._woken = asyncio.Event()
-        self._registered: set[Pair] = set()
+        self._registered: dict[str, set[str]] = {}
         self._told_loads: State = {}
         self._writer: asyncio.StreamWriter
         self._answers: asyncio.Queue[bytes | None]
@@ -174,10 +193,10 @@ class LookupPeer:
         self._pause_s = BACKOFF_S_MIN
         self._task = asyncio.create_task(self._keep_connected())
 
-    def tell(self, pair: Pair) -> None:
-        """Something has come or gone."""
+    def tell(self, topic: str) -> None:
+        """A topic, or channels of it, have come or gone."""
         if self.info is not None:
-            self._pending.add(pair)
+            self._pending.add(topic)
             self._woken.set()
 
     def beat(self) -> None:
@@ -235,7 +254,7 @@ class LookupPeer:
         self._woken.set()
 
     async def _introduce(self) -> None:
-        self._registered, self._told_loads = set(), {}
+        self._registered, self._told_loads = {}, {}
         (answer,) = await self._ask([wire.MAGIC + wire.identify(self._registration.identity)])
         if answer.startswith(b"E_"):
             raise Refusal(answer.decode(errors="replace"))
@@ -256,24 +275,42 @@ class LookupPeer:
                 await self._push_loads()
 
     async def _push_changes(self) -> None:
-        pairs, self._pending = self._pending, set()
-        known = self._registration.known
-        gone = sorted(pairs & self._registered - known, key=_channels_first)
-        come = sorted(pairs & known - self._registered, key=_channels_first, reverse=True)
-        self._registered = self._registered.difference(gone).union(come)
-        commands = [wire.unregister(*pair) for pair in gone] + [wire.register(*pair) for pair in come]
-        for at in range(0, len(commands), _COMMANDS_AT_ONCE):
-            for answer in await self._ask(commands[at : at + _COMMANDS_AT_ONCE]):
+        """What has come or gone; as much at a time as one answer is waited for."""
+        while self._pending:
+            commands: list[bytes] = []
+            while self._pending and len(commands) < _COMMANDS_AT_ONCE:
+                commands += self._changes_of(self._pending.pop())
+            for answer in await self._ask(commands):
                 if answer != b"OK":
                     log.warning("lookup %s: %s", self.address, answer.decode(errors="replace"))
 
+    def _changes_of(self, topic: str) -> list[bytes]:
+        """What the lookup service has to be told of a topic: channels go before it, and come after it."""
+        known, told = self._registration.known.get(topic), self._registered.pop(topic, None)
+        commands = [wire.unregister(topic, channel) for channel in sorted((told or set()) - (known or set()))]
+        if known is None:
+            return commands if told is None else [*commands, wire.unregister(topic, None)]
+        self._registered[topic] = known
+        if told is None:
+            commands.append(wire.register(topic, None))
+        return commands + [wire.register(topic, channel) for channel in sorted(known - (told or set()))]
+
     async def _push_loads(self) -> None:
         """What waits here, as far as it has changed."""
-        loads = self._registration.loads
-        changed = [(topic, load) for topic, load in loads.items() if self._told_loads.get(topic) != load]
-        self._told_loads = loads
-        for body in _bodies(changed):
-            await self._ask([wire.loads(body)])
+        loads, told, self._told_loads = self._registration.loads, self._told_loads, self._registration.loads
+        gathered: list[bytes] = []
+        size = 0
+        for count, (topic, load) in enumerate(loads.items(), 1):
+            if told.get(topic) != load:
+                gathered.append(msgspec.json.encode(topic) + b":" + msgspec.json.encode(load))
+                size += len(gathered[-1])
+            if size > _LOADS_BYTES_AT_ONCE:
+                await self._ask([wire.loads(b"{" + b",".join(gathered) + b"}")])
+                gathered, size = [], 0
+            elif count % _TOPICS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        if gathered:
+            await self._ask([wire.loads(b"{" + b",".join(gathered) + b"}")])
 
     async def _ask(self, commands: list[bytes]) -> list[bytes]:
         """Send commands, and wait for the answer to each."""
@@ -287,22 +324,3 @@ class LookupPeer:
                     raise EOFError("the connection was closed")
                 answers.append(answer)
         return answers
-
-
-def _channels_first(pair: Pair) -> tuple[bool, str, str]:
-    return pair[1] is None, pair[0], pair[1] or ""
-
-
-def _bodies(loads: Iterable[tuple[str, Load]]) -> Iterable[bytes]:
-    """Loads as JSON, in pieces that a lookup service takes."""
-    gathered: list[bytes] = []
-    size = 0
-    for topic, load in loads:
-        entry = msgspec.json.encode(topic) + b":" + msgspec.json.encode(load)
-        if gathered and size + len(entry) > _LOADS_BYTES_AT_ONCE:
-            yield b"{" + b",".join(gathered) + b"}"
-            gathered, size = [], 0
-        gathered.append(entry)
-        size += len(entry)
-    if gathered:
-        yield b"{" + b",".join(gathered) + b"}"

@@ -14,13 +14,16 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from heapq import merge
+from itertools import islice
 
 import msgspec
 
 from penstock.core.commands import ChannelStats, Stats
-from penstock.core.errors import QueueNotFound
+from penstock.core.errors import QueueDamaged, QueueNotFound
 from penstock.protocols.lookup.registry import Load
 from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.latency import LatencyResult, LatencyWindow, result_of
@@ -28,8 +31,10 @@ from penstock.protocols.nsq.names import is_name
 from penstock.protocols.nsq.topics import Topics
 from penstock.server.shards import QueueFace
 
-_TOPICS_AT_ONCE = 200
-"""Counted in one step of the shard, so that others get their turn in between."""
+_TOPICS_AT_ONCE = 25
+"""Counted in one step of the shard, and described in one turn, so that others get their turn in between."""
+_JOINED_IN_LOOP_MAX = 1024 * 1024
+"""Bytes; more are put together in a thread, which leaves the interpreter to others meanwhile."""
 
 
 class PublishedCount(msgspec.Struct):
@@ -117,7 +122,8 @@ class StatsDocument(msgspec.Struct):
     version: str
     health: str
     start_time: int
-    topics: list[TopicDocument] | None
+    topics: None
+    """They are put in as they are counted: see `written`."""
     producers: list[ClientDocument] | None
     memory: MemoryDocument | msgspec.UnsetType = msgspec.UNSET
 
@@ -159,18 +165,15 @@ class Latencies:
             self._windows.get(topic, {}).pop(channel, None)
 
 
-async def count(topics: Topics, names: Iterable[str]) -> list[Stats]:
-    """The exact counts of topics, in the order of their names; without those that are gone meanwhile."""
-    found: list[Stats] = []
-    ordered = sorted(names)
-    for at in range(0, len(ordered), _TOPICS_AT_ONCE):
-        calls = [topics.stats(name) for name in ordered[at : at + _TOPICS_AT_ONCE]]
-        for reply in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(reply, BaseException):
-                if not isinstance(reply, QueueNotFound):
-                    raise reply
-            else:
-                found.append(reply)
+async def count(topics: Topics, names: Iterable[str]) -> dict[str, Stats]:
+    """The exact counts of some topics, by name; without those that are gone meanwhile."""
+    found: dict[str, Stats] = {}
+    for reply in await asyncio.gather(*map(topics.stats, names), return_exceptions=True):
+        if isinstance(reply, BaseException):
+            if not isinstance(reply, QueueNotFound | QueueDamaged):
+                raise reply
+        else:
+            found[reply.name] = reply
     return found
 
 
@@ -180,7 +183,7 @@ def read_loads(topics: Topics) -> Iterator[tuple[str, Load]]:
     Counts that the core keeps anyway: microseconds for each channel. Topics may come and go between two of them.
     """
     queues = topics.shard.identity.local_queues
-    for name in list(queues):
+    for name in topics.shard.identity.part_names():
         queue = queues.get(name)
         if queue is not None and is_name(name):
             yield name, _load(topics, queue)
@@ -225,19 +228,37 @@ class StatsReport:
         """Empty: all."""
         self._now_s = time.monotonic()
 
-    async def topics(self, may_read: Callable[[str], bool]) -> list[TopicDocument] | None:
-        """The topics that were asked for; None if that one is not there."""
-        catalog, subscribed = self._topics.catalog(), self._topics.subscribed()
-        elsewhere = {name: channels for name, channels in subscribed.items() if name not in catalog}
-        catalog |= elsewhere
-        if self._topic and not (self._topic in catalog and may_read(self._topic)):
-            return None
-        wanted = [self._topic] if self._topic else [name for name in catalog if may_read(name)]
-        if self._channel:
-            wanted = [name for name in wanted if self._channel in catalog[name]]
-        counted = await count(self._topics, [name for name in wanted if name not in elsewhere])
-        counted += [_nothing_of(name, elsewhere[name]) for name in wanted if name in elsewhere]
-        return [self._topic_document(stats) for stats in sorted(counted, key=lambda stats: stats.name)]
+    def has_topic(self, may_read: Callable[[str], bool]) -> bool:
+        """Whether the topic that was asked for is there; yes, if none was named."""
+        topic = self._topic
+        if not topic:
+            return True
+        return may_read(topic) and (topic in self._queues or topic in self._topics.subscribed())
+
+    async def topics(self, may_read: Callable[[str], bool]) -> AsyncIterator[list[TopicDocument]]:
+        """The topics that were asked for, in order, some at a time."""
+        read_here = self._topics.subscribed()
+        elsewhere = {name: channels for name, channels in read_here.items() if name not in self._queues}
+        names = iter([self._topic]) if self._topic else merge(self._part_names(), sorted(elsewhere))
+        while run := list(islice(names, _TOPICS_AT_ONCE)):
+            wanted = [name for name in run if may_read(name) and self._has_channel(name, elsewhere)]
+            counted = await count(self._topics, [name for name in wanted if name not in elsewhere])
+            counted |= {name: _nothing_of(name, elsewhere[name]) for name in wanted if name in elsewhere}
+            yield [self._topic_document(counted[name]) for name in wanted if name in counted]
+            await asyncio.sleep(0)
+
+    @property
+    def _queues(self) -> Mapping[str, QueueFace]:
+        return self._topics.shard.identity.local_queues
+
+    def _part_names(self) -> Iterator[str]:
+        return self._topics.shard.identity.part_names()
+
+    def _has_channel(self, topic: str, elsewhere: Mapping[str, list[str]]) -> bool:
+        if not self._channel:
+            return True
+        queue = self._queues.get(topic)
+        return self._channel in (elsewhere.get(topic, ()) if queue is None else queue.channels)
 
     def producers(self) -> list[ClientDocument] | None:
         """The clients that have published."""
@@ -318,11 +339,34 @@ def _resident_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1_024
 
 
-# -- as text -----------------------------------------------------------------------------------------------------------
+# -- in writing --------------------------------------------------------------------------------------------------------
 
 
-def as_text(document: StatsDocument, now_s: float) -> str:
-    """The document for people, laid out as nsqd does it."""
+async def written(
+    document: StatsDocument, topics: AsyncIterator[list[TopicDocument]] | None, *, as_json: bool, now_s: float
+) -> bytes:
+    """The whole answer, with the topics as they come: as JSON, or for people, laid out as nsqd does it."""
+    if as_json:
+        write, separator = msgspec.json.encode, b","
+    else:
+        write, separator = partial(_topic_text, now_s=now_s), b"\n"
+    parts: list[bytes] = []
+    if topics is not None:
+        async for run in topics:
+            if run:
+                parts += [separator] * bool(parts) + [separator.join(map(write, run))]
+    if as_json:
+        before, placeholder, after = msgspec.json.encode(document).partition(b'"topics":null')
+        parts = [before, placeholder, after] if topics is None else [before, b'"topics":[', *parts, b"]", after]
+    else:
+        heading = "Topics:" if parts else "Topics: None"
+        parts = [_text([*_head_lines(document, now_s), "", heading]), *parts, _text(_tail_lines(document, now_s))]
+    if sum(map(len, parts)) <= _JOINED_IN_LOOP_MAX:
+        return b"".join(parts)
+    return await asyncio.to_thread(b"".join, parts)
+
+
+def _head_lines(document: StatsDocument, now_s: float) -> list[str]:
     started = datetime.fromtimestamp(document.start_time, UTC).isoformat().replace("+00:00", "Z")
     lines = [
         f"nsqd v{document.version} (penstock, python {platform.python_version()})",
@@ -334,12 +378,20 @@ def as_text(document: StatsDocument, now_s: float) -> str:
     if isinstance(document.memory, MemoryDocument):
         lines += ["", "Memory:"]
         lines += [f"   {name:<25}\t{value}" for name, value in msgspec.structs.asdict(document.memory).items()]
-    lines += ["", "Topics:" if document.topics else "Topics: None"]
-    for number, topic in enumerate(document.topics or ()):
-        lines += [""] * (number > 0) + _topic_lines(topic, now_s)
-    lines += ["", "Producers:" if document.producers else "Producers: None"]
-    lines += [f"   {_client_line(client, now_s)}" for client in document.producers or ()]
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def _tail_lines(document: StatsDocument, now_s: float) -> list[str]:
+    lines = ["", "Producers:" if document.producers else "Producers: None"]
+    return lines + [f"   {_client_line(client, now_s)}" for client in document.producers or ()]
+
+
+def _topic_text(topic: TopicDocument, now_s: float) -> bytes:
+    return _text(_topic_lines(topic, now_s))
+
+
+def _text(lines: Iterable[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _topic_lines(topic: TopicDocument, now_s: float) -> list[str]:

@@ -107,10 +107,6 @@ class Topics:
 
     # -- what is there --
 
-    def catalog(self) -> dict[str, list[str]]:
-        """Every topic that has messages at this node, with its channels."""
-        return {name: list(queue.channels) for name, queue in self.shard.identity.local_queues.items()}
-
     def channels_of(self, topic: str) -> list[str]:
         """A topic's channels; none if there is no such topic."""
         queue = self.shard.identity.queues.get(topic)

@@ -2,12 +2,13 @@
 
 Health, version and the documentation are open to everybody. Metrics name queues: where credentials are configured,
 they take them (HTTP basic authentication, which Prometheus speaks, or a bearer token) and show the queues that the
-caller may read.
+caller may read: all of them added up, and one by one the busiest (`[metrics]`) or those that match `?queue=PATTERN`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import contextlib
+from collections.abc import Iterable
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from penstock.core.commands import ListQueues, QueueStats, Stats
+from penstock.core.commands import QueueStats, Stats
 from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound
 from penstock.protocols.rest.dead_letters import DeadLetterQueues, Redrives
 from penstock.protocols.rest.endpoint import Desk, Endpoint, not_found
@@ -34,11 +35,10 @@ from penstock.protocols.rest.resource import Resource
 from penstock.protocols.rest.virtual import VirtualQueues
 from penstock.protocols.rest.work import Sessions, UnitsOfWork
 from penstock.server.auth import Principal
-from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, queue_families, render
+from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, queue_sources, render_in_passing, tally_families
 from penstock.server.node import Services
-from penstock.server.shards import Shards
+from penstock.server.tally import Tally
 
-_QUEUES_PER_CALL = 1_000
 _EXPOSED = ["x-request-id", "retry-after", "penstock-next-offset", "penstock-end-offset"]
 
 
@@ -134,7 +134,7 @@ class RestApp:
         """Everything that is counted here, for Prometheus: with several nodes, each tells of what it has."""
         try:
             principal = self.desk.guard.principal(request.headers)
-            stats = await self._stats_of_queues(principal)
+            tally, stats = await self._count_queues(principal, request.query_params.getlist("queue"))
         except RestError as error:
             if error.status != 401:
                 return PlainTextResponse(f"{error}\n", error.status)
@@ -146,14 +146,20 @@ class RestApp:
             sources = await self._services.gather_metrics()
         else:
             sources = [*self._services.metric_sources, self._process.families]
-        return Response(render([*sources, lambda: queue_families(stats)]), media_type=CONTENT_TYPE)
+        text = await render_in_passing([*sources, lambda: tally_families(tally), *queue_sources(stats)])
+        return Response(text, media_type=CONTENT_TYPE)
 
-    async def _stats_of_queues(self, principal: Principal) -> list[Stats]:
-        shard = self._services.shard
-        if self._services.gather_metrics is None:
-            names = sorted(shard.identity.local_queues)
-            return await _each(names, principal, shard.local_stats)
-        return await _each(await _all_names(shard), principal, lambda name: shard.call(QueueStats(name=name)))
+    async def _count_queues(self, principal: Principal, only: list[str]) -> tuple[Tally, list[Stats]]:
+        """All queues that the caller may read, added up; and the exact counts of those that are shown one by one."""
+        shard, settings = self._services.shard, self._services.settings.metrics
+        is_local = self._services.gather_metrics is None
+        tally = Tally(settings.queues, settings.always, only)
+        await tally.take(shard, principal, local=is_local)
+        found: list[Stats] = []
+        for name in tally.shown():
+            with contextlib.suppress(QueueNotFound, QueueDamaged):
+                found.append(await (shard.local_stats(name) if is_local else shard.call(QueueStats(name=name))))
+        return tally, found
 
 
 class _Nothing(Response):
@@ -165,24 +171,3 @@ class _Nothing(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await not_found(self._desk, scope, receive, send)
-
-
-async def _all_names(shard: Shards) -> list[str]:
-    found: list[str] = []
-    after = ""
-    while names := await shard.call(ListQueues(after=after, limit=_QUEUES_PER_CALL)):
-        found += names
-        after = names[-1]
-    return found
-
-
-async def _each(names: Iterable[str], principal: Principal, stats_of: Callable[[str], Awaitable[Stats]]) -> list[Stats]:
-    """The counts of those queues that the caller may read."""
-    found: list[Stats] = []
-    for name in names:
-        if principal.allows("read", name):
-            try:
-                found.append(await stats_of(name))
-            except (QueueNotFound, QueueDamaged):
-                continue
-    return found

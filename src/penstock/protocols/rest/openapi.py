@@ -36,7 +36,7 @@ def document(operations: Sequence[Operation], version: str, *, needs_credentials
     for operation in operations:
         described = _described(operation, schemas, components)
         paths.setdefault(operation.path, {})[operation.method.lower()] = described
-    queries = {operation.query.__name__ for operation in operations if operation.query is not None}
+    queries = {operation.query.__name__ for operation in operations if operation.query not in (None, operation.body)}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": version, "description": _ABOUT, "license": {"name": "Apache-2.0"}},

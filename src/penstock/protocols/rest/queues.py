@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -33,10 +35,12 @@ from penstock.protocols.rest.shapes import (
     BackoffSettings,
     ChannelCounts,
     ChannelList,
+    NamedCounts,
     NewChannel,
     NewQueue,
     Purged,
     QueueCounts,
+    QueueCountsList,
     QueueDescription,
     QueueList,
     QueueSettings,
@@ -45,6 +49,8 @@ from penstock.protocols.rest.shapes import (
 )
 from penstock.server.auth import RIGHTS
 from penstock.server.node import Services
+from penstock.server.shards import Shards
+from penstock.server.tally import COUNTS, Tally
 
 _LENGTHS = frozenset({"lease", "retention", "delay", "receive_wait", "consumer_retention"})
 """Settings that are seconds here and milliseconds, with `_ms` at their end, in the core."""
@@ -76,18 +82,8 @@ class Queues(Resource):
 
         What the caller has no right on is left out.
         """
-        found: list[str] = []
-        after = query.after
-        while len(found) <= query.limit:
-            names: list[str] = await self.shard.call(
-                ListQueues(prefix=query.prefix, after=after, limit=_QUEUES_PER_CALL)
-            )
-            found += [name for name in names if caller.may_see(name)]
-            if len(names) < _QUEUES_PER_CALL:
-                break
-            after = names[-1]
-        page = found[: query.limit]
-        return QueueList(queues=page, next=page[-1] if len(found) > len(page) else None)
+        page, following = await page_of_names(self.shard, query, caller.may_see)
+        return QueueList(queues=page, next=following)
 
     @operation("GET", "/v1/queues/{queue}")
     async def describe_queue(self, caller: Caller, queue: str) -> QueueDescription:
@@ -192,39 +188,40 @@ class Server(Resource):
     @operation("GET", "/v1/stats")
     async def server_stats(self, caller: Caller) -> ServerStats:
         """Count the whole server: every queue that the caller may read, added up."""
-        total = ServerStats(
-            version=self._version,
-            queues=0,
-            messages=0,
-            bytes=0,
-            ready=0,
-            leased=0,
-            delayed=0,
-            sent=0,
-            acked=0,
-            failed=0,
-            dead=0,
-            sessions=len(self.broker.sessions),
-        )
-        after = ""
-        while names := await self.shard.call(ListQueues(after=after, limit=_QUEUES_PER_CALL)):
-            after = names[-1]
-            for name in names:
-                if caller.principal.allows("read", name):
-                    await self._add(total, name)
-        return total
+        tally = Tally()
+        await tally.take(self.shard, caller.principal, local=False)
+        counts = {name: tally.counts[name] for name in COUNTS if name in ServerStats.__struct_fields__}
+        return ServerStats(version=self._version, queues=tally.queues, sessions=len(self.broker.sessions), **counts)
 
-    async def _add(self, total: ServerStats, name: str) -> None:
-        try:
-            stats: Stats = await self.shard.call(QueueStats(name=name))
-        except (QueueNotFound, QueueDamaged):
-            return
-        total.queues += 1
-        for field in ("messages", "bytes", "delayed", "sent"):
-            setattr(total, field, getattr(total, field) + getattr(stats, field))
-        for channel in stats.channels.values():
-            for field in ("ready", "leased", "delayed", "acked", "failed", "dead"):
-                setattr(total, field, getattr(total, field) + getattr(channel, field))
+    @operation("GET", "/v1/stats/queues")
+    async def queue_stats(self, caller: Caller, query: QueuesQuery) -> QueueCountsList:
+        """Count every queue that the caller may read, in order, a page at a time."""
+        names, following = await page_of_names(self.shard, query, lambda name: caller.principal.allows("read", name))
+        found: list[NamedCounts] = []
+        for name in names:
+            with contextlib.suppress(QueueNotFound, QueueDamaged):
+                found.append(NamedCounts(name=name, stats=_counts_of(await self.shard.call(QueueStats(name=name)))))
+        return QueueCountsList(queues=found, next=following)
+
+
+async def page_of_names(
+    shard: Shards, query: QueuesQuery, may_see: Callable[[str], bool]
+) -> tuple[list[str], str | None]:
+    """Names of queues that the caller may know of, in order; and after which one to go on, if there are more.
+
+    A queue that is there all the time is on one page, whatever comes and goes beside it.
+    """
+    found: list[str] = []
+    after = query.after
+    limit = min(query.limit + 1, _QUEUES_PER_CALL)
+    while len(found) <= query.limit:
+        names: list[str] = await shard.call(ListQueues(prefix=query.prefix, after=after, limit=limit))
+        found += [name for name in names if may_see(name)]
+        if len(names) < limit:
+            break
+        after = names[-1]
+    page = found[: query.limit]
+    return page, page[-1] if len(found) > len(page) else None
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

@@ -526,6 +526,21 @@ class MoveConsumer(Shape):
     allow_rewind: bool = False
 
 
+class NamedCounts(Result, omit_defaults=False):
+    """A queue's exact counts, with its name."""
+
+    name: str
+    stats: QueueCounts
+
+
+class QueueCountsList(Result, omit_defaults=False):
+    """Counts of queues, in the order of their names."""
+
+    queues: list[NamedCounts]
+    next: str | None
+    """Ask again with `after` this name; null at the end."""
+
+
 class ServerStats(Result, omit_defaults=False):
     """The whole server, as far as the caller may read it."""
 
@@ -561,24 +576,47 @@ class Partitions(Result, omit_defaults=False):
     """The URL of each node."""
 
 
-class GetRecords(Shape):
+class QueueOnly(Shape):
+    """A virtual queue. Each thing has two names that mean the same: give one of them, in the body or in the URL."""
+
+    queue: Name | UnsetType = UNSET
+    Queue: Name | UnsetType = UNSET
+    """As `queue`."""
+
+
+class QueueAndConsumer(QueueOnly):
+    """A consumer of a virtual queue."""
+
+    consumer: Name | UnsetType = UNSET
+    Consumer: Name | UnsetType = UNSET
+    """As `consumer`."""
+
+
+class GetRecords(QueueOnly):
     """Records of a virtual queue."""
 
-    queue: Name
-    consumer: Name | None = None
-    offset: Sequence | None = None
-    """null: from where the consumer is, or from the start."""
-    max_records: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] = 1_000
+    consumer: Name | UnsetType | None = UNSET
+    Consumer: Name | UnsetType | None = UNSET
+    """As `consumer`."""
+    offset: Sequence | UnsetType | None = UNSET
+    """null, or nothing: from where the consumer is, or from the start."""
+    Offset: Sequence | UnsetType | None = UNSET
+    """As `offset`."""
+    max_records: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] | UnsetType = UNSET
+    """1000, if nothing is given."""
+    MaxRecords: Annotated[int, Meta(ge=1, le=RECORDS_MAX)] | UnsetType = UNSET
+    """As `max_records`."""
 
 
-class ConsumerAck(Shape):
+class ConsumerAck(QueueAndConsumer):
     """A consumer has read everything before an offset."""
 
-    queue: Name
-    consumer: Name
-    offset: Sequence
-    allow_rewind: bool = False
-    AllowRewind: bool = False
+    offset: Sequence | UnsetType = UNSET
+    Offset: Sequence | UnsetType = UNSET
+    """As `offset`."""
+    allow_rewind: bool | UnsetType = UNSET
+    """Whether the consumer may go back; false, if nothing is given."""
+    AllowRewind: bool | UnsetType = UNSET
     """As `allow_rewind`."""
 
 
@@ -588,10 +626,9 @@ class AckedConsumer(Result, omit_defaults=False):
     offset: int
 
 
-class Publish(Shape):
+class Publish(QueueOnly, kw_only=True):
     """Messages for a virtual queue, which is created when it is not there."""
 
-    queue: Name
     messages: Annotated[list[NewMessage], Meta(min_length=1)]
 
 
@@ -599,19 +636,6 @@ class Published(Result, omit_defaults=False):
     """Where the messages are, in the order in which they were given."""
 
     offsets: list[int]
-
-
-class QueueAndConsumer(Shape):
-    """A consumer of a virtual queue."""
-
-    queue: Name
-    consumer: Name
-
-
-class QueueOnly(Shape):
-    """A virtual queue."""
-
-    queue: Name
 
 
 # -- batches, as MessagePack -------------------------------------------------------------------------------------------

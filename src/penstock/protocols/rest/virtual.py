@@ -1,10 +1,16 @@
 """Virtual queues: any number of queues, clients that know where each lives, named consumers with offsets.
 
 The paths are those that such clients know. For a queue of another node they answer 409, with its owner and the map's
-version.
+version. So are the names of what is given, `Queue` or `MaxRecords`, beside those of the rest of the API; and they may
+be given in the URL's query instead of the body.
 """
 
 from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
 
 from penstock.core.commands import AckConsumer, DeleteConsumer, DeleteQueue, ReadRecords
 from penstock.core.commands import Records as CoreRecords
@@ -12,6 +18,7 @@ from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import record_list
 from penstock.protocols.rest.messages import Messages
 from penstock.protocols.rest.operations import operation
+from penstock.protocols.rest.problems import invalid
 from penstock.protocols.rest.resource import Resource
 from penstock.protocols.rest.shapes import (
     AckedConsumer,
@@ -24,10 +31,21 @@ from penstock.protocols.rest.shapes import (
     QueueAndConsumer,
     QueueOnly,
     Records,
+    Shape,
 )
 from penstock.server.auth import Right
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMap
+
+SPELLINGS: Final = {
+    "queue": "Queue",
+    "consumer": "Consumer",
+    "offset": "Offset",
+    "max_records": "MaxRecords",
+    "allow_rewind": "AllowRewind",
+}
+"""A thing's name as in the rest of the API, and as clients of virtual queues know it."""
+_RECORDS = 1_000
 
 
 class VirtualQueues(Resource):
@@ -58,21 +76,21 @@ class VirtualQueues(Resource):
         )
 
     @operation("POST", "/publish")
-    async def publish(self, caller: Caller, body: Publish) -> Published:
+    async def publish(self, caller: Caller, query: QueueOnly, body: Publish) -> Published:
         """Send messages. The queue is created when it is not there."""
-        queue = self._own(caller, "write", body.queue)
+        queue = self._own(caller, "write", _needed("queue", query, body))
         sent = await self._messages.send_all(caller, [(queue, message) for message in body.messages], create=True)
         return Published(offsets=[-1 if message.sequence is None else message.sequence for message in sent])
 
     @operation("POST", "/get_records")
-    async def get_records(self, caller: Caller, body: GetRecords) -> Records:
+    async def get_records(self, caller: Caller, query: GetRecords, body: GetRecords) -> Records:
         """Read messages from an offset, or from where a consumer is."""
         records: CoreRecords = await self.shard.call(
             ReadRecords(
-                queue=self._own(caller, "read", body.queue),
-                consumer=body.consumer,
-                offset=body.offset,
-                limit=body.max_records,
+                queue=self._own(caller, "read", _needed("queue", query, body)),
+                consumer=_given("consumer", query, body, None),
+                offset=_given("offset", query, body, None),
+                limit=_given("max_records", query, body, _RECORDS),
                 bytes_max=self.settings.response_bytes_max,
             )
         )
@@ -83,26 +101,49 @@ class VirtualQueues(Resource):
         )
 
     @operation("POST", "/consumer_ack")
-    async def consumer_ack(self, caller: Caller, body: ConsumerAck) -> AckedConsumer:
+    async def consumer_ack(self, caller: Caller, query: ConsumerAck, body: ConsumerAck) -> AckedConsumer:
         """Remember that a consumer has read everything before an offset.
 
         409 `rewind_refused` if it would go back without `AllowRewind`.
         """
         command = AckConsumer(
-            queue=self._own(caller, "read", body.queue),
-            consumer=body.consumer,
-            offset=body.offset,
-            allow_rewind=body.allow_rewind or body.AllowRewind,
+            queue=self._own(caller, "read", _needed("queue", query, body)),
+            consumer=_needed("consumer", query, body),
+            offset=_needed("offset", query, body),
+            allow_rewind=_given("allow_rewind", query, body, False),
         )
         return AckedConsumer(offset=await self.shard.call(command))
 
     @operation("POST", "/delete_consumer")
-    async def delete_virtual_consumer(self, caller: Caller, body: QueueAndConsumer) -> None:
+    async def delete_virtual_consumer(self, caller: Caller, query: QueueAndConsumer, body: QueueAndConsumer) -> None:
         """Forget a consumer."""
-        queue = self._own(caller, "read", body.queue)
-        await self.shard.call(DeleteConsumer(queue=queue, consumer=body.consumer))
+        queue, consumer = _needed("queue", query, body), _needed("consumer", query, body)
+        await self.shard.call(DeleteConsumer(queue=self._own(caller, "read", queue), consumer=consumer))
 
     @operation("POST", "/delete_queue")
-    async def delete_virtual_queue(self, caller: Caller, body: QueueOnly) -> None:
+    async def delete_virtual_queue(self, caller: Caller, query: QueueOnly, body: QueueOnly) -> None:
         """Delete a queue with its messages and consumers."""
-        await self.shard.call(DeleteQueue(name=self._own(caller, "admin", body.queue)))
+        await self.shard.call(DeleteQueue(name=self._own(caller, "admin", _needed("queue", query, body))))
+
+
+def _given(name: str, query: Shape, body: Shape, otherwise: Any) -> Any:
+    """What is given under either name of a thing, in the URL or in the body. Given twice, it must be the same."""
+    found: list[tuple[str, Any]] = []
+    for place, shape in (("the URL", query), ("the body", body)):
+        for spelling in (name, SPELLINGS[name]):
+            value = getattr(shape, spelling, UNSET)
+            if value is not UNSET:
+                found.append((f"{spelling} in {place}", value))
+    for what, value in found[1:]:
+        if value != found[0][1]:
+            first = msgspec.json.encode(found[0][1]).decode()
+            other = msgspec.json.encode(value).decode()
+            raise invalid(f"{found[0][0]} is {first}, and {what} is {other}: they are one thing, give it once")
+    return found[0][1] if found else otherwise
+
+
+def _needed(name: str, query: Shape, body: Shape) -> Any:
+    value = _given(name, query, body, UNSET)
+    if value is UNSET:
+        raise invalid(f"{name} (or {SPELLINGS[name]}) is missing: give it in the body, or in the URL")
+    return value

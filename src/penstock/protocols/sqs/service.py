@@ -211,12 +211,13 @@ class ServiceBase:
     ) -> list[str]:
         """Queues that the caller may know of, in order; at least so many, if there are."""
         found: list[str] = []
+        limit = min(enough, _NAMES_ASKED)
         while len(found) < enough:
             page: list[str] = await ask(
-                ListQueues(prefix=prefix, after=after, limit=_NAMES_ASKED, dead_letters_to=dead_letters_to)
+                ListQueues(prefix=prefix, after=after, limit=limit, dead_letters_to=dead_letters_to)
             )
             found += [name for name in page if self.may_see(caller, name)]
-            if len(page) < _NAMES_ASKED:
+            if len(page) < limit:
                 break
             after = page[-1]
         return found

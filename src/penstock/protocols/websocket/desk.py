@@ -57,6 +57,8 @@ _LOCAL: Final = frozenset(
     {Receive, Heartbeat, EndSession, OpenSession, CreateQueue, DescribeQueue, ReadRecords, Browse}
 )
 """What says something that the core takes differently: see `Desk._localise`."""
+_NAMES_PER_STEP: Final = 1_000
+"""However many names of queues a client asks for, the shard gives so many in a step."""
 
 
 class Open:
@@ -455,25 +457,27 @@ class Desk:
     def _list_queues(self, number: int, command: ListQueues) -> None:
         if command.limit < 1:
             raise InvalidRequest(f"limit is {command.limit}: it must be at least 1")
-        if self._principal is ANYBODY:
+        if self._principal is ANYBODY and command.limit <= _NAMES_PER_STEP:
             self._submit(number, command)
         else:
-            self._list_more(number, command, [])
+            self._list_more(number, command, command.after, [])
 
-    def _list_more(self, number: int, command: ListQueues, found: list[str]) -> None:
+    def _list_more(self, number: int, command: ListQueues, after: str, found: list[str]) -> None:
         """List page by page, until enough names are found that the caller may know of."""
         request = Open(self, number, command)
+        limit = min(command.limit, _NAMES_PER_STEP)
 
         def page_came(call: Call) -> None:
             names = call.reply or []
             found.extend(name for name in names if self._principal.allows("read", name))
-            if call.error is None and len(names) == command.limit and len(found) < command.limit and not self._closed:
-                self._list_more(number, ListQueues(command.prefix, names[-1], command.limit), found)
+            if call.error is None and len(names) == limit and len(found) < command.limit and not self._closed:
+                self._list_more(number, command, names[-1], found)
                 return
             call.reply = found[: command.limit] if call.error is None else None
             self.settled(request, call)
 
-        request.call = self._shard.submit(command, page_came)
+        page = ListQueues(prefix=command.prefix, after=after, limit=limit, dead_letters_to=command.dead_letters_to)
+        request.call = self._shard.submit(page, page_came)
         self._open[number] = request
 
     # -- answers --
