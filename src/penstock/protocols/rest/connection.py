@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from penstock.protocols.hosts import host_of_target
 from penstock.protocols.http import HttpCounters
 from penstock.protocols.rest.caller import TRANSPORT
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, problem_of
@@ -91,8 +92,16 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
 
         def on_headers_complete(self) -> None:
             self._stop_timer()
+            if not self.url.startswith(b"/"):
+                self._name_host_of_target()
             if not self.transport.is_closing():
                 super().on_headers_complete()
+
+        def _name_host_of_target(self) -> None:
+            """A target that is a whole URL names a host, which counts as much as the header's."""
+            host = (b"host", host_of_target(self.url).encode("latin-1"))
+            if host not in self.headers:
+                self.headers.append(host)
 
         def on_body(self, body: bytes) -> None:
             if self.cycle is not None:
