@@ -1,9 +1,9 @@
 """An HTTP front end of a node: a handler, its listener, its log lines and its counts.
 
-It answers only to names of this server (`penstock.protocols.hosts`). A server without credentials trusts everybody on its
-machine, but not the pages in their browsers: a page may send a form to any address, or show an image from there, loopback
-included. Browsers say so with `Origin` or `Sec-Fetch-Site`; such requests are refused there. (An address that the user
-typed has `Sec-Fetch-Site: none`.)
+It answers only to names of this server (`penstock.protocols.hosts`). A server without credentials trusts everybody on
+its machine, but not the pages in their browsers: a page may send a form to any address, or show an image from there,
+loopback included. Browsers say so with `Origin` or `Sec-Fetch-Site`; such requests are refused there. (An address that
+the user typed has `Sec-Fetch-Site: none`.)
 """
 
 from __future__ import annotations
