@@ -17,7 +17,6 @@ What nobody publishes is dropped by `abort`, by age, and when the server starts 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import mmap
 import os
 import re
@@ -94,7 +93,6 @@ class Staging:
         self._bytes_max = bytes_max
         self._age_s_max = age_s_max
         self._lock = threading.Lock()
-        self._partials = itertools.count()
         self._sizes: dict[str, int] = {}
         """Bytes of each token."""
         for directory in root.iterdir() if root.is_dir() else ():
@@ -115,7 +113,7 @@ class Staging:
         _check_name(piece, "piece")
         self.account(token, 0)
         directory.mkdir(parents=True, exist_ok=True)
-        partial = directory / f"{piece}.{next(self._partials)}.partial"
+        partial = directory / f"{piece}.{uuid.uuid4().hex}.partial"
         try:
             return NewPiece(self, token, partial, directory / (piece + _SUFFIX))
         except FileNotFoundError:  # the token was dropped just now
