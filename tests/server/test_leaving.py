@@ -7,6 +7,7 @@ served all the time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -113,11 +114,9 @@ def come_and_go(server: Served, front_end: str, said: bytes, way: str) -> None:
     for heard in (1, 20_000):
         connection = server.connect(front_end)
         connection.settimeout(0.2)
-        try:
+        with contextlib.suppress(TimeoutError):
             connection.sendall(said)
             connection.recv(heard)
-        except TimeoutError:
-            pass
         leave(connection, way)
 
 
@@ -169,7 +168,7 @@ def client_hello() -> bytes:
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("tls")
     made = ["-keyout", str(directory / "key.pem"), "-out", str(directory / "certificate.pem")]
-    asked = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost".split()
+    asked = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     subprocess.run([*asked, *made], check=True, stderr=subprocess.DEVNULL)
     config = f'[server]\ntls_certificate = "{directory}/certificate.pem"\ntls_key = "{directory}/key.pem"\n'
     with served(directory, config) as server:
@@ -212,10 +211,8 @@ def test_nor_is_one_that_leaves_without_the_end_that_tls_has(
             wrapped.sendall(said[:cut])
             if reads and cut == len(said):
                 wrapped.settimeout(0.2)
-                try:
+                with contextlib.suppress(TimeoutError):
                     wrapped.recv(10)
-                except TimeoutError:
-                    pass
             raw = socket.socket(fileno=wrapped.detach())
             leave(raw, way)
     time.sleep(0.3)

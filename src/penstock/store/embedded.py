@@ -47,6 +47,7 @@ from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
 from penstock.store.layer import Layer, Missing, joined, list_chunks, scan
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
+from penstock.store.private import mend
 from penstock.store.table import SqliteTable
 from penstock.store.view import StoreView
 
@@ -522,6 +523,7 @@ def open_embedded(
             disk.make_directory(directory)
             lock = DirectoryLock(directory)
             opened.callback(lock.release)
+            mend(directory)
             table = SqliteTable(directory / TABLE_NAME)
             opened.callback(table.close)
             journal = FileJournal(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock.store.errors import StoreLocked
 from penstock.store.layout import LOCK_NAME
+from penstock.store.private import FILE_MODE
 
 _ADVICE = (
     "Only one process at a time may open it for writing: stop that one, talk to it instead, or open the directory with "
@@ -26,7 +27,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path, advice: str = _ADVICE) -> None:
         self._path = directory / LOCK_NAME
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._sign()

@@ -29,6 +29,7 @@ from penstock.core.changes import Buffer
 from penstock.core.errors import StoreError
 from penstock.store.errors import DiskFull, StoreDamaged, StoreLocked, StoreVersion
 from penstock.store.keys import prefix_end
+from penstock.store.private import make_file
 
 PAGE_BYTES = 16384
 ROWS_PER_STATEMENT = 64
@@ -183,6 +184,7 @@ class SqliteTable:
         self._idle: list[TableReads] = []
         self._closed = False
         with translated(path):
+            make_file(path)
             self._writer = connect(f"{path.absolute().as_uri()}?mode=rwc")
             try:
                 self._prepare()

@@ -30,6 +30,7 @@ from penstock.store.errors import StoreDamaged, StoreReadOnly
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, scan
 from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
+from penstock.store.private import check_readable
 from penstock.store.table import TableReads, connect, schema_version, translate, translated
 
 ATTEMPTS_MAX = 100
@@ -51,6 +52,7 @@ class StoreView:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._layer = Layer(0)
+        check_readable(directory)
         if not self._path.exists():
             raise StoreError(f"{directory} holds no store: there is no {TABLE_NAME} in it.")
         self.refresh()

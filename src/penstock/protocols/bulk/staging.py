@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.core.errors import InvalidRequest, NotFound, OverLimit
+from penstock.store.private import DIRECTORY_MODE, FILE_MODE
 
 PIECE_BYTES_MAX = 32 * 1024 * 1024
 BUFFERS_PER_WRITE_MAX = 1_024
@@ -55,7 +56,7 @@ class NewPiece:
         self._token = token
         self._partial = partial
         self._path = path
-        self._descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         self._nbytes = 0
 
     def write(self, parts: Sequence[bytes]) -> None:
@@ -95,6 +96,9 @@ class Staging:
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
         """Bytes of each token."""
+        if root.is_dir():
+            with contextlib.suppress(PermissionError):  # of another user, who has let us in
+                root.chmod(DIRECTORY_MODE)
         for directory in root.iterdir() if root.is_dir() else ():
             if directory.name.startswith(_ASIDE):  # the server ended before it was removed
                 remove(directory)
@@ -112,7 +116,8 @@ class Staging:
         directory = self._directory(token)
         _check_name(piece, "piece")
         self.account(token, 0)
-        directory.mkdir(parents=True, exist_ok=True)
+        self._root.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
         partial = directory / f"{piece}.{uuid.uuid4().hex}.partial"
         try:
             return NewPiece(self, token, partial, directory / (piece + _SUFFIX))
