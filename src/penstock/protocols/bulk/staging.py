@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.core.errors import InvalidRequest, NotFound, OverLimit
-from penstock.store.private import DIRECTORY_MODE, FILE_MODE
 
 PIECE_BYTES_MAX = 32 * 1024 * 1024
 BUFFERS_PER_WRITE_MAX = 1_024
@@ -37,6 +36,8 @@ TOKENS_MAX = 1_000
 AGE_S_MAX = 24 * 3_600.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SUFFIX = ".piece"
+DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
+"""For nobody else, as all that is kept."""
 _ASIDE = ".dropped-"
 """No token begins like this."""
 _GIVEN_UP = "piece {!r} belongs to a write that was given up meanwhile: write it again, if that is done again"
