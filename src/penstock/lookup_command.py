@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 def lookup(
     config: Annotated[Path | None, typer.Option(help="penstock.toml; flags override it.")] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--hosts", help="A name by which clients reach the service; more than one may be given."),
+    ] = None,
     tcp_port: Annotated[int | None, typer.Option(help="For nodes (4160); 0 picks a free one.")] = None,
     http_port: Annotated[int | None, typer.Option(help="For clients (4161); 0 picks a free one.")] = None,
     broadcast_address: Annotated[str | None, typer.Option(help="Where others reach us; by default the host.")] = None,
@@ -44,6 +48,7 @@ def lookup(
             tombstone_lifetime_s=tombstone_lifetime,
             insecure=insecure or None,
         )
+        chosen = chosen.with_server(hosts=hosts or None)
         chosen.lookup.check()
         _run(chosen, ready_file)
     except PenstockError as error:

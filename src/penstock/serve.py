@@ -27,6 +27,10 @@ def serve(
         str | None, typer.Option("--data", "-d", help="The data directory.", envvar="PENSTOCK_DATA")
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--hosts", help="A name by which clients reach the server; more than one may be given."),
+    ] = None,
     sqs_port: Annotated[int | None, typer.Option(help="SQS (9324); 0 picks a free one.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Health, metrics, version (9325); 0 picks a free one.")] = None,
     nsq_tcp_port: Annotated[int | None, typer.Option(help="NSQ over TCP (4150); 0 picks a free one.")] = None,
@@ -67,6 +71,7 @@ def serve(
             loaded.with_server(
                 data=data,
                 host=host,
+                hosts=hosts or None,
                 sqs_port=sqs_port,
                 http_port=http_port,
                 nsq_tcp_port=nsq_tcp_port,

@@ -2,7 +2,8 @@
 
 The protocol is JSON over a websocket: commands with numbers, their answers, and events in between. A `Page` keeps what
 the browser complains of (errors of scripts, the console, the content policy, what could not be loaded) and every
-address that it asked for. Names of hosts lead nowhere: only this machine's addresses can be reached.
+address that it asked for. Names of hosts lead nowhere: only this machine's addresses can be reached, and `NAME` leads
+to this machine as if somebody had made it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from websockets.sync.client import connect
 from tests.programs import needed
 
 PATIENCE_S = 60.0
+NAME = "evil.example"
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -35,7 +37,7 @@ _FLAGS = (
     "--disable-sync",
     "--no-first-run",
     "--no-default-browser-check",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    f"--host-resolver-rules=MAP {NAME} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--remote-debugging-port=0",
     "--window-size=1280,900",
 )

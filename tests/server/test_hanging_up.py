@@ -60,7 +60,7 @@ class Site:
         """A request whose answer nobody has read yet."""
         content = json.dumps(body).encode()
         lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{lines}Content-Length: {len(content)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{lines}Content-Length: {len(content)}\r\n\r\n"
         connection = socket.create_connection(("127.0.0.1", self.ready.listening[front_end].port))
         connection.sendall(head.encode() + content)
         return connection
@@ -123,7 +123,7 @@ def nsq_client(made: Site) -> socket.socket:
 
 def websocket_client(made: Site) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", made.ready.listening["http"].port))
-    lines = ["GET /v1/ws HTTP/1.1", "Host: x", "Upgrade: websocket", "Connection: Upgrade"]
+    lines = ["GET /v1/ws HTTP/1.1", "Host: localhost", "Upgrade: websocket", "Connection: Upgrade"]
     lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "", ""]
     connection.sendall("\r\n".join(lines).encode())
     assert connection.recv(12) == b"HTTP/1.1 101"

@@ -131,14 +131,15 @@ def test_view_of_a_copy_without_the_wal_index_works(tmp_path: Path) -> None:
 
 
 def test_view_needs_no_right_to_write() -> None:
-    """As another user, on a directory that only its owner may write."""
+    """As another user, on a directory that its owner lets others read, and only its owner may write."""
     if os.getuid() != 0:
         pytest.skip("only root can become somebody else")
     with TemporaryDirectory() as name:
         directory = Path(name)
         with other_process("write", directory, 30) as writer:
             assert writer.wait() == 0
-        directory.chmod(0o755)
+        for path in (directory, *directory.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
         child = os.fork()
         if child == 0:
             os._exit(_number_seen_as_nobody(directory))

@@ -38,6 +38,7 @@ from penstock.server.settings import MEMORY, InvalidSettings, Settings
 from penstock.store.cache_directory import refuse_cache
 from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
+from penstock.store.private import DIRECTORY_MODE
 
 log = logging.getLogger("penstock.workers")
 
@@ -297,7 +298,7 @@ class Workers:
         if server.data == MEMORY:
             raise InvalidSettings("several workers need a directory: give --data")
         data = Path(server.data)
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         self._opened.callback(DirectoryLock(data).release)
         self._file = open_cluster_file(data, self._count)
         for name, port in self._ports.items():

@@ -1,8 +1,9 @@
 """An HTTP front end of a node: a handler, its listener, its log lines and its counts.
 
-A server without credentials trusts everybody on its machine, but not the pages in their browsers: a page may send a
-form to any address, or show an image from there, loopback included. Browsers say so with `Origin` or `Sec-Fetch-Site`;
-such requests are refused there. (An address that the user typed has `Sec-Fetch-Site: none`.)
+It answers only to names of this server (`penstock.protocols.hosts`). A server without credentials trusts everybody on
+its machine, but not the pages in their browsers: a page may send a form to any address, or show an image from there,
+loopback included. Browsers say so with `Origin` or `Sec-Fetch-Site`; such requests are refused there. (An address that
+the user typed has `Sec-Fetch-Site: none`.)
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from penstock.protocols import hosts
+from penstock.protocols.hosts import Hosts, hosts_of
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HttpCounters, HttpLimits, HttpServer
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, Series
@@ -20,6 +23,7 @@ from penstock.server.node import Address, Services
 from penstock.server.settings import InvalidSettings, ServerSettings
 
 _UNKNOWN_ACTION: Final = "unknown"
+_NO_PAGES: Final = "web pages may not call this port: they may call REST's, if [rest] cors_origins lists their origin"
 
 UNREAD: Final = frozenset(
     (
@@ -39,13 +43,26 @@ UNREAD: Final = frozenset(
 """Headers that no front end reads when nobody has to prove who he is."""
 
 
+Refuse = Callable[[Exchange, int, str, str], None]
+"""Answers with a status, a code and a reason, in the form of a protocol's errors."""
+
+
+def refuse_plainly(exchange: Exchange, status: int, code: str, reason: str) -> None:
+    """Answer with a line of text."""
+    exchange.outcome = code
+    exchange.respond(status, PLAIN_TEXT, f"{reason}\n".encode())
+
+
 class HttpFrontEnd:
     """Serves what `make_handler` makes, on the host of the settings and this port."""
 
-    def __init__(self, name: str, port: int, make_handler: Callable[[Services], Handler]) -> None:
+    def __init__(
+        self, name: str, port: int, make_handler: Callable[[Services], Handler], refuse: Refuse = refuse_plainly
+    ) -> None:
         self.name = name
         self._port = port
         self._make_handler = make_handler
+        self._refuse = refuse
         self._server: HttpServer | None = None
 
     async def start(self, services: Services) -> Address:
@@ -53,13 +70,20 @@ class HttpFrontEnd:
         settings = services.settings.server
         handler, unread = self._make_handler(services), frozenset[str]()
         if not services.credentials.are_required:
-            handler, unread = refusing_browsers(handler), UNREAD
+            unread = UNREAD
+        if self.pages_are_refused(services):
+            handler = refusing_browsers(handler, self._refuse)
+        handler = refusing_other_hosts(handler, hosts_of(services.settings), self._refuse)
         observer = RequestObserver(self.name, services.meter, services.request_log)
         self._server = HttpServer(handler, self.limits(services), observer.note, unread)
         tls = tls_context(settings)
         port = await self._server.start(settings.host, self._port, tls, services.listeners.get(self.name))
         services.metric_sources.append(self._families)
         return Address(settings.host, port, url_of(settings.host, port, tls is not None))
+
+    def pages_are_refused(self, services: Services) -> bool:
+        """Whether no web page may call. Who has to sign a request cannot be made to by a page."""
+        return not services.credentials.are_required
 
     def limits(self, services: Services) -> HttpLimits:
         """What a client may ask of this front end."""
@@ -154,16 +178,34 @@ def http_families(protocol: str, connections_open: int, counters: HttpCounters) 
     yield rejected
 
 
-def refusing_browsers(handler: Handler) -> Handler:
+def refusing_browsers(handler: Handler, refuse: Refuse) -> Handler:
     """The handler, for everybody but web pages."""
 
     def handle(exchange: Exchange) -> None:
         headers = exchange.request.headers
         if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
-            exchange.outcome = "AccessDenied"
-            exchange.respond(403, PLAIN_TEXT, b"web pages may not call a server that has no credentials configured\n")
+            refuse(exchange, 403, "AccessDenied", _NO_PAGES)
         else:
             handler(exchange)
+
+    return handle
+
+
+def refusing_other_hosts(handler: Handler, known: Hosts, refuse: Refuse) -> Handler:
+    """The handler, for who asks for a name of this server's."""
+
+    def handle(exchange: Exchange) -> None:
+        request = exchange.request
+        host = request.headers.get("host", "")
+        if host and not known.allows(host):
+            refuse(exchange, hosts.STATUS, hosts.CODE, Hosts.refusal(host))
+            return
+        if request.raw_target[:1] != b"/":
+            host = hosts.host_of_target(request.raw_target)
+            if host and not known.allows(host):
+                refuse(exchange, hosts.STATUS, hosts.CODE, Hosts.refusal(host))
+                return
+        handler(exchange)
 
     return handle
 

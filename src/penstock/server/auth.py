@@ -29,6 +29,7 @@ Right = Literal["read", "write", "admin"]
 RIGHTS: tuple[Right, ...] = ("read", "write", "admin")
 _REMEMBERED_MAX = 10_000
 _HASH_KEY_BYTES = 32
+_OWNER_BYTES = 12
 
 
 class Secret:
@@ -107,6 +108,19 @@ def _matches(grant: Grant, queue: str) -> bool:
 
 ANYBODY = Principal("anybody", "", [Grant()])
 """Who calls a server that knows no credentials: may do everything."""
+
+
+def owned(principal: Principal, name: str) -> str:
+    """A name that a caller has chosen, as it is kept: nobody else's is the same, whatever he calls it.
+
+    It depends on the principal's name alone, so that it lasts while keys and tokens change.
+
+    >>> owned(ANYBODY, "stream"), owned(Principal("shop", "AK1", []), "stream")
+    ('stream', 'f321303ff3922965922adaf4-stream')
+    """
+    if principal is ANYBODY:
+        return name
+    return f"{hashlib.blake2b(principal.name.encode(), digest_size=_OWNER_BYTES).hexdigest()}-{name}"
 
 
 class Credential:

@@ -2,7 +2,8 @@
 
 Requests are too many for `logging`, which takes longer for a record than the core for a message. `RequestLog` makes
 their lines itself, gathers them, and writes them together a few times a second. Both go to the same stream in the same
-format: JSON, an object a line, for machines; or text for people.
+format: JSON, an object a line, for machines; or text for people. What clients say cannot end a line, nor steer a
+terminal: text shows control characters escaped, and a traceback's lines are indented.
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ class _JsonFormatter(logging.Formatter):
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {record.getMessage()}"
+        said = printable(record.getMessage())
+        text = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {said}"
         if record.exc_info:
-            text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            lines = "".join(traceback.format_exception(*record.exc_info)).rstrip().split("\n")
+            text += "".join(f"\n  {printable(line)}" for line in lines)
         return text
 
 
@@ -172,9 +175,15 @@ def _as_text(line: RequestLine) -> str:
     who = line.principal or line.peer or "-"
     what = f"{line.protocol} {line.action or '-'} {line.queue or '-'}"
     how = f"{line.status} {line.outcome} {line.duration_ms} ms"
-    return f"{line.time} {line.level:7} {what}: {how} (request {line.request_id or '-'}, {_printable(who)})"
+    return printable(f"{line.time} {line.level:7} {what}: {how} (request {line.request_id or '-'}, {who})")
 
 
-def _printable(text: str) -> str:
-    """Nobody writes a second line into the log."""
-    return text if text.isprintable() else ascii(text)
+def printable(text: str) -> str:
+    r"""A text that is one line and steers no terminal: whatever cannot be printed is escaped.
+
+    >>> printable("caf\u00e9\n\x1b[2J") == "caf\u00e9" + r"\n\x1b[2J"
+    True
+    """
+    if text.isprintable():
+        return text
+    return "".join([each if each.isprintable() else ascii(each)[1:-1] for each in text])

@@ -27,6 +27,9 @@ SECOND_MS = 1_000
 WORKERS_MAX = 256
 MEMORY = ":memory:"
 """As a data directory: none."""
+EVERY_HOST = "*"
+"""Among the hosts: the server answers to any name."""
+_HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\.?", re.I | re.ASCII)
 _UNKNOWN_SECRET_BYTES = 32
 _EMPTY = {
     "secret_key": "neither the access key nor the secret",
@@ -59,6 +62,8 @@ class ServerSettings(_Section, frozen=True):
     http_port: int = 9325
     nsq_tcp_port: int = 4150
     nsq_http_port: int = 4151
+    hosts: list[str] = []
+    """Names by which clients reach the server, besides localhost, addresses, and the one that it listens on."""
     insecure: bool = False
     """Serve other machines although there are no credentials."""
     tls_certificate: str | None = None
@@ -67,6 +72,15 @@ class ServerSettings(_Section, frozen=True):
     """Keep the event loop free while a commit is on its way to the disk; costs throughput."""
     stop_grace_s: float = 10.0
     """How long a stop waits for requests in flight."""
+
+    def check_hosts(self) -> None:
+        """Raise `InvalidSettings` for the first of `hosts` that is no name."""
+        for host in self.hosts:
+            if host != EVERY_HOST and not _HOST.fullmatch(host):
+                raise InvalidSettings(
+                    f"[server] hosts has {host!r}: a host is a name without scheme and port, as in 'penstock.svc'; "
+                    "'*.example.org' is every name that ends so, '*' is every name (addresses need not be listed)"
+                )
 
 
 class HttpLimits(_Section, frozen=True):
@@ -571,6 +585,7 @@ class Settings(_Section, frozen=True):
         for name in ("sqs_port", "http_port", "nsq_tcp_port", "nsq_http_port"):
             if not 0 <= getattr(self.server, name) <= 65_535:
                 raise InvalidSettings(f"[server] {name} is {getattr(self.server, name)}: a port is from 0 to 65535")
+        self.server.check_hosts()
         if (self.server.tls_certificate is None) != (self.server.tls_key is None):
             raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
         if not (len(self.sqs.account) == 12 and self.sqs.account.isdigit() and self.sqs.account.isascii()):

@@ -11,13 +11,14 @@ from pathlib import Path
 from penstock.core.errors import StoreError
 from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, POSITION_NAME
 from penstock.store.lock import DirectoryLock
+from penstock.store.private import DIRECTORY_MODE
 
 
 def lock_for_node(directory: Path) -> DirectoryLock:
     """Have a directory, which is made if it is not there, for the caches of one node."""
     refuse_messages(directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         return DirectoryLock(directory, "Each node needs a data directory of its own: give another one.")
     except OSError as error:
         raise StoreError(f"cannot open {directory}: {error}") from error

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.core.changes import Buffer
+from penstock.store.private import DIRECTORY_MODE, FILE_MODE
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the operating system says when something does not fit."""
@@ -154,18 +155,21 @@ class RealDisk:
     def open(self, path: Path, *, writable: bool, create: bool = False) -> RealFile:
         """Open a file; with `create`, make a new one, or empty the one that is there."""
         flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT | os.O_TRUNC if create else 0)
-        return RealFile(os.open(path, flags | os.O_CLOEXEC, 0o644))
+        return RealFile(os.open(path, flags | os.O_CLOEXEC, FILE_MODE))
 
     def names(self, directory: Path) -> list[str]:
         """The names in a directory, in any order."""
         return os.listdir(directory)
 
     def make_directory(self, directory: Path) -> None:
-        """Make a directory and those above it, each durably."""
+        """Make a directory, for nobody else, and those above it, each durably."""
+        self._make_directory(directory, DIRECTORY_MODE)
+
+    def _make_directory(self, directory: Path, mode: int = 0o777) -> None:
         if directory.is_dir():
             return
-        self.make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        self._make_directory(directory.parent)
+        directory.mkdir(mode, exist_ok=True)
         self.sync_directory(directory.parent)
 
     def rename(self, source: Path, target: Path) -> None:

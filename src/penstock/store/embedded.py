@@ -49,6 +49,7 @@ from penstock.store.journal.walk import segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
+from penstock.store.private import mend
 from penstock.store.table import SqliteTable
 from penstock.store.view import StoreView
 
@@ -530,6 +531,7 @@ def open_embedded(
             lock = DirectoryLock(directory)
             opened.callback(lock.release)
             _expect_table(directory, disk)
+            mend(directory)
             table = SqliteTable(directory / TABLE_NAME)
             opened.callback(table.close)
             journal = FileJournal(

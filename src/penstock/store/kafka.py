@@ -35,6 +35,7 @@ from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import LogTopics, prepare_topics
 from penstock.store.layout import POSITION_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
+from penstock.store.private import FILE_MODE, mend
 from penstock.store.table import SqliteTable
 
 POSITION_VERSION = 2
@@ -147,6 +148,7 @@ def open_kafka(
     with contextlib.ExitStack() as opened:
         lock = DirectoryLock(home)
         opened.callback(lock.release)
+        mend(home)
         try:
             store = opening.open(lock)
         except PositionLost as error:
@@ -298,7 +300,7 @@ def read_position(home: Path) -> CachePosition | None:
 def write_position(home: Path, position: CachePosition) -> None:
     """Write down, durably, how far a cache has got."""
     temporary = home / f"{POSITION_NAME}.tmp"
-    with open(temporary, "wb") as file:
+    with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, FILE_MODE)) as file:
         data = msgspec.msgpack.encode(position)
         file.write(data + _seal(data))
         file.flush()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock.store.errors import StoreLocked
 from penstock.store.layout import LOCK_NAME
+from penstock.store.private import FILE_MODE
 
 _ADVICE = (
     "Only one process at a time may open it for writing: stop that one, talk to it instead, or open the directory with "
@@ -30,7 +31,7 @@ class DirectoryLock:
         self._descriptors = [os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         try:
             self._lock_directory()
-            self._descriptors.append(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            self._descriptors.append(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
             fcntl.flock(self._descriptors[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._sign()
         except BlockingIOError:

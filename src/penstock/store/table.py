@@ -37,6 +37,7 @@ from penstock.core.keys import group_of
 from penstock.store.errors import ADVICE, DiskFailed, DiskFull, StoreDamaged, StoreLocked, StoreVersion
 from penstock.store.inspection import GROUPS_SUM, inspect, is_sealed, quick_check, sealed_meta
 from penstock.store.keys import prefix_end
+from penstock.store.private import make_file
 from penstock.store.seals import SUM_MASK, Group, seal_of, seal_of_key, seal_of_meta
 
 log = logging.getLogger("penstock.store")
@@ -326,6 +327,7 @@ class SqliteTable:
         self._left_out: frozenset[bytes] = frozenset()
         self._flaws: list[Flaw] = []
         with translated(path):
+            make_file(path)
             self._writer = connect(f"{path.absolute().as_uri()}?mode=rwc")
             try:
                 meta = self._prepare()

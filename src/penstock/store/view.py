@@ -32,6 +32,7 @@ from penstock.store.journal.file import read_segment
 from penstock.store.journal.walk import Walk, segment_name, segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
+from penstock.store.private import check_readable
 from penstock.store.table import SEALED_VERSION, SQLITE_ERRORS, TableReads, connect, read_meta, translate, translated
 
 ATTEMPTS_MAX = 100
@@ -55,6 +56,7 @@ class StoreView:
         self._layer = Layer(0)
         self._left_out: frozenset[bytes] | None = None
         self._table_flaws: list[Flaw] = []
+        check_readable(directory)
         if not self._path.exists():
             raise StoreError(f"{directory} holds no store: there is no {TABLE_NAME} in it.")
         self.refresh()

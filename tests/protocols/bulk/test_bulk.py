@@ -12,12 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
+from websockets.sync.client import connect
 
 from penstock.core.attributes import encode_attributes
 from penstock.core.chunk import Chunk
@@ -53,6 +55,15 @@ token = "write-token"
 [[credentials.allow]]
 queues = ["r*"]
 rights = ["write", "read"]
+
+[[credentials]]
+name = "other"
+access_key = "AKOTHER"
+secret_key = "other-secret"
+token = "other-token"
+[[credentials.allow]]
+queues = ["orders*"]
+rights = ["write"]
 """
 
 
@@ -542,6 +553,64 @@ def test_who_may_only_read_marks_nothing_as_done(server: Server, writer: Connect
     assert values(reader, "r-marks") == [b"x"]
 
 
+def test_who_writes_elsewhere_marks_nothing_of_others_as_done(
+    server: Server, writer: Connection, reader: ServerPlace
+) -> None:
+    other = Connection(where(server, "other-token"))
+    assert publish(other, "t-own", [], "stream-1", 1 << 62) == {"messages": 0, "already_done": False}
+    stage(writer, "t-own", "a", piece("r-own", b"x"))
+    assert publish(writer, "t-own", ["a"], "stream-1", 0) == {"messages": 1, "already_done": False}
+    assert values(reader, "r-own") == [b"x"]
+    assert publish(writer, "t-own", ["a"], "stream-1", 0)["already_done"]
+    assert publish(other, "t-own", [], "stream-1", 7)["already_done"], "each has a mark of its own"
+
+
+def test_who_writes_elsewhere_has_nothing_to_do_with_what_others_have_staged(
+    server: Server, writer: Connection, reader: ServerPlace
+) -> None:
+    other = Connection(where(server, "other-token"))
+    stage(writer, "t-own-2", "a", piece("r-own-2", b"mine"))
+    stage(other, "t-own-2", "a", piece("orders", b"theirs"))
+    other.ask("DELETE", "/v1/bulk/staging/t-own-2")
+    with pytest.raises(ServerFailed, match="there is no piece 'a'"):
+        publish(other, "t-own-2", ["a"], "stream-2", 0)
+    assert publish(writer, "t-own-2", ["a"], "stream-2", 0)["messages"] == 1
+    assert values(reader, "r-own-2") == [b"mine"]
+
+
+def test_over_a_websocket_marks_are_the_callers_own_as_well(server: Server) -> None:
+    def ask(token: str, *requests: list[Any]) -> list[Any]:
+        with connect(f"ws://127.0.0.1:{server.http_port}/v1/ws") as socket:
+            answers = []
+            for number, request in enumerate([["Hello", 1, token], *requests]):
+                socket.send(msgspec.msgpack.encode([[number, request]]))
+                ((_, _, answer),) = msgspec.msgpack.decode(socket.recv(PATIENCE_S))[1]
+                answers.append(answer)
+            return answers[1:]
+
+    ask("other-token", ["CommitWork", [], [], ["stream-3", 9]])
+    assert ask("other-token", ["LastMark", "stream-3"]) == [9]
+    assert ask("write-token", ["LastMark", "stream-3"]) == [-1]
+    assert ask("write-token", ["CommitWork", [], [], ["stream-3", 1]], ["LastMark", "stream-3"])[1] == 1
+
+
+def test_marks_and_pieces_from_before_they_had_owners_count(tmp_path: Path) -> None:
+    """Where there are no credentials they are kept as before; then credentials come, or a build that knows owners."""
+    with serving(tmp_path) as open_server:
+        anybody = Connection(where(open_server, None))
+        stage(anybody, "t", "a", piece("r", b"zero"))
+        publish(anybody, "t", ["a"], "stream", 5)
+        stage(anybody, "t6", "a", piece("r", b"six"))
+    (tmp_path / "penstock.toml").write_text(CONFIG)
+    with serving(tmp_path, "--config", str(tmp_path / "penstock.toml")) as guarded:
+        writer = Connection(where(guarded, "write-token"))
+        assert publish(writer, "t", ["a"], "stream", 5)["already_done"]
+        assert publish(writer, "t6", ["a"], "stream", 6)["messages"] == 1
+        assert publish(writer, "t6", ["a"], "stream", 6)["already_done"]
+        with contextlib.closing(ServerPlace(where(guarded, "read-token"))) as place:
+            assert values(place, "r") == [b"zero", b"six"]
+
+
 def test_rights_end_where_the_pattern_does(writer: Connection, reader: ServerPlace) -> None:
     with pytest.raises(ServerFailed, match="no write right on queue 'other'"):
         send(writer, piece("other", b"x"))
@@ -587,6 +656,25 @@ def test_a_piece_that_is_refused_names_its_rows_and_none_follows(
 
 
 # -- staging itself --
+
+
+def test_tasks_that_stage_first_at_the_same_moment_are_all_heard(tmp_path: Path) -> None:
+    with serving(tmp_path) as fresh:
+
+        def one(_: int) -> None:
+            with contextlib.closing(Connection(where(fresh, None))) as connection:
+                stage(connection, "t", "a", piece("r", b"x" * 100_000))
+
+        with ThreadPoolExecutor(8) as tasks:
+            list(tasks.map(one, range(8)))
+
+
+def test_a_piece_that_a_killed_server_left_half_written_is_in_nobodys_way(tmp_path: Path) -> None:
+    first = Staging(tmp_path / "staging").begin("t", "a")
+    first.write([b"torn"])
+    again = Staging(tmp_path / "staging")
+    stage_directly(again, "t", "a", [b"whole"])
+    assert [bytes(each) for each in again.open("t", ["a"])] == [b"whole"]
 
 
 def stage_directly(staging: Staging, token: str, name: str, parts: list[bytes]) -> None:
@@ -687,7 +775,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_failure(tmp_pat
     """`serving` fails if the server's log has a traceback."""
     with serving(tmp_path) as server:
         with socket.create_connection(("127.0.0.1", server._ports["http"])) as client:
-            client.sendall(b"POST /v1/bulk/offsets HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+            client.sendall(b"POST /v1/bulk/offsets HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
         left = 'penstock_requests_total{action="offsets",outcome="client_left",protocol="bulk"}'
         deadline_s = time.monotonic() + PATIENCE_S
         while server.metric(left) < 1:

@@ -53,7 +53,7 @@ def test_every_answer_is_ok_or_a_known_refusal(
     connection = http.client.HTTPConnection(HOST, fuzzed.port, timeout=PATIENCE_S)
     try:
         connection.putrequest(method, target, skip_host=True)
-        connection.putheader("Host", "x")
+        connection.putheader("Host", "localhost")
         connection.putheader("Content-Length", str(len(body)))
         connection.endheaders(body)
         response = connection.getresponse()

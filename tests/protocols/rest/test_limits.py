@@ -12,7 +12,7 @@ from penstock.core.commands import Send
 from tests.protocols.rest.asking import done, refused
 from tests.protocols.rest.serving import PATIENCE_S, Server, eventually
 
-HEAD = b"POST /v1/queues HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEAD = b"POST /v1/queues HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 def talk(server: Server, *parts: bytes) -> bytes:
@@ -44,7 +44,7 @@ def test_a_header_that_is_too_large_is_refused(serve: Callable[..., Server]) -> 
     answer = talk(server, HEAD + b"x: " + b"y" * 3_000 + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert b'"code":"header_too_large"' in answer
-    assert talk(server, b"GET /" + b"y" * 3_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n").startswith(b"HTTP/1.1 431 ")
+    assert talk(server, b"GET /" + b"y" * 3_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n").startswith(b"HTTP/1.1 431 ")
     many = b"".join(b"x%d: y\r\n" % number for number in range(500))
     assert talk(server, HEAD + many + b"\r\n").startswith(b"HTTP/1.1 431 ")
     with server.client() as http:
@@ -65,7 +65,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(serve: Callable[..., Serv
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         connection.settimeout(PATIENCE_S)
         connection.connect(("127.0.0.1", server.port))
-        connection.sendall(b"GET /v1/queues/q/records HTTP/1.1\r\nhost: x\r\n\r\n")
+        connection.sendall(b"GET /v1/queues/q/records HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.recv(12) == b"HTTP/1.1 200"
         eventually(lambda: connections(server) == 0)
 

@@ -19,7 +19,7 @@ from tests.protocols.rest.serving import PATIENCE_S, Server, eventually
 def begin_poll(server: Server, queue: str, wait: float = 60) -> socket.socket:
     """A long poll by hand, on a connection of its own."""
     body = json.dumps({"max": 10, "wait": wait}).encode()
-    head = f"POST /v1/queues/{queue}/receive HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = f"POST /v1/queues/{queue}/receive HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
     connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     return connection
@@ -149,7 +149,7 @@ def test_a_stop_answers_those_who_wait(serve: Callable[..., Server]) -> None:
 @pytest.mark.parametrize("rounds", [30])
 def test_pipelined_requests_are_answered_in_order(server: Server, http: httpx.Client, name: str, rounds: int) -> None:
     done(http.post("/v1/queues", json={"name": name}), 201)
-    one = f"GET /v1/queues/{name} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    one = f"GET /v1/queues/{name} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as connection:
         connection.sendall(one * rounds)
         answer = b""

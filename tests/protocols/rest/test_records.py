@@ -87,7 +87,7 @@ def test_a_reader_that_does_not_read_holds_no_more_than_a_response(serve: Callab
         assert response.headers["penstock-next-offset"] == "100"
         connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
         connection.sendall(
-            b"GET /v1/queues/q/records?max=100000 HTTP/1.1\r\nhost: x\r\naccept: "
+            b"GET /v1/queues/q/records?max=100000 HTTP/1.1\r\nhost: localhost\r\naccept: "
             + ARROW["accept"].encode()
             + b"\r\n\r\n"
         )

@@ -108,7 +108,7 @@ def raw_receive(server: Server, url: str) -> socket.socket:
     body = json.dumps({"QueueUrl": url, "WaitTimeSeconds": 20}).encode()
     connection = socket.create_connection(("127.0.0.1", server.port))
     connection.sendall(
-        b"POST / HTTP/1.1\r\nHost: x\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Amz-Target: AmazonSQS.ReceiveMessage\r\n"
         b"Content-Type: application/x-amz-json-1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     )
     return connection

@@ -309,7 +309,7 @@ def _socket_that_does_not_read(server: Server) -> socket.socket:
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     slow.connect(("127.0.0.1", server.port))
-    lines = ["GET /v1/ws HTTP/1.1", "Host: x", "Upgrade: websocket", "Connection: Upgrade"]
+    lines = ["GET /v1/ws HTTP/1.1", "Host: localhost", "Upgrade: websocket", "Connection: Upgrade"]
     lines += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "", ""]
     slow.sendall("\r\n".join(lines).encode())
     slow.recv(1)

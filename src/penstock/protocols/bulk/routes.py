@@ -16,7 +16,8 @@
 `read` gives what `GET /v1/queues/{queue}/records` gives as Arrow, and is made for volume: its length is known, and the
 messages go from the store's memory to the socket without another copy.
 
-Rights: read for all that reads (its own channel included), write for all that sends.
+Rights: read for all that reads (its own channel included), write for all that sends. What is staged, and the marks of
+what was published, belong to the caller: another one may use the same names, and has nothing to do with it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ from penstock.core.commands import (
 )
 from penstock.core.config import BATCH_BYTES_MAX
 from penstock.core.errors import BatchTooLarge, MessageTooLarge, PenstockError, QueueNotFound
+from penstock.core.marks import Marks
 from penstock.core.partition import PARTITION_SHIFT, SHARD_SHIFT
 from penstock.protocols.bulk.requests import (
     TAKE_MAX,
@@ -87,7 +89,7 @@ from penstock.protocols.bulk.takes import Takes, spans_of
 from penstock.protocols.rest.guard import Guard
 from penstock.protocols.rest.naming import KEY, request_name
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, code_of, headers_of, invalid, problem_of
-from penstock.server.auth import Principal, Right
+from penstock.server.auth import Principal, Right, owned
 from penstock.server.node import Services
 from penstock.server.settings import MEMORY
 from penstock.wire.pieces import decode_piece, send_of
@@ -120,6 +122,7 @@ class Bulk:
         self._shard = services.shard
         self._guard = Guard(services)
         self._staging: Staging | None = None
+        self._opening = asyncio.Lock()
         self._cleaned_s = time.monotonic()
         self._removing: set[asyncio.Future[None]] = set()
         self._takes = Takes(services.shard)
@@ -314,7 +317,8 @@ class Bulk:
     async def stage(self, request: Request, principal: Principal) -> None:
         """Keep a piece for later. What is in it is looked at now, so that its writer learns what is wrong."""
         staging = await self._open_staging()
-        piece = await asyncio.to_thread(staging.begin, request.path_params["token"], request.path_params["piece"])
+        token = owned(principal, request.path_params["token"])
+        piece = await asyncio.to_thread(staging.begin, token, request.path_params["piece"])
         try:
             async for parts in _read_in_blocks(request, PIECE_BYTES_MAX):
                 await asyncio.to_thread(piece.write, parts)
@@ -330,27 +334,31 @@ class Bulk:
         asked = await _body(request, PublishRequest)
         if not principal.has("write"):  # without pieces, it would still set the mark
             raise RestError(403, "forbidden", f"{principal.name!r} has no write right on any queue")
-        staging = await self._open_staging()
-        if await self._was_published(asked):
-            await asyncio.to_thread(staging.drop, asked.token)
+        Marks.check(asked.name, asked.number)
+        staging, token = await self._open_staging(), owned(principal, asked.token)
+        if await self._was_published(asked, principal):
+            await asyncio.to_thread(staging.drop, token)
             return PublishReply(0, already_done=True)
         try:
-            pieces = await asyncio.to_thread(staging.open, asked.token, asked.pieces) if asked.pieces else []
+            pieces = await asyncio.to_thread(_staged, staging, (token, asked.token), asked.pieces)
         except PieceNotFound:
-            if await self._was_published(asked):  # just now: it was asked before, over a connection that broke
+            if await self._was_published(asked, principal):  # just now: asked before, over a connection that broke
                 return PublishReply(0, already_done=True)
             raise
         sends = await asyncio.to_thread(_sends_of_all, pieces, principal)
-        work = CommitWork(acks=[], sends=sends, mark=(asked.name, asked.number))
+        work = CommitWork(acks=[], sends=sends, mark=(owned(principal, asked.name), asked.number))
         replies = await self._shard.call(work)
-        await self._drop_soon(staging, asked.token)
+        await self._drop_soon(staging, token)
         if isinstance(replies, AlreadyDone):
             return PublishReply(0, already_done=True)
         return PublishReply(sum(len(each.bodies) for each in sends))
 
-    async def _was_published(self, asked: PublishRequest) -> bool:
-        last: int = await self._shard.call(LastMark(name=asked.name))
-        return last >= asked.number
+    async def _was_published(self, asked: PublishRequest, principal: Principal) -> bool:
+        """By this caller; or before marks had owners, which nobody can set any more where there are credentials."""
+        for name in dict.fromkeys((owned(principal, asked.name), asked.name)):
+            if await self._shard.call(LastMark(name=name)) >= asked.number:
+                return True
+        return False
 
     async def _drop_soon(self, staging: Staging, token: str) -> None:
         """Nobody waits until the files of what was sent are removed."""
@@ -362,11 +370,12 @@ class Bulk:
     async def abort(self, request: Request, principal: Principal) -> None:
         """Forget what was staged."""
         staging = await self._open_staging()
-        await asyncio.to_thread(staging.drop, request.path_params["token"])
+        await asyncio.to_thread(staging.drop, owned(principal, request.path_params["token"]))
 
     async def _open_staging(self) -> Staging:
-        if self._staging is None:
-            self._staging = await asyncio.to_thread(self._new_staging)
+        async with self._opening:
+            if self._staging is None:
+                self._staging = await asyncio.to_thread(self._new_staging)
         if time.monotonic() - self._cleaned_s > CLEAN_EVERY_S:
             self._cleaned_s = time.monotonic()
             await asyncio.to_thread(self._staging.drop_old)
@@ -384,6 +393,18 @@ class Bulk:
 def _need(principal: Principal, right: Right, queue: str) -> None:
     if not principal.allows(right, queue):
         raise RestError(403, "forbidden", f"{principal.name!r} has no {right} right on queue {queue!r}")
+
+
+def _staged(staging: Staging, tokens: tuple[str, str], pieces: list[str]) -> list[memoryview]:
+    """Pieces, mapped into memory: of the caller, or staged before that counted."""
+    owner, anybody = tokens
+    found: list[memoryview] = []
+    for piece in pieces:
+        try:
+            found += staging.open(owner, [piece])
+        except PieceNotFound:
+            found += staging.open(anybody, [piece])
+    return found
 
 
 def _offsets(given: Offset) -> list[int]:

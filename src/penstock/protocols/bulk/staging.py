@@ -17,7 +17,6 @@ What nobody publishes is dropped by `abort`, by age, and when the server starts 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import mmap
 import os
 import re
@@ -37,6 +36,8 @@ TOKENS_MAX = 1_000
 AGE_S_MAX = 24 * 3_600.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SUFFIX = ".piece"
+DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
+"""For nobody else, as all that is kept."""
 _ASIDE = ".dropped-"
 """No token begins like this."""
 _GIVEN_UP = "piece {!r} belongs to a write that was given up meanwhile: write it again, if that is done again"
@@ -56,7 +57,7 @@ class NewPiece:
         self._token = token
         self._partial = partial
         self._path = path
-        self._descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         self._nbytes = 0
 
     def write(self, parts: Sequence[bytes]) -> None:
@@ -94,9 +95,11 @@ class Staging:
         self._bytes_max = bytes_max
         self._age_s_max = age_s_max
         self._lock = threading.Lock()
-        self._partials = itertools.count()
         self._sizes: dict[str, int] = {}
         """Bytes of each token."""
+        if root.is_dir():
+            with contextlib.suppress(PermissionError):  # of another user, who has let us in
+                root.chmod(DIRECTORY_MODE)
         for directory in root.iterdir() if root.is_dir() else ():
             if directory.name.startswith(_ASIDE):  # the server ended before it was removed
                 remove(directory)
@@ -114,8 +117,9 @@ class Staging:
         directory = self._directory(token)
         _check_name(piece, "piece")
         self.account(token, 0)
-        directory.mkdir(parents=True, exist_ok=True)
-        partial = directory / f"{piece}.{next(self._partials)}.partial"
+        self._root.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+        directory.mkdir(DIRECTORY_MODE, exist_ok=True)
+        partial = directory / f"{piece}.{uuid.uuid4().hex}.partial"
         try:
             return NewPiece(self, token, partial, directory / (piece + _SUFFIX))
         except FileNotFoundError:  # the token was dropped just now

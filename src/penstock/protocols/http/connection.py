@@ -329,7 +329,7 @@ class HttpConnection:
             self._put(head)
         elif len(body) <= _JOIN_BYTES_MAX:
             self._put(head + body)
-        else:
+        elif not transport.is_closing():
             self.flush()
             transport.writelines((head, body))
         if self._server.observer is not None:
@@ -514,7 +514,7 @@ class HttpConnection:
         self._reading = _LINGER
         limits = self._server.limits
         self.deadline = self._server.now + (limits.body_timeout_s if self._is_write_paused else LINGER_S)
-        if can_half_close:
+        if can_half_close and not transport.is_closing():
             transport.write_eof()
 
     def _close(self) -> None:

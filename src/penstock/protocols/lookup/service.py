@@ -10,11 +10,13 @@ from types import TracebackType
 import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from penstock.protocols.front_end import RequestObserver, refusing_browsers, url_of
+from penstock.protocols.front_end import RequestObserver, refusing_browsers, refusing_other_hosts, url_of
+from penstock.protocols.hosts import hosts_of
 from penstock.protocols.http import Exchange, HttpServer
 from penstock.protocols.lookup.http import LookupApi
 from penstock.protocols.lookup.registry import Registry
 from penstock.protocols.lookup.server import LookupAnswer, LookupServer
+from penstock.protocols.nsq.http_api import refuse_request
 from penstock.protocols.nsq.names import NSQ_VERSION
 from penstock.server.log import RequestLog
 from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, RequestMeter, render
@@ -53,7 +55,10 @@ class LookupService:
         self._process = ProcessMetrics()
         self._request_log = RequestLog(settings.log)
         observer = RequestObserver("lookup", self._meter, self._request_log)
-        self._http = HttpServer(refusing_browsers(self._handle), settings.http, observer.note)
+        settings.server.check_hosts()
+        handler = refusing_browsers(self._handle, refuse_request)
+        handler = refusing_other_hosts(handler, hosts_of(settings), refuse_request)
+        self._http = HttpServer(handler, settings.http, observer.note)
 
     async def __aenter__(self) -> LookupReady:
         host = self._settings.lookup.host

@@ -252,7 +252,8 @@ class Connection(asyncio.Protocol):
             self._submit(SetCredit(subscription=self.client.subscription, room_bytes=room_bytes), _ignore)
 
     def _write(self, data: bytes | memoryview) -> None:
-        self._transport.write(data if self._codec is None else self._codec.pack(data))
+        if not self._transport.is_closing():
+            self._transport.write(data if self._codec is None else self._codec.pack(data))
 
     def _answer(self, data: bytes) -> None:
         """Write the answer to a command that does not wait for who reads."""
@@ -708,7 +709,8 @@ class Connection(asyncio.Protocol):
         nbytes = sum(map(len, pieces))
         self._room_bytes -= nbytes
         if self._codec is None and nbytes > LARGE_BYTES * len(pieces):
-            self._transport.writelines(pieces)
+            if not self._transport.is_closing():
+                self._transport.writelines(pieces)
         elif pieces:
             self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 

@@ -138,3 +138,9 @@ def refuse(exchange: Exchange, error: ApiError) -> None:
     """Answer a request with an error."""
     exchange.outcome = error.message
     exchange.respond(error.status, (*_JSON, *error.headers), msgspec.json.encode({"message": error.message}))
+
+
+def refuse_request(exchange: Exchange, status: int, code: str, reason: str) -> None:
+    """Answer a request that is not let in."""
+    exchange.outcome = code
+    exchange.respond(status, _JSON, msgspec.json.encode({"message": reason}))

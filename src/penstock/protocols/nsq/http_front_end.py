@@ -14,6 +14,7 @@ from penstock.protocols.http import Handler, HttpLimits
 from penstock.protocols.lookup.registry import Identity
 from penstock.protocols.lookup.service import reachable_host
 from penstock.protocols.nsq.http import NsqHttp
+from penstock.protocols.nsq.http_api import refuse_request
 from penstock.protocols.nsq.names import NSQ_VERSION, is_name
 from penstock.protocols.nsq.registration import LookupRegistration
 from penstock.protocols.nsq.server import TCP_ADDRESS
@@ -26,7 +27,7 @@ class NsqHttpFrontEnd(HttpFrontEnd):
     """Serves nsqd's HTTP API, and keeps the lookup services informed."""
 
     def __init__(self, port: int) -> None:
-        super().__init__("nsq-http", port, self._make)
+        super().__init__("nsq-http", port, self._make, refuse_request)
         self._api: NsqHttp | None = None
         self._registration: LookupRegistration | None = None
 
@@ -49,6 +50,10 @@ class NsqHttpFrontEnd(HttpFrontEnd):
         self._registration.identity = identity_of(services, self._api.tcp_port, address.port)
         self._registration.start(services.settings.nsq.lookup)
         return address
+
+    def pages_are_refused(self, services: Services) -> bool:
+        """Always: a browser that was given a password once sends it along with any page's requests."""
+        return True
 
     def limits(self, services: Services) -> HttpLimits:
         """Bodies may be as large as NSQ's, and a little larger: so that who sends too much hears nsqd's words."""

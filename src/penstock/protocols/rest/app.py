@@ -23,6 +23,7 @@ from penstock.core.commands import QueueStats, Stats
 from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound
 from penstock.protocols.rest.dead_letters import DeadLetterQueues, Redrives
 from penstock.protocols.rest.endpoint import Desk, Endpoint, not_found
+from penstock.protocols.rest.known_hosts import KnownHosts
 from penstock.protocols.rest.messages import Messages
 from penstock.protocols.rest.mounted import MOUNTED
 from penstock.protocols.rest.openapi import document
@@ -94,6 +95,7 @@ class RestApp:
         return [Route(path, Endpoint(self.desk, operations)) for path, operations in by_path.items()]
 
     def _middleware(self) -> Iterable[Middleware]:
+        yield Middleware(KnownHosts, desk=self.desk)
         origins = self._services.settings.rest.cors_origins
         if origins:
             yield Middleware(

@@ -9,8 +9,9 @@ import asyncio
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from penstock.protocols.hosts import host_of_target
 from penstock.protocols.http import HttpCounters
 from penstock.protocols.rest.caller import TRANSPORT
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, problem_of
@@ -43,6 +44,8 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
         _header_bytes = 0
         _header_timer: asyncio.TimerHandle | None = None
         _write_timer: asyncio.TimerHandle | None = None
+        _running: RequestResponseCycle | None = None
+        """The request that is being answered: others may have come behind it."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -55,7 +58,14 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
             self._stop_write_timer()
+            if self._running is not None and not self._running.response_complete:
+                self._running.disconnected = True
+                self._running.message_event.set()
             super().connection_lost(exc)
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            self._running = cycle
+            super()._start_asgi_task(cycle, app)
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -91,8 +101,16 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
 
         def on_headers_complete(self) -> None:
             self._stop_timer()
+            if not self.url.startswith(b"/"):
+                self._name_host_of_target()
             if not self.transport.is_closing():
                 super().on_headers_complete()
+
+        def _name_host_of_target(self) -> None:
+            """A target that is a whole URL names a host, which counts as much as the header's."""
+            host = (b"host", host_of_target(self.url).encode("latin-1"))
+            if host not in self.headers:
+                self.headers.append(host)
 
         def on_body(self, body: bytes) -> None:
             if self.cycle is not None:

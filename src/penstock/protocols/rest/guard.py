@@ -2,18 +2,21 @@
 
 A server without credentials trusts everybody on its machine, but not the pages in their browsers. A page of this very
 server may call (the page of the documentation does); browsers say that with `Sec-Fetch-Site` or `Origin`. They believe
-it of any name that leads here, which an attacker's name can be made to do, so the host must be an address or
-`localhost` then. Origins in `[rest] cors_origins` may call in any case.
+it of any name that leads here, which an attacker's name can be made to do, so the host must be one that the server
+knows as its own, even where `[server] hosts` is `*`. Origins in `[rest] cors_origins` may call in any case.
+
+Passwords (basic authentication) do not prove that it is no page that calls: a browser that was given one sends it along
+with the requests of any page.
 """
 
 from __future__ import annotations
 
 import base64
-import ipaddress
 import math
 from collections.abc import Mapping
 
 from penstock.core.errors import RateLimited
+from penstock.protocols.hosts import hosts_of
 from penstock.protocols.rest.problems import RestError
 from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.server.auth import ANYBODY, Principal
@@ -28,6 +31,7 @@ class Guard:
     def __init__(self, services: Services) -> None:
         self._credentials = services.credentials
         self._origins = frozenset(services.settings.rest.cors_origins)
+        self._hosts = hosts_of(services.settings)
         self._rates = rates_of(services)
 
     def admit(self, headers: Mapping[str, str], peer: str) -> Principal:
@@ -44,17 +48,18 @@ class Guard:
         authorization = headers.get("authorization")
         if authorization is None:
             raise RestError(401, "unauthorized", "this server needs credentials: Authorization: Bearer ...", _CHALLENGE)
-        principal = self._check(authorization)
+        principal = self._check(authorization, headers)
         if principal is None:
             raise RestError(401, "unauthorized", "the token or the secret is not right", _CHALLENGE)
         return principal
 
-    def _check(self, authorization: str) -> Principal | None:
+    def _check(self, authorization: str, headers: Mapping[str, str]) -> Principal | None:
         scheme, _, rest = authorization.partition(" ")
         if scheme.lower() == "bearer":
             return self._credentials.check_bearer(rest.strip())
         if scheme.lower() != "basic":
             return None
+        self.refuse_foreign_pages(headers)
         try:
             access_key, _, secret_key = base64.b64decode(rest.strip(), validate=True).decode().partition(":")
         except ValueError:
@@ -70,12 +75,12 @@ class Guard:
             return
         host = headers.get("host", "")
         is_own = origin is None or origin.partition("://")[2] == host
-        if not (is_own and site in ("none", "same-origin") and _cannot_be_rebound(host)):
+        if not (is_own and site in ("none", "same-origin") and self._hosts.knows(host)):
             raise RestError(
                 403,
                 "foreign_page",
-                "web pages may not call a server that has no credentials configured: add [[credentials]], or the "
-                "page's origin to [rest] cors_origins",
+                "web pages may not call without a token: add [[credentials]] with a token for them, or the page's "
+                "origin to [rest] cors_origins",
             )
 
     def count(self, principal: Principal, peer: str) -> None:
@@ -87,19 +92,3 @@ class Guard:
         except RateLimited as error:
             retry_after = (b"retry-after", str(max(1, math.ceil(error.wait_s))).encode())
             raise RestError(429, "rate_limited", str(error), (retry_after,)) from None
-
-
-def _cannot_be_rebound(host: str) -> bool:
-    """Whether a host is an address or `localhost`: no name that somebody else can make lead here.
-
-    >>> [_cannot_be_rebound(host) for host in ("127.0.0.1:9325", "[::1]:9325", "localhost:9325", "evil.example:9325")]
-    [True, True, True, False]
-    """
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if name == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -55,6 +55,7 @@ MALFORMED_INPUT = ErrorKind("SerializationException", "MalformedInput", 400, _CO
 UNKNOWN_OPERATION = ErrorKind("UnknownOperationException", "InvalidAction", 400, _COMMON)
 ACCESS_DENIED = ErrorKind("AccessDeniedException", "AccessDenied", 403, _COMMON)
 METHOD_NOT_ALLOWED = ErrorKind("MethodNotAllowedException", "MethodNotAllowed", 405, _COMMON)
+MISDIRECTED_REQUEST = ErrorKind("MisdirectedRequestException", "MisdirectedRequest", 421, _COMMON)
 SERVICE_UNAVAILABLE = ErrorKind("ServiceUnavailableException", "ServiceUnavailable", 503, _COMMON)
 INTERNAL_FAILURE = ErrorKind("InternalFailure", "InternalFailure", 500, _COMMON)
 

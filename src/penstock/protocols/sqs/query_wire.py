@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
+from penstock.protocols.http import Exchange
 from penstock.protocols.sqs.errors import MALFORMED_INPUT, QUEUE_DOES_NOT_EXIST, SqsError
 from penstock.protocols.sqs.message_attributes import only_allowed
 from penstock.protocols.sqs.shapes import Shape
@@ -247,6 +248,13 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
+
+
+def respond_error(exchange: Exchange, error: SqsError) -> None:
+    """Answer with an error."""
+    exchange.outcome = error.kind.code
+    headers = (CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id))
+    exchange.respond(error.kind.status, headers, encode_error(error, exchange.request_id))
 
 
 def encode_error(error: SqsError, request_id: str) -> bytes:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any
@@ -30,8 +31,10 @@ from penstock.protocols.http import Exchange, Request
 from penstock.protocols.sqs import json_wire, query_wire
 from penstock.protocols.sqs.actions import Action, Service, actions_of
 from penstock.protocols.sqs.errors import (
+    ACCESS_DENIED,
     INTERNAL_FAILURE,
     METHOD_NOT_ALLOWED,
+    MISDIRECTED_REQUEST,
     UNKNOWN_OPERATION,
     SqsError,
     from_core,
@@ -135,6 +138,16 @@ class SqsFrontEnd:
                 self._base_urls.clear()
             known = self._base_urls[key] = base_url(request, self._account)
         return known
+
+
+def refuse_request(exchange: Exchange, status: int, code: str, reason: str) -> None:
+    """Answer a request that is not let in, in the protocol that it came by."""
+    request, exchange.request_id = exchange.request, str(uuid.uuid4())
+    error = SqsError(MISDIRECTED_REQUEST if status == MISDIRECTED_REQUEST.status else ACCESS_DENIED, reason)
+    if "x-amz-target" in request.headers or _is_json(request):
+        json_wire.respond_error(exchange, error)
+    else:
+        query_wire.respond_error(exchange, error)
 
 
 def _is_json(request: Request) -> bool:
@@ -262,10 +275,8 @@ class QueryVisit(Visit):
 
     def fail(self, error: SqsError) -> None:
         """Answer with an error."""
-        exchange = self._exchange
         self._label(error.kind.code)
-        headers = (query_wire.CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id))
-        exchange.respond(error.kind.status, headers, query_wire.encode_error(error, exchange.request_id))
+        query_wire.respond_error(self._exchange, error)
 
 
 class Together:

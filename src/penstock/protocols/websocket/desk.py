@@ -37,7 +37,7 @@ from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, Pensto
 from penstock.core.packed_error import pack_error
 from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.protocols.websocket.handles import session_handle, session_number
-from penstock.protocols.websocket.rights import check_rights
+from penstock.protocols.websocket.rights import check_rights, own_marks
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.ending import end_session
 from penstock.server.node import Services
@@ -172,6 +172,7 @@ class Desk:
         command = incoming(command)
         if self._principal is not ANYBODY:
             check_rights(self._principal, command, self._broker)
+            own_marks(self._principal, command)
         if self._route_version and self._is_refused(number, command):
             return
         kind = type(command)

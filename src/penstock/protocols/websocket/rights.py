@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from penstock.core import commands
 from penstock.core.commands import Command
 from penstock.core.errors import AccessDenied
-from penstock.server.auth import ANYBODY, Principal, Right
+from penstock.core.marks import Marks
+from penstock.server.auth import ANYBODY, Principal, Right, owned
 from penstock.server.shards import Names
 from penstock.wire import requests
 
@@ -67,6 +68,15 @@ def check_rights(principal: Principal, command: Command, broker: Names) -> None:
     for right, queue in _needed(command, broker):
         if not principal.allows(right, queue):
             raise AccessDenied(f"{principal.name} needs the right to {right} queue {queue!r} for {_name(command)}")
+
+
+def own_marks(principal: Principal, command: Command) -> None:
+    """The marks that a command names are the caller's own: nobody marks somebody else's work as done."""
+    if isinstance(command, commands.CommitWork) and command.mark is not None:
+        Marks.check(*command.mark)
+        command.mark = owned(principal, command.mark[0]), command.mark[1]
+    elif isinstance(command, commands.LastMark):
+        command.name = owned(principal, command.name)
 
 
 def _name(command: Command) -> str:

@@ -67,10 +67,10 @@ class WebsocketEndpoint:
         try:
             refuse_pages(self._services, scope["headers"])
         except AccessDenied as error:
-            await _refuse_upgrade(send, 403, str(error))
+            await refuse_upgrade(send, 403, str(error))
             return
         if self._connections >= self._services.settings.websocket.connections_max:
-            await _refuse_upgrade(send, 503, "there are too many connections: try again later")
+            await refuse_upgrade(send, 503, "there are too many connections: try again later")
             return
         self._connections += 1
         try:
@@ -300,7 +300,8 @@ def _frame_in(message: Message) -> bytes | None:
     return bytes(frame)
 
 
-async def _refuse_upgrade(send: Send, status: int, reason: str) -> None:
+async def refuse_upgrade(send: Send, status: int, reason: str) -> None:
+    """Answer the request for a websocket with something else."""
     headers = [(b"content-type", b"text/plain; charset=utf-8")]
     await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": f"{reason}\n".encode()})
