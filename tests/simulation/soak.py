@@ -14,7 +14,7 @@ from multiprocessing import get_context
 
 from tests.simulation.model import Violation
 from tests.simulation.shrink import reason
-from tests.simulation.simulator import PUSHING_SEEDS, REPEATING_SEEDS, WHOLE_SEEDS, run_seed
+from tests.simulation.simulator import PUSHING_SEEDS, REPEATING_SEEDS, RESTARTING_SEEDS, WHOLE_SEEDS, run_seed
 
 FAILURES_SHOWN_MAX = 3
 
@@ -30,15 +30,16 @@ def spread(count: int) -> list[int]:
     """So many seeds, of every kind.
 
     >>> [seed // 1_000_000 for seed in spread(10)]
-    [0, 0, 0, 1, 2, 3, 3, 3, 3, 3]
+    [0, 0, 0, 1, 2, 3, 3, 3, 3, 4]
     """
-    pushing = repeating = count // 10
-    whole = count // 2
+    pushing = repeating = restarting = count // 10
+    whole = count // 2 - restarting
     counts = {
-        0: count - pushing - repeating - whole,
+        0: count - pushing - repeating - whole - restarting,
         PUSHING_SEEDS: pushing,
         REPEATING_SEEDS: repeating,
         WHOLE_SEEDS: whole,
+        RESTARTING_SEEDS: restarting,
     }
     return [seed for first, some in counts.items() for seed in range(first, first + some)]
 

@@ -86,6 +86,8 @@ class Broker:
         self.tasks: dict[int, RedriveTask] = {}
         self.marks = Marks()
         self.memory = OnceMemory()
+        self.in_process = False
+        """Whether nobody but the process that opened this broker receives from it: see `sessions`."""
         self.delivers_unsynced = False
         """Whether whoever drives this lets messages leave early, where a queue says so: see `reserve`."""
         self.reserving: list[Reserve] = []
@@ -312,12 +314,19 @@ class Broker:
         return self.outbox.waiting()
 
     def end_bound_sessions(self, *, keeping: bool = False, before: int | None = None) -> int:
-        """End the sessions that were connections, because the process that had them is gone. Returns how many.
+        """End the bound sessions, because the process that had them is gone. Returns how many.
 
         `keeping` those that say where the connection is: the store was only handed over. `before`: only those with
-        lower numbers; the others are connections of this process.
+        lower numbers; the others are sessions of this process.
         """
         return self.session_register.end_bound(keeping, self.meta.next_session if before is None else before)
+
+    def leave_sessions(self) -> None:
+        """The process closes the store in order, and what it still holds stays leased: its receipts may be used later.
+
+        What it holds without a session is nobody's from now on, and sessions that have a time to live outlive it.
+        """
+        self.session_register.leave()
 
     def held(self, subscription: int) -> int:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""

@@ -318,6 +318,15 @@ class Channel:
                 self.ladder.fail(window, held, now_ms, None, error)
         return count
 
+    def disown(self, session: int) -> None:
+        """What a session holds here is nobody's from now on, and leased for as long as it was."""
+        for window in self.windows.values():
+            window.spread_held(session)
+            held = window.columns.held_by(session)
+            for entry, first, stop in window.entry_runs(held):
+                window.columns.holder[entry.rows_of(first, stop)] = 0
+                self.touch_entry(window, entry)
+
     def watch(self, window: Window, deadline_ms: int) -> None:
         """Something in a window ends, or comes due, at this time: be called then."""
         window.watch(deadline_ms)

@@ -2,7 +2,7 @@
 
 Takes are leases, and puts are held here until the commit, which is a single command: acknowledge all takes and send
 all puts. A unit that is not committed rolls back: its puts are forgotten and its takes released. If the process dies,
-the leases run out, and that is the rollback. Puts to one queue keep their order.
+the end of its session, or of the leases, is the rollback. Puts to one queue keep their order.
 
 A commit that fails leaves the unit open: it can be tried again (after `NotSent`, or when the disk has space again), or
 rolled back. Whether a commit was done that failed with `OutcomeUnknown` or `CommitFailed` is not known; rolling back
