@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
+from penstock.client.remote.address import TRANSPORTS
 from tests.nsq.servers import HOST, running
 from tests.nsq.servers import Penstock as Server
 from tests.shards import not_for_clusters
@@ -70,6 +73,10 @@ def kill_while_holding(program: str, where: Path | str) -> None:
             process.send_signal(signal.SIGKILL)
 
 
+def url_of(server: Server) -> str:
+    return f"penstock://{HOST}:{server._ports['http']}"
+
+
 @pytest.mark.parametrize("program", [TAKES, TAKES_ASYNC], ids=["open", "open_async"])
 def test_messages_of_a_killed_process_come_at_once(tmp_path: Path, program: str) -> None:
     with penstock.open(tmp_path) as ps:
@@ -122,7 +129,7 @@ def test_a_killed_server_keeps_what_clients_hold_that_poll_and_come_back(tmp_pat
     """One that does not come back loses it when its time to live is over."""
     ttl_seconds = 4
     with running(Server(tmp_path, settings=f"[websocket]\nsession_ttl_s = {ttl_seconds}\n")) as server:
-        url = f"penstock://{HOST}:{server._ports['http']}"
+        url = url_of(server)
         with penstock.connect(url, transport="long_poll") as ps:
             ps.queue("orders").send_many([b"1", b"2"])
             mine = ps.queue("orders").receive(lease=60)
@@ -141,8 +148,7 @@ def test_a_killed_server_frees_what_clients_with_a_websocket_held(tmp_path: Path
     """Its session is the connection, and ends with it."""
     with ExitStack() as stack:
         server = stack.enter_context(running(Server(tmp_path)))
-        url = f"penstock://{HOST}:{server._ports['http']}"
-        ps = stack.enter_context(penstock.connect(url, transport="websocket"))
+        ps = stack.enter_context(penstock.connect(url_of(server), transport="websocket"))
         ps.queue("orders").send(b"1")
         ps.queue("orders").receive(lease=60)
         time.sleep(0.1)
@@ -150,3 +156,60 @@ def test_a_killed_server_frees_what_clients_with_a_websocket_held(tmp_path: Path
         server.start()
         message = ps.queue("orders").receive(wait=SOON_SECONDS)
         assert (message.body, message.attempts) == (b"1", 2)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_rollback_does_not_wait_for_a_server_that_is_gone(
+    tmp_path: Path, transport: Any, end: signal.Signals
+) -> None:
+    """A silent one is found out by nobody: the connection stands. Either way nothing has to be sent."""
+    with ExitStack() as stack:
+        server = stack.enter_context(running(Server(tmp_path)))
+        ps = penstock.connect(url_of(server), transport=transport, timeout=20)
+        stack.callback(ps.close)
+        queues = [f"q{number}" for number in range(4)]
+        for queue in queues:
+            ps.queue(queue).send(b"1")
+        with pytest.raises(RuntimeError, match="for a reason"), ps.unit_of_work() as work:
+            assert all(work.take(queue) for queue in queues)
+            os.kill(server.process.pid, end)
+            stack.callback(os.kill, server.process.pid, signal.SIGCONT)
+            began = time.monotonic()
+            raise RuntimeError("for a reason")
+        assert time.monotonic() - began < 4
+        assert work.state == "rolled back"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_task_that_rolls_back_does_not_wait_for_a_server_that_is_gone(tmp_path: Path, transport: Any) -> None:
+    async def take_and_roll_back(server: Server) -> float:
+        ps = await penstock.connect_async(url_of(server), transport=transport, timeout=20)
+        try:
+            await ps.queue("orders").send(b"1")
+            work = ps.unit_of_work()
+            assert await work.take("orders")
+            server.kill()
+            began = time.monotonic()
+            await work.rollback()
+            return time.monotonic() - began
+        finally:
+            await ps.close()
+
+    with running(Server(tmp_path)) as server:
+        assert asyncio.run(take_and_roll_back(server)) < 4
+
+
+def test_a_rollback_that_waits_no_longer_still_reaches_a_server_that_comes_back(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(running(Server(tmp_path)))
+        ps = stack.enter_context(penstock.connect(url_of(server), transport="long_poll"))
+        ps.queue("orders").send(b"1")
+        work = ps.unit_of_work()
+        assert work.take("orders", lease=600)
+        time.sleep(0.1)
+        server.kill()
+        work.rollback(error="no server")
+        server.start()
+        message = ps.queue("orders").receive(wait=30)
+        assert (message.attempts, message.history[0].error) == (2, "no server")

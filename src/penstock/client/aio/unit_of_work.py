@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
-from penstock.client.aio.caller import AsyncCaller
+from penstock.client.aio.caller import AsyncCaller, AsyncTelling
 from penstock.client.aio.message import AsyncMessage, error_text, messages_of
 from penstock.client.bodies import Body, encode_body
 from penstock.client.content import SentMessage, SentMessages
@@ -28,6 +29,8 @@ from penstock.core.commands import MAIN, Ack, CommitWork, Delivery, Receive, Rel
 from penstock.core.errors import InvalidRequest
 
 _LOG = logging.getLogger("penstock.client")
+_ROLLBACK_SECONDS = 1.0
+"""How long a rollback waits for the server, which may be gone: leases that are not released run out."""
 _Taken = dict[tuple[str, str], list[Span]]
 """What was taken, by queue and channel."""
 
@@ -82,7 +85,8 @@ class AsyncUnitOfWork:
             return []
         spans = [span for run in delivery.runs for span in run.spans()]
         if not self.hold(queue, channel, spans):
-            await self._release(queue, channel, spans, "the unit of work was over")
+            until = time.monotonic() + _ROLLBACK_SECONDS
+            await self._release(queue, channel, spans, "the unit of work was over", until)
             self._check_open()
         return messages_of(self._caller, delivery)
 
@@ -135,9 +139,13 @@ class AsyncUnitOfWork:
         return [sent[index][position] for index, position in self._puts.places]
 
     async def rollback(self, *, error: str = "rolled back") -> None:
-        """Forget the puts and release the takes. Never fails: a lease that cannot be released runs out."""
+        """Forget the puts and release the takes. Never fails: a lease that cannot be released runs out.
+
+        A server that does not answer is waited for no longer than a second.
+        """
+        until = time.monotonic() + _ROLLBACK_SECONDS
         for (queue, channel), spans in self.abandon().items():
-            await self._release(queue, channel, spans, error)
+            await self._release(queue, channel, spans, error, until)
 
     async def __aenter__(self) -> Self:
         return self
@@ -195,9 +203,13 @@ class AsyncUnitOfWork:
         if self._state != "open":
             raise InvalidRequest(f"the unit of work is {self._state}: start another one")
 
-    async def _release(self, queue: str, channel: str, spans: list[Span], error: str) -> None:
+    async def _release(self, queue: str, channel: str, spans: list[Span], error: str, until: float) -> None:
+        command = Release(queue=queue, channel=channel, spans=merged_spans(spans), error=error)
         try:
-            await self._caller.call(Release(queue=queue, channel=channel, spans=merged_spans(spans), error=error))
+            if isinstance(self._caller, AsyncTelling):
+                await self._caller.tell(command, max(0.0, until - time.monotonic()))
+            else:
+                await self._caller.call(command)
         except Exception as failure:  # whatever it is: a rollback succeeds
             _LOG.debug(
                 "messages of queue %r were not released, and come back when their lease ends: %s", queue, failure

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -20,7 +21,7 @@ from penstock.client.bodies import Body, encode_body
 from penstock.client.content import SentMessage, SentMessages
 from penstock.client.puts import Puts
 from penstock.client.settling import merged_spans
-from penstock.client.sync.caller import Caller
+from penstock.client.sync.caller import Caller, Telling
 from penstock.client.sync.message import Message, error_text, messages_of
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
 from penstock.core.attributes import Attributes, encode_attributes
@@ -38,6 +39,8 @@ from penstock.core.commands import (
 from penstock.core.errors import InvalidRequest
 
 _LOG = logging.getLogger("penstock.client")
+_ROLLBACK_SECONDS = 1.0
+"""How long a rollback waits for the server, which may be gone: leases that are not released run out."""
 _Taken = dict[tuple[str, str], list[Span]]
 """What was taken, by queue and channel."""
 
@@ -92,7 +95,8 @@ class UnitOfWork:
             return []
         spans = [span for run in delivery.runs for span in run.spans()]
         if not self.hold(queue, channel, spans):
-            self._release(queue, channel, spans, "the unit of work was over")
+            until = time.monotonic() + _ROLLBACK_SECONDS
+            self._release(queue, channel, spans, "the unit of work was over", until)
             self._check_open()
         return messages_of(self._caller, delivery)
 
@@ -145,9 +149,13 @@ class UnitOfWork:
         return [sent[index][position] for index, position in self._puts.places]
 
     def rollback(self, *, error: str = "rolled back") -> None:
-        """Forget the puts and release the takes. Never fails: a lease that cannot be released runs out."""
+        """Forget the puts and release the takes. Never fails: a lease that cannot be released runs out.
+
+        A server that does not answer is waited for no longer than a second.
+        """
+        until = time.monotonic() + _ROLLBACK_SECONDS
         for (queue, channel), spans in self.abandon().items():
-            self._release(queue, channel, spans, error)
+            self._release(queue, channel, spans, error, until)
 
     def __enter__(self) -> Self:
         return self
@@ -205,9 +213,13 @@ class UnitOfWork:
         if self._state != "open":
             raise InvalidRequest(f"the unit of work is {self._state}: start another one")
 
-    def _release(self, queue: str, channel: str, spans: list[Span], error: str) -> None:
+    def _release(self, queue: str, channel: str, spans: list[Span], error: str, until: float) -> None:
+        command = Release(queue=queue, channel=channel, spans=merged_spans(spans), error=error)
         try:
-            self._caller.call(Release(queue=queue, channel=channel, spans=merged_spans(spans), error=error))
+            if isinstance(self._caller, Telling):
+                self._caller.tell(command, max(0.0, until - time.monotonic()))
+            else:
+                self._caller.call(command)
         except Exception as failure:  # whatever it is: a rollback succeeds
             _LOG.debug(
                 "messages of queue %r were not released, and come back when their lease ends: %s", queue, failure
