@@ -321,7 +321,7 @@ class Simulator:
 
     def _draw_restart(self, model: Model) -> int:
         """The clock after a restart: later, or earlier if that is a case with an answer."""
-        if self.rng.random() < 0.3 and (self.restarts or model.can_go_back()):
+        if self.rng.random() < 0.3 and (not model.retains() if self.restarts else model.can_go_back()):
             self.counts["clock went back over a restart"] += 1
             self.workload.times_rise = False
             return model.now_ms - self.rng.choice([1, MINUTE_MS, HOUR_MS])

@@ -288,7 +288,6 @@ class World:
         self.model.identify = self.broker.message_id
         self.model.reopened(now_ms)
         taken_back = self.model.everybody_is_gone() if self.in_process else 0
-        self._read_arrivals(now_ms)
         if self.broker.has_changes:
             self.commit()
         return taken_back

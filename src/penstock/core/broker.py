@@ -222,17 +222,20 @@ class Broker:
         for record_key, data in self._records(Kind.OUTBOX_TARGET):
             self.outbox.restore(keys.number_of(record_key), data)
         for record_key, data in self._records(Kind.ONCE):
-            name = self.memory.restore(record_key, data)
+            name = self.memory.restore(record_key, data, self.now_ms)
             self.schedule(self.memory.expires_ms(name) or self.now_ms, "once", name)
         self._restored(channels.values())
 
     def _restored(self, channels: Any) -> None:
         for channel in channels:
-            channel.restored()
+            channel.restored(self.now_ms)
             for holder in channel.holders():
                 self.session_register.note_lease(holder, channel)
         for queue in self.queues.values():
             queue.restart_retention(opened=True)
+            queue.dedup.set_clock_back(self.now_ms, self.shelf.changes)
+            if queue.dedup.is_dirty:
+                queue.touch()
             queue.watch_dedup()
             queue.watch_consumers(self.now_ms)
 

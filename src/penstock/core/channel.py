@@ -41,6 +41,8 @@ _HEAD: Final = struct.Struct("<?QQQQBIB")
 """Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow."""
 _CURSOR: Final = struct.Struct("<IQQ")
 _FAR: Final = struct.Struct("<IQQ")
+_SAVED: Final = struct.Struct("<Q")
+"""When the record was written. Records of older builds end before it."""
 
 
 class Channel:
@@ -54,6 +56,8 @@ class Channel:
         self.paused = False
         self.start = start
         """The first sequence number that this channel is about."""
+        self.saved_ms = 0
+        """When its record was written that it was taken back from."""
         self.far_behind: dict[tuple[int, int], int] = {}
         """How many messages of a shared far bucket were sent before `start`."""
         self.acked = 0
@@ -450,6 +454,7 @@ class Channel:
             parts.append(_CURSOR.pack(lane, cursor.sequence, cursor.ahead))
         for (lane, order), count in self.far_behind.items():
             parts.append(_FAR.pack(lane, order, count))
+        parts.append(_SAVED.pack(self.queue.broker.now_ms))
         self.shelf.changes.records[self._record_key] = b"".join(parts)
 
     @classmethod
@@ -464,7 +469,10 @@ class Channel:
         for lane, sequence, ahead in _CURSOR.iter_unpack(data[at:far_at]):
             channel.cursors[lane] = Cursor(sequence, ahead)
             channel.window(lane)
-        far = data[far_at : far_at + far_places * _FAR.size]
+        saved_at = far_at + far_places * _FAR.size
+        if len(data) >= saved_at + _SAVED.size:
+            (channel.saved_ms,) = _SAVED.unpack_from(data, saved_at)
+        far = data[far_at:saved_at]
         channel.far_behind = {(lane, order): count for lane, order, count in _FAR.iter_unpack(far)}
         return channel
 
@@ -476,9 +484,13 @@ class Channel:
             is_fair = self.queue.is_fair and keys.lane_kind(lane) == LaneKind.NORMAL
             window.offer_ready(entry, fresh=not is_fair)
 
-    def restored(self) -> None:
+    def restored(self, now_ms: int) -> None:
         """All entries are back: look at the clock."""
+        if self.saved_ms > now_ms:
+            self.queue.bring_near_ahead(self, now_ms)
         for window in self.windows.values():
+            for entry in window.set_clock_back(now_ms):
+                self.touch_entry(window, entry)
             window.earliest_ms = window.next_deadline()
         self._watch_all()
 
