@@ -116,7 +116,7 @@ class World:
         if self.transport is not None:
             self._open_server(self.transport)
             return
-        self.shards = [Shard(self._open_store, self.clock, lambda: ENTROPY)]
+        self.shards = [Shard(self._open_store, self.clock, lambda: ENTROPY, in_process=True)]
         if self._loop is None:
             self._driver = ThreadedShard(self.shards[0])
             self.ps = Penstock(OwnShard(self._driver))

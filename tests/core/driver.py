@@ -76,11 +76,11 @@ class Desk:
         self.store.commit(changes)
         self.broker.committed(changes)
         if self.checks:
-            assert self.opened_anew().snapshot() == self.broker.snapshot()
+            assert self.opened_anew(self.broker.now_ms).snapshot() == self.broker.snapshot()
 
-    def opened_anew(self) -> Broker:
+    def opened_anew(self, now_ms: int | None = None) -> Broker:
         """Another broker on the same store, which is not written to."""
-        return Broker.open(self.store, self.now_ms, b"", *self.place)
+        return Broker.open(self.store, self.now_ms if now_ms is None else now_ms, b"", *self.place)
 
     def reopen(self, after_ms: int = 0) -> None:
         """Stop and start again; what was not committed is lost, as in a crash."""

@@ -64,10 +64,25 @@ def test_sessions_and_what_they_hold_survive_a_restart() -> None:
     session = desk.do(c.OpenSession(name="worker", ttl_ms=10_000))
     desk.send(b"a", b"b")
     desk.receive(1, session=session, lease_ms=HOUR_MS)
-    desk.reopen(5_000)
-    assert desk.counts() == (1, 1, 0)
-    desk.advance(5_000)
+    desk.reopen(30_000)
+    desk.advance(9_999)
+    assert desk.counts() == (1, 1, 0), "while the store was closed nobody could hear a heartbeat: its time begins again"
+    desk.advance(1)
     assert bodies_of(desk.receive(10)) == [b"a", b"b"]
+
+
+def test_session_that_is_heard_of_after_a_restart_keeps_what_it_holds() -> None:
+    desk = Desk()
+    session = desk.do(c.OpenSession(name="worker", ttl_ms=10_000))
+    desk.send(b"a")
+    desk.receive(1, session=session, lease_ms=HOUR_MS)
+    desk.reopen(30_000)
+    desk.advance(9_999)
+    desk.do(c.Heartbeat(session=session))
+    desk.advance(9_999)
+    assert desk.counts() == (0, 1, 0)
+    desk.advance(1)
+    assert desk.counts() == (1, 0, 0)
 
 
 def test_session_number_is_not_given_twice_even_after_a_crash() -> None:

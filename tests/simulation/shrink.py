@@ -42,10 +42,10 @@ def reason(failure: str) -> str:
     return re.sub(r"[\d\[][\d, \]]*", "#", line)[:160]
 
 
-def play(script: list[Did]) -> str | None:
+def play(script: list[Did], *, in_process: bool = False) -> str | None:
     """Do all of it again; the reason of the failure, or None."""
     script = copy.deepcopy(script)
-    world = World(MemoryStore(), script[0].now_ms, ENTROPY)
+    world = World(MemoryStore(), script[0].now_ms, ENTROPY, in_process=in_process)
     saved = pickle.dumps(world.model)
     try:
         for did in script:
@@ -58,6 +58,7 @@ def play(script: list[Did]) -> str | None:
                 saved = pickle.dumps(world.model)
             else:
                 world.reopen(world.store, pickle.loads(saved), did.now_ms)
+                saved = pickle.dumps(world.model)
     except Violation as violation:
         return str(violation)
     except Exception as error:
@@ -87,11 +88,11 @@ def _smaller(script: list[Did]) -> Iterator[list[Did]]:
                 yield [*script[:index], Did(did.what, did.now_ms, changed), *script[index + 1 :]]
 
 
-def shrink(script: list[Did], wanted: str) -> list[Did]:
+def shrink(script: list[Did], wanted: str, *, in_process: bool = False) -> list[Did]:
     """The smallest script found that fails for the reason that was given."""
     while True:
         for candidate in _smaller(script):
-            failure = play(candidate) if candidate else None
+            failure = play(candidate, in_process=in_process) if candidate else None
             if failure is not None and reason(failure) == wanted:
                 script = candidate
                 break
@@ -111,12 +112,13 @@ def main() -> int:
     else:
         print("this seed does not fail")
         return 1
-    failure = play(simulator.script)
+    in_process = simulator.world.in_process
+    failure = play(simulator.script, in_process=in_process)
     if failure is None:
         print("the script does not fail without the engine of the simulator")
         return 1
-    small = shrink(simulator.script, reason(failure))
-    print(f"{play(small)}\n")
+    small = shrink(simulator.script, reason(failure), in_process=in_process)
+    print(f"{play(small, in_process=in_process)}\n")
     print("\n".join(f"  {did}" for did in small))
     return 0
 

@@ -42,6 +42,9 @@ WHOLE_SEEDS = 3_000_000
 """From this seed on, clients do all that there is: see `whole_workload`."""
 RECALLING_SEEDS = 4_000_000
 """From this seed on, there are more crashes, and clients settle right after them what they held before."""
+RESTARTING_SEEDS = 5_000_000
+"""From this seed on, they may be in the broker's own process and die with it, not be heard of after a restart, and find
+that the clock went back, whatever there is."""
 DRAIN_ROUNDS_MAX = 400
 
 
@@ -154,7 +157,9 @@ class Simulator:
         self.counts: Counter[str] = Counter()
         self.steps = steps if steps is not None else self.rng.randint(10, 45)
         self.checks_every = self.rng.choice([1, 4, 12])
-        self.world = World(self.engine.open(), self.now_ms, self.rng.randbytes(64))
+        self.restarts = seed >= RESTARTING_SEEDS
+        in_process = self.restarts and self.rng.random() < 0.5
+        self.world = World(self.engine.open(), self.now_ms, self.rng.randbytes(64), in_process=in_process)
         self.places: dict[tuple[str, str], tuple[int, int]] = {}
         self.saved = self._save()
         self.script: list[Did] = []
@@ -348,16 +353,18 @@ class Simulator:
         self.now_ms = self._draw_restart(model)
         self.script += [Did("commit", self.now_ms)] if is_kept else []
         self.script.append(Did("crash", self.now_ms))
-        self.world.reopen(store, model, self.now_ms)
+        self.counts["leases of the dead"] += self.world.reopen(store, model, self.now_ms)
         self.ledger.check_kept(model)
         self.workload.crashed()
         self.saved = self._save()
         self._plan_fault()
-        self._step([c.Heartbeat(session=number) for number, session in model.sessions.items() if session.ttl_ms])
+        living = [number for number, session in model.sessions.items() if session.ttl_ms]
+        alive = [number for number in living if not self.restarts or self.rng.random() < 0.5]
+        self._step([c.Heartbeat(session=number) for number in alive])
 
     def _draw_restart(self, model: Model) -> int:
         """The clock after a restart: later, or earlier if that is a case with an answer."""
-        if self.rng.random() < 0.3 and model.can_go_back():
+        if self.rng.random() < 0.3 and (not model.retains() if self.restarts else model.can_go_back()):
             self.counts["clock went back over a restart"] += 1
             self.workload.times_rise = False
             return model.now_ms - self.rng.choice([1, MINUTE_MS, HOUR_MS])

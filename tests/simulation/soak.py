@@ -14,7 +14,14 @@ from multiprocessing import get_context
 
 from tests.simulation.model import Violation
 from tests.simulation.shrink import reason
-from tests.simulation.simulator import PUSHING_SEEDS, RECALLING_SEEDS, REPEATING_SEEDS, WHOLE_SEEDS, run_seed
+from tests.simulation.simulator import (
+    PUSHING_SEEDS,
+    RECALLING_SEEDS,
+    REPEATING_SEEDS,
+    RESTARTING_SEEDS,
+    WHOLE_SEEDS,
+    run_seed,
+)
 
 FAILURES_SHOWN_MAX = 3
 
@@ -30,16 +37,18 @@ def spread(count: int) -> list[int]:
     """So many seeds, of every kind.
 
     >>> [seed // 1_000_000 for seed in spread(10)]
-    [0, 0, 1, 2, 3, 3, 3, 4, 4, 4]
+    [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
     """
     pushing = repeating = count // 10
-    whole = recalling = 3 * count // 10
+    whole = 3 * count // 10
+    recalling = restarting = count // 5
     counts = {
-        0: count - pushing - repeating - whole - recalling,
+        0: count - pushing - repeating - whole - recalling - restarting,
         PUSHING_SEEDS: pushing,
         REPEATING_SEEDS: repeating,
         WHOLE_SEEDS: whole,
         RECALLING_SEEDS: recalling,
+        RESTARTING_SEEDS: restarting,
     }
     return [seed for first, some in counts.items() for seed in range(first, first + some)]
 

@@ -12,7 +12,15 @@ from penstock.core.broker import Broker
 from penstock.core.changes import Changes
 from tests.simulation.engines import Fault, Kept, MemoryEngine
 from tests.simulation.model import Violation
-from tests.simulation.simulator import PUSHING_SEEDS, RECALLING_SEEDS, REPEATING_SEEDS, WHOLE_SEEDS, Simulator, run_seed
+from tests.simulation.simulator import (
+    PUSHING_SEEDS,
+    RECALLING_SEEDS,
+    REPEATING_SEEDS,
+    RESTARTING_SEEDS,
+    WHOLE_SEEDS,
+    Simulator,
+    run_seed,
+)
 
 SEEDS = int(os.environ.get("PENSTOCK_SEEDS", "500"))
 SEEDS_A_TEST = 25
@@ -62,6 +70,14 @@ def test_no_seed_brings_back_what_its_last_receiver_acked(first: int) -> None:
     first += RECALLING_SEEDS
     counts = [run_seed(seed) for seed in range(first, first + SEEDS_A_TEST)]
     assert sum(count["forgotten deliveries settled"] for count in counts), "nothing was settled that a crash forgot"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS // 10, SEEDS_A_TEST))
+def test_no_seed_keeps_what_the_dead_held_or_waits_for_a_clock_that_was_ahead(first: int) -> None:
+    first += RESTARTING_SEEDS
+    counts = [run_seed(seed) for seed in range(first, first + SEEDS_A_TEST)]
+    assert sum(count["leases of the dead"] for count in counts) > SEEDS_A_TEST, "nobody died with a lease"
+    assert sum(count["clock went back over a restart"] for count in counts), "no clock went back"
 
 
 def test_the_same_seed_gives_the_same_life() -> None:

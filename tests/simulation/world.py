@@ -103,15 +103,18 @@ def describe(outcome: Outcome) -> str:
 class World:
     """One broker over one store, judged by one model."""
 
-    def __init__(self, store: Store, now_ms: int, entropy: bytes) -> None:
+    def __init__(self, store: Store, now_ms: int, entropy: bytes, *, in_process: bool = False) -> None:
         self.store = store
         self.entropy = entropy
+        self.in_process = in_process
+        """Whether the clients die with the broker."""
         self.model = Model(now_ms)
         self.trace: deque[tuple[int, Any, Any]] = deque(maxlen=60)
         self.repeated: list[c.Command] = []
         """Commands of the step that were done before."""
         """What happened last: when, what (a command, a ticket or a remark), and what came of it."""
         self.broker = Broker.open(store, now_ms, entropy)
+        self.broker.in_process = in_process
         self.model.identify = self.broker.message_id
         if self.broker.has_changes:
             self.commit()
@@ -274,14 +277,20 @@ class World:
         opened = Broker.open(self.store, self.model.now_ms, self.entropy)
         demand_same(opened.snapshot(), self.broker.snapshot(), "reopened", "live")
 
-    def reopen(self, store: Store, model: Model, now_ms: int) -> None:
-        """The process starts again, on what the store holds."""
+    def reopen(self, store: Store, model: Model, now_ms: int) -> int:
+        """The process starts again, on what the store holds. Returns how many messages the dead had held."""
         self.trace.append((now_ms, "reopened", ""))
         self.store = store
         self.broker = Broker.open(store, now_ms, self.entropy)
+        self.broker.in_process = self.in_process
+        self.broker.end_bound_sessions()
         self.model = model
         self.model.identify = self.broker.message_id
         self.model.reopened(now_ms)
+        taken_back = self.model.everybody_is_gone() if self.in_process else 0
+        if self.broker.has_changes:
+            self.commit()
+        return taken_back
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

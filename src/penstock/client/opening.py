@@ -98,7 +98,7 @@ class AsyncOpening:
 
 
 def _shard(path: str | os.PathLike[str], clock: Clock | None, options: dict[str, Any]) -> Shard:
-    return Shard(_opener(path, options), clock or SystemClock(), lambda: os.urandom(_ENTROPY_BYTES))
+    return Shard(_opener(path, options), clock or SystemClock(), lambda: os.urandom(_ENTROPY_BYTES), in_process=True)
 
 
 def _opener(path: str | os.PathLike[str], options: dict[str, Any]) -> Callable[[], Store]:

@@ -120,6 +120,8 @@ class Broker:
         self.tasks: dict[int, RedriveTask] = {}
         self.marks = Marks()
         self.memory = OnceMemory()
+        self.in_process = False
+        """Whether nobody but the process that opened this broker receives from it: see `sessions`."""
         self.delivers_unsynced = False
         """Whether whoever drives this lets messages leave early, where a queue says so: see `reserve`."""
         self.reserving: list[Reserve] = []
@@ -294,7 +296,7 @@ class Broker:
             if queue.id in self.quarantine:
                 continue
             try:
-                channel.restored()
+                channel.restored(self.now_ms)
                 for holder in channel.holders():
                     self.session_register.note_lease(holder, channel)
             except StoreError:
@@ -307,6 +309,9 @@ class Broker:
             try:
                 queue.restored()
                 queue.restart_retention(opened=True)
+                queue.dedup.set_clock_back(self.now_ms, self.shelf.changes)
+                if queue.dedup.is_dirty:
+                    queue.touch()
                 queue.watch_dedup()
                 queue.watch_consumers(self.now_ms)
             except StoreError:
@@ -440,12 +445,19 @@ class Broker:
         return self.outbox.waiting()
 
     def end_bound_sessions(self, *, keeping: bool = False, before: int | None = None) -> int:
-        """End the sessions that were connections, because the process that had them is gone. Returns how many.
+        """End the bound sessions, because the process that had them is gone. Returns how many.
 
         `keeping` those that say where the connection is: the store was only handed over. `before`: only those with
-        lower numbers; the others are connections of this process.
+        lower numbers; the others are sessions of this process.
         """
         return self.session_register.end_bound(keeping, self.meta.next_session if before is None else before)
+
+    def leave_sessions(self) -> None:
+        """The process closes the store in order, and what it still holds stays leased: its receipts may be used later.
+
+        What it holds without a session is nobody's from now on, and sessions that have a time to live outlive it.
+        """
+        self.session_register.leave()
 
     def held(self, subscription: int) -> int:
         """How many messages the session of a subscription holds, if that limits what it is pushed; else 0."""

@@ -39,11 +39,11 @@ __all__ = ["HORIZON_MS", "Channel"]
 
 _HEAD: Final = struct.Struct("<?QQQQBIB")
 """Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow. Then
-whose turn it is, and, of FIFO channels, what was acked lately: how many, and the sequence number and attempt of each.
-The first build's records end before that."""
+whose turn it is and when the record was written; and, of FIFO channels, what was acked lately: how many, and the
+sequence number and attempt of each. The first build's records end before that."""
 _CURSOR: Final = struct.Struct("<IQQ")
 _FAR: Final = struct.Struct("<IQQ")
-_TURN: Final = struct.Struct("<?")
+_TURN_AND_SAVED: Final = struct.Struct("<?Q")
 
 
 class Channel:
@@ -57,6 +57,8 @@ class Channel:
         self.paused = False
         self.start = start
         """The first sequence number that this channel is about."""
+        self.saved_ms = 0
+        """When its record was written that it was taken back from."""
         self.far_behind: dict[tuple[int, int], int] = {}
         """How many messages of a shared far bucket were sent before `start`."""
         self.acked = 0
@@ -339,6 +341,15 @@ class Channel:
                 self.ladder.fail(window, held, now_ms, None, error)
         return count
 
+    def disown(self, session: int) -> None:
+        """What a session holds here is nobody's from now on, and leased for as long as it was."""
+        for window in self.windows.values():
+            window.spread_held(session)
+            held = window.columns.held_by(session)
+            for entry, first, stop in window.entry_runs(held):
+                window.columns.holder[entry.rows_of(first, stop)] = 0
+                self.touch_entry(window, entry)
+
     def watch(self, window: Window, deadline_ms: int) -> None:
         """Something in a window ends, or comes due, at this time: be called then."""
         window.watch(deadline_ms)
@@ -463,7 +474,7 @@ class Channel:
             parts.append(_CURSOR.pack(lane, cursor.sequence, cursor.ahead))
         for (lane, order), count in self.far_behind.items():
             parts.append(_FAR.pack(lane, order, count))
-        parts.append(_TURN.pack(self.owes_fresh))
+        parts.append(_TURN_AND_SAVED.pack(self.owes_fresh, self.queue.broker.now_ms))
         parts.append(self.settlement.lately.encode())
         self.shelf.changes.records[self._record_key] = b"".join(parts)
 
@@ -484,8 +495,8 @@ class Channel:
         far = data[far_at:turn_at]
         channel.far_behind = {(lane, order): count for lane, order, count in _FAR.iter_unpack(far)}
         if len(data) > turn_at:
-            (channel.owes_fresh,) = _TURN.unpack_from(data, turn_at)
-            channel.settlement.lately.restore(data[turn_at + _TURN.size :])
+            channel.owes_fresh, channel.saved_ms = _TURN_AND_SAVED.unpack_from(data, turn_at)
+            channel.settlement.lately.restore(data[turn_at + _TURN_AND_SAVED.size :])
         return channel
 
     def restore_entry(self, lane: int, base: int, data: bytes) -> None:
@@ -496,9 +507,13 @@ class Channel:
             is_fair = self.queue.is_fair and keys.lane_kind(lane) == LaneKind.NORMAL
             window.offer_ready(entry, fresh=not is_fair)
 
-    def restored(self) -> None:
+    def restored(self, now_ms: int) -> None:
         """All entries are back: look at the clock."""
+        if self.saved_ms > now_ms:
+            self.queue.bring_near_ahead(self, now_ms)
         for window in self.windows.values():
+            for entry in window.set_clock_back(now_ms):
+                self.touch_entry(window, entry)
             window.earliest_ms = window.next_deadline()
         self._watch_all()
 

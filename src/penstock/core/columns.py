@@ -212,6 +212,23 @@ class Columns:
         """EXTEND: a later (or earlier) deadline."""
         self.deadline_ms[at] = deadline_ms
 
+    def begin_later_at(self, now_ms: int) -> NDArray[np.intp]:
+        """Leases that began later than now, by a clock that was ahead, begin now, and last as long. Returns their rows.
+
+        >>> columns = Columns()
+        >>> rows = columns.append(100, 2)
+        >>> columns.lease_one(0, now_ms=1_000, deadline_ms=1_030, holder=1)
+        >>> columns.lease_one(1, now_ms=90, deadline_ms=120, holder=1)
+        >>> columns.begin_later_at(100).tolist(), columns.deadline_ms[rows].tolist()
+        ([0], [130, 120])
+        """
+        size = self.size
+        rows = np.flatnonzero((self.received_ms[:size] > now_ms) & (self.state[:size] == LEASED))
+        if len(rows):
+            self.deadline_ms[rows] -= self.received_ms[rows] - now_ms
+            self.received_ms[rows] = now_ms
+        return rows
+
     # -- questions about whole runs --
 
     def rows_allowing(self, event: Event, at: slice, attempt: int) -> NDArray[np.bool_]:

@@ -41,7 +41,9 @@ class Dedup:
 
     def remember(self, key: DedupKey, sequence: int, now_ms: int) -> None:
         """A message with this id was accepted."""
-        expires_ms = now_ms + DEDUP_WINDOW_MS
+        self._note(key, sequence, now_ms + DEDUP_WINDOW_MS)
+
+    def _note(self, key: DedupKey, sequence: int, expires_ms: int) -> None:
         self._add(key, sequence, expires_ms)
         self._unsaved.setdefault(_bucket(expires_ms), []).append((*key, sequence, expires_ms))
 
@@ -62,6 +64,19 @@ class Dedup:
                     del self._known[key]
             self._unsaved.pop(bucket, None)
             changes.drop(keys.dedup_bucket(self.queue_id, bucket))
+
+    def set_clock_back(self, now_ms: int, changes: Changes) -> None:
+        """The clock may have been ahead until now: no id is known for longer than five minutes from now."""
+        latest_ms = now_ms + DEDUP_WINDOW_MS
+        later = sorted(bucket for bucket in self._buckets if bucket >= _bucket(latest_ms))
+        if not any(self._known[key][1] > latest_ms for bucket in later for key in self._buckets[bucket]):
+            return
+        for bucket in later:
+            changes.drop(keys.dedup_bucket(self.queue_id, bucket))
+            for key in self._buckets.pop(bucket):
+                sequence, expires_ms = self._known[key]
+                if _bucket(expires_ms) == bucket:
+                    self._note(key, sequence, min(expires_ms, latest_ms))
 
     def clear(self) -> None:
         """Forget everything (the queue is gone)."""

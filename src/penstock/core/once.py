@@ -163,10 +163,13 @@ class OnceMemory:
             changes.put_record(_key(name), _encode(self._clients[name]))
         self._dirty.clear()
 
-    def restore(self, key: bytes, data: bytes) -> str:
+    def restore(self, key: bytes, data: bytes, now_ms: int) -> str:
         """Take a client back from its record. Returns its name."""
         name = key[len(_PREFIX) :].decode()
-        self._clients[name] = msgspec.msgpack.decode(data, type=OnceClient)
+        client = self._clients[name] = msgspec.msgpack.decode(data, type=OnceClient)
+        if client.seen_ms > now_ms:  # the clock was ahead
+            client.seen_ms = now_ms
+            self._dirty[name] = None
         return name
 
     def snapshot(self) -> dict[str, Any]:

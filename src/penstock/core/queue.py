@@ -40,7 +40,7 @@ from penstock.core.records import Consumer, QuarantineRecord, QueueRecord
 from penstock.core.reserve import Reserve
 from penstock.core.runs import cut
 from penstock.core.states import Event, State
-from penstock.core.window import Entry, Window
+from penstock.core.window import Entry, Window, failed_later
 
 if TYPE_CHECKING:
     from penstock.core.broker import Broker
@@ -92,6 +92,9 @@ class Queue:
         """While the queue is paused: the first sequence number that the channels are not shown."""
         self.reserve: Reserve | None = None
         """Where messages may leave before they are on the disk: the numbers that are set aside for them."""
+        self._opened_ms = 0
+        """When it was taken back from the store; and the first sequence number after that."""
+        self._opened_at = 0
         self._retention_ms: int | None = None
         """When retention is looked at next."""
         self._dedup_ms: int | None = None
@@ -450,16 +453,20 @@ class Queue:
 
     def _expire_lane(self, lane: int, oldest_kept_ms: int) -> None:
         """In a NORMAL lane age follows the order, but for delayed FIFO messages: look a page past the first young."""
-        young_max = 1 << 62
+        young_max = ahead_max = 1 << 62
         if keys.lane_kind(lane) == LaneKind.NORMAL:
-            young_max = _PAGE if self.is_fifo else 1
+            young_max, ahead_max = (_PAGE if self.is_fifo else 1), _PAGE
         for key in self._expiring(lane):
-            if key.aged_ms <= oldest_kept_ms:
+            aged_ms = self._aged_ms(key)
+            if aged_ms <= oldest_kept_ms:
                 self.drop_chunk(key)
                 continue
-            self._watch_retention(key.aged_ms)
-            young_max -= 1
-            if not young_max:
+            self._watch_retention(aged_ms)
+            if aged_ms != key.aged_ms:  # sent by a clock that was ahead: what is behind may be older
+                ahead_max -= 1
+            else:
+                young_max -= 1
+            if not young_max or not ahead_max:
                 break
 
     def _expiring(self, lane: int, order: int = 0) -> Iterator[ChunkKey]:
@@ -470,14 +477,28 @@ class Queue:
             if not keys.lane_channel(window.lane):
                 continue
             for entry in list(window.entries.values()):
-                if entry.key.aged_ms <= oldest_kept_ms:
+                aged_ms = self._aged_ms(entry.key, entry.sent_ms)
+                if aged_ms <= oldest_kept_ms:
                     channel.drop_entry(window, entry)
                     self.discard(entry.key)
                 else:
-                    self._watch_retention(entry.key.aged_ms)
+                    self._watch_retention(aged_ms)
+
+    def _aged_ms(self, key: ChunkKey, sent_ms: int | None = None) -> int:
+        """From when a chunk's age counts: if it was sent by a clock that was ahead, from when the queue was opened.
+
+        What was sent with a delay keeps its due time.
+        """
+        if key.aged_ms <= self._opened_ms or key.base >= self._opened_at:
+            return key.aged_ms
+        if sent_ms is None:
+            sent_ms = self._sent_ms(key) if keys.lane_kind(key.lane) == LaneKind.NORMAL else 0
+        return self._opened_ms if sent_ms == key.aged_ms else key.aged_ms
 
     def restart_retention(self, *, opened: bool = False) -> None:
         """The configuration has changed, or the queue was opened: look again from the start."""
+        if opened:
+            self._opened_ms, self._opened_at = self.broker.now_ms, self.next_sequence
         if self.config.retention_bytes is not None and not opened:  # by size, chunks go when messages arrive
             self._shrink(self.config.retention_bytes)
         if self.messages or any(channel.windows for channel in self.channels.values()):
@@ -666,6 +687,16 @@ class Queue:
         rows = entry.rows_of(max(first, key.base), min(stop, entry.stop))
         waits = (window.columns.state[rows] != DONE) & (window.columns.attempts[rows] < attempt)
         return entry.left if waits.any() else 0
+
+    def bring_near_ahead(self, channel: Channel, now_ms: int) -> None:
+        """A channel's clock was ahead: the far buckets where messages wait that failed later than now come near.
+
+        Their due times are too late, and what has another due time would belong into another bucket.
+        """
+        for lane, order in [place for place in self.far if keys.lane_channel(place[0]) == channel.id]:
+            entries = self.shelf.reader.scan(keys.far_entries(self.id, lane, order))
+            if any(failed_later(data, now_ms) for _, data in entries):
+                self.bring_near(lane, order, now_ms)
 
     def _take_far_entry(self, key: ChunkKey) -> bytes:
         record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
@@ -1097,7 +1128,10 @@ class Queue:
 
     def restore_consumer(self, name: str, data: bytes) -> None:
         """Take a consumer back from its record."""
-        self.consumers[name] = msgspec.msgpack.decode(data, type=Consumer)
+        consumer = self.consumers[name] = msgspec.msgpack.decode(data, type=Consumer)
+        if consumer.seen_ms > self.broker.now_ms:  # the clock was ahead
+            consumer.seen_ms = self.broker.now_ms
+            self._save_consumer(name)
 
     def restore_quarantine(self, key: bytes, data: bytes) -> None:
         """Take a quarantined chunk back from its record."""

@@ -341,7 +341,8 @@ class Receiving:
     ) -> list[Run]:
         if lease_ms is None:
             lease_ms = channel.queue.config.lease_ms
-        runs = channel.handout.take(limit, self.broker.now_ms, lease_ms, session, room_bytes)
+        holder = session or self.broker.session_register.own()
+        runs = channel.handout.take(limit, self.broker.now_ms, lease_ms, holder, room_bytes)
         if attempt_id is not None and runs:
             channel.attempts.remember(attempt_id, runs, self.broker.now_ms + lease_ms)
         if self.broker.happenings is not None:

@@ -123,6 +123,9 @@ class Redrives:
     def restore(self, number: int, data: bytes) -> None:
         """Take a task back from its record."""
         task = self.broker.tasks[number] = msgspec.msgpack.decode(data, type=RedriveTask)
+        if task.paced_ms > self.broker.now_ms:  # the clock was ahead
+            task.paced_ms = self.broker.now_ms
+            self._save(task)
         if task.status == "running":
             self.broker.schedule(self.broker.now_ms, "redrive", task)
 

@@ -91,14 +91,15 @@ class Settling:
         broker = self.broker
         channel = broker.find_channel(broker.find_queue(command.queue), command.channel)
         broker.must_commit = broker.must_commit or command.durable
-        return channel.settlement.ack_sequences(command.sequences, command.session)
+        return channel.settlement.ack_sequences(command.sequences, command.session or broker.session_register.own())
 
     def _release_sequences(self, command: ReleaseSequences) -> Settled:
         broker = self.broker
         channel = broker.find_channel(broker.find_queue(command.queue), command.channel)
         self._check_delay(command.delay_ms)
+        holder = command.session or broker.session_register.own()
         return channel.settlement.release_sequences(
-            command.sequences, command.session, broker.now_ms, command.delay_ms, clean(command.error)
+            command.sequences, holder, broker.now_ms, command.delay_ms, clean(command.error)
         )
 
     def _extend_sequences(self, command: ExtendSequences) -> Settled:
@@ -106,8 +107,9 @@ class Settling:
         channel = broker.find_channel(broker.find_queue(command.queue), command.channel)
         check_lease(command.lease_ms)
         held_ms_max = LEASE_MS_MAX if command.held_ms_max is None else min(command.held_ms_max, LEASE_MS_MAX)
+        holder = command.session or broker.session_register.own()
         return channel.settlement.extend_sequences(
-            command.sequences, command.session, broker.now_ms, command.lease_ms, held_ms_max
+            command.sequences, holder, broker.now_ms, command.lease_ms, held_ms_max
         )
 
     def spans_of(self, command: Ack | Release | Extend, channel: Channel) -> list[Span]:

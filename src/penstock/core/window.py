@@ -319,6 +319,31 @@ class Window:
                 yield entry, first, first + length
                 start += length
 
+    def set_clock_back(self, now_ms: int) -> list[Entry]:
+        """The clock may have been ahead until now: no lease, and no backoff, lasts longer than it was given.
+
+        Called when all entries are spread. Returns those that have changed.
+        """
+        changed = {entry.base: entry for entry, _, _ in self.entry_runs(self.columns.begin_later_at(now_ms))}
+        for base, entry in self.entries.items():
+            if entry.failures and _is_ahead(entry.failures, now_ms):
+                self._fail_now(entry, now_ms)
+                changed[base] = entry
+        return list(changed.values())
+
+    def _fail_now(self, entry: Entry, now_ms: int) -> None:
+        """What failed later than now, has failed now, and waits as long as its backoff was."""
+        failed_ms = np.zeros(entry.count, dtype=np.int64)
+        for failure in entry.failures:
+            failed_ms[max(0, failure.first - entry.base) : max(0, failure.last + 1 - entry.base)] = failure.failed_ms
+        rows = entry.rows_of(entry.base, entry.stop)
+        columns = self.columns
+        waits = (columns.state[rows] == DELAYED) & (columns.attempts[rows] > 0) & (failed_ms > now_ms)
+        columns.deadline_ms[rows] -= np.where(waits, failed_ms - now_ms, 0)
+        entry.failures = [
+            msgspec.structs.replace(failure, failed_ms=min(failure.failed_ms, now_ms)) for failure in entry.failures
+        ]
+
     # -- counting --
 
     def watch(self, deadline_ms: int) -> None:
@@ -462,6 +487,16 @@ class Window:
                 self.offer_again(entry.base + start, entry.base + stop, delivered)
             elif fresh:
                 self.offer_fresh(entry.base + start, entry.base + stop)
+
+
+def failed_later(data: bytes, now_ms: int) -> bool:
+    """Whether an entry's state record tells of a failure later than now."""
+    rows = data[_ENTRY_HEAD.size :]
+    return _is_ahead(msgspec.msgpack.decode(rows[encoded_length(rows) :], type=list[Failure]), now_ms)
+
+
+def _is_ahead(failures: list[Failure], now_ms: int) -> bool:
+    return any(failure.failed_ms > now_ms for failure in failures)
 
 
 def _is_pending(entry: Entry) -> bool:

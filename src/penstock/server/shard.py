@@ -205,8 +205,11 @@ class Shard:
         proof: Proof | None = None,
         lazy_commit_ms: int = LAZY_COMMIT_MS,
         was_handed_over: bool = False,
+        in_process: bool = False,
     ) -> None:
         self.number = shard
+        self._in_process = in_process
+        """Whether the process that this is in is the only one that receives: see `core/sessions.py`."""
         self._was_handed_over = was_handed_over
         """Whether another process has released it in order: connections that are elsewhere keep what they hold."""
         self._lazy_commit_ms = lazy_commit_ms
@@ -246,7 +249,7 @@ class Shard:
         self._left_early_ms = -APART_MS
         """When something left early for the last time."""
         self._first_session = 0
-        """Sessions with lower numbers are from before this process: connections among them are gone."""
+        """Sessions with lower numbers are from before this process: those that are bound are gone."""
         self.broker: Broker
         """The broker as it is now: another one after a failure. Anybody may ask it for ids and receipts."""
         try:
@@ -675,6 +678,7 @@ class Shard:
         other: Broker | None = getattr(self, "broker", None)
         self.broker = Broker.open(self._store, now_ms, self._entropy(), self.number, self._shards)
         self.broker.delivers_unsynced = self._delivers_unsynced
+        self.broker.in_process = self._in_process
         self.broker.skip_reserves()
         self.broker.stands_still = self._stands_still
         if other is None:
@@ -918,6 +922,7 @@ class Shard:
         try:
             if self._broker_is_good and self._store_is_good:
                 self.broker.release_reserves()
+                self.broker.leave_sessions()
                 if self.broker.has_changes:
                     self._commit(self.broker.take_changes())
         finally:

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.core import errors as e
 from penstock.core.config import QueueConfig
 from penstock.core.settlement import ACKED_KEPT
+from penstock.core.states import State
 from tests.simulation.model.state import Channel, Copy, Place, Queue, Redrive, Session, Waiter
 from tests.simulation.model.verdict import Outcome, demand
 
@@ -42,19 +43,34 @@ class Ground:
         """The process started again: who waited is gone, and the clock is what the machine says now."""
         self.went_back |= now_ms < self.now_ms
         self.now_ms = now_ms
+        self.done_ms = min(self.done_ms, now_ms)
         self.waiters.clear()
         self.ended_waiters.clear()
         for queue in self.queues.values():
             queue.rate.clear()
             queue.opened_to, queue.opened_ms = queue.next_sequence or 0, now_ms
+            queue.dedup = {key: (sequence, min(at_ms, now_ms)) for key, (sequence, at_ms) in queue.dedup.items()}
+            for consumer in queue.consumers.values():
+                consumer.active_ms = min(consumer.active_ms, now_ms)
             for channel in queue.channels.values():
                 channel.turns.clear()
                 channel.lately = dict(list(channel.lately.items())[-ACKED_KEPT:])
                 for copy in channel.copies.values():
+                    self._set_clock_back(copy)
                     if copy.place is Place.AGAIN and not copy.attempts:  # given back; nobody remembers that
                         copy.place = Place.DUE if copy.message.due_ms else Place.FRESH
                 for remembered in channel.attempts_known.values():
                     remembered.certain = False
+
+    def _set_clock_back(self, copy: Copy) -> None:
+        """No lease, and no backoff, lasts longer from now on than it was given, by a clock that may have been ahead."""
+        if copy.state is State.LEASED and copy.received_ms > self.now_ms:
+            copy.deadline_ms -= copy.received_ms - self.now_ms
+            copy.received_ms = self.now_ms
+        if copy.state is State.DELAYED and copy.history and copy.history[-1].failed_ms > self.now_ms:
+            copy.deadline_ms -= copy.history[-1].failed_ms - self.now_ms
+        for failure in copy.history:
+            failure.failed_ms = min(failure.failed_ms, self.now_ms)
 
     def _refused(self, outcome: Outcome, must: Iterable[type[Exception]], may: Iterable[type[Exception]] = ()) -> bool:
         """Whether the command was refused, which it has to be for one of `must`, and can be for one of `may`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.core import commands as c
 from penstock.core import errors as e
+from penstock.core.sessions import PROCESS_GONE
 from penstock.core.states import State
 from tests.simulation.model.failing import Failing
 from tests.simulation.model.state import Session
@@ -30,6 +31,17 @@ class Sessions(Failing):
         ended = self._end_session(command.session, command.error)
         demand(outcome == ended, f"the session's end released {outcome} messages, not {ended}")
 
+    def reopened(self, now_ms: int) -> None:
+        """Sessions that say how long they live have that time again, to be heard of."""
+        super().reopened(now_ms)
+        for session in self.sessions.values():
+            if session.ttl_ms:
+                session.expires_ms = now_ms + session.ttl_ms
+
+    def everybody_is_gone(self) -> int:
+        """All who could receive died with the process: nobody holds anything any more. Returns how much it was."""
+        return sum(self._end_session(number, PROCESS_GONE) for number in [0, *self.sessions])
+
     def _end_session(self, number: int, error: str) -> int:
         count = 0
         for queue in list(self.queues.values()):
@@ -39,5 +51,5 @@ class Sessions(Failing):
                         self._fail(queue, channel, copy, None, error)
                         count += 1
         self._turn_away([waiter for waiter in self.waiters if waiter.session == number], e.SessionNotFound)
-        del self.sessions[number]
+        self.sessions.pop(number, None)
         return count

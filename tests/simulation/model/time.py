@@ -97,9 +97,12 @@ class Time(Sessions):
 
     def can_go_back(self) -> bool:
         """Whether the clock may be earlier after a restart: not with what counts from times that would lie ahead."""
-        kept = any(queue.config.retention_ms is not None and queue.messages for queue in self.queues.values())
         watched = any(queue.consumers for queue in self.queues.values())
-        return not kept and not watched and not any(session.ttl_ms for session in self.sessions.values())
+        return not self.retains() and not watched and not any(session.ttl_ms for session in self.sessions.values())
+
+    def retains(self) -> bool:
+        """Whether messages will be too old one day: what is behind one of a clock ahead may wait for it."""
+        return any(queue.config.retention_ms is not None and queue.messages for queue in self.queues.values())
 
     def _has_lease_due(self, session: int, now_ms: int) -> bool:
         return any(

@@ -2,8 +2,8 @@
 
 Takes are leases, and puts are held here until the commit, which is a single command: acknowledge all takes and send
 all puts. A unit that is not committed rolls back: its puts are forgotten, and its takes given back as they were, which
-is no failed delivery. With an error they are released, which is one. If the process dies, the leases run out, and that is
-the rollback. Puts to one queue keep their order.
+is no failed delivery. With an error they are released, which is one. If the process dies, the end of its session, or
+of the leases, is the rollback. Puts to one queue keep their order.
 
 A commit that fails leaves the unit open: it can be tried again (after `NotSent`, or when the disk has space again), or
 rolled back. Whether a commit was done that failed with `OutcomeUnknown` or `CommitFailed` is not known; rolling back
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
-from penstock.client.aio.caller import AsyncCaller
+from penstock.client.aio.caller import AsyncCaller, AsyncTelling
 from penstock.client.aio.message import AsyncMessage, error_text, messages_of
 from penstock.client.bodies import Body, encode_body
 from penstock.client.content import SentMessage, SentMessages
@@ -29,6 +30,8 @@ from penstock.core.commands import MAIN, Ack, CommitWork, Delivery, GiveBack, Re
 from penstock.core.errors import InvalidRequest
 
 _LOG = logging.getLogger("penstock.client")
+_ROLLBACK_SECONDS = 1.0
+"""How long a rollback waits for the server, which may be gone: leases that are not released run out."""
 _Taken = dict[tuple[str, str], list[Span]]
 """What was taken, by queue and channel."""
 
@@ -83,7 +86,7 @@ class AsyncUnitOfWork:
             return []
         spans = [span for run in delivery.runs for span in run.spans()]
         if not self.hold(queue, channel, spans):
-            await self._return(queue, channel, spans, None)
+            await self._return(queue, channel, spans, None, time.monotonic() + _ROLLBACK_SECONDS)
             self._check_open()
         return messages_of(self._caller, delivery)
 
@@ -138,10 +141,12 @@ class AsyncUnitOfWork:
     async def rollback(self, *, error: str | None = None) -> None:
         """Forget the puts and give the takes back, as if they had not been taken; with an error, as failed deliveries.
 
-        Never fails: a lease that cannot be given back runs out.
+        Never fails: a lease that cannot be given back runs out. A server that does not answer is waited for no longer
+        than a second.
         """
+        until = time.monotonic() + _ROLLBACK_SECONDS
         for (queue, channel), spans in self.abandon().items():
-            await self._return(queue, channel, spans, error)
+            await self._return(queue, channel, spans, error, until)
 
     async def __aenter__(self) -> Self:
         return self
@@ -199,7 +204,7 @@ class AsyncUnitOfWork:
         if self._state != "open":
             raise InvalidRequest(f"the unit of work is {self._state}: start another one")
 
-    async def _return(self, queue: str, channel: str, spans: list[Span], error: str | None) -> None:
+    async def _return(self, queue: str, channel: str, spans: list[Span], error: str | None, until: float) -> None:
         spans = merged_spans(spans)
         command: GiveBack | Release
         if error is None:
@@ -207,7 +212,10 @@ class AsyncUnitOfWork:
         else:
             command = Release(queue=queue, channel=channel, spans=spans, error=error)
         try:
-            await self._caller.call(command)
+            if isinstance(self._caller, AsyncTelling):
+                await self._caller.tell(command, max(0.0, until - time.monotonic()))
+            else:
+                await self._caller.call(command)
         except Exception as failure:  # whatever it is: a rollback succeeds
             _LOG.debug(
                 "messages of queue %r were not released, and come back when their lease ends: %s", queue, failure

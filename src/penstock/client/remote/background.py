@@ -130,9 +130,9 @@ class _Waiting:
         self._is_over, self._outstanding = True, None
         self._lock.release()
 
-    def wait(self) -> None:
+    def wait(self, seconds: float = threading.TIMEOUT_MAX) -> None:
         """Called in the thread."""
-        acquire_and_look(self._lock)
+        acquire_and_look(self._lock, seconds)
 
 
 class ThreadedStream:
@@ -179,8 +179,12 @@ class ThreadedCaller:
         host = background()
         return cls(host.run(open_caller(address, options)), host)
 
-    def call(self, command: Command) -> Any:
-        """The reply, or the error raised."""
+    def tell(self, command: Command, seconds: float) -> None:
+        """As `call`, for who waits so long for the answer at most; the command goes on without them."""
+        self.call(command, seconds)
+
+    def call(self, command: Command, seconds: float = threading.TIMEOUT_MAX) -> Any:
+        """The reply, or the error raised; None when it has not come in so many seconds."""
         self._check_process()
         waiting = _Waiting(command)
         try:
@@ -190,7 +194,7 @@ class ThreadedCaller:
             if not self._is_awake:
                 self._is_awake = True
                 self._loop.call_soon_threadsafe(self._take)
-            waiting.wait()
+            waiting.wait(seconds)
         except BaseException:
             self._loop.call_soon_threadsafe(self._withdraw, waiting)
             raise

@@ -33,7 +33,7 @@ from penstock.client.remote.link import Link, UpgradeRefused
 from penstock.client.remote.merging import merged
 from penstock.client.remote.paging import Pages
 from penstock.client.remote.prefetch import Prefetcher, settling_parts
-from penstock.client.remote.request import REPEATABLE, Outstanding, Settle, check_loop, late_delivery, spans_of
+from penstock.client.remote.request import REPEATABLE, Outstanding, Settle, check_loop, late_delivery, spans_of, told
 from penstock.client.remote.stream import Stream
 from penstock.core.commands import (
     Ack,
@@ -151,6 +151,13 @@ class RemoteCaller:
             raise
         finally:
             del future, outstanding  # they have the error, whose traceback leads here
+
+    async def tell(self, command: Command, seconds: float) -> None:
+        """As `call`, for who waits so long for the answer at most; the command goes on without them."""
+        check_loop(self._loop)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self.submit(command, resolver(future))
+        await told(future, seconds)
 
     def submit(self, command: Command, settle: Settle) -> Outstanding:
         """As `call`, without a task: `settle` is called with the reply or the error."""

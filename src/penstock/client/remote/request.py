@@ -71,6 +71,14 @@ def check_loop(home: asyncio.AbstractEventLoop) -> None:
         raise InvalidRequest("this connection belongs to another event loop, and nothing was sent: connect in this one")
 
 
+async def told(future: asyncio.Future[Any], seconds: float) -> None:
+    """Wait for an answer for so long at most. Its error is raised, unless it comes later: then nobody hears of it."""
+    future.add_done_callback(lambda answered: answered.cancelled() or answered.exception())
+    await asyncio.wait([future], timeout=seconds)
+    if future.done():
+        future.result()
+
+
 class Outstanding:
     """A command without an answer so far."""
 

@@ -46,7 +46,7 @@ from penstock.client.remote.lanes import ANYWHERE, Lane, RoutedCall, lane_of
 from penstock.client.remote.member import MemberCaller, Taken
 from penstock.client.remote.paging import Pages
 from penstock.client.remote.partitions import Partitions, fetch_partitions
-from penstock.client.remote.request import Outstanding, Settle, check_loop, late_delivery, spans_of
+from penstock.client.remote.request import Outstanding, Settle, check_loop, late_delivery, spans_of, told
 from penstock.client.remote.routed_stream import RoutedStream
 from penstock.client.remote.stream import Stream
 from penstock.core.commands import (
@@ -158,6 +158,13 @@ class RoutedCaller:
             raise
         finally:
             del future, routed  # they have the error, whose traceback leads here
+
+    async def tell(self, command: Command, seconds: float) -> None:
+        """As `call`, for who waits so long for the answer at most; the command goes on without them."""
+        check_loop(self._loop)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self.submit(command, resolver(future))
+        await told(future, seconds)
 
     def submit(self, command: Command, settle: Settle) -> Outstanding:
         """As `call`, without a task: `settle` is called with the reply or the error."""

@@ -67,6 +67,15 @@ class Stream(Protocol):
 
 
 @runtime_checkable
+class Telling(Protocol):
+    """A caller whose answers may be long in coming: there is a network in between."""
+
+    def tell(self, command: Command, seconds: float) -> None:
+        """As `call`, for who waits so long for the answer at most; the command goes on without them."""
+        ...
+
+
+@runtime_checkable
 class Streaming(Protocol):
     """A caller that may be able to hand on messages without being asked for them."""
 

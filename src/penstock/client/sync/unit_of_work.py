@@ -2,8 +2,8 @@
 
 Takes are leases, and puts are held here until the commit, which is a single command: acknowledge all takes and send
 all puts. A unit that is not committed rolls back: its puts are forgotten, and its takes given back as they were, which
-is no failed delivery. With an error they are released, which is one. If the process dies, the leases run out, and that is
-the rollback. Puts to one queue keep their order.
+is no failed delivery. With an error they are released, which is one. If the process dies, the end of its session, or
+of the leases, is the rollback. Puts to one queue keep their order.
 
 A commit that fails leaves the unit open: it can be tried again (after `NotSent`, or when the disk has space again), or
 rolled back. Whether a commit was done that failed with `OutcomeUnknown` or `CommitFailed` is not known; rolling back
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -21,7 +22,7 @@ from penstock.client.bodies import Body, encode_body
 from penstock.client.content import SentMessage, SentMessages
 from penstock.client.puts import Puts
 from penstock.client.settling import merged_spans
-from penstock.client.sync.caller import Caller
+from penstock.client.sync.caller import Caller, Telling
 from penstock.client.sync.message import Message, error_text, messages_of
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
 from penstock.core.attributes import Attributes, encode_attributes
@@ -40,6 +41,8 @@ from penstock.core.commands import (
 from penstock.core.errors import InvalidRequest
 
 _LOG = logging.getLogger("penstock.client")
+_ROLLBACK_SECONDS = 1.0
+"""How long a rollback waits for the server, which may be gone: leases that are not released run out."""
 _Taken = dict[tuple[str, str], list[Span]]
 """What was taken, by queue and channel."""
 
@@ -94,7 +97,7 @@ class UnitOfWork:
             return []
         spans = [span for run in delivery.runs for span in run.spans()]
         if not self.hold(queue, channel, spans):
-            self._return(queue, channel, spans, None)
+            self._return(queue, channel, spans, None, time.monotonic() + _ROLLBACK_SECONDS)
             self._check_open()
         return messages_of(self._caller, delivery)
 
@@ -149,10 +152,12 @@ class UnitOfWork:
     def rollback(self, *, error: str | None = None) -> None:
         """Forget the puts and give the takes back, as if they had not been taken; with an error, as failed deliveries.
 
-        Never fails: a lease that cannot be given back runs out.
+        Never fails: a lease that cannot be given back runs out. A server that does not answer is waited for no longer
+        than a second.
         """
+        until = time.monotonic() + _ROLLBACK_SECONDS
         for (queue, channel), spans in self.abandon().items():
-            self._return(queue, channel, spans, error)
+            self._return(queue, channel, spans, error, until)
 
     def __enter__(self) -> Self:
         return self
@@ -210,7 +215,7 @@ class UnitOfWork:
         if self._state != "open":
             raise InvalidRequest(f"the unit of work is {self._state}: start another one")
 
-    def _return(self, queue: str, channel: str, spans: list[Span], error: str | None) -> None:
+    def _return(self, queue: str, channel: str, spans: list[Span], error: str | None, until: float) -> None:
         spans = merged_spans(spans)
         command: GiveBack | Release
         if error is None:
@@ -218,7 +223,10 @@ class UnitOfWork:
         else:
             command = Release(queue=queue, channel=channel, spans=spans, error=error)
         try:
-            self._caller.call(command)
+            if isinstance(self._caller, Telling):
+                self._caller.tell(command, max(0.0, until - time.monotonic()))
+            else:
+                self._caller.call(command)
         except Exception as failure:  # whatever it is: a rollback succeeds
             _LOG.debug(
                 "messages of queue %r were not released, and come back when their lease ends: %s", queue, failure
