@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core import commands as c
-from penstock.core.channel import Channel
+from penstock.core.channel import _TURN_AND_SAVED, Channel
 from penstock.core.config import Backoff
 from tests.core.driver import Desk, attempts_of, bodies_of, spans_of
 
@@ -143,7 +143,7 @@ def test_a_channel_that_was_stored_before_turns_were_kept_is_read() -> None:
     channel.save()
     data = desk.broker.shelf.changes.records[channel._record_key]
     assert data is not None
-    before = Channel.restore(desk.broker.queues["q"], channel.id, data[:-1])
+    before = Channel.restore(desk.broker.queues["q"], channel.id, data[: -_TURN_AND_SAVED.size])
     assert (before.name, before.owes_fresh) == ("main", False)
 
 

@@ -254,7 +254,7 @@ class Broker:
             self.queues_by_id[number].reserve = Reserve.restore(number, data)
 
         def restore_once(_number: int, key: bytes, data: bytes) -> None:
-            name = self.memory.restore(key, data)
+            name = self.memory.restore(key, data, self.now_ms)
             self.schedule(self.memory.expires_ms(name) or self.now_ms, "once", name)
 
         queues = self.queues_by_id
