@@ -106,7 +106,6 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     dead_letter: str | None = None
     """The dead-letter queue. None: one of its own, named after the queue (`orders.dead`)."""
     backoff: Backoff = DEFAULT_BACKOFF
-    """How long a message waits that failed again. A lease that runs out waits only if another one than this is set."""
     policy: PolicyName = "at_least_once"
     consume_times: int = 1
     """With policy `consume_times`: how often a message may leave the process at most."""

@@ -98,7 +98,9 @@ class Entry:
         """Add a failed delivery to the history."""
         failures = self.failures
         failures.append(failure)
-        if len(failures) > 2 * _FAILURES_KEPT * self.count:  # not before: it is looked at rarely, so that it costs little
+        if (
+            len(failures) > 2 * _FAILURES_KEPT * self.count
+        ):  # not before: it is looked at rarely, so that it costs little
             newer = np.zeros(self.count, dtype=np.intp)
             for at in range(len(failures) - 1, -1, -1):
                 part = newer[failures[at].first - self.base : failures[at].last + 1 - self.base]
