@@ -209,8 +209,9 @@ class Receiving(Ground):
                 self._check_turns(what, channel, -rank[0], pool, set(chosen))
 
     def _take_turns(self, channel: Channel, again: list[Copy], sizes: dict[tuple[int, Place], int], left: int) -> None:
-        """Take messages that were delivered before, best first, and numbers of others, by turns: half of each, as long as
-        there are both. Nothing goes ahead of what has a higher priority and was never delivered.
+        """Take messages that were delivered before, best first, and numbers of others, by turns.
+
+        Half of each, as long as there are both. Nothing goes ahead of what has a higher priority and was never delivered.
         """
         surplus = int(channel.owes_fresh)
 

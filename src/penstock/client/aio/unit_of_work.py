@@ -2,8 +2,8 @@
 
 Takes are leases, and puts are held here until the commit, which is a single command: acknowledge all takes and send
 all puts. A unit that is not committed rolls back: its puts are forgotten, and its takes given back as they were, which
-is no failed delivery. With an error they are released, which is one. If the process dies, the leases run out, and that is
-the rollback. Puts to one queue keep their order.
+is no failed delivery. With an error they are released, which is one. If the process dies, the leases run out, and
+that is the rollback. Puts to one queue keep their order.
 
 A commit that fails leaves the unit open: it can be tried again (after `NotSent`, or when the disk has space again), or
 rolled back. Whether a commit was done that failed with `OutcomeUnknown` or `CommitFailed` is not known; rolling back
