@@ -50,8 +50,8 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The wait after the `failures`-th time in the retry lane; its jitter depends on the arguments and the seed.
 
         With `exponential`, every wait is anything from 0 to its span, evenly. But two that follow each other complement
-        each other: the shorter the one is, the longer is the other. So no message has short waits only, and the waits of
-        many messages spread all the same.
+        each other: the shorter the one is, the longer is the other. So no message has short waits only, and the waits
+        of many messages spread all the same.
         """
         if self.shape == "none":
             return 0

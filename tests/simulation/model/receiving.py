@@ -211,7 +211,7 @@ class Receiving(Ground):
     def _take_turns(self, channel: Channel, again: list[Copy], sizes: dict[tuple[int, Place], int], left: int) -> None:
         """Take messages that were delivered before, best first, and numbers of others, by turns.
 
-        Half of each, as long as there are both. Nothing goes ahead of what has a higher priority and was never delivered.
+        Half of each, as long as there are both. Nothing goes ahead of what is new and has a higher priority.
         """
         surplus = int(channel.owes_fresh)
 
