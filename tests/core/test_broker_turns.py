@@ -19,7 +19,7 @@ def _desk(**settings: object) -> Desk:
 
 
 def _work(desk: Desk, receives: int) -> list[bytes]:
-    """One at a time: what begins with `bad` fails and may come again at once, the rest is done. All that was received."""
+    """One at a time: `bad` fails and may come again at once, the rest is done. Returns all that was received."""
     got: list[bytes] = []
     for _ in range(receives):
         delivery = desk.receive(1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.config import Backoff, QueueConfig, check_name, dead_letter_name
+from penstock.core.config import DEFAULT_BACKOFF, Backoff, QueueConfig, check_name, dead_letter_name
 from penstock.core.errors import InvalidConfig, InvalidName
 
 HOUR_MS = 3_600_000
@@ -168,6 +168,16 @@ def test_shapes_are_what_their_names_say(failures: int, sequence: int) -> None:
 def test_exponential_backoff_stays_within_its_doubling_span(failures: int, sequence: int, seed: int) -> None:
     backoff = Backoff("exponential", base_ms=100, ceiling_ms=1 << 50, seed=seed)
     assert backoff.delay_ms(failures, sequence) <= 100 << (failures - 1)
+
+
+def test_a_stored_queue_that_says_no_backoff_has_the_default_and_one_that_does_keeps_it() -> None:
+    told = {"shape": "exponential", "base_ms": 200, "ceiling_ms": 3_600_000, "seed": 0}
+    for stored, backoff in (({}, DEFAULT_BACKOFF), ({"backoff": told}, Backoff("exponential", base_ms=200))):
+        config = msgspec.msgpack.decode(msgspec.msgpack.encode(stored), type=QueueConfig)
+        assert config == QueueConfig(backoff=backoff)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(config)) == stored
+    none = QueueConfig(backoff=Backoff("none"))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(none), type=QueueConfig) == none
 
 
 @given(sequences, st.integers(0, 1 << 62))

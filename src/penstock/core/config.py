@@ -50,8 +50,8 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The wait after the `failures`-th time in the retry lane; its jitter depends on the arguments and the seed.
 
         With `exponential`, every wait is anything from 0 to its span, evenly. But two that follow each other complement
-        each other: what the one is short of its span, the other is nearer to its own. So no message has short waits only,
-        and the waits of many messages spread all the same.
+        each other: the shorter the one is, the longer is the other. So no message has short waits only, and the waits
+        of many messages spread all the same.
         """
         if self.shape == "none":
             return 0
@@ -74,7 +74,7 @@ def _jitter(seed: int, sequence: int, failures: int) -> int:
 
 
 DEFAULT_BACKOFF = Backoff("exponential", base_ms=SECOND_MS, ceiling_ms=5 * MINUTE_MS)
-"""What a queue does that is told nothing else: with ten deliveries, the last one is 85 s after the first one at least."""
+"""For a queue that is told nothing else: of ten deliveries, the last one is 85 s after the first one at least."""
 
 
 class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -106,7 +106,6 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     dead_letter: str | None = None
     """The dead-letter queue. None: one of its own, named after the queue (`orders.dead`)."""
     backoff: Backoff = DEFAULT_BACKOFF
-    """How long a message waits that failed again. A lease that runs out waits only if another one than this is set."""
     policy: PolicyName = "at_least_once"
     consume_times: int = 1
     """With policy `consume_times`: how often a message may leave the process at most."""

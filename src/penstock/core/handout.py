@@ -1,13 +1,13 @@
 """Handing out: which messages of a channel are leased next.
 
 A receive goes through `_fresh`, highest priority first; within one priority: come due, then in the order of sending.
-Only when nothing that is in a window fits does the cursor bring the next chunk in. FIFO and fair channels pick through an
-index of groups instead, and look ahead of the cursor for it.
+Only when nothing that is in a window fits does the cursor bring the next chunk in. FIFO and fair channels pick through
+an index of groups instead, and look ahead of the cursor for it.
 
-What was delivered before (`again` of every window) takes turns with what was not: of the places of a receive it gets half
-at most, while there are messages for the rest, and a receive of one message takes the one kind after the other
-(`Channel.owes_fresh`). So one that always fails cannot keep the others back, and of those that fail the one with the fewest
-deliveries is next. A message that was delivered before goes ahead of others only if they are not of a higher priority.
+What was delivered before (`again` of every window) takes turns with what was not: of the places of a receive it gets
+half at most, while there are messages for the rest, and receives of one message take the one kind after the other
+(`Channel.owes_fresh`). So one that always fails cannot keep the others back, and of those that fail the one with the
+fewest deliveries is next. A message that was delivered before goes ahead only of those that have no higher priority.
 """
 
 from __future__ import annotations

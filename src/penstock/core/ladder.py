@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 LEASE_EXPIRED = "lease expired"
 """The error of a delivery that nobody settled in time."""
 _MOVED_TOGETHER = 16
-"""So many messages with due times of their own lie in one chunk of a retry lane at most: whatever happens to one of them
-makes the record of all be written again."""
+"""So many messages with due times of their own lie in one chunk of a retry lane at most: whatever happens to one of
+them makes the record of all be written again."""
 HORIZON_MS = 15 * 60 * 1_000
 """What is due later than this waits in a far bucket, outside of every window."""
 
@@ -233,8 +233,9 @@ class Ladder:
 
 
 def _by_horizon(first: int, stop: int, due_ms: NDArray[np.int64] | None, now_ms: int) -> list[tuple[int, int, bool]]:
-    """Cut a run where its messages change between near and far: (first, stop, far). Near ones with due times of their own
-    come in small parts.
+    """Cut a run where its messages change between near and far: (first, stop, far).
+
+    Near ones with due times of their own come in small parts.
     """
     if due_ms is None:
         return [(first, stop, False)]

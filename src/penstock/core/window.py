@@ -10,8 +10,8 @@ chunk of a single message is always whole. When only some of its messages are to
 each message in `columns`, where whole-array operations take over.
 
 Messages that can be handed out lie as runs of sequence numbers in two heaps: `again` (delivered before, those with the
-fewest deliveries first) and `fresh` (never delivered). A run in a heap may be out of date; what the rows say counts, and
-is looked at when the run is taken.
+fewest deliveries first) and `fresh` (never delivered). A run in a heap may be out of date; what the rows say counts,
+and is looked at when the run is taken.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class Entry:
         """Add a failed delivery to the history."""
         failures = self.failures
         failures.append(failure)
-        if len(failures) > 2 * _FAILURES_KEPT * self.count:  # not before: it is looked at rarely, so that it costs little
+        if (
+            len(failures) > 2 * _FAILURES_KEPT * self.count
+        ):  # not before: it is looked at rarely, so that it costs little
             newer = np.zeros(self.count, dtype=np.intp)
             for at in range(len(failures) - 1, -1, -1):
                 part = newer[failures[at].first - self.base : failures[at].last + 1 - self.base]

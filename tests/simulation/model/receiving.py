@@ -189,7 +189,9 @@ class Receiving(Ground):
         again = [copy for copy in ready if copy.place in (Place.AGAIN, Place.RETRY)]
         again.sort(key=lambda copy: (copy.attempts, -copy.message.priority, copy.message.sequence))
         ranks = sorted({(-copy.message.priority, copy.place) for copy in ready if copy not in again})
-        pools = {rank: [c for c in ready if (-c.message.priority, c.place) == rank and c not in again] for rank in ranks}
+        pools = {
+            rank: [c for c in ready if (-c.message.priority, c.place) == rank and c not in again] for rank in ranks
+        }
         before = [copy.message.sequence for copy in again]
         sizes = {rank: len(pool) for rank, pool in pools.items()}
         for _ in range(len(copies) if one_by_one else 1):
@@ -207,8 +209,9 @@ class Receiving(Ground):
                 self._check_turns(what, channel, -rank[0], pool, set(chosen))
 
     def _take_turns(self, channel: Channel, again: list[Copy], sizes: dict[tuple[int, Place], int], left: int) -> None:
-        """Take messages that were delivered before, best first, and numbers of others, by turns: half of each, as long as
-        there are both. Nothing goes ahead of what has a higher priority and was never delivered.
+        """Take messages that were delivered before, best first, and numbers of others, by turns.
+
+        Half of each, as long as there are both. Nothing goes ahead of what is new and has a higher priority.
         """
         surplus = int(channel.owes_fresh)
 

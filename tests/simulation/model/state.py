@@ -18,8 +18,8 @@ HISTORY_KEPT = 16
 class Place(IntEnum):
     """Where a ready message stands among those of its priority.
 
-    What was delivered before, or given back, is `AGAIN` or, in the retry lane, `RETRY`: it takes turns with the others. Of
-    those, `DUE` is served before `FRESH`.
+    What was delivered before, or given back, is `AGAIN` or, in the retry lane, `RETRY`: it takes turns with the others.
+    Of those, `DUE` is served before `FRESH`.
     """
 
     AGAIN = 0
