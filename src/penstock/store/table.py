@@ -540,8 +540,11 @@ class SqliteTable:
                 deletes.append(key)
                 continue
             if len(body) > SMALL_CHUNK_BYTES:
-                self._note_chunks([key], groups, 1)
-                self._writer.execute(_put_chunks_statement(1), (key, body))
+                try:
+                    self._writer.execute("INSERT INTO chunks (key, body) VALUES (?, ?)", (key, body))
+                    groups.chunk(key, 1)
+                except sqlite3.IntegrityError:  # it is there: a log that is read again from an earlier place
+                    self._writer.execute(_put_chunks_statement(1), (key, body))
             else:
                 puts += (key, body)
                 put_keys.append(key)
