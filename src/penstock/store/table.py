@@ -179,7 +179,7 @@ def translate(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> StoreErr
         return DiskFull(f"no room in table {path} ({error}). Free some space: no restart is needed.")
     if name in _DAMAGE_ERRORS or str(error).startswith(("no such table", "no such column", "malformed")):
         return StoreDamaged(f"table {path} is damaged ({error}). {ADVICE}")
-    if name.startswith("SQLITE_IOERR") or name == "SQLITE_CANTOPEN":
+    if name.startswith("SQLITE_IOERR"):
         return DiskFailed(f"table {path} cannot be read ({error}, {name}): look at the disk. Nothing was changed.")
     if name.startswith("SQLITE_READONLY"):
         return StoreLocked(f"table {path} is open in this process through read_only=True: close it first ({error}).")
