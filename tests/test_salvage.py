@@ -212,11 +212,13 @@ def test_whatever_byte_is_flipped_salvage_brings_what_is_readable_and_lists_the_
         source, target = tmp_path / f"{number}", tmp_path / f"{number}-new"
         shutil.copytree(flipper.original, source)
         flips.flip(source / name, offset, 1 << random.randrange(8))
+        findings = check(source)
         done: Salvaged = salvage(source, target)
         after = content_of(target)
         lost = before - bodies_in(after)
         told += bool(lost)
         assert not lost or len(done.findings) > 1, f"{name} {offset}: {lost}"
+        assert not lost or len(findings) > 1 or findings[0].where == "store", f"{name} {offset}: {findings}"
         store = open_embedded(target, options=OPTIONS, background=False)
         broker = Broker.open(store, START_MS, ENTROPY, None)
         assert broker.quarantine.ids == []

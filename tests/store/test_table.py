@@ -12,7 +12,7 @@ import pytest
 from penstock.core.errors import StoreError
 from penstock.store import table as table_module
 from penstock.store.embedded import open_store
-from penstock.store.errors import StoreDamaged, StoreVersion
+from penstock.store.errors import DiskFailed, StoreDamaged, StoreVersion
 from penstock.store.layout import TABLE_NAME
 from penstock.store.table import SqliteTable
 from tests.store.conformance import changes_of
@@ -187,3 +187,16 @@ def test_table_of_the_version_without_seals_is_sealed_at_opening(tmp_path: Path)
     (flaw,) = table.flaws()
     assert (flaw.group, flaw.keys) == (bytes(8), (b"\x02" + bytes(8),))
     table.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("SQLITE_IOERR_READ", DiskFailed), ("SQLITE_IOERR_SHORT_READ", DiskFailed), ("SQLITE_CORRUPT", StoreDamaged)],
+)
+def test_disk_that_cannot_be_read_is_neither_full_nor_damaged(name: str, kind: type[StoreError]) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = name
+    said = table_module.translate(error, Path("data/table.sqlite"))
+    assert type(said) is kind
+    assert "data/table.sqlite" in str(said)
+    assert ("backup" in str(said)) == (kind is StoreDamaged)

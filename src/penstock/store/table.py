@@ -180,7 +180,7 @@ def translate(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> StoreErr
         return DiskFull(f"no room in table {path} ({error}). Free some space: no restart is needed.")
     if name in _DAMAGE_ERRORS or str(error).startswith(("no such table", "no such column", "malformed")):
         return StoreDamaged(f"table {path} is damaged ({error}). {ADVICE}")
-    if name.startswith("SQLITE_IOERR") or name == "SQLITE_CANTOPEN":
+    if name.startswith("SQLITE_IOERR"):
         return DiskFailed(f"table {path} cannot be read ({error}, {name}): look at the disk. Nothing was changed.")
     if name.startswith("SQLITE_READONLY"):
         return StoreLocked(f"table {path} is open in this process through read_only=True: close it first ({error}).")
@@ -542,8 +542,11 @@ class SqliteTable:
                 deletes.append(key)
                 continue
             if len(body) > SMALL_CHUNK_BYTES:
-                self._note_chunks([key], groups, 1)
-                self._writer.execute(_put_chunks_statement(1), (key, body))
+                try:
+                    self._writer.execute("INSERT INTO chunks (key, body) VALUES (?, ?)", (key, body))
+                    groups.chunk(key, 1)
+                except sqlite3.IntegrityError:  # it is there: a log that is read again from an earlier place
+                    self._writer.execute(_put_chunks_statement(1), (key, body))
             else:
                 puts += (key, body)
                 put_keys.append(key)

@@ -198,8 +198,10 @@ class FileJournal:
     def _mark(self, segment: _Segment, *, rolled: bool = False) -> None:
         """Note behind the last frame that it is durable. That is not synced, and nothing depends on it."""
         if segment.free >= ALIGNMENT:
-            with contextlib.suppress(OSError):
-                segment.file.write([encode_mark(self._number, self._identity, rolled=rolled)], segment.offset)
+            try:
+                segment.file.write((encode_mark(self._number, self._identity, rolled),), segment.offset)
+            except OSError:
+                return
 
     def _write(self, segment: _Segment, parts: list[Buffer], nbytes: int) -> None:
         try:

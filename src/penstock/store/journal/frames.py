@@ -244,10 +244,10 @@ def frames_from(data: memoryview, offset: int, identity: int) -> Iterator[Frame]
         frame = following if following is not None and following.number == frame.number + 1 else None
 
 
-def encode_mark(number: int, identity: int, *, rolled: bool = False) -> bytes:
+def encode_mark(number: int, identity: int, rolled: bool = False) -> bytes:
     """What stands behind the last durable frame.
 
-    >>> mark_at(memoryview(encode_mark(7, identity=1, rolled=True)), 0, identity=1)
+    >>> mark_at(memoryview(encode_mark(7, 1, True)), 0, identity=1)
     (7, True)
     """
     unsummed = _UNSUMMED.pack(MARK_MAGIC, rolled, 0, number)
