@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bench.measure import Ratio, at_most, empty_directory, plain, quartiles, report, table
 from penstock import process
 from penstock.assembly import front_ends
@@ -99,6 +101,17 @@ def settings_for(directory: Path) -> Settings:
     return Settings().with_server(data=str(directory), sqs_port=0, http_port=0, nsq_tcp_port=0, nsq_http_port=0)
 
 
+class Opened(msgspec.Struct):
+    """Where a server listens, and what it took to open its directory."""
+
+    ports: dict[str, int]
+    opened_s: float
+
+    def line(self) -> str:
+        """For whoever has started it."""
+        return msgspec.json.encode(self).decode()
+
+
 class Serving:
     """A node that says, for each line that comes, how it is doing."""
 
@@ -107,13 +120,13 @@ class Serving:
         self._node = Node(settings, front_ends(settings), "bench")
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> dict[str, Any]:
+    async def __aenter__(self) -> Opened:
         started_at = time.process_time()
         ready = await self._node.start()
         opened_s = time.process_time() - started_at
         held = Held()
         self._tasks = [asyncio.create_task(held.watch()), asyncio.create_task(self._tell(held))]
-        return {"ports": {name: address.port for name, address in ready.listening.items()}, "opened_s": opened_s}
+        return Opened({name: address.port for name, address in ready.listening.items()}, opened_s)
 
     async def _tell(self, held: Held) -> None:
         lines = asyncio.StreamReader()
@@ -266,7 +279,7 @@ def main() -> None:
     if options.make:
         asyncio.run(make(options.make, options.queues))
     elif options.serve:
-        process.run_telling(Serving(options.serve), say)
+        process.run(Serving(options.serve), None)
     elif options.quick:
         measure_and_report(small=20, large=2_000, turns=1)
     else:

@@ -69,7 +69,8 @@ from penstock.core.errors import (
 from penstock.server.clock import Clock
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
 from penstock.server.shards import Names
-from penstock.server.tasks import AsyncShard, CallbackCall, pages_of_tallies
+from penstock.server.tally import pages_of_tallies
+from penstock.server.tasks import AsyncShard, CallbackCall
 
 PATIENCE_S = 15.0
 """How long a command is tried again while nobody serves its shard."""

@@ -6,16 +6,29 @@ before the next page. What is kept while looking is the sums, and as many names 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from heapq import heappush, heapreplace
+from typing import TYPE_CHECKING
 
-from penstock.core.commands import QueueTally
+from penstock.core.commands import QueueTally, TallyQueues
 from penstock.server.auth import ANYBODY, Principal
-from penstock.server.shards import Shards
+
+if TYPE_CHECKING:
+    from penstock.server.shards import Shards
 
 COUNTS: tuple[str, ...] = QueueTally._fields[3:]
 """What is added up: messages, bytes, and so on."""
+
+
+async def pages_of_tallies(
+    ask: Callable[[TallyQueues], Awaitable[list[QueueTally]]],
+) -> AsyncIterator[list[QueueTally]]:
+    """Every queue of a shard in numbers: one step of the shard for each page."""
+    page = await ask(TallyQueues())
+    while page:
+        yield page
+        page = await ask(TallyQueues(after=page[-1].name))
 
 
 class Tally:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter, sleep
@@ -43,11 +43,11 @@ from penstock.core.commands import (
     Release,
     Send,
     Stats,
-    TallyQueues,
 )
 from penstock.core.errors import PenstockError
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, Ticket, give_back
 from penstock.server.siblings import Siblings
+from penstock.server.tally import pages_of_tallies
 from penstock.server.writer import Writer
 
 log = logging.getLogger("penstock.shard")
@@ -125,16 +125,6 @@ def in_order(calls: list[Call]) -> list[Call]:
 def _leading(calls: list[Call], kind: type[Command]) -> int:
     """How many calls of this kind there are before the first of another one."""
     return next((at for at, call in enumerate(calls) if call.command.__class__ is not kind), len(calls))
-
-
-async def pages_of_tallies(
-    ask: Callable[[TallyQueues], Awaitable[list[QueueTally]]],
-) -> AsyncIterator[list[QueueTally]]:
-    """Every queue of a shard in numbers, one step of the shard for each page."""
-    page = await ask(TallyQueues())
-    while page:
-        yield page
-        page = await ask(TallyQueues(after=page[-1].name))
 
 
 class AsyncShard:
@@ -222,10 +212,9 @@ class AsyncShard:
         stats: Stats = await self.call(QueueStats(name=name))
         return stats
 
-    async def tallies(self, *, local: bool) -> AsyncIterator[list[QueueTally]]:
+    def tallies(self, *, local: bool) -> AsyncIterator[list[QueueTally]]:
         """Every queue in numbers, some at a time: they are all here."""
-        async for page in pages_of_tallies(self.call):
-            yield page
+        return pages_of_tallies(self.call)
 
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for queues that are unknown: there are none."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -174,3 +175,34 @@ async def test_many_topics_are_told_in_batches(lookup: RunningLookup) -> None:
     async with registered(state, lookup.address):
         await until(lambda: len(lookup.get("/topics")["topics"]) == 3_000)
         await until(lambda: lookup.producers("topic2999", "&channel=channel") == ["node1"])
+
+
+@in_a_loop
+async def test_a_lookup_is_told_of_many_topics_a_bounded_number_in_a_turn(
+    lookup: RunningLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, made = 0, Counter[int]()
+    register = module.wire.register
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def counting(topic: str, channel: str | None) -> bytes:
+        """What UNREGISTER is made of, too."""
+        made[turn] += 1
+        return register(topic, channel)
+
+    monkeypatch.setattr(module.wire, "register", counting)
+    other = asyncio.create_task(count_turns())
+    state: State = {f"topic-{number:04d}": Load(1, 0, {"ch": (1, 0)}) for number in range(2_000)}
+    async with registered(state, lookup.address, heartbeat_s=0.1):
+        await until(lambda: len(lookup.get("/topics")["topics"]) == 2_000)
+        for number in range(1_999):
+            del state[f"topic-{number:04d}"]
+        await until(lambda: names(lookup) == {"topic-1999": ["ch"]})
+    other.cancel()
+    assert sum(made.values()) == 2 * 2_000 + 2 * 1_999
+    assert max(made.values()) <= 501

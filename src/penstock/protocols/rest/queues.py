@@ -55,6 +55,8 @@ from penstock.server.tally import COUNTS, Tally
 _LENGTHS = frozenset({"lease", "retention", "delay", "receive_wait", "consumer_retention"})
 """Settings that are seconds here and milliseconds, with `_ms` at their end, in the core."""
 _QUEUES_PER_CALL = 1_000
+_QUEUES_PER_CALL_MIN = 200
+"""Who may see few queues has many looked at for one name."""
 
 
 class Queues(Resource):
@@ -213,7 +215,7 @@ async def page_of_names(
     """
     found: list[str] = []
     after = query.after
-    limit = min(query.limit + 1, _QUEUES_PER_CALL)
+    limit = min(max(query.limit + 1, _QUEUES_PER_CALL_MIN), _QUEUES_PER_CALL)
     while len(found) <= query.limit:
         names: list[str] = await shard.call(ListQueues(prefix=query.prefix, after=after, limit=limit))
         found += [name for name in names if may_see(name)]

@@ -34,6 +34,8 @@ SEQUENCES_MAX: Final = 16**12
 _HEX: Final[list[str]] = [f"{number:02x}" for number in range(256)]
 _SEALS_MAX = 10_000
 _NAMES_ASKED = 1_000
+_NAMES_ASKED_MIN = 200
+"""Who may see few queues has many looked at for one name."""
 
 Asked = Command | tuple[Command, ...]
 """What a coroutine hands out: a command, or several that go through the same step."""
@@ -211,7 +213,7 @@ class ServiceBase:
     ) -> list[str]:
         """Queues that the caller may know of, in order; at least so many, if there are."""
         found: list[str] = []
-        limit = min(enough, _NAMES_ASKED)
+        limit = min(max(enough, _NAMES_ASKED_MIN), _NAMES_ASKED)
         while len(found) < enough:
             page: list[str] = await ask(
                 ListQueues(prefix=prefix, after=after, limit=limit, dead_letters_to=dead_letters_to)
