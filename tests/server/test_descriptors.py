@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import PORTS, ROOT, Served, read_answer, served
+from tests.server.serving import PORTS, ROOT, Served, read_answer, served, tls_config
 
 LIMIT = 150
 IDLE = 300
@@ -105,3 +106,20 @@ def test_a_limit_that_leaves_nothing_for_clients_keeps_a_server_from_starting(tm
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     said = "penstock: the limit of open files is 100: a server needs 128 at least, raise ulimit -n\n"
     assert (run.returncode, run.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("ports", [("sqs",), ("http",), ("nsq-http",)], ids=lambda ports: ports[0])
+def test_connections_that_never_begin_their_tls_handshake_leave_descriptors_too(
+    tmp_path: Path, ports: tuple[str, ...]
+) -> None:
+    with served(tmp_path, tls_config(tmp_path), before=limited()) as server, ExitStack() as stack:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        mine = stack.enter_context(context.wrap_socket(server.connect("sqs")))
+        send(mine, 0)
+        crowd(server, stack, ports)
+        assert len(list(Path(f"/proc/{server.process.pid}/fd").iterdir())) < LIMIT - 20, "the store has some left"
+        for number in range(1, 40):
+            send(mine, number)
+    assert " error " not in server.log
+    assert "Traceback" not in server.log

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
+import ssl
 import time
-from typing import Final
+from typing import Any, Final
 
 log = logging.getLogger("penstock.server")
 
@@ -55,16 +57,46 @@ def backlog(wanted: int) -> int:
 
 def room_for(transport: asyncio.BaseTransport) -> int:
     """Whether a new connection fits, is to be refused, or is to be cut off at once."""
-    global _warned_s
     limit, socket = _limit(), transport.get_extra_info("socket")
     number = -1 if socket is None else socket.fileno()
     if number < limit - kept(limit):
         return FITS
+    _warn(number, limit)
+    return REFUSED if number < limit - kept(limit) // 2 else CUT_OFF
+
+
+class TlsContext(ssl.SSLContext):
+    """A server's side of TLS, which begins no handshake while descriptors are short.
+
+    A connection is shown to its protocol after the handshake, and many clients never make one. So it is looked at here,
+    too. Nothing says which connection it is, and so what is in use is counted; but only if the next number is so high
+    that this can matter.
+    """
+
+    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        """Begin a handshake."""
+        number, limit = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), _limit()
+        os.close(number)
+        if number >= (limit - kept(limit)) // 2 and (used := _used(number)) >= limit - kept(limit) // 2:
+            _warn(used, limit)
+            raise ssl.SSLError("no file descriptor is left for this connection")
+        return super().wrap_bio(*arguments, **options)
+
+
+def _used(fewest: int) -> int:
+    """How many descriptors are in use; where the system does not say that, so many at least."""
+    try:
+        return max(fewest, len(os.listdir("/proc/self/fd")) - 1)
+    except FileNotFoundError:
+        return fewest
+
+
+def _warn(number: int, limit: int) -> None:
+    global _warned_s
     now_s = time.monotonic()
     if now_s - _warned_s >= _WARN_S:
         _warned_s = now_s
         log.warning("%d of %d file descriptors are in use: connections are refused; raise ulimit -n", number, limit)
-    return REFUSED if number < limit - kept(limit) // 2 else CUT_OFF
 
 
 def _limit() -> int:
