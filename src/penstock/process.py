@@ -17,6 +17,9 @@ from typing import Protocol, TypeVar
 import msgspec
 import uvloop
 
+from penstock.server.descriptors import FEWEST
+from penstock.server.settings import InvalidSettings
+
 YOUNG_MAX = 20_000
 """How many new objects there are before somebody looks for cycles among them."""
 
@@ -103,4 +106,6 @@ def announce(ready: Announcement, ready_file: Path | None) -> None:
 def _allow_many_files() -> None:
     """Every connection is an open file: take as many as the system lets us."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 < hard < FEWEST:
+        raise InvalidSettings(f"the limit of open files is {hard}: a server needs {FEWEST} at least, raise ulimit -n")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -99,3 +99,11 @@ def until(claim: Callable[[], object]) -> None:
     while not claim():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.02)
+
+
+def tls_config(directory: Path) -> str:
+    """Settings with a new certificate."""
+    made = ["-keyout", str(directory / "key.pem"), "-out", str(directory / "certificate.pem")]
+    asked = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run([*asked, *made], check=True, stderr=subprocess.DEVNULL)
+    return f'[server]\ntls_certificate = "{directory}/certificate.pem"\ntls_key = "{directory}/key.pem"\n'

@@ -13,7 +13,6 @@ import re
 import socket
 import ssl
 import struct
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ import msgspec
 import pytest
 
 from tests.nsq.wire import identify, mpub, pub, sized, sub
-from tests.server.serving import Served, served
+from tests.server.serving import Served, served, tls_config
 
 LARGE = 3_000_000
 """An answer of this size does not fit into the sockets of somebody who does not read."""
@@ -167,11 +166,7 @@ def client_hello() -> bytes:
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("tls")
-    made = ["-keyout", str(directory / "key.pem"), "-out", str(directory / "certificate.pem")]
-    asked = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    subprocess.run([*asked, *made], check=True, stderr=subprocess.DEVNULL)
-    config = f'[server]\ntls_certificate = "{directory}/certificate.pem"\ntls_key = "{directory}/key.pem"\n'
-    with served(directory, config) as server:
+    with served(directory, tls_config(directory)) as server:
         yield server
 
 

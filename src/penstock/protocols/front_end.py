@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.protocols import hosts
 from penstock.protocols.hosts import Hosts, hosts_of
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HttpCounters, HttpLimits, HttpServer
+from penstock.server.descriptors import TlsContext
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, Series
 from penstock.server.node import Address, Services
@@ -214,7 +215,7 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
     """What TLS needs, or None if it is not configured."""
     if settings.tls_certificate is None:
         return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context = TlsContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(settings.tls_certificate, settings.tls_key)
     except (OSError, ssl.SSLError) as error:

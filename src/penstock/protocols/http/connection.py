@@ -17,6 +17,7 @@ import httptools
 
 from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers
 from penstock.protocols.http.request import Request
+from penstock.server.descriptors import CUT_OFF, NO_ROOM, REFUSED, room_for
 
 if TYPE_CHECKING:
     from penstock.protocols.http.server import HttpServer
@@ -128,7 +129,14 @@ class HttpConnection:
         address = transport.get_extra_info("peername")
         self._peer = str(address[0]) if isinstance(address, tuple) else ""
         self._is_tls = transport.get_extra_info("sslcontext") is not None
-        if self._server.admit(self):
+        room, is_admitted = room_for(transport), self._server.admit(self)
+        if room == CUT_OFF:
+            self._server.count_rejection(503)
+            self.leave()
+        elif room == REFUSED:
+            self._reject(503, NO_ROOM)
+            self._pump()
+        elif is_admitted:
             self._parser = httptools.HttpRequestParser(self)
             self.deadline = self._server.now + self._server.limits.idle_timeout_s
         else:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from penstock.protocols.http.connection import LINGER_S, HttpConnection
 from penstock.protocols.http.exchange import Exchange, Handler, Observer
+from penstock.server.descriptors import backlog
 from penstock.server.settings import HttpLimits
 
 log = logging.getLogger("penstock.http")
@@ -82,14 +83,16 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         self._sweep()
         if listener is not None:
-            self._listener = await loop.create_server(self._make_connection, sock=listener, ssl=ssl, backlog=_BACKLOG)
+            self._listener = await loop.create_server(
+                self._make_connection, sock=listener, ssl=ssl, backlog=backlog(_BACKLOG)
+            )
         else:
             self._listener = await loop.create_server(
                 self._make_connection,
                 host,
                 port,
                 ssl=ssl,
-                backlog=_BACKLOG,
+                backlog=backlog(_BACKLOG),
                 family=socket.AF_UNSPEC,
             )
         return int(self._listener.sockets[0].getsockname()[1])

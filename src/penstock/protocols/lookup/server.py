@@ -19,6 +19,7 @@ import msgspec
 from penstock.protocols.lookup.registry import Identity, Load, Peer, Registry, TooManyNames
 from penstock.protocols.lookup.wire import LOADS, CommandReader, LookupCommand, Refusal, response
 from penstock.protocols.nsq.names import is_name
+from penstock.server.descriptors import FITS, backlog, room_for
 from penstock.server.settings import LookupSettings
 
 log = logging.getLogger("penstock.lookup")
@@ -64,7 +65,7 @@ class LookupServer:
             lambda: LookupConnection(self),
             self._settings.host,
             self._settings.tcp_port,
-            backlog=_BACKLOG,
+            backlog=backlog(_BACKLOG),
             family=socket.AF_UNSPEC,
         )
         self._sweep()
@@ -128,7 +129,7 @@ class LookupConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         host, port, *_ = transport.get_extra_info("peername") or ("", 0)
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if not self._server.admit(self):
+        if not self._server.admit(self) or room_for(transport) != FITS:
             self._refuse(Refusal("E_INVALID", "too many connections"))
 
     def connection_lost(self, error: Exception | None) -> None:

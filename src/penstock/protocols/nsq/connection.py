@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
         """A client has connected."""
         self._transport = cast("asyncio.Transport", transport)
         self.client = Client(_address(self._transport), self._endpoint.time_s())
-        if not self._endpoint.admit(self):
+        if not self._endpoint.admit(self, transport):
             self._is_ending = self._is_lost = True
             self._transport.abort()
             return

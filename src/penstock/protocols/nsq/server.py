@@ -16,6 +16,7 @@ from penstock.core.errors import PenstockError
 from penstock.protocols.front_end import tls_context
 from penstock.protocols.nsq.connection import Connection
 from penstock.protocols.nsq.topics import Topics
+from penstock.server.descriptors import FITS, backlog, room_for
 from penstock.server.node import Address, Services
 from penstock.server.settings import NsqSettings
 
@@ -43,8 +44,11 @@ class Endpoint:
         self._shard = services.shard
         self._random = np.random.default_rng()
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: Connection, transport: asyncio.BaseTransport) -> bool:
         """Whether one more connection fits."""
+        if room_for(transport) != FITS:
+            self.refused += 1
+            return False
         if len(self.connections) >= self.settings.connections_max:
             self.refused += 1
             log.warning("%d clients are connected: another one is refused", len(self.connections))
@@ -85,9 +89,13 @@ class NsqFrontEnd:
         loop = asyncio.get_running_loop()
         listener = services.listeners.get(self.name)
         if listener is not None:
-            self._server = await loop.create_server(lambda: Connection(endpoint), sock=listener, backlog=BACKLOG)
+            self._server = await loop.create_server(
+                lambda: Connection(endpoint), sock=listener, backlog=backlog(BACKLOG)
+            )
         else:
-            self._server = await loop.create_server(lambda: Connection(endpoint), host, self._port, backlog=BACKLOG)
+            self._server = await loop.create_server(
+                lambda: Connection(endpoint), host, self._port, backlog=backlog(BACKLOG)
+            )
         port = self._server.sockets[0].getsockname()[1]
         services.metric_sources.append(self._families)
         address = Address(host, port, f"nsq://{f'[{host}]' if ':' in host else host}:{port}")

@@ -15,9 +15,10 @@ from penstock.protocols.hosts import host_of_target
 from penstock.protocols.http import HttpCounters
 from penstock.protocols.rest.caller import TRANSPORT
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, problem_of
+from penstock.server.descriptors import FITS, NO_ROOM, room_for
 from penstock.server.settings import HttpLimits
 
-_REFUSALS = {
+_REFUSALS: dict[int | str, RestError] = {
     error.status: error
     for error in (
         RestError(400, "malformed_request", "this is not HTTP as the server knows it"),
@@ -26,6 +27,8 @@ _REFUSALS = {
         RestError(503, "too_many_connections", "there are as many connections as there may be: come again later"),
     )
 }
+_REFUSALS[NO_ROOM] = RestError(503, "too_many_connections", NO_ROOM)
+"""By the status; and one more that has a status of another."""
 
 
 def _refusal(error: RestError) -> bytes:
@@ -50,6 +53,9 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             counters.connections += 1
+            if room_for(transport) != FITS:
+                self._refuse(NO_ROOM)
+                return
             if len(self.connections) > limits.connections_max:
                 self._refuse(503)
                 return
@@ -135,12 +141,13 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
                 self._write_timer.cancel()
                 self._write_timer = None
 
-        def _refuse(self, status: int) -> None:
+        def _refuse(self, why: int | str) -> None:
             self._stop_timer()
             if self.transport.is_closing():
                 return
-            counters.rejections[status] = counters.rejections.get(status, 0) + 1
-            self.transport.write(_refusal(_REFUSALS[status]))
+            error = _REFUSALS[why]
+            counters.rejections[error.status] = counters.rejections.get(error.status, 0) + 1
+            self.transport.write(_refusal(error))
             self.transport.close()
 
     return LimitedConnection

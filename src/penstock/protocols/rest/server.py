@@ -17,8 +17,11 @@ from penstock.protocols.rest.caller import Waits
 from penstock.protocols.rest.connection import limited
 from penstock.protocols.rest.endpoint import PROTOCOL
 from penstock.protocols.websocket.routes import uvicorn_options
+from penstock.server.descriptors import backlog
 from penstock.server.node import Address, Services
 from penstock.server.partition_map import OneNode
+
+_BACKLOG = 2_048
 
 
 class _Uvicorn(uvicorn.Server):
@@ -60,6 +63,7 @@ class RestFrontEnd:
             lifespan="off",
             log_config=None,
             access_log=False,
+            backlog=backlog(_BACKLOG),
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=round(settings.stop_grace_s),
