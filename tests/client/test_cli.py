@@ -26,7 +26,7 @@ from typer.main import get_command
 import penstock
 from penstock.cli import app, exits, main
 from penstock.cli.exits import Exit
-from penstock.cli.messages import _writer
+from penstock.cli.received import writer
 from tests.client.node import ThreadedNode
 from tests.faults.proxy import Proxy
 from tests.shards import not_for_clusters
@@ -606,22 +606,59 @@ def piped(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("shown", ["--raw", "--json", "--channel main"], ids=["raw", "json", "table"])
-def test_a_reader_that_goes_away_is_no_error(local: Shell, directory: Path, shown: str) -> None:
+def test_a_reader_that_goes_ends_a_command_with_the_status_of_sigpipe(
+    local: Shell, directory: Path, shown: str
+) -> None:
     local("send", "orders", stdin=b"line\n" * 5_000)
     ended = piped(f"penstock peek orders -n 5000 {shown} -d {directory} | true; echo ${{PIPESTATUS[0]}}")
-    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    assert (ended.stdout, ended.stderr) == ("141\n", "")
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("shown", ["--raw", "--json"])
-def test_what_a_reader_left_unread_is_not_acknowledged(
-    local: Shell, directory: Path, shown: str, unbuffered: str
-) -> None:
-    local("send", "orders", stdin=b"line\n" * 300 + b"x" * 200_000)
-    line = f"penstock receive orders -n 301 {shown} -d {directory} | head -1 > /dev/null; echo ${{PIPESTATUS[0]}}"
+@pytest.mark.parametrize("shown", ["--raw", "--json", "--null", "--raw --follow"])
+def test_what_a_reader_left_unread_is_given_back(place: Place, shown: str, unbuffered: str) -> None:
+    place.shell("send", "orders", stdin=b"line\n" * 500)
+    head = "head -z -n 2" if shown == "--null" else "head -2"
+    line = f"penstock receive orders -n 500 {shown} {' '.join(place.shell.where)} | {head}; echo ${{PIPESTATUS[0]}}"
     ended = piped(line, PYTHONUNBUFFERED=unbuffered)
-    assert (ended.stdout, ended.stderr) == ("0\n", "")
-    assert local.json("stats")[0]["acked"] == 0
+    assert ended.stdout.count("line") == 2
+    assert ended.stdout.endswith("141\n") and ended.stderr == ""
+    (counts,) = place.shell.json("stats")
+    assert (counts["acked"], counts["ready"], counts["leased"], counts["failed"]) == (2, 498, 0, 0)
+    assert place.shell.json("receive", "orders")[0]["attempts"] == 1
+
+
+def test_a_table_that_was_not_read_to_its_end_is_given_back(place: Place) -> None:
+    place.shell("send", "orders", stdin=b"line\n" * 500)
+    ended = piped(f"penstock receive orders -n 500 {' '.join(place.shell.where)} | head -5; echo ${{PIPESTATUS[0]}}")
+    assert ended.stdout.endswith("141\n") and ended.stderr == ""
+    (counts,) = place.shell.json("stats")
+    assert (counts["acked"], counts["ready"], counts["leased"]) == (0, 500, 0)
+
+
+def test_a_message_larger_than_a_pipe_is_acknowledged_when_all_of_it_was_read(local: Shell, directory: Path) -> None:
+    local("send", "orders", stdin=b"\n".join([b"a" * 200_000, b"b" * 200_000, b"c"]))
+    ended = piped(f"penstock receive orders -n 3 --raw -d {directory} | head -c 300000 | wc -c")
+    assert (ended.stdout, ended.stderr) == ("300000\n", "")
+    assert bodies(local.json("peek", "orders")) == ["b" * 200_000, "c"]
+
+
+def test_a_slow_reader_keeps_the_lease_of_what_it_has_not_read(place: Place) -> None:
+    place.shell("send", "orders", "a", "b", "c", "d")
+    reading = "read -r first; sleep 2.5; read -r second; read -r third"
+    command = f"penstock receive orders -n 4 --raw --lease 1 {' '.join(place.shell.where)}"
+    ended = piped(f"{command} | {{ {reading}; echo $first $second $third; }}")
+    assert (ended.stdout, ended.stderr) == ("a b c\n", "")
+    (left,) = place.shell.json("peek", "orders")
+    assert (left["body"], left["attempts"]) == ("d", 0)
+    assert place.shell.json("stats")[0]["failed"] == 0
+
+
+def test_what_a_reader_of_kept_messages_left_unread_is_given_back(place: Place) -> None:
+    place.shell("send", "orders", stdin=b"line\n" * 50)
+    piped(f"penstock receive orders -n 50 --no-ack --json {' '.join(place.shell.where)} | head -2")
+    (counts,) = place.shell.json("stats")
+    assert (counts["leased"], counts["ready"]) == (2, 48)
 
 
 def test_what_is_to_be_sent_is_sent_although_nobody_reads_about_it(local: Shell, directory: Path) -> None:
@@ -803,12 +840,12 @@ def test_what_a_full_disk_took_of_messages_that_come_again_is_not_left_in_the_fi
     target = tmp_path / "out"
     target.write_bytes(b"before\n")
     rows: list[dict[str, Any]] = [{"body": "x" * 100}]
-    with _writer(target, as_json=as_json, raw=True, end=b"\n", title="") as write:
+    with writer(target, as_json=as_json, raw=True, end=b"\n", title="") as write:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
         try:
             with pytest.raises(OSError, match="File too large"):
-                write(rows, [b"x" * 100])
+                list(write(rows, [b"x" * 100]))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert target.read_bytes() == b"before\n"

@@ -27,6 +27,8 @@ class Exit(IntEnum):
     """The token is missing or wrong, or does not allow this."""
     INTERRUPTED = 130
     """Ctrl-C."""
+    NOBODY_READS = 141
+    """The reader of the output has gone, as `head` does: the status of every program that SIGPIPE ends."""
 
 
 # By name, so that knowing the errors does not load the libraries that raise them.
@@ -59,7 +61,7 @@ def errors_reported() -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(Exit.INTERRUPTED) from None
     except NobodyReads:
-        raise SystemExit(Exit.OK) from None
+        raise SystemExit(Exit.NOBODY_READS) from None
     except Exception as error:
         if not is_expected(error):
             raise

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli import bodies as inputs
 from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, described, for_people, print_done, print_json, print_rows, progress
+from penstock.cli.received import Held, writer
 from penstock.cli.store import on_store
 from penstock.cli.streams import NobodyReads, drop_output
 
@@ -25,8 +23,6 @@ Name = Annotated[str, typer.Argument(help="The queue's name.", show_default=Fals
 ChannelName = Annotated[str, typer.Option("--channel", "-c", help="The channel to read.")]
 Receipts = Annotated[list[str], typer.Argument(help="Receipts, as `receive --no-ack --json` prints them.")]
 
-SHOWN_MAX = 20
-"""More messages than this are counted for people, not listed."""
 FOLLOW_SECONDS = 20.0
 FOLLOW_RUN = 100
 TAKE_MAX = 1_000
@@ -199,21 +195,23 @@ def receive(
     limit = max or (None if follow else 1)
     end = b"\0" if null else b"\n"
     count = 0
-    with _writer(output, as_json=as_json, raw=raw or null, end=end, title=f"Received from {queue}") as write:
+    with writer(output, as_json=as_json, raw=raw or null, end=end, title=f"Received from {queue}") as write:
         for batch in _batches(source, limit, wait, lease, follow):
-            messages = batch.messages()
-            count += len(messages)
-            write([_received(message, ack) for message in messages], batch.bodies)
-            if ack:
-                batch.ack()
+            count += len(batch)
+            with Held(batch, ack=ack, lease=lambda: _lease_seconds(ps, queue, lease)) as held:
+                for out in write([_received(message, ack) for message in batch], batch.bodies):
+                    held.are_out(out)
     if not count:
         raise typer.Exit(Exit.NOTHING)
 
 
 def _kept(ps: Penstock, queue: str, lease: float | None) -> Session:
     """A session that outlives this process: otherwise a server would take the messages back when we hang up."""
-    seconds = ps.queue(queue).info().config.lease_ms / 1_000 if lease is None else lease
-    return ps.session("penstock receive", ttl=seconds + SESSION_MARGIN_SECONDS)
+    return ps.session("penstock receive", ttl=_lease_seconds(ps, queue, lease) + SESSION_MARGIN_SECONDS)
+
+
+def _lease_seconds(ps: Penstock, queue: str, lease: float | None) -> float:
+    return ps.queue(queue).info().config.lease_ms / 1_000 if lease is None else lease
 
 
 def receiver(place: Penstock | Session, queue: str, channel: str) -> Queue | Channel:
@@ -250,64 +248,6 @@ def _batches(
 
 def _received(message: Message, ack: bool) -> dict[str, Any]:
     return described(message) | {"attempts": message.attempts} | ({} if ack else {"receipt": message.receipt})
-
-
-Write = Callable[[list[dict[str, Any]], list[bytes]], None]
-
-
-@contextmanager
-def _writer(output: Path | None, *, as_json: bool, raw: bool, end: bytes, title: str) -> Iterator[Write]:
-    """How received messages are put out: a table, JSON, or bare bodies; on standard output or in a file."""
-    if output is None:
-        yield _to_bodies(sys.stdout.buffer, end) if raw else _to_rows(as_json, title)
-        return
-    with output.open("ab", buffering=0) as file:
-
-        def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
-            size = os.fstat(file.fileno()).st_size
-            stream = io.BytesIO()
-            (_to_json(stream) if as_json else _to_bodies(stream, end))(rows, bodies)
-            try:
-                _write_all(file, stream.getbuffer())
-                os.fsync(file.fileno())
-            except BaseException:  # they come again: half of them would be taken for the start of what comes next
-                with suppress(OSError):
-                    os.ftruncate(file.fileno(), size)
-                raise
-
-        yield write
-
-
-def _write_all(file: io.FileIO, data: memoryview) -> None:
-    """A disk that is nearly full takes a part, and says only then that it is full."""
-    while data:
-        data = data[file.write(data) :]
-
-
-def _to_rows(as_json: bool, title: str) -> Write:
-    def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
-        print_rows(rows if as_json else map(for_people, rows), as_json, title)
-        sys.stdout.flush()
-
-    return write
-
-
-def _to_json(stream: BinaryIO) -> Write:
-    def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
-        import msgspec
-
-        stream.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        stream.flush()
-
-    return write
-
-
-def _to_bodies(stream: BinaryIO, end: bytes) -> Write:
-    def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
-        stream.write(end.join([*bodies, b""]))
-        stream.flush()
-
-    return write
 
 
 # -- settle ------------------------------------------------------------------------------------------------------------
@@ -358,7 +298,8 @@ def peek(
     needle = None if contains is None else contains.encode(errors="surrogateescape")
     seen = _browsed(receiver(ps, queue, channel), after, max, needle)
     if raw:
-        _to_bodies(sys.stdout.buffer, b"\n")([], [message.body for message in seen])
+        sys.stdout.buffer.write(b"".join(message.body + b"\n" for message in seen))
+        sys.stdout.buffer.flush()
     else:
         rows = map(_peeked, seen)
         print_rows(rows if as_json else map(for_people, rows), as_json, f"Waiting in {queue}")
