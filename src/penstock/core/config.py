@@ -79,6 +79,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """
 
     kind: Kind = "standard"
+    """A name that ends with `.fifo` makes a FIFO queue. Other queues can be FIFO, too."""
     lease_ms: int = 30 * SECOND_MS
     """How long a receiver has before its messages go to somebody else (SQS: visibility timeout)."""
     retention_ms: int | None = 4 * DAY_MS
@@ -195,6 +196,40 @@ _RANGES: tuple[tuple[str, int, int], ...] = (
 UNCHANGEABLE = frozenset({"kind", "partitions"})
 """Settings that a queue keeps for life."""
 
+FIFO_SUFFIX = ".fifo"
+
+
+def kind_of(name: str, said: Kind | None = None) -> Kind:
+    """The kind that a new queue of this name has: FIFO if the name ends with `.fifo`, else what was said.
+
+    >>> kind_of("orders"), kind_of("orders.fifo"), kind_of("orders", "fifo")
+    ('standard', 'fifo', 'fifo')
+    >>> kind_of("orders.fifo", "standard")
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidConfig: a name that ends with .fifo makes a FIFO queue, and 'orders.fifo' is to be ...
+    """
+    if not name.endswith(FIFO_SUFFIX):
+        return said or "standard"
+    if said == "standard":
+        raise InvalidConfig(
+            f"a name that ends with .fifo makes a FIFO queue, and {name!r} is to be a standard one: choose another "
+            "name, or leave out the kind"
+        )
+    return "fifo"
+
+
+def config_for(name: str, config: QueueConfig) -> QueueConfig:
+    """The configuration as a new queue of this name gets it. Standard is the default, and not a wish.
+
+    >>> config_for("orders.fifo", QueueConfig(lease_ms=5_000)).kind
+    'fifo'
+    """
+    if config.is_fifo or not name.endswith(FIFO_SUFFIX):
+        return config
+    return msgspec.structs.replace(config, kind=kind_of(name))
+
+
 NAME_LENGTH_MAX = 128
 _NAME = re.compile(r"[A-Za-z0-9._#-]{1,128}\Z")
 
@@ -218,7 +253,8 @@ def dead_letter_name(queue: str) -> str:
     >>> dead_letter_name("orders"), dead_letter_name("orders.fifo")
     ('orders.dead', 'orders.dead.fifo')
     """
-    stem, ending = (queue[:-5], ".dead.fifo") if queue.endswith(".fifo") else (queue, ".dead")
+    is_fifo = queue.endswith(FIFO_SUFFIX)
+    stem, ending = (queue.removesuffix(FIFO_SUFFIX), f".dead{FIFO_SUFFIX}") if is_fifo else (queue, ".dead")
     if len(stem) + len(ending) > NAME_LENGTH_MAX:
         stem = f"{stem[:100]}.{hashlib.sha256(queue.encode()).hexdigest()[:12]}"
     return stem + ending

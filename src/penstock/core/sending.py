@@ -10,7 +10,7 @@ import msgspec
 from penstock.core.checks import check_queue_id, check_text
 from penstock.core.chunk import PackedBodies
 from penstock.core.commands import Handlers, Send, Sent
-from penstock.core.config import BATCH_BYTES_MAX, DELAY_MS_MAX, PRIORITY_MAX, QueueConfig, check_name
+from penstock.core.config import BATCH_BYTES_MAX, DELAY_MS_MAX, PRIORITY_MAX, QueueConfig, check_name, config_for
 from penstock.core.draft import Messages
 from penstock.core.errors import (
     BatchTooLarge,
@@ -55,7 +55,7 @@ class Sending:
                 return sent
             if not forwarded:
                 self.check_whole(queue, command)
-        config = command.config if queue is None else queue.config
+        config = config_for(command.queue, command.config) if queue is None else queue.config
         size = self.check(command, config)
         if queue is None:
             if not command.create:

@@ -35,7 +35,7 @@ class AsyncPenstock:
 
     async def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> AsyncQueue:
         """Create a queue with these settings. Once more with the same is fine; with others it is `QueueExists`."""
-        await self._caller.call(CreateQueue(name=name, config=config_of(settings)))
+        await self._caller.call(CreateQueue(name=name, config=config_of(name, settings)))
         return AsyncQueue(self._caller, name)
 
     async def queues(self, prefix: str = "") -> list[str]:

@@ -43,7 +43,7 @@ class Penstock:
 
     def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> Queue:
         """Create a queue with these settings. Once more with the same is fine; with others it is `QueueExists`."""
-        self._caller.call(CreateQueue(name=name, config=config_of(settings)))
+        self._caller.call(CreateQueue(name=name, config=config_of(name, settings)))
         return Queue(self._caller, name)
 
     def queues(self, prefix: str = "") -> list[str]:
