@@ -54,8 +54,8 @@ def lookup(
 def _run(chosen: Settings, ready_file: Path | None) -> None:
     """The service's own libraries are loaded here, so that other commands start without them."""
     from penstock import __version__, process
-    from penstock.protocols.lookup.service import LookupService
+    from penstock.protocols.lookup.service import LookupReady, LookupService
     from penstock.server.log import configure
 
     configure(chosen.log)
-    process.run(LookupService(chosen, __version__), ready_file)
+    process.run(LookupService(chosen, __version__), ready_file, LookupReady.line)

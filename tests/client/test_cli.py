@@ -494,9 +494,18 @@ def test_a_server_that_is_not_there_is_status_4() -> None:
 
 
 def test_a_url_of_another_kind_is_wrong_usage() -> None:
-    ended = run("receive", "orders", "--url", "http://127.0.0.1:1")
+    ended = run("receive", "orders", "--url", "ftp://127.0.0.1:1")
     assert ended.status == Exit.USAGE
     assert "penstock://" in ended.err
+
+
+def test_the_url_that_a_server_prints_is_taken(directory: Path) -> None:
+    node = ThreadedNode(directory)
+    url = f"http://127.0.0.1:{node.port}"
+    Shell("--url", url)("send", "orders", "tea")
+    with penstock.connect(url) as ps:
+        assert [message.body for message in ps.queue("orders").peek()] == [b"tea"]
+    node.stop()
 
 
 CREDENTIALS = """

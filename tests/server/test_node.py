@@ -353,7 +353,9 @@ def test_a_signal_ends_long_polls_empty_keeps_what_was_sent_and_exits_with_0(
     assert (code, err) == (0, "")
     where = ", ".join(f"{name} {address['url']}" for name, address in ready["listening"].items())
     assert list(ready["listening"]) == ["sqs", "http", "nsq", "nsq-http"]
-    assert out == f"penstock {__version__} ready: {where}, data {ready['data']}\n"
+    first, *rest = out.splitlines()
+    assert first == f"penstock {__version__} ready: {where}, data {ready['data']}"
+    assert len(rest) == 3 and f"{ready['listening']['http']['url']}/v1/docs" in rest[0]
     again = start()
     url = again.ready()["listening"]["sqs"]["url"]
     received = call_sqs(url, "ReceiveMessage", QueueUrl=f"{url}/000000000000/orders")

@@ -32,7 +32,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         "-u",
-        help="A server instead: penstock://host:9325, or penstocks:// for TLS. Also PENSTOCK_URL.",
+        help="A server instead, as it prints its address: http://host:9325. Also PENSTOCK_URL.",
         show_default=False,
         rich_help_panel="Where the queues are",
     ),
