@@ -166,7 +166,7 @@ def test_what_is_wrong_in_the_file_is_named(text: str, words: str) -> None:
         ("[sqs]\naccount = '12'", "12 digits"),
         ("[http]\nbody_bytes_max = 0", "body_bytes_max is 0"),
         ("[[queues]]\nname = 'a b'", "cannot name a queue"),
-        ("[[queues]]\nname = 'a'\nlease = -1", "'a': lease_ms is -1000"),
+        ("[[queues]]\nname = 'a'\nlease = -1", "'a': lease is -1 seconds"),
         ("[[queues]]\nname = 'a'\ncontent_dedup = true", "FIFO"),
         ("[[queues]]\nname = 'a'\n[[queues]]\nname = 'a'", "declared twice"),
         ("[[queues]]\nname = 'a.fifo'\nkind = 'standard'", r"a name that ends with \.fifo makes a FIFO queue"),

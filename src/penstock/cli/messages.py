@@ -38,25 +38,34 @@ def send(
     queue: Name,
     bodies: Annotated[
         list[str] | None,
-        typer.Argument(help="Bodies. None, and no --file: each line of standard input is one.", show_default=False),
+        typer.Argument(
+            help="The messages. Without any, and without --file, each line of standard input is a message.",
+            show_default=False,
+        ),
     ] = None,
     file: Annotated[
         list[Path] | None,
-        typer.Option("--file", "-f", help="A file to send; `-` is standard input. May be given several times."),
+        typer.Option("--file", "-f", help="A file to send as one message. `-` is standard input. Can be repeated."),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line of the files is a message.")] = False,
-    null: Annotated[bool, typer.Option("--null", "-0", help="Messages end with NUL bytes, as `find -print0`.")] = False,
-    attribute: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be given several times.")] = None,
-    group: Annotated[str | None, typer.Option(help="The group the messages belong to.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Send each line of the files as a message.")] = False,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", help="Messages end with a NUL byte, as `find -print0` prints them.")
+    ] = False,
+    attribute: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE, an attribute of every message. Can be repeated.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="The group of the messages. FIFO queues need one.")] = None,
     dedup_id: Annotated[
-        str | None, typer.Option(help="Of one message: the same id within five minutes adds no other.")
+        str | None, typer.Option(help="A deduplication id. The same id within five minutes is not sent again.")
     ] = None,
-    priority: Annotated[int, typer.Option(min=0, max=9, help="The highest goes first.")] = 0,
-    delay: Annotated[float | None, typer.Option(help="Seconds to keep the messages back.")] = None,
+    priority: Annotated[int, typer.Option(min=0, max=9, help="0 to 9. The highest is received first.")] = 0,
+    delay: Annotated[float | None, typer.Option(help="Seconds before the messages can be received.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing when all is well.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send messages. What stands on the command line is sent as a whole or not at all; longer input in runs.
+    """Send messages: the arguments, lines of standard input, or files.
+
+    Arguments are sent in one atomic batch. Input from a file or a pipe is sent in batches of up to 1,000 messages.
 
     penstock send orders tea cake
 
@@ -113,20 +122,25 @@ def _send_files(
     quiet: bool,
 ) -> None:
     """Send run by run. If one fails, those before it are sent, and the user is told how many that was."""
-    count = done_bytes = 0
-    with progress(f"Sending to {queue}", total=size, unit="bytes") as told:
-        for run in runs:
-            try:
+    count = done_bytes = under_way = 0
+    try:
+        with progress(f"Sending to {queue}", total=size, unit="bytes") as told:
+            for run in runs:
+                under_way = len(run)
                 sent = send_run(run)
-            except BaseException:
-                if count:
-                    print(f"penstock: {count:,} messages were sent to {queue} before this:", file=sys.stderr)
-                raise
-            count += len(run)
-            done_bytes += sum(map(len, run)) + len(run)
-            told(done_bytes)
-            if as_json and not quiet:
-                quiet = not _told(sent)
+                count, under_way = count + len(run), 0
+                done_bytes += sum(map(len, run)) + len(run)
+                told(done_bytes)
+                if as_json and not quiet:
+                    quiet = not _told(sent)
+    except KeyboardInterrupt:
+        more = f", and perhaps {under_way:,} more" if under_way else ""
+        print(f"penstock: interrupted. {count:,} messages were sent to {queue}{more}.", file=sys.stderr)
+        raise
+    except BaseException:
+        if count:
+            print(f"penstock: {count:,} messages were sent to {queue} before this:", file=sys.stderr)
+        raise
     if not as_json and not quiet:
         print(f"{count:,} messages sent to {queue}")
 
@@ -165,25 +179,37 @@ def receive(
     max: Annotated[
         int | None,
         typer.Option(
-            "--max", "-n", min=1, help="How many messages at most: 1, or with --follow no limit.", show_default=False
+            "--max",
+            "-n",
+            min=1,
+            help="Receive at most so many messages (1; with --follow: no limit).",
+            show_default=False,
         ),
     ] = None,
-    wait: Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the first one.")] = 0.0,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C, or until --max messages came.")] = False,
-    lease: Annotated[float | None, typer.Option(help="Seconds for which the messages are yours.")] = None,
+    wait: Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the first message.")] = 0.0,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until Ctrl-C, or until --max messages have come.")
+    ] = False,
+    lease: Annotated[
+        float | None, typer.Option(help="Visibility timeout: seconds until others can receive them.")
+    ] = None,
     channel: ChannelName = "main",
     ack: Annotated[
-        bool, typer.Option(help="Acknowledge what is printed. Otherwise it stays leased, and its receipt is printed.")
+        bool, typer.Option(help="Acknowledge what is printed. With --no-ack it stays leased; --json has its receipt.")
     ] = True,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Append the bodies (or JSON) to a file, on disk before the ack."),
+        typer.Option(
+            "--output", "-o", help="Append the bodies (or JSON) to a file, synced before the acknowledgement."
+        ),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, a line each.")] = False,
-    null: Annotated[bool, typer.Option("--null", "-0", help="Print bodies only, each ended by a NUL byte.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the bodies only, one a line.")] = False,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", help="Print the bodies only, each with a NUL byte at its end.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Receive messages and print them. Exit status 3 when there was none.
+    """Receive messages, print them and acknowledge them. Exit status 3 when there is none.
 
     penstock receive orders --max 10 --wait 5
 
@@ -267,12 +293,12 @@ def release(
     receipts: Receipts,
     channel: ChannelName = "main",
     delay: Annotated[
-        float | None, typer.Option(help="Seconds until it is handed out again (the queue's backoff).")
+        float | None, typer.Option(help="Seconds until they can be received again (as the queue's backoff says).")
     ] = None,
-    error: Annotated[str, typer.Option(help="What went wrong; it is kept with the message.")] = "",
+    error: Annotated[str, typer.Option(help="What went wrong. It is kept with the messages.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Give messages back that were received with --no-ack: the work on them failed."""
+    """Return messages that were received with --no-ack: the work on them failed, and they are delivered again."""
     count = receiver(ps, queue, channel).release(receipts, delay=delay, error=error)
     print_done(f"{count} released", {"released": count}, as_json)
 
@@ -285,13 +311,13 @@ def peek(
     ps: Penstock,
     queue: Name,
     max: Annotated[int, typer.Option("--max", "-n", min=1, help="How many messages at most.")] = 10,
-    contains: Annotated[str | None, typer.Option(help="Only messages whose body holds this text.")] = None,
+    contains: Annotated[str | None, typer.Option(help="Only messages whose body contains this text.")] = None,
     after: Annotated[int, typer.Option(help="Only messages after this sequence number.")] = -1,
     channel: ChannelName = "main",
     raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, a line each.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show messages without taking them. Exit status 3 when there is none.
+    """Show messages without receiving them. Exit status 3 when there is none.
 
     Works on a directory while another process has it open.
     """

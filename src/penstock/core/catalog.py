@@ -87,10 +87,13 @@ class Catalog:
                 config = config_for(command.name, config)
             if existing.config != config:
                 different = [
-                    name for name in config.__struct_fields__ if getattr(config, name) != getattr(existing.config, name)
+                    name.removesuffix("_ms")
+                    for name in config.__struct_fields__
+                    if getattr(config, name) != getattr(existing.config, name)
                 ]
                 raise QueueExists(
-                    f"queue {command.name!r} exists with another configuration; different: {', '.join(different)}"
+                    f"queue {command.name!r} exists with other settings; different: {', '.join(different)}. "
+                    "Change the settings of the queue instead of creating it"
                 )
             return existing.info()
         self._check_dead_letter(command.name, config)

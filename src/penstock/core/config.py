@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -75,7 +75,11 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     >>> QueueConfig().changed({"lease_ms": -1})
     Traceback (most recent call last):
         ...
-    penstock.core.errors.InvalidConfig: lease_ms is -1: it must be from 0 to 43200000
+    penstock.core.errors.InvalidConfig: lease is -0.001 seconds: it must be from 0 to 43200 seconds
+    >>> QueueConfig().changed({"policy": "never"})
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidConfig: policy is 'never': it must be at_least_once, consume_times or consume_once
     """
 
     kind: Kind = "standard"
@@ -144,7 +148,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         try:
             config = msgspec.convert(msgspec.to_builtins(self) | msgspec.to_builtins(changes), QueueConfig)
         except (msgspec.ValidationError, TypeError) as error:
-            raise InvalidConfig(str(error)) from None
+            raise InvalidConfig(_explained(error)) from None
         config.check()
         return config
 
@@ -154,11 +158,11 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             msgspec.convert(msgspec.to_builtins(self), QueueConfig)
             msgspec.msgpack.encode((self.tags, self.labels))
         except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: half a character
-            raise InvalidConfig(str(error)) from None
+            raise InvalidConfig(_explained(error)) from None
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise InvalidConfig(f"{name} is {value}: it must be from {low} to {high}")
+                raise InvalidConfig(out_of_range(name, value, low, high))
         backoff = self.backoff
         for name, value in (("base_ms", backoff.base_ms), ("ceiling_ms", backoff.ceiling_ms)):
             if not 0 <= value <= DELAY_MS_MAX:
@@ -192,6 +196,34 @@ _RANGES: tuple[tuple[str, int, int], ...] = (
     ("in_flight_max", 1, 10_000_000),
     ("consumer_retention_ms", MINUTE_MS, DELAY_MS_MAX),
 )
+
+_CHOICES = {"kind": Kind, "policy": PolicyName, "dedup_scope": Scope, "throughput_scope": Scope}
+_CHOICES["backoff.shape"] = BackoffShape
+
+
+def out_of_range(name: str, value: int, low: int, high: int) -> str:
+    """What is wrong with a value. Lengths of time are said in seconds, as callers give them.
+
+    >>> out_of_range("lease_ms", 50_000_000, 0, 43_200_000)
+    'lease is 50000 seconds: it must be from 0 to 43200 seconds'
+    """
+    if not name.endswith("_ms"):
+        return f"{name} is {value}: it must be from {low} to {high}"
+    shown, least, most = (f"{time_ms / SECOND_MS:.15g}" for time_ms in (value, low, high))
+    return f"{name.removesuffix('_ms')} is {shown} seconds: it must be from {least} to {most} seconds"
+
+
+def _explained(error: Exception) -> str:
+    """A complaint of msgspec, with the setting in front, and the choices if there are some."""
+    found = re.fullmatch(r"(.*) - at `\$\.([\w.]+?)(_ms)?(?:\[.*)?`", str(error), re.DOTALL)
+    if found is None:
+        return str(error)
+    text, name = found[1], found[2]
+    if name not in _CHOICES or not text.startswith("Invalid enum value "):
+        return f"{name}: {text}"
+    *others, last = get_args(_CHOICES[name])
+    return f"{name} is {text.removeprefix('Invalid enum value ')}: it must be {', '.join(others)} or {last}"
+
 
 UNCHANGEABLE = frozenset({"kind", "partitions"})
 """Settings that a queue keeps for life."""

@@ -46,12 +46,13 @@ class Penstock:
         self._caller.call(CreateQueue(name=name, config=config_of(name, settings)))
         return Queue(self._caller, name)
 
-    def queues(self, prefix: str = "") -> list[str]:
-        """The names of all queues that start so, in order."""
+    def queues(self, prefix: str = "", *, dead_letters_to: str | None = None) -> list[str]:
+        """The names of all queues that start so, in order; or of those whose dead letters go to a queue."""
         names: list[str] = []
         while True:
             after = names[-1] if names else ""
-            page: list[str] = self._caller.call(ListQueues(prefix=prefix, after=after, limit=_PAGE))
+            command = ListQueues(prefix=prefix, after=after, limit=_PAGE, dead_letters_to=dead_letters_to)
+            page: list[str] = self._caller.call(command)
             names += page
             if len(page) < _PAGE:
                 return names
