@@ -59,7 +59,12 @@ def serve(
     from penstock.server import settings
     from penstock.server.settings import Settings
 
-    flags = {"sqs_port": sqs_port, "http_port": http_port, "nsq_tcp_port": nsq_tcp_port, "nsq_http_port": nsq_http_port}
+    flags: dict[str, Any] = {
+        "sqs_port": sqs_port,
+        "http_port": http_port,
+        "nsq_tcp_port": nsq_tcp_port,
+        "nsq_http_port": nsq_http_port,
+    }
     flags |= {"host": host, "workers": workers, "data": data}
     with refusals_told("server", flags):
         loaded = Settings() if config is None else settings.load(config)

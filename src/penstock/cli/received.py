@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from penstock.cli.output import Row, for_people, rendered, table
+from penstock.cli.output import for_people, rendered, table
 from penstock.cli.streams import Reader
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _json(rows: list[dict[str, Any]], bodies: list[bytes]) -> Pieces:
 def _table(title: str) -> Callable[[list[dict[str, Any]], list[bytes]], Pieces]:
     """A table is out when its last line is."""
 
-    def pieces(rows: list[Row], bodies: list[bytes]) -> Pieces:
+    def pieces(rows: list[dict[str, Any]], bodies: list[bytes]) -> Pieces:
         lines = rendered(table([for_people(row) for row in rows], title)).splitlines(keepends=True)
         return chain(((line, 0) for line in lines), [(b"", len(rows))])
 
