@@ -265,5 +265,5 @@ def _live(tables: Iterable[tuple[list[dict[str, Any]], Lost | None]]) -> None:
             title = f"{time.strftime('%H:%M:%S')}  q ends{more}"
             if lost is not None:
                 seconds = age(time.monotonic() - lost.at)
-                title = f"{title}  THE SERVER IS GONE for {seconds}, trying again: {lost.error}"
+                title = f"{title}  The server is gone for {seconds}, trying again: {lost.error}"
             live.update(table(shown, title), refresh=True)
