@@ -17,6 +17,7 @@ from docs import story
 from penstock.core import config
 from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, UNCHANGEABLE, QueueConfig
 from penstock.core.states import transition_table
+from penstock.protocols.rest.problem_pages import EXPLAINED
 
 DOCS = Path(__file__).parent
 
@@ -127,10 +128,17 @@ def decisions_table() -> str:
     return "\n".join(lines)
 
 
+def problems_table() -> str:
+    """Every error of the REST API."""
+    rows = (f"| `{code}` | {status} | {meaning} {remedy} |" for code, status, meaning, remedy in EXPLAINED)
+    return "\n".join(["| code | status | what it means, and what to do |", "|---|---|---|", *rows])
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "delivery.md": {"transitions": transition_table, "settings": settings_table},
     "life-of-a-message.md": story.TABLES,
     "README.md": {"decisions": decisions_table},
+    "rest.md": {"errors": problems_table},
 }
 """Page -> name of a table -> what draws it."""
 

@@ -16,5 +16,6 @@ with penstock.open(sys.argv[1] if len(sys.argv) > 1 else ":memory:") as ps:
 
     task = ps.redrive("orders.dead", error="stock").wait(5)
     print(task.status, task.moved)
-    with orders.receive(wait=5) as message:
-        print(message.body, "attempt", message.attempts)
+    while message := orders.receive(wait=1):
+        with message:
+            print(message.body, "attempt", message.attempts)

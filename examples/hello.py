@@ -7,5 +7,6 @@ import penstock
 with penstock.open(sys.argv[1] if len(sys.argv) > 1 else ":memory:") as ps:
     orders = ps.queue("orders")
     orders.send(b"two teas", attributes={"table": 7})
-    with orders.receive(wait=5) as message:  # acks when the block ends well, releases with the error when it does not
-        print(message.body, message.attributes, message.attempts)
+    while message := orders.receive(wait=1):
+        with message:  # acks when the block ends well, releases with the error when it does not
+            print(message.body, message.attributes, message.attempts)

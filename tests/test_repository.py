@@ -16,7 +16,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 # The design's rule: imports point inward. What each part of penstock may import of the others.
 MAY_IMPORT = {
@@ -54,17 +53,6 @@ def modules_of(part: str) -> list[Path]:
     modules = sorted((ROOT / "src" / "penstock" / part).rglob("*.py"))
     assert modules, f"there is no penstock.{part}"
     return modules
-
-
-@pytest.mark.parametrize("number", range(len(PYTHON_BLOCKS)))
-def test_every_example_of_the_readme_runs_as_printed(number: int, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", PYTHON_BLOCKS[number]], cwd=tmp_path, check=True, timeout=60)
-
-
-def test_the_readme_has_an_example_that_prints_what_was_sent(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PYTHON_BLOCKS[0]]
-    printed = subprocess.run(command, cwd=tmp_path, check=True, timeout=60, stdout=subprocess.PIPE, text=True).stdout
-    assert printed == "one coffee 7\n"
 
 
 def test_every_link_of_the_readme_leads_somewhere() -> None:

@@ -3,8 +3,9 @@
 >>> import penstock
 >>> with penstock.open(":memory:") as ps:
 ...     ps.queue("orders").send(b"hello").sequence
-...     with ps.queue("orders").receive() as message:
-...         message.body
+...     while message := ps.queue("orders").receive():
+...         with message:
+...             message.body
 0
 b'hello'
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from penstock import __version__, process
+from penstock.greeting import greeting
 from penstock.protocols.front_end import HttpFrontEnd
 from penstock.protocols.http import Handler
 from penstock.protocols.nsq.http_front_end import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.server import RestFrontEnd
 from penstock.protocols.sqs.server import SqsFrontEnd, refuse_request
-from penstock.server.node import FrontEnd, Node, Services
+from penstock.server.node import FrontEnd, Node, Ready, Services
 from penstock.server.settings import InvalidSettings, Settings
 
 
@@ -20,9 +23,14 @@ def run(chosen: Settings, ready_file: Path | None) -> None:
     if chosen.server.workers > 1:
         from penstock.cluster.workers import Workers
 
-        process.run(Workers(chosen, ports(chosen), __version__), ready_file)
+        process.run(Workers(chosen, ports(chosen), __version__), ready_file, _greeting(chosen))
     else:
-        process.run(node(chosen), ready_file)
+        process.run(node(chosen), ready_file, _greeting(chosen))
+
+
+def _greeting(chosen: Settings) -> Callable[[Ready], str]:
+    """What a person reads. Where logs are JSON, programs read the output, and get the one line."""
+    return Ready.line if chosen.log.format == "json" else partial(greeting, needs_token=bool(chosen.credentials))
 
 
 def ports(chosen: Settings) -> dict[str, int]:

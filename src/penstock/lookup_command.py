@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.core.errors import PenstockError
-from penstock.serve import EXIT_REFUSED
+from penstock.serve import refusals_told
 
 if TYPE_CHECKING:
     from penstock.server.settings import Settings
@@ -37,7 +35,8 @@ def lookup(
     """Tell clients which nodes have a topic, until SIGTERM or SIGINT."""
     from penstock.server import settings
 
-    try:
+    flags = {"host": host, "tcp_port": tcp_port, "http_port": http_port}
+    with refusals_told("lookup", flags):
         loaded = settings.Settings() if config is None else settings.load(config)
         chosen = loaded.with_lookup(
             host=host,
@@ -51,16 +50,13 @@ def lookup(
         chosen = chosen.with_server(hosts=hosts or None)
         chosen.lookup.check()
         _run(chosen, ready_file)
-    except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_REFUSED) from None
 
 
 def _run(chosen: Settings, ready_file: Path | None) -> None:
     """The service's own libraries are loaded here, so that other commands start without them."""
     from penstock import __version__, process
-    from penstock.protocols.lookup.service import LookupService
+    from penstock.protocols.lookup.service import LookupReady, LookupService
     from penstock.server.log import configure
 
     configure(chosen.log)
-    process.run(LookupService(chosen, __version__), ready_file)
+    process.run(LookupService(chosen, __version__), ready_file, LookupReady.line)

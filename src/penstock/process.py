@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import uvloop
@@ -29,20 +29,19 @@ _SWITCH_S = 0.0005
 after every sync. Python's own 5 ms are many times what a commit takes."""
 
 
-class Announcement(Protocol):
-    """Where a service listens: a struct that becomes the ready file."""
-
-    def line(self) -> str:
-        """For people: a single line."""
-        ...
+_Announced = TypeVar("_Announced", bound=msgspec.Struct)
 
 
-_Announced = TypeVar("_Announced", bound=Announcement)
+def run(
+    service: contextlib.AbstractAsyncContextManager[_Announced],
+    ready_file: Path | None,
+    greeting: Callable[[_Announced], str],
+) -> None:
+    """Serve until SIGTERM or SIGINT. Returns when everything is closed. A second signal ends the process at once.
 
-
-def run(service: contextlib.AbstractAsyncContextManager[Announcement], ready_file: Path | None) -> None:
-    """Serve until SIGTERM or SIGINT. Returns when everything is closed. A second signal ends the process at once."""
-    run_telling(service, partial(announce, ready_file=ready_file))
+    What the service says when it listens becomes the ready file, and the greeting for people.
+    """
+    run_telling(service, partial(announce, ready_file=ready_file, greeting=greeting))
 
 
 def run_telling(
@@ -93,14 +92,14 @@ def seldom_look_for_garbage() -> None:
     gc.set_threshold(YOUNG_MAX, 10, 10)
 
 
-def announce(ready: Announcement, ready_file: Path | None) -> None:
-    """Say where everything listens: a line for people, and the file, whole or not at all, for programs."""
+def announce(ready: _Announced, ready_file: Path | None, greeting: Callable[[_Announced], str]) -> None:
+    """Say where everything listens: a greeting for people, and the file, whole or not at all, for programs."""
     if ready_file is not None:
         partial = ready_file.with_name(f"{ready_file.name}.{os.getpid()}.partial")
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(ready)) + b"\n")
         partial.replace(ready_file)
     if sys.__stdout__ is not None:  # who has closed it wants no line, and a server all the same
-        print(ready.line(), flush=True)
+        print(greeting(ready), flush=True)
 
 
 def _allow_many_files() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,35 +16,30 @@ from penstock.core.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.server.settings import Settings
 
-EXIT_REFUSED = 2
-"""The settings cannot be followed, or the store cannot be opened: the message says why."""
-
 Limits = Literal["strict", "relaxed"]
 Engine = Literal["embedded", "kafka"]
 CLUSTER = "Many nodes, on Kafka (docs/cluster.md)"
 
 
 def serve(
-    config: Annotated[Path | None, typer.Option(help="penstock.toml; flags override it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A penstock.toml. Flags override it.")] = None,
     data: Annotated[
-        str | None, typer.Option("--data", "-d", help="The data directory.", envvar="PENSTOCK_DATA")
+        str | None, typer.Option("--data", "-d", help="The data directory (./data).", envvar="PENSTOCK_DATA")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on (127.0.0.1).")] = None,
     hosts: Annotated[
         list[str] | None,
         typer.Option("--hosts", help="A name by which clients reach the server; more than one may be given."),
     ] = None,
     sqs_port: Annotated[int | None, typer.Option(help="SQS (9324); 0 picks a free one.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Health, metrics, version (9325); 0 picks a free one.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="REST, websocket, metrics (9325); 0 picks a free one.")] = None,
     nsq_tcp_port: Annotated[int | None, typer.Option(help="NSQ over TCP (4150); 0 picks a free one.")] = None,
     nsq_http_port: Annotated[int | None, typer.Option(help="NSQ's HTTP API (4151); 0 picks a free one.")] = None,
     lookup: Annotated[
         list[str] | None,
-        typer.Option(
-            "--lookup", help="HOST:TCPPORT of a lookup service to tell of our topics; more than one may be given."
-        ),
+        typer.Option("--lookup", help="HOST:TCPPORT of a lookup service that is told of our topics. Can be repeated."),
     ] = None,
-    sqs_limits: Annotated[Limits | None, typer.Option(help="AWS's limits, or wider ones for tests.")] = None,
+    sqs_limits: Annotated[Limits | None, typer.Option(help="AWS's limits (strict), or wider ones for tests.")] = None,
     workers: Annotated[
         int | None, typer.Option(help="How many processes serve the queues; fixed at the first start.")
     ] = None,
@@ -61,11 +59,18 @@ def serve(
         int | None, typer.Option(help="For the other nodes (9326); 0 picks a free one.", rich_help_panel=CLUSTER)
     ] = None,
 ) -> None:
-    """Serve queues until SIGTERM or SIGINT."""
+    """Serve queues over SQS, REST, websocket and NSQ, until Ctrl-C or SIGTERM."""
     from penstock.server import settings
     from penstock.server.settings import Settings
 
-    try:
+    flags: dict[str, Any] = {
+        "sqs_port": sqs_port,
+        "http_port": http_port,
+        "nsq_tcp_port": nsq_tcp_port,
+        "nsq_http_port": nsq_http_port,
+    }
+    flags |= {"host": host, "workers": workers, "data": data}
+    with refusals_told("server", flags):
         loaded = Settings() if config is None else settings.load(config)
         chosen = (
             loaded.with_server(
@@ -87,12 +92,29 @@ def serve(
         )
         chosen.check()
         if chosen.server.engine != "kafka":
-            flags = {"--bootstrap": bootstrap, "--cluster": cluster, "--node": node, "--link-port": link_port}
-            _refuse_flags_of_kafka([name for name, value in flags.items() if value is not None])
+            of_kafka = {"--bootstrap": bootstrap, "--cluster": cluster, "--node": node, "--link-port": link_port}
+            _refuse_flags_of_kafka([name for name, value in of_kafka.items() if value is not None])
         _run(chosen, ready_file)
+
+
+@contextmanager
+def refusals_told(section: str, given: dict[str, Any]) -> Iterator[None]:
+    """What keeps a server from starting is one line, and the status of wrong usage, unless waiting may help.
+
+    What is wrong with a flag is said of the flag, and not of the line of penstock.toml that it stands for.
+    """
+    from penstock.cli.exits import Exit, exit_of
+
+    try:
+        yield
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_REFUSED) from None
+        text = str(error)
+        for name, value in given.items():
+            if value is not None:
+                text = re.sub(rf"(?:\[{section}\] )?\b{name}(?= is )", f"--{name.replace('_', '-')}", text)
+        print(f"penstock: {text}", file=sys.stderr)
+        status = exit_of(error)
+        raise SystemExit(status if status == Exit.UNREACHABLE else Exit.USAGE) from None
 
 
 def _refuse_flags_of_kafka(given: list[str]) -> None:

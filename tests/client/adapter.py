@@ -62,6 +62,9 @@ class Driven:
     def __bool__(self) -> bool:
         return bool(self._inner)
 
+    def __getitem__(self, part: Any) -> Any:
+        return self._plain(self._inner[part])
+
     def __iter__(self) -> Any:
         return iter(self._plain(list(self._inner)))
 

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from typer.main import get_command
 import penstock
 from penstock.cli import app, exits, main
 from penstock.cli.exits import Exit
-from penstock.cli.messages import _writer
+from penstock.cli.received import writer
 from tests.client.node import ThreadedNode
 from tests.faults.proxy import Proxy
 from tests.shards import not_for_clusters
@@ -296,12 +297,60 @@ def test_queues_are_created_listed_described_purged_and_deleted(shell: Shell) ->
     shell("send", "orders", "tea")
     (row,) = shell.json("queue", "list")
     assert (row["queue"], row["ready"], row["channels"]) == ("orders", 1, ["main"])
-    described = json.loads(shell("queue", "describe", "orders"))
+    (described,) = shell.json("queue", "describe", "orders")
     assert described["config"]["lease_ms"] == 5_000
     assert described["stats"]["messages"] == 1
-    assert "1 messages purged" in shell("queue", "purge", "orders")
+    assert shell("queue", "purge", "orders") == "1 messages of orders deleted\n"
     shell("queue", "delete", "orders")
     assert shell.json("queue", "list") == []
+
+
+def test_a_queue_is_described_for_people_in_the_units_of_the_options(shell: Shell) -> None:
+    shell("queue", "create", "orders", "--lease", "5")
+    shell("send", "orders", "tea")
+    shown = shell("queue", "describe", "orders")
+    assert re.search(r"^lease +5 seconds *$", shown, re.MULTILINE)
+    assert re.search(r"^retention +345600 seconds \(4 days\) *$", shown, re.MULTILINE)
+    assert re.search(r"^orders +main +1 +0 +0 ", shown, re.MULTILINE)
+    assert "_ms" not in shown and "{" not in shown
+
+
+def test_creating_what_exists_says_so(shell: Shell) -> None:
+    assert shell("queue", "create", "orders") == "created orders\n"
+    assert shell("queue", "create", "orders") == "orders exists already, with these settings\n"
+    assert shell.json("queue", "create", "orders")[0]["created"] is False
+    assert shell("channel", "create", "orders", "audit") == "created channel audit of orders\n"
+    assert shell("channel", "create", "orders", "audit") == "channel audit of orders exists already\n"
+
+
+REFUSALS = {
+    "queue create orders --lease 50000": "--lease is 50000 seconds: it must be from 0 to 43200 seconds",
+    "queue create orders --retention 30": "--retention is 30 seconds: it must be from 60 to 1209600 seconds",
+    "queue create orders --max-receives 5000": "--max-receives is 5000: it must be from 0 to 1000",
+    "queue create orders --policy all": "--policy is 'all': it must be at_least_once, consume_times or consume_once",
+    "queue create orders --set kind=lifo": "kind is 'lifo': it must be standard or fifo",
+    "queue create orders --set max_receives=many": "max_receives: Expected `int`, got `str`",
+    "queue configure there --lease 50000": "--lease is 50000 seconds: it must be from 0 to 43200 seconds",
+    "receive there --lease 50000": "--lease is 50000 seconds: it must be from 0 to 43200 seconds",
+    "receive there --wait -3": "--wait is -3.0: give seconds, from 0 up to 1e+15",
+    "send there x --delay 5000000000": "--delay is 5000000000 seconds: it must be from 0 to 3162240000 seconds",
+}
+
+
+@pytest.mark.parametrize("command", REFUSALS)
+def test_a_refused_value_is_named_as_it_was_given(shell: Shell, command: str) -> None:
+    shell("send", "there", "tea")
+    ended = shell.ended(*command.split())
+    assert (ended.status, ended.err) == (Exit.USAGE, f"penstock: {REFUSALS[command]}\n")
+
+
+@pytest.mark.parametrize(
+    "command", ["frobnicate", "send", "receive", "receive orders --max 0", "queue create orders --lease soon"]
+)
+def test_wrong_usage_is_one_line_that_names_the_help(command: str) -> None:
+    ended = run(*command.split())
+    assert ended.status == Exit.USAGE
+    assert re.fullmatch(r"penstock: .+\. `penstock[a-z ]* --help` says more\.\n", ended.err)
 
 
 def test_settings_are_changed_one_by_one(shell: Shell) -> None:
@@ -317,7 +366,7 @@ def test_settings_are_changed_one_by_one(shell: Shell) -> None:
 @pytest.mark.parametrize("setting", ["leese=5", "lease=-1", "lease"])
 def test_a_wrong_setting_is_refused_by_name(shell: Shell, setting: str) -> None:
     ended = shell.ended("queue", "create", "orders", "--set", setting)
-    assert ended.status in (Exit.FAILED, Exit.USAGE)
+    assert ended.status == Exit.USAGE
     assert "lee" in ended.err or "lease" in ended.err
 
 
@@ -387,6 +436,24 @@ def test_dead_letters_are_redriven(shell: Shell, place: Place) -> None:
 def test_a_redrive_of_nothing_known_is_status_3(shell: Shell, place: Place) -> None:
     kill(place, "tea")
     assert shell.ended("redrive", "nowhere.dead").status == Exit.NOTHING
+
+
+def test_a_redrive_of_what_is_no_dead_letter_queue_is_an_error(shell: Shell, place: Place) -> None:
+    kill(place, "tea")
+    shell("send", "orders", "cake")
+    ended = shell.ended("redrive", "orders")
+    assert ended.status == Exit.USAGE
+    assert "orders is not a dead-letter queue" in ended.err and "orders.dead" in ended.err
+    assert "done: 1 moved" in shell("redrive", "orders", "--to", "others")
+    assert "done: 1 moved" in shell("redrive", "orders.dead")
+    assert "done: 0 moved" in shell("redrive", "orders.dead"), "it is empty, and still for dead letters"
+
+
+def test_dead_letters_of_a_queue_that_is_gone_are_redriven_all_the_same(shell: Shell, place: Place) -> None:
+    kill(place, "tea")
+    shell("queue", "delete", "orders")
+    assert "done: 1 moved" in shell("redrive", "orders.dead")
+    assert bodies(shell.json("receive", "orders")) == ["tea"]
 
 
 def test_ctrl_c_stops_a_redrive_and_what_was_moved_stays_moved(place: Place, shell: Shell) -> None:
@@ -494,9 +561,18 @@ def test_a_server_that_is_not_there_is_status_4() -> None:
 
 
 def test_a_url_of_another_kind_is_wrong_usage() -> None:
-    ended = run("receive", "orders", "--url", "http://127.0.0.1:1")
+    ended = run("receive", "orders", "--url", "ftp://127.0.0.1:1")
     assert ended.status == Exit.USAGE
     assert "penstock://" in ended.err
+
+
+def test_the_url_that_a_server_prints_is_taken(directory: Path) -> None:
+    node = ThreadedNode(directory)
+    url = f"http://127.0.0.1:{node.port}"
+    Shell("--url", url)("send", "orders", "tea")
+    with penstock.connect(url) as ps:
+        assert [message.body for message in ps.queue("orders").peek()] == [b"tea"]
+    node.stop()
 
 
 CREDENTIALS = """
@@ -606,22 +682,59 @@ def piped(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("shown", ["--raw", "--json", "--channel main"], ids=["raw", "json", "table"])
-def test_a_reader_that_goes_away_is_no_error(local: Shell, directory: Path, shown: str) -> None:
+def test_a_reader_that_goes_ends_a_command_with_the_status_of_sigpipe(
+    local: Shell, directory: Path, shown: str
+) -> None:
     local("send", "orders", stdin=b"line\n" * 5_000)
     ended = piped(f"penstock peek orders -n 5000 {shown} -d {directory} | true; echo ${{PIPESTATUS[0]}}")
-    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    assert (ended.stdout, ended.stderr) == ("141\n", "")
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("shown", ["--raw", "--json"])
-def test_what_a_reader_left_unread_is_not_acknowledged(
-    local: Shell, directory: Path, shown: str, unbuffered: str
-) -> None:
-    local("send", "orders", stdin=b"line\n" * 300 + b"x" * 200_000)
-    line = f"penstock receive orders -n 301 {shown} -d {directory} | head -1 > /dev/null; echo ${{PIPESTATUS[0]}}"
+@pytest.mark.parametrize("shown", ["--raw", "--json", "--null", "--raw --follow"])
+def test_what_a_reader_left_unread_is_given_back(place: Place, shown: str, unbuffered: str) -> None:
+    place.shell("send", "orders", stdin=b"line\n" * 500)
+    head = "head -z -n 2" if shown == "--null" else "head -2"
+    line = f"penstock receive orders -n 500 {shown} {' '.join(place.shell.where)} | {head}; echo ${{PIPESTATUS[0]}}"
     ended = piped(line, PYTHONUNBUFFERED=unbuffered)
-    assert (ended.stdout, ended.stderr) == ("0\n", "")
-    assert local.json("stats")[0]["acked"] == 0
+    assert ended.stdout.count("line") == 2
+    assert ended.stdout.endswith("141\n") and ended.stderr == ""
+    (counts,) = place.shell.json("stats")
+    assert (counts["acked"], counts["ready"], counts["leased"], counts["failed"]) == (2, 498, 0, 0)
+    assert place.shell.json("receive", "orders")[0]["attempts"] == 1
+
+
+def test_a_table_that_was_not_read_to_its_end_is_given_back(place: Place) -> None:
+    place.shell("send", "orders", stdin=b"line\n" * 500)
+    ended = piped(f"penstock receive orders -n 500 {' '.join(place.shell.where)} | head -5; echo ${{PIPESTATUS[0]}}")
+    assert ended.stdout.endswith("141\n") and ended.stderr == ""
+    (counts,) = place.shell.json("stats")
+    assert (counts["acked"], counts["ready"], counts["leased"]) == (0, 500, 0)
+
+
+def test_a_message_larger_than_a_pipe_is_acknowledged_when_all_of_it_was_read(local: Shell, directory: Path) -> None:
+    local("send", "orders", stdin=b"\n".join([b"a" * 200_000, b"b" * 200_000, b"c"]))
+    ended = piped(f"penstock receive orders -n 3 --raw -d {directory} | head -c 300000 | wc -c")
+    assert (ended.stdout, ended.stderr) == ("300000\n", "")
+    assert bodies(local.json("peek", "orders")) == ["b" * 200_000, "c"]
+
+
+def test_a_slow_reader_keeps_the_lease_of_what_it_has_not_read(place: Place) -> None:
+    place.shell("send", "orders", "a", "b", "c", "d")
+    reading = "read -r first; sleep 2.5; read -r second; read -r third"
+    command = f"penstock receive orders -n 4 --raw --lease 1 {' '.join(place.shell.where)}"
+    ended = piped(f"{command} | {{ {reading}; echo $first $second $third; }}")
+    assert (ended.stdout, ended.stderr) == ("a b c\n", "")
+    (left,) = place.shell.json("peek", "orders")
+    assert (left["body"], left["attempts"]) == ("d", 0)
+    assert place.shell.json("stats")[0]["failed"] == 0
+
+
+def test_what_a_reader_of_kept_messages_left_unread_is_given_back(place: Place) -> None:
+    place.shell("send", "orders", stdin=b"line\n" * 50)
+    piped(f"penstock receive orders -n 50 --no-ack --json {' '.join(place.shell.where)} | head -2")
+    (counts,) = place.shell.json("stats")
+    assert (counts["leased"], counts["ready"]) == (2, 48)
 
 
 def test_what_is_to_be_sent_is_sent_although_nobody_reads_about_it(local: Shell, directory: Path) -> None:
@@ -665,7 +778,7 @@ def test_an_output_that_is_full_is_one_line_and_status_1(directory: Path) -> Non
 
 def test_closed_input_and_error_streams_are_no_traceback(directory: Path) -> None:
     ended = piped(f"penstock send orders -d {directory} <&-")
-    assert ended.returncode == Exit.FAILED
+    assert ended.returncode == Exit.USAGE
     assert ended.stderr == "penstock: standard input is closed: give bodies, or --file\n"
     ended = piped(f"penstock peek nowhere --json -d {directory} 2>&-")
     assert (ended.returncode, ended.stdout) == (Exit.NOTHING, "")
@@ -690,11 +803,11 @@ def test_a_message_cannot_steer_the_terminal_of_who_looks_at_it(shell: Shell) ->
 def test_arguments_that_are_no_text_are_refused_or_taken_as_bytes(shell: Shell) -> None:
     shell("send", "orders", "\udcff", "tea")
     assert shell("peek", "orders", "--contains", "\udcff", "--json").count("body_base64") == 1
-    shell("redrive", "orders", "--contains", "\udcff")
+    shell("redrive", "orders", "--to", "others", "--contains", "\udcff")
     for flag in ("--group", "--dedup-id", "--attribute"):
         ended = shell.ended("send", "orders", "x", flag, "a=\udcff")
-        assert ended.status == Exit.FAILED and ended.err.count("\n") == 1, ended
-    assert shell.ended("send", "\udcff", "x").status == Exit.FAILED
+        assert ended.status == Exit.USAGE and ended.err.count("\n") == 1, ended
+    assert shell.ended("send", "\udcff", "x").status == Exit.USAGE
 
 
 def test_sending_a_slow_pipe_does_not_wait_for_its_end(local: Shell, directory: Path) -> None:
@@ -757,7 +870,134 @@ def test_top_draws_its_table_anew_on_a_terminal(local: Shell, directory: Path) -
     status, written = on_a_terminal("top", "--looks", "2", "--interval", "0.05", "-d", str(directory))
     assert status == 0
     assert "orders" in written
-    assert "Ctrl-C ends" in written
+    assert "q ends" in written
+
+
+# -- people ------------------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A command on a pseudo-terminal, for who reads what it shows and types an answer."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._own, child = pty.openpty()
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+        command = [sys.executable, "-m", "penstock", *arguments]
+        self._process = subprocess.Popen(
+            command, stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True
+        )
+        os.close(child)
+        self.shown = ""
+
+    def until(self, words: str) -> None:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while words not in self.shown:
+            assert time.monotonic() < deadline, self.shown
+            if select.select([self._own], [], [], 0.1)[0]:
+                self.shown += os.read(self._own, 65_536).decode()
+
+    def type(self, text: str) -> None:
+        os.write(self._own, text.encode())
+
+    def forget(self) -> None:
+        self.shown = ""
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def ended(self) -> int:
+        with contextlib.suppress(OSError):
+            while piece := os.read(self._own, 65_536):
+                self.shown += piece.decode()
+        os.close(self._own)
+        return self._process.wait(DEADLINE_SECONDS)
+
+
+DELETIONS = {
+    "queue delete orders": "Delete orders with its 1 messages? [y/N]",
+    "queue purge orders": "Delete all 1 messages of orders? [y/N]",
+    "channel purge orders audit": "Delete all messages that wait in channel audit of orders? [y/N]",
+    "channel delete orders audit": "Delete channel audit of orders, with the messages that only it waits for? [y/N]",
+    "consumer delete orders report": "Delete consumer report of orders? [y/N]",
+}
+
+
+@pytest.mark.parametrize("command", DELETIONS)
+def test_a_person_is_asked_before_something_is_deleted(place: Place, command: str) -> None:
+    place.shell("channel", "create", "orders", "audit")
+    place.shell("send", "orders", "tea")
+    place.shell("consumer", "move", "orders", "report", "0")
+    for answer, status in (("n\n", Exit.FAILED), ("\n", Exit.FAILED), ("y\n", Exit.OK)):
+        before = place.shell("queue", "describe", "orders", "--json")
+        terminal = Terminal(*command.split(), *place.shell.where)
+        terminal.until(DELETIONS[command])
+        terminal.type(answer)
+        assert terminal.ended() == status
+        if status == Exit.FAILED:
+            assert "nothing was done" in terminal.shown
+            assert place.shell("queue", "describe", "orders", "--json") == before
+    gone = place.shell.ended("queue", "describe", "orders", "--json")
+    assert gone.text != before
+
+
+def test_yes_is_an_answer_before_the_question(local: Shell, directory: Path) -> None:
+    local("send", "orders", "tea")
+    status, written = on_a_terminal("queue", "delete", "orders", "--yes", "-d", str(directory))
+    assert (status, "[y/N]" in written) == (0, False)
+    assert local.json("queue", "list") == []
+
+
+def test_ctrl_c_in_a_send_says_how_many_messages_were_sent(local: Shell, directory: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "send", "orders", "--json", "--data", str(directory)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write(b"first\nsecond\n")
+    child.stdin.flush()
+    child.stdout.readline()
+    child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=DEADLINE_SECONDS)
+    assert child.returncode == Exit.INTERRUPTED
+    assert errors.decode() == "penstock: interrupted. 2 messages were sent to orders.\n"
+
+
+def test_the_version_is_printed() -> None:
+    assert run("--version").text == f"penstock {penstock.__version__}\n"
+
+
+def test_q_ends_top(place: Place) -> None:
+    place.shell("send", "orders", "tea")
+    terminal = Terminal("top", "--interval", "0.1", *place.shell.where)
+    terminal.until("orders")
+    terminal.type("xq")
+    assert terminal.ended() == Exit.OK
+    assert terminal.shown.endswith("\x1b[?25h\x1b[?1049l"), "the screen is as it was before"
+
+
+def test_top_says_when_the_server_is_gone_and_when_it_is_back(directory: Path) -> None:
+    node = ThreadedNode(directory)
+    proxy = Proxy(node.port)
+    Shell("--url", node.url)("send", "orders", "tea")
+    terminal = Terminal("top", "--interval", "0.1", "--url", f"http://127.0.0.1:{proxy.port}")
+    terminal.until("orders")
+    assert "gone" not in terminal.shown
+    proxy.shut(True)
+    proxy.reset()
+    terminal.until("The server is gone")
+    proxy.shut(False)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        terminal.forget()
+        terminal.until("q ends")
+        time.sleep(0.5)
+        terminal.until("orders")
+        if "gone" not in terminal.shown:
+            break
+        assert time.monotonic() < deadline
+    terminal.type("q")
+    assert terminal.ended() == Exit.OK
+    proxy.close()
+    node.stop()
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -803,12 +1043,12 @@ def test_what_a_full_disk_took_of_messages_that_come_again_is_not_left_in_the_fi
     target = tmp_path / "out"
     target.write_bytes(b"before\n")
     rows: list[dict[str, Any]] = [{"body": "x" * 100}]
-    with _writer(target, as_json=as_json, raw=True, end=b"\n", title="") as write:
+    with writer(target, as_json=as_json, raw=True, end=b"\n", title="") as write:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
         try:
             with pytest.raises(OSError, match="File too large"):
-                write(rows, [b"x" * 100])
+                list(write(rows, [b"x" * 100]))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert target.read_bytes() == b"before\n"

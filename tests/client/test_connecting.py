@@ -198,7 +198,7 @@ def test_nobody_there_is_not_sent(site: Site) -> None:
 @pytest.mark.parametrize(
     ("head", "said"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close", "no Penstock"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close", "does not look like a Penstock server"),
         (b"HTTP/1.1 200 OK\r\nConnection: close", "cannot be reached"),
     ],
     ids=["of-a-length", "up-to-its-end"],
@@ -227,7 +227,8 @@ def test_something_else_there_is_said_so(head: bytes, said: str) -> None:
     "url",
     [
         "localhost:9325",
-        "http://localhost",
+        "http://localhost:9325/v1/docs",
+        "ftp://localhost",
         "penstock://",
         "penstock://h/path",
         "penstock://h:x",

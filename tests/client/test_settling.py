@@ -189,6 +189,29 @@ def test_a_batch_with_different_attempts_is_settled_as_one(ps: Any) -> None:
     assert orders.stats().messages == 0
 
 
+def test_a_part_of_a_batch_is_settled_by_itself_and_the_rest_is_given_back_as_if_never_received(ps: Any) -> None:
+    orders = ps.queue("orders")
+    for low in (0, 4):
+        orders.send_many([str(number).encode() for number in range(low, low + 4)])
+    orders.receive().release(delay=0)
+    batch = orders.receive_batch(10)
+    assert [part.bodies for part in (batch[:2], batch[2:6], batch[6:])] == [
+        [b"0", b"1"],
+        [b"2", b"3", b"4", b"5"],
+        [b"6", b"7"],
+    ]
+    assert (batch[:3].ack(), batch[3:].give_back(), batch[8:].give_back()) == (3, 5, 0)
+    again = orders.receive_batch(10)
+    assert [(message.body, message.attempts) for message in again] == [(str(n).encode(), 1) for n in range(3, 8)]
+    assert ps.queue("orders").stats().channels["main"].failed == 1
+
+
+@pytest.mark.parametrize("part", [0, slice(None, None, 2)])
+def test_a_batch_is_cut_by_plain_slices_only(ps: Any, part: Any) -> None:
+    with pytest.raises(penstock.InvalidRequest, match="messages"):
+        ps.create_queue("orders").receive_batch(10)[part]
+
+
 def test_an_empty_batch_is_false_and_settles_nothing(ps: Any) -> None:
     batch = ps.create_queue("orders").receive_batch(10)
     assert not batch

@@ -38,7 +38,7 @@ def test_creating_a_queue_again_is_fine_with_the_same_configuration_only() -> No
     desk = Desk()
     first = desk.create(lease_ms=5_000)
     assert desk.create(lease_ms=5_000) == first
-    with pytest.raises(QueueExists, match="lease_ms"):
+    with pytest.raises(QueueExists, match="different: lease"):
         desk.create(lease_ms=6_000)
 
 

@@ -353,7 +353,9 @@ def test_a_signal_ends_long_polls_empty_keeps_what_was_sent_and_exits_with_0(
     assert (code, err) == (0, "")
     where = ", ".join(f"{name} {address['url']}" for name, address in ready["listening"].items())
     assert list(ready["listening"]) == ["sqs", "http", "nsq", "nsq-http"]
-    assert out == f"penstock {__version__} ready: {where}, data {ready['data']}\n"
+    first, *rest = out.splitlines()
+    assert first == f"penstock {__version__} ready: {where}, data {ready['data']}"
+    assert len(rest) == 3 and f"{ready['listening']['http']['url']}/v1/docs" in rest[0]
     again = start()
     url = again.ready()["listening"]["sqs"]["url"]
     received = call_sqs(url, "ReceiveMessage", QueueUrl=f"{url}/000000000000/orders")
@@ -379,8 +381,13 @@ def test_a_server_that_others_could_reach_refuses_to_start_without_credentials(s
 def test_a_directory_that_another_server_has_open_is_refused_with_a_line(start: Callable[..., Process]) -> None:
     start().ready()
     code, _, err = start().ended()
-    assert code == 2
+    assert code == 4
     assert len(err.splitlines()) == 1
+
+
+def test_what_is_wrong_with_a_flag_is_said_of_the_flag(start: Callable[..., Process]) -> None:
+    code, _, err = start("--sqs-port", "99999").ended()
+    assert (code, err) == (2, "penstock: --sqs-port is 99999: a port is from 0 to 65535\n")
 
 
 def test_flags_of_a_cluster_are_refused_without_its_engine(start: Callable[..., Process]) -> None:

@@ -122,7 +122,8 @@ def test_queues_are_declared_in_seconds_and_become_the_cores_settings() -> None:
     assert changes["retention_ms"] is None
     assert changes["dead_letter"] == "orders-dead"
     assert "delay_ms" not in changes
-    assert billing.changes() == {"kind": "fifo", "content_dedup": True}
+    assert billing.changes() == {"content_dedup": True}
+    assert billing.config().is_fifo
 
 
 @pytest.mark.parametrize(
@@ -165,9 +166,11 @@ def test_what_is_wrong_in_the_file_is_named(text: str, words: str) -> None:
         ("[sqs]\naccount = '12'", "12 digits"),
         ("[http]\nbody_bytes_max = 0", "body_bytes_max is 0"),
         ("[[queues]]\nname = 'a b'", "cannot name a queue"),
-        ("[[queues]]\nname = 'a'\nlease = -1", "'a': lease_ms is -1000"),
+        ("[[queues]]\nname = 'a'\nlease = -1", "'a': lease is -1 seconds"),
         ("[[queues]]\nname = 'a'\ncontent_dedup = true", "FIFO"),
         ("[[queues]]\nname = 'a'\n[[queues]]\nname = 'a'", "declared twice"),
+        ("[[queues]]\nname = 'a.fifo'\nkind = 'standard'", r"a name that ends with \.fifo makes a FIFO queue"),
+        ("[events]\nenabled = true\nqueue = 'a.fifo'", r"a name that ends with \.fifo makes a FIFO queue"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(text: str, words: str) -> None:

@@ -5,13 +5,16 @@ A command's libraries are loaded when it runs. `penstock --help` must not wait f
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from penstock import __version__
 from penstock.cli.care import stores
 from penstock.cli.cluster import clusters
 from penstock.cli.consumers import consumers
 from penstock.cli.dead_letters import redrive
-from penstock.cli.exits import errors_reported
+from penstock.cli.exits import Exit, errors_reported
 from penstock.cli.messages import ack, peek, receive, release, send
 from penstock.cli.outbox import outboxes
 from penstock.cli.pipelines import pipelines, sql
@@ -22,7 +25,6 @@ from penstock.lookup_command import lookup
 from penstock.serve import serve
 
 app = typer.Typer(
-    help="A durable message queue in one directory.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -42,7 +44,26 @@ for command in (serve, lookup, send, receive, ack, release, peek, redrive, stats
 def main() -> None:
     """Run the command line; what goes wrong is one line on the error stream, and an exit status."""
     with errors_reported(), dependable_streams():
-        app()
+        raise SystemExit(app(prog_name="penstock", standalone_mode=False) or Exit.OK)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def penstock_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A durable message queue in one directory, or on a server.
+
+    `penstock send orders tea` sends a message to the queue `orders` in ./data. `penstock receive orders` receives it.
+    With --url both work on a server.
+    """
 
 
 @app.command()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.asking import Yes, confirm
 from penstock.cli.exits import Exit
 from penstock.cli.messages import Name
 from penstock.cli.output import AsJson, described, for_people, print_done, print_rows
@@ -38,11 +39,11 @@ def read(
     queue: Name,
     consumer: ConsumerName,
     max: Annotated[int, typer.Option("--max", "-n", min=1, help="How many messages at most.")] = 10,
-    offset: Annotated[int | None, typer.Option(help="From here, instead of from where the consumer is.")] = None,
-    ack: Annotated[bool, typer.Option(help="Remember what was printed as read.")] = True,
+    offset: Annotated[int | None, typer.Option(help="Read from this offset instead.")] = None,
+    ack: Annotated[bool, typer.Option(help="Move the consumer behind what was printed.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Read on from where a consumer is, and remember it. Exit status 3 when there is nothing to read."""
+    """Print the next messages for a consumer, and move it behind them. Exit status 3 when there is none."""
     handle = ps.queue(queue).consumer(consumer)
     records = handle.read(max, offset=offset)
     rows = [described(record) | {"offset": record.offset} for record in records]
@@ -59,11 +60,11 @@ def move(
     ps: Penstock,
     queue: Name,
     consumer: ConsumerName,
-    offset: Annotated[int, typer.Argument(min=0, help="The first message that it has not read.")],
-    allow_rewind: Annotated[bool, typer.Option("--allow-rewind", help="Also backwards.")] = False,
+    offset: Annotated[int, typer.Argument(min=0, help="The offset of the first message that it has not read.")],
+    allow_rewind: Annotated[bool, typer.Option("--allow-rewind", help="Allow to move backwards.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remember that a consumer has read everything before an offset. Makes the consumer if it is not there."""
+    """Move a consumer to an offset: it has read everything before that. Creates the consumer if it is not there."""
     remembered = ps.queue(queue).consumer(consumer).ack(offset, allow_rewind=allow_rewind)
     facts = {"queue": queue, "consumer": consumer, "offset": remembered}
     print_done(f"{consumer} is at {remembered} of {queue}", facts, as_json)
@@ -71,7 +72,8 @@ def move(
 
 @consumers.command()
 @on_store()
-def delete(ps: Penstock, queue: Name, consumer: ConsumerName, as_json: AsJson = False) -> None:
-    """Forget a consumer: nothing is kept for it any more."""
+def delete(ps: Penstock, queue: Name, consumer: ConsumerName, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Delete a consumer: where it was is forgotten. Asks first, on a terminal."""
+    confirm(f"Delete consumer {consumer} of {queue}?", yes)
     ps.queue(queue).consumer(consumer).delete()
     print_done(f"deleted {consumer} of {queue}", {"queue": queue, "consumer": consumer, "deleted": True}, as_json)

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
+
+import typer
 
 from penstock.cli.streams import NobodyReads
 
@@ -27,10 +30,18 @@ class Exit(IntEnum):
     """The token is missing or wrong, or does not allow this."""
     INTERRUPTED = 130
     """Ctrl-C."""
+    NOBODY_READS = 141
+    """The reader of the output has gone, as `head` does: the status of every program that SIGPIPE ends."""
 
+
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""Click's, or that of the Click which some versions of typer bring along."""
 
 # By name, so that knowing the errors does not load the libraries that raise them.
 _EXITS = {
+    "MessageTooLarge": Exit.FAILED,
+    "BatchTooLarge": Exit.FAILED,
+    "InvalidRequest": Exit.USAGE,
     "NotFound": Exit.NOTHING,
     "StoreLocked": Exit.UNREACHABLE,
     "ConnectionLost": Exit.UNREACHABLE,
@@ -41,9 +52,9 @@ _EXITS = {
 def exit_of(error: BaseException) -> Exit:
     """The status that stands for an error.
 
-    >>> from penstock.core.errors import QueueNotFound, StaleReceipt
-    >>> exit_of(QueueNotFound("no such queue")), exit_of(StaleReceipt("too late"))
-    (<Exit.NOTHING: 3>, <Exit.FAILED: 1>)
+    >>> from penstock.core.errors import InvalidConfig, QueueNotFound, StaleReceipt
+    >>> exit_of(QueueNotFound("no such queue")), exit_of(StaleReceipt("too late")), exit_of(InvalidConfig("no lease"))
+    (<Exit.NOTHING: 3>, <Exit.FAILED: 1>, <Exit.USAGE: 2>)
     """
     for kind in type(error).__mro__:
         if kind.__name__ in _EXITS:
@@ -59,12 +70,27 @@ def errors_reported() -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(Exit.INTERRUPTED) from None
     except NobodyReads:
-        raise SystemExit(Exit.OK) from None
+        raise SystemExit(Exit.NOBODY_READS) from None
+    except UsageError as error:
+        _tell_usage(error)
+        raise SystemExit(Exit.USAGE) from None
+    except typer.Abort:  # the input ended where an answer was to come
+        raise SystemExit(Exit.FAILED) from None
     except Exception as error:
         if not is_expected(error):
             raise
         print(f"penstock: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(exit_of(error)) from None
+
+
+def _tell_usage(error: Any) -> None:
+    """A command line that cannot be followed: what is wrong, and which help says more."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return
+    command = "penstock" if error.ctx is None else error.ctx.command_path
+    text = " ".join(error.format_message().split()).rstrip(".")
+    print(f"penstock: {text}. `{command} --help` says more.", file=sys.stderr)
 
 
 def is_expected(error: BaseException) -> bool:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli import bodies as inputs
 from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, described, for_people, print_done, print_json, print_rows, progress
+from penstock.cli.received import Held, writer
 from penstock.cli.store import on_store
 from penstock.cli.streams import NobodyReads, drop_output
 
@@ -25,8 +23,6 @@ Name = Annotated[str, typer.Argument(help="The queue's name.", show_default=Fals
 ChannelName = Annotated[str, typer.Option("--channel", "-c", help="The channel to read.")]
 Receipts = Annotated[list[str], typer.Argument(help="Receipts, as `receive --no-ack --json` prints them.")]
 
-SHOWN_MAX = 20
-"""More messages than this are counted for people, not listed."""
 FOLLOW_SECONDS = 20.0
 FOLLOW_RUN = 100
 TAKE_MAX = 1_000
@@ -42,25 +38,34 @@ def send(
     queue: Name,
     bodies: Annotated[
         list[str] | None,
-        typer.Argument(help="Bodies. None, and no --file: each line of standard input is one.", show_default=False),
+        typer.Argument(
+            help="The messages. Without any, and without --file, each line of standard input is a message.",
+            show_default=False,
+        ),
     ] = None,
     file: Annotated[
         list[Path] | None,
-        typer.Option("--file", "-f", help="A file to send; `-` is standard input. May be given several times."),
+        typer.Option("--file", "-f", help="A file to send as one message. `-` is standard input. Can be repeated."),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line of the files is a message.")] = False,
-    null: Annotated[bool, typer.Option("--null", "-0", help="Messages end with NUL bytes, as `find -print0`.")] = False,
-    attribute: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be given several times.")] = None,
-    group: Annotated[str | None, typer.Option(help="The group the messages belong to.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Send each line of the files as a message.")] = False,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", help="Messages end with a NUL byte, as `find -print0` prints them.")
+    ] = False,
+    attribute: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE, an attribute of every message. Can be repeated.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="The group of the messages. FIFO queues need one.")] = None,
     dedup_id: Annotated[
-        str | None, typer.Option(help="Of one message: the same id within five minutes adds no other.")
+        str | None, typer.Option(help="A deduplication id. The same id within five minutes is not sent again.")
     ] = None,
-    priority: Annotated[int, typer.Option(min=0, max=9, help="The highest goes first.")] = 0,
-    delay: Annotated[float | None, typer.Option(help="Seconds to keep the messages back.")] = None,
+    priority: Annotated[int, typer.Option(min=0, max=9, help="0 to 9. The highest is received first.")] = 0,
+    delay: Annotated[float | None, typer.Option(help="Seconds before the messages can be received.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing when all is well.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send messages. What stands on the command line is sent as a whole or not at all; longer input in runs.
+    """Send messages: the arguments, lines of standard input, or files.
+
+    Arguments are sent in one atomic batch. Input from a file or a pipe is sent in batches of up to 1,000 messages.
 
     penstock send orders tea cake
 
@@ -117,20 +122,25 @@ def _send_files(
     quiet: bool,
 ) -> None:
     """Send run by run. If one fails, those before it are sent, and the user is told how many that was."""
-    count = done_bytes = 0
-    with progress(f"Sending to {queue}", total=size, unit="bytes") as told:
-        for run in runs:
-            try:
+    count = done_bytes = under_way = 0
+    try:
+        with progress(f"Sending to {queue}", total=size, unit="bytes") as told:
+            for run in runs:
+                under_way = len(run)
                 sent = send_run(run)
-            except BaseException:
-                if count:
-                    print(f"penstock: {count:,} messages were sent to {queue} before this:", file=sys.stderr)
-                raise
-            count += len(run)
-            done_bytes += sum(map(len, run)) + len(run)
-            told(done_bytes)
-            if as_json and not quiet:
-                quiet = not _told(sent)
+                count, under_way = count + len(run), 0
+                done_bytes += sum(map(len, run)) + len(run)
+                told(done_bytes)
+                if as_json and not quiet:
+                    quiet = not _told(sent)
+    except KeyboardInterrupt:
+        more = f", and perhaps {under_way:,} more" if under_way else ""
+        print(f"penstock: interrupted. {count:,} messages were sent to {queue}{more}.", file=sys.stderr)
+        raise
+    except BaseException:
+        if count:
+            print(f"penstock: {count:,} messages were sent to {queue} before this:", file=sys.stderr)
+        raise
     if not as_json and not quiet:
         print(f"{count:,} messages sent to {queue}")
 
@@ -169,25 +179,37 @@ def receive(
     max: Annotated[
         int | None,
         typer.Option(
-            "--max", "-n", min=1, help="How many messages at most: 1, or with --follow no limit.", show_default=False
+            "--max",
+            "-n",
+            min=1,
+            help="Receive at most so many messages (1; with --follow: no limit).",
+            show_default=False,
         ),
     ] = None,
-    wait: Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the first one.")] = 0.0,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C, or until --max messages came.")] = False,
-    lease: Annotated[float | None, typer.Option(help="Seconds for which the messages are yours.")] = None,
+    wait: Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the first message.")] = 0.0,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until Ctrl-C, or until --max messages have come.")
+    ] = False,
+    lease: Annotated[
+        float | None, typer.Option(help="Visibility timeout: seconds until others can receive them.")
+    ] = None,
     channel: ChannelName = "main",
     ack: Annotated[
-        bool, typer.Option(help="Acknowledge what is printed. Otherwise it stays leased, and its receipt is printed.")
+        bool, typer.Option(help="Acknowledge what is printed. With --no-ack it stays leased; --json has its receipt.")
     ] = True,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Append the bodies (or JSON) to a file, on disk before the ack."),
+        typer.Option(
+            "--output", "-o", help="Append the bodies (or JSON) to a file, synced before the acknowledgement."
+        ),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, a line each.")] = False,
-    null: Annotated[bool, typer.Option("--null", "-0", help="Print bodies only, each ended by a NUL byte.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the bodies only, one a line.")] = False,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", help="Print the bodies only, each with a NUL byte at its end.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Receive messages and print them. Exit status 3 when there was none.
+    """Receive messages, print them and acknowledge them. Exit status 3 when there is none.
 
     penstock receive orders --max 10 --wait 5
 
@@ -199,21 +221,23 @@ def receive(
     limit = max or (None if follow else 1)
     end = b"\0" if null else b"\n"
     count = 0
-    with _writer(output, as_json=as_json, raw=raw or null, end=end, title=f"Received from {queue}") as write:
+    with writer(output, as_json=as_json, raw=raw or null, end=end, title=f"Received from {queue}") as write:
         for batch in _batches(source, limit, wait, lease, follow):
-            messages = batch.messages()
-            count += len(messages)
-            write([_received(message, ack) for message in messages], batch.bodies)
-            if ack:
-                batch.ack()
+            count += len(batch)
+            with Held(batch, ack=ack, lease=lambda: _lease_seconds(ps, queue, lease)) as held:
+                for out in write([_received(message, ack) for message in batch], batch.bodies):
+                    held.are_out(out)
     if not count:
         raise typer.Exit(Exit.NOTHING)
 
 
 def _kept(ps: Penstock, queue: str, lease: float | None) -> Session:
     """A session that outlives this process: otherwise a server would take the messages back when we hang up."""
-    seconds = ps.queue(queue).info().config.lease_ms / 1_000 if lease is None else lease
-    return ps.session("penstock receive", ttl=seconds + SESSION_MARGIN_SECONDS)
+    return ps.session("penstock receive", ttl=_lease_seconds(ps, queue, lease) + SESSION_MARGIN_SECONDS)
+
+
+def _lease_seconds(ps: Penstock, queue: str, lease: float | None) -> float:
+    return ps.queue(queue).info().config.lease_ms / 1_000 if lease is None else lease
 
 
 def receiver(place: Penstock | Session, queue: str, channel: str) -> Queue | Channel:
@@ -252,64 +276,6 @@ def _received(message: Message, ack: bool) -> dict[str, Any]:
     return described(message) | {"attempts": message.attempts} | ({} if ack else {"receipt": message.receipt})
 
 
-Write = Callable[[list[dict[str, Any]], list[bytes]], None]
-
-
-@contextmanager
-def _writer(output: Path | None, *, as_json: bool, raw: bool, end: bytes, title: str) -> Iterator[Write]:
-    """How received messages are put out: a table, JSON, or bare bodies; on standard output or in a file."""
-    if output is None:
-        yield _to_bodies(sys.stdout.buffer, end) if raw else _to_rows(as_json, title)
-        return
-    with output.open("ab", buffering=0) as file:
-
-        def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
-            size = os.fstat(file.fileno()).st_size
-            stream = io.BytesIO()
-            (_to_json(stream) if as_json else _to_bodies(stream, end))(rows, bodies)
-            try:
-                _write_all(file, stream.getbuffer())
-                os.fsync(file.fileno())
-            except BaseException:  # they come again: half of them would be taken for the start of what comes next
-                with suppress(OSError):
-                    os.ftruncate(file.fileno(), size)
-                raise
-
-        yield write
-
-
-def _write_all(file: io.FileIO, data: memoryview) -> None:
-    """A disk that is nearly full takes a part, and says only then that it is full."""
-    while data:
-        data = data[file.write(data) :]
-
-
-def _to_rows(as_json: bool, title: str) -> Write:
-    def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
-        print_rows(rows if as_json else map(for_people, rows), as_json, title)
-        sys.stdout.flush()
-
-    return write
-
-
-def _to_json(stream: BinaryIO) -> Write:
-    def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
-        import msgspec
-
-        stream.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        stream.flush()
-
-    return write
-
-
-def _to_bodies(stream: BinaryIO, end: bytes) -> Write:
-    def write(rows: list[dict[str, Any]], bodies: list[bytes]) -> None:
-        stream.write(end.join([*bodies, b""]))
-        stream.flush()
-
-    return write
-
-
 # -- settle ------------------------------------------------------------------------------------------------------------
 
 
@@ -327,12 +293,12 @@ def release(
     receipts: Receipts,
     channel: ChannelName = "main",
     delay: Annotated[
-        float | None, typer.Option(help="Seconds until it is handed out again (the queue's backoff).")
+        float | None, typer.Option(help="Seconds until they can be received again (as the queue's backoff says).")
     ] = None,
-    error: Annotated[str, typer.Option(help="What went wrong; it is kept with the message.")] = "",
+    error: Annotated[str, typer.Option(help="What went wrong. It is kept with the messages.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Give messages back that were received with --no-ack: the work on them failed."""
+    """Return messages that were received with --no-ack: the work on them failed, and they are delivered again."""
     count = receiver(ps, queue, channel).release(receipts, delay=delay, error=error)
     print_done(f"{count} released", {"released": count}, as_json)
 
@@ -345,20 +311,21 @@ def peek(
     ps: Penstock,
     queue: Name,
     max: Annotated[int, typer.Option("--max", "-n", min=1, help="How many messages at most.")] = 10,
-    contains: Annotated[str | None, typer.Option(help="Only messages whose body holds this text.")] = None,
+    contains: Annotated[str | None, typer.Option(help="Only messages whose body contains this text.")] = None,
     after: Annotated[int, typer.Option(help="Only messages after this sequence number.")] = -1,
     channel: ChannelName = "main",
     raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, a line each.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show messages without taking them. Exit status 3 when there is none.
+    """Show messages without receiving them. Exit status 3 when there is none.
 
     Works on a directory while another process has it open.
     """
     needle = None if contains is None else contains.encode(errors="surrogateescape")
     seen = _browsed(receiver(ps, queue, channel), after, max, needle)
     if raw:
-        _to_bodies(sys.stdout.buffer, b"\n")([], [message.body for message in seen])
+        sys.stdout.buffer.write(b"".join(message.body + b"\n" for message in seen))
+        sys.stdout.buffer.flush()
     else:
         rows = map(_peeked, seen)
         print_rows(rows if as_json else map(for_people, rows), as_json, f"Waiting in {queue}")

@@ -105,6 +105,14 @@ def cell(value: Any) -> str:
     return str(value)
 
 
+def rendered(drawn: Any) -> bytes:
+    """A table as the bytes that `stdout().print` writes."""
+    console = stdout()
+    with console.capture() as captured:
+        console.print(drawn)
+    return captured.get().encode(sys.stdout.encoding, "backslashreplace")
+
+
 def stdout() -> Console:
     """Where results go."""
     from rich.console import Console

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.asking import Yes, confirm
 from penstock.cli.messages import Name, existing
-from penstock.cli.output import AsJson, print_done, print_json, print_rows, progress
-from penstock.cli.stats import channel_row, counts, queue_row
+from penstock.cli.output import AsJson, cell, print_done, print_json, print_rows, progress
+from penstock.cli.stats import channel_row, counts, queue_row, with_age
 from penstock.cli.store import on_store
 
 if TYPE_CHECKING:
@@ -18,16 +20,23 @@ queues = typer.Typer(help="Create, list, describe, change, empty and delete queu
 channels = typer.Typer(help="Create, list, pause, empty and delete the channels of a queue.", no_args_is_help=True)
 
 ChannelName = Annotated[str, typer.Argument(help="The channel's name.", show_default=False)]
-Lease = Annotated[float | None, typer.Option(help="Seconds that a receiver has.", show_default=False)]
-Retention = Annotated[str | None, typer.Option(help="Seconds that messages are kept, or `none`: for ever.")]
-Delay = Annotated[float | None, typer.Option(help="Seconds that every message waits before it can be received.")]
-MaxReceives = Annotated[int | None, typer.Option(help="Failed deliveries before a message is dead; 0: never.")]
-DeadLetter = Annotated[str | None, typer.Option(help="Where dead messages go (NAME.dead).")]
-Policy = Annotated[str | None, typer.Option(help="at_least_once, consume_times or consume_once.")]
-ConsumeTimes = Annotated[int | None, typer.Option(help="With consume_times: how often at most.")]
+Lease = Annotated[float | None, typer.Option(help="Seconds that a receiver has for a message (30).")]
+Retention = Annotated[str | None, typer.Option(help="Seconds that messages are kept (345600: 4 days), or `none`.")]
+Delay = Annotated[float | None, typer.Option(help="Seconds that every message waits before it can be received (0).")]
+MaxReceives = Annotated[
+    int | None, typer.Option(help="After so many failed deliveries a message is a dead letter (10). 0: never.")
+]
+DeadLetter = Annotated[str | None, typer.Option(help="The queue that dead letters go to (NAME.dead).")]
+Policy = Annotated[str | None, typer.Option(help="at_least_once (the default), consume_times or consume_once.")]
+ConsumeTimes = Annotated[
+    int | None, typer.Option(help="With --policy consume_times: a message is delivered so often at most.")
+]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="SETTING=VALUE for any other setting, the value as JSON; may be given several times."),
+    typer.Option(
+        "--set",
+        help="SETTING=VALUE for any other setting, the value as JSON. Can be repeated. docs/delivery.md lists them.",
+    ),
 ]
 
 
@@ -92,7 +101,9 @@ def list_queues(
 def create(
     ps: Penstock,
     queue: Name,
-    fifo: Annotated[bool, typer.Option("--fifo", help="Keep the order within groups.")] = False,
+    fifo: Annotated[
+        bool, typer.Option("--fifo", help="Keep the order within groups. A name that ends with .fifo says so, too.")
+    ] = False,
     lease: Lease = None,
     retention: Retention = None,
     delay: Delay = None,
@@ -103,12 +114,17 @@ def create(
     settings: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a queue. Once more with the same settings is fine; with others it is an error."""
+    """Create a queue. If it exists with the same settings, nothing happens; with other settings it is an error.
+
+    penstock queue create orders --lease 60 --max-receives 5
+    """
     given = {"kind": "fifo" if fifo else None, "lease": lease, "retention": retention, "delay": delay}
     given |= {"max_receives": max_receives, "dead_letter": dead_letter, "policy": policy}
     given |= {"consume_times": consume_times}
+    is_new = queue not in ps.queues(queue)
     ps.create_queue(queue, **settings_of(given, settings))
-    print_done(f"created {queue}", {"queue": queue, "created": True}, as_json)
+    text = f"created {queue}" if is_new else f"{queue} exists already, with these settings"
+    print_done(text, {"queue": queue, "created": is_new}, as_json)
 
 
 @queues.command()
@@ -124,12 +140,15 @@ def configure(
     settings: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change some settings of a queue; the others stay."""
+    """Change some settings of a queue. The others stay as they are.
+
+    penstock queue configure orders --lease 120
+    """
     given = {"lease": lease, "retention": retention, "delay": delay}
     given |= {"max_receives": max_receives, "dead_letter": dead_letter}
     changes = settings_of(given, settings)
     if not changes:
-        raise typer.BadParameter("say what to change")
+        raise typer.BadParameter("say what to change, such as --lease 60; `--set` has any setting")
     ps.queue(queue).configure(**changes)
     print_done(f"configured {queue}", {"queue": queue, "configured": sorted(changes)}, as_json)
 
@@ -137,7 +156,7 @@ def configure(
 @queues.command()
 @on_store(read_only=True)
 def describe(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
-    """Print a queue's settings and exact counts as JSON; with --json on one line.
+    """Show a queue's settings, and exact counts of its channels.
 
     Works on a directory while another process has it open.
     """
@@ -145,26 +164,55 @@ def describe(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
 
     info, stats = ps.queue(queue).info(), ps.queue(queue).stats()
     settings = msgspec.structs.asdict(info.config) | {"backoff": msgspec.structs.asdict(info.config.backoff)}
-    described = msgspec.to_builtins(info) | {"config": settings, "stats": msgspec.to_builtins(stats)}
     if as_json:
-        print_json([described])
-    else:
-        print(msgspec.json.format(msgspec.json.encode(described), indent=2).decode())
+        print_json([msgspec.to_builtins(info) | {"config": settings, "stats": msgspec.to_builtins(stats)}])
+        return
+    rows = [{"setting": name.removesuffix("_ms"), "value": _shown(name, value)} for name, value in settings.items()]
+    print_rows([row for row in rows if row["value"]], False, f"Settings of {queue}")
+    print(f"\n{stats.messages:,} messages, {stats.bytes:,} bytes; created {_when(info.created_ms)}\n")
+    print_rows([with_age(channel_row(queue, each)) for each in stats.channels.values()], False, "Channels")
+
+
+def _shown(name: str, value: Any) -> str:
+    """A setting as people read it: lengths of time with their unit, as the options take them.
+
+    >>> _shown("lease_ms", 30_000), _shown("retention_ms", 345_600_000), _shown("retention_ms", None)
+    ('30 seconds', '345600 seconds (4 days)', 'no limit')
+    """
+    if value is None:
+        return "" if name == "dead_letter" else "no limit"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name == "backoff":
+        return str(value["shape"]) if value["shape"] == "none" else cell(value)
+    if not name.endswith("_ms"):
+        return cell(value)
+    seconds = value / 1_000
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds:.15g} seconds ({seconds / length:.3g} {unit})"
+    return f"{seconds:.15g} seconds"
+
+
+def _when(time_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ms / 1_000))
 
 
 @queues.command()
 @on_store()
-def purge(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
-    """Delete every message of a queue, in flight ones included."""
+def purge(ps: Penstock, queue: Name, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Delete every message of a queue, also those that somebody is working on. Asks first, on a terminal."""
+    confirm(f"Delete all {ps.queue(queue).stats().messages:,} messages of {queue}?", yes)
     with progress(f"Purging {queue}"):
         count = ps.queue(queue).purge()
-    print_done(f"{count} messages purged", {"queue": queue, "purged": count}, as_json)
+    print_done(f"{count:,} messages of {queue} deleted", {"queue": queue, "purged": count}, as_json)
 
 
 @queues.command()
 @on_store()
-def delete(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
-    """Delete a queue with its messages, channels and consumers."""
+def delete(ps: Penstock, queue: Name, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Delete a queue with its messages, channels and consumers. Asks first, on a terminal."""
+    confirm(f"Delete {queue} with its {ps.queue(queue).stats().messages:,} messages?", yes)
     with progress(f"Deleting {queue}"):
         ps.queue(queue).delete()
     print_done(f"deleted {queue}", {"queue": queue, "deleted": True}, as_json)
@@ -188,13 +236,19 @@ def create_channel(
     queue: Name,
     channel: ChannelName,
     start: Annotated[
-        str, typer.Option(help="head: all that is stored; tail: what comes; or seconds since 1970.")
+        str,
+        typer.Option(
+            help="Where it starts: `head` (with all that is stored), `tail` (with what comes later), or a time in "
+            "seconds since 1970."
+        ),
     ] = "head",
     as_json: AsJson = False,
 ) -> None:
-    """Create a channel: one more reader that gets every message. Once more is fine."""
+    """Create a channel: one more reader that gets every message. If it exists, nothing happens."""
+    is_new = queue not in ps.queues(queue) or channel not in ps.queue(queue).info().channels
     ps.queue(queue).channel(channel, start=_start(start))
-    print_done(f"created channel {channel} of {queue}", {"queue": queue, "channel": channel, "created": True}, as_json)
+    text = f"created channel {channel} of {queue}" if is_new else f"channel {channel} of {queue} exists already"
+    print_done(text, {"queue": queue, "channel": channel, "created": is_new}, as_json)
 
 
 def _start(text: str) -> str | float:
@@ -209,7 +263,7 @@ def _start(text: str) -> str | float:
 @channels.command()
 @on_store()
 def pause(ps: Penstock, queue: Name, channel: ChannelName, as_json: AsJson = False) -> None:
-    """Hand out nothing of a channel until it goes on."""
+    """Stop delivering the messages of a channel, until `unpause`."""
     existing(ps, queue, channel).pause()
     print_done(f"paused {channel} of {queue}", {"queue": queue, "channel": channel, "paused": True}, as_json)
 
@@ -217,22 +271,27 @@ def pause(ps: Penstock, queue: Name, channel: ChannelName, as_json: AsJson = Fal
 @channels.command()
 @on_store()
 def unpause(ps: Penstock, queue: Name, channel: ChannelName, as_json: AsJson = False) -> None:
-    """Hand out again."""
+    """Deliver the messages of a paused channel again."""
     existing(ps, queue, channel).unpause()
     print_done(f"unpaused {channel} of {queue}", {"queue": queue, "channel": channel, "paused": False}, as_json)
 
 
 @channels.command("purge")
 @on_store()
-def purge_channel(ps: Penstock, queue: Name, channel: ChannelName, as_json: AsJson = False) -> None:
-    """Drop all that waits in one channel; the others keep theirs."""
-    count = existing(ps, queue, channel).purge()
-    print_done(f"{count} messages purged", {"queue": queue, "channel": channel, "purged": count}, as_json)
+def purge_channel(ps: Penstock, queue: Name, channel: ChannelName, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Delete all messages that wait in one channel. The other channels keep theirs. Asks first, on a terminal."""
+    handle = existing(ps, queue, channel)
+    confirm(f"Delete all messages that wait in channel {channel} of {queue}?", yes)
+    count = handle.purge()
+    facts = {"queue": queue, "channel": channel, "purged": count}
+    print_done(f"{count:,} messages of {channel} deleted", facts, as_json)
 
 
 @channels.command("delete")
 @on_store()
-def delete_channel(ps: Penstock, queue: Name, channel: ChannelName, as_json: AsJson = False) -> None:
-    """Delete a channel, and what was kept for it alone."""
-    existing(ps, queue, channel).delete()
+def delete_channel(ps: Penstock, queue: Name, channel: ChannelName, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Delete a channel, with the messages that no other channel waits for. Asks first, on a terminal."""
+    handle = existing(ps, queue, channel)
+    confirm(f"Delete channel {channel} of {queue}, with the messages that only it waits for?", yes)
+    handle.delete()
     print_done(f"deleted channel {channel} of {queue}", {"queue": queue, "channel": channel, "deleted": True}, as_json)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +17,15 @@ from penstock.cli.output import AsJson, print_json, print_rows, stdout, table
 from penstock.cli.store import on_store
 
 if TYPE_CHECKING:
-    from penstock import ChannelStats, Penstock, Stats
+    from penstock import ChannelStats, ConnectionLost, Penstock, Stats
 
-Names = Annotated[list[str] | None, typer.Argument(help="Queues. None: all of them.", show_default=False)]
-Prefix = Annotated[str, typer.Option(help="Only queues whose names start so.")]
+ANSWER_SECONDS = 2.0
+"""A server that has not answered a look for so long is shown as gone."""
+GONE_SECONDS = 60.0
+"""Without a terminal, `top` ends when the server was gone for so long."""
+
+Names = Annotated[list[str] | None, typer.Argument(help="Queues. Without any: all of them.", show_default=False)]
+Prefix = Annotated[str, typer.Option(help="Only queues whose names start with this.")]
 
 
 def queue_row(stats: Stats) -> dict[str, Any]:
@@ -54,14 +61,14 @@ def channel_row(queue: str, stats: ChannelStats) -> dict[str, Any]:
 
 @on_store(read_only=True)
 def stats(ps: Penstock, queues: Names = None, prefix: Prefix = "", as_json: AsJson = False) -> None:
-    """Show exact counts of every channel of queues. Works on a directory while another process has it open."""
+    """Show exact counts of queues: a line for each channel. Works on a directory while another process has it open."""
     rows = [
         channel_row(each.name, channel) for each in counts(ps, queues, prefix) for channel in each.channels.values()
     ]
-    print_rows(rows if as_json else map(_with_age, rows), as_json, "Channels")
+    print_rows(rows if as_json else map(with_age, rows), as_json, "Channels")
 
 
-def _with_age(row: dict[str, Any]) -> dict[str, Any]:
+def with_age(row: dict[str, Any]) -> dict[str, Any]:
     """A row for people: how old the oldest message is, instead of when it was sent."""
     shown = {name: value for name, value in row.items() if name != "oldest_at"}
     at = row["oldest_at"]
@@ -101,31 +108,42 @@ def counts(ps: Penstock, queues: list[str] | None, prefix: str) -> Iterator[Stat
 
 @dataclass(frozen=True)
 class Look:
-    """What was there at one moment."""
+    """What was there at one moment; or why nobody knows."""
 
     at: float
     queues: dict[str, Stats]
+    lost: ConnectionLost | None = None
 
 
-@on_store(read_only=True)
+Pause = Callable[[float], bool]
+"""Waits so many seconds. False ends it all."""
+
+
+@on_store(read_only=True, timeout=ANSWER_SECONDS)
 def top(
     ps: Penstock,
     queues: Names = None,
     prefix: Prefix = "",
     interval: Annotated[float, typer.Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look twice, print the table once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print one table, and end.")] = False,
     looks: Annotated[int | None, typer.Option(min=1, help="End after so many tables.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Watch queues and channels: how much waits, how much is in flight, messages a second in and out.
+    """Watch queues: how many messages wait, how many are in flight, and how many come and go a second.
 
-    The busiest come first. On a terminal the table is drawn anew; elsewhere tables follow each other. Ctrl-C ends it.
+    The busiest channels come first. On a terminal the table is drawn anew, and `q` or Ctrl-C ends it. Elsewhere tables
+    follow each other.
     """
-    tables = rated(looks_at(ps, queues, prefix, interval), 1 if once else looks)
+    count = 1 if once else looks
     if not as_json and sys.stdout.isatty() and not once:
-        _live(tables)
+        with pauses_until_q() as pause:
+            _live(rated(looks_at(ps, queues, prefix, interval, pause), count))
         return
-    for rows in tables:
+    for rows, lost in rated(looks_at(ps, queues, prefix, interval, _sleep), count):
+        if lost is not None:
+            if time.monotonic() - lost.at > GONE_SECONDS:
+                raise lost.error
+            continue
         if as_json:
             print_json(rows)
         else:
@@ -134,22 +152,79 @@ def top(
             raise typer.Exit(Exit.NOTHING)
 
 
-def looks_at(ps: Penstock, queues: list[str] | None, prefix: str, interval: float) -> Iterator[Look]:
-    """One look after the other, for ever."""
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return True
+
+
+@contextmanager
+def pauses_until_q() -> Iterator[Pause]:
+    """Pauses that end when `q` is typed. What is typed is not shown."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield _sleep
+        return
+    import select
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def pause(seconds: float) -> bool:
+        ends_at = time.monotonic() + seconds
+        while select.select([terminal], [], [], max(0.0, ends_at - time.monotonic()))[0]:
+            if os.read(terminal, 1) in (b"q", b"Q", b""):
+                return False
+        return True
+
+    tty.setcbreak(terminal)
+    try:
+        yield pause
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def looks_at(ps: Penstock, queues: list[str] | None, prefix: str, interval: float, pause: Pause) -> Iterator[Look]:
+    """One look after the other, until a pause says that it is enough. A server that is away may come back."""
+    from penstock import ConnectionLost
+
     next_at = time.monotonic()
     while True:
-        yield Look(time.monotonic(), {each.name: each for each in counts(ps, queues, prefix)})
+        try:
+            look = Look(time.monotonic(), {each.name: each for each in counts(ps, queues, prefix)})
+        except ConnectionLost as error:
+            look = Look(time.monotonic(), {}, error)
+        yield look
         next_at = max(next_at + interval, time.monotonic())
-        time.sleep(max(0.0, next_at - time.monotonic()))
+        if not pause(max(0.0, next_at - time.monotonic())):
+            return
 
 
-def rated(looks: Iterator[Look], count: int | None) -> Iterator[list[dict[str, Any]]]:
-    """Between each two looks: the table."""
-    before = next(looks)
-    while count is None or count > 0:
-        now = next(looks)
-        yield rows_between(before, now)
-        before, count = now, None if count is None else count - 1
+@dataclass(frozen=True)
+class Lost:
+    """Since when a server does not answer, and what the last try met."""
+
+    at: float
+    error: ConnectionLost
+
+
+def rated(looks: Iterator[Look], count: int | None) -> Iterator[tuple[list[dict[str, Any]], Lost | None]]:
+    """Between each two looks: the table. While a server is away: the last table, and since when it is away."""
+    before: Look | None = None
+    rows: list[dict[str, Any]] = []
+    lost: Lost | None = None
+    for now in looks:
+        if now.lost is not None:
+            lost = Lost(now.at if lost is None else lost.at, now.lost)
+            yield rows, lost
+            continue
+        lost = None
+        if before is not None:
+            rows = rows_between(before, now)
+            yield rows, None
+            if count is not None and (count := count - 1) == 0:
+                return
+        before = now
 
 
 def rows_between(before: Look, now: Look) -> list[dict[str, Any]]:
@@ -182,13 +257,17 @@ def _rate(before: int | None, now: int, seconds: float) -> float:
     return 0.0 if before is None or now < before else round((now - before) / seconds, 1)
 
 
-def _live(tables: Iterable[list[dict[str, Any]]]) -> None:
+def _live(tables: Iterable[tuple[list[dict[str, Any]], Lost | None]]) -> None:
     from rich.live import Live
     from rich.text import Text
 
     console = stdout()
     with Live(Text("looking ..."), console=console, screen=True, auto_refresh=False) as live:
-        for rows in tables:
+        for rows, lost in tables:
             shown = rows[: max(1, console.height - 6)]
             more = f" ({len(rows) - len(shown):,} more)" if len(shown) < len(rows) else ""
-            live.update(table(shown, f"{time.strftime('%H:%M:%S')}  Ctrl-C ends{more}"), refresh=True)
+            title = f"{time.strftime('%H:%M:%S')}  q ends{more}"
+            if lost is not None:
+                seconds = age(time.monotonic() - lost.at)
+                title = f"{title}  The server is gone for {seconds}, trying again: {lost.error}"
+            live.update(table(shown, title), refresh=True)

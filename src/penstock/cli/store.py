@@ -32,7 +32,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         "-u",
-        help="A server instead: penstock://host:9325, or penstocks:// for TLS. Also PENSTOCK_URL.",
+        help="A server instead, as it prints its address: http://host:9325. Also PENSTOCK_URL.",
         show_default=False,
         rich_help_panel="Where the queues are",
     ),
@@ -46,29 +46,47 @@ Token = Annotated[
     ),
 ]
 
+_ARGUMENTS = ("queue", "queues", "channel", "consumer", "bodies", "receipts", "offset")
+"""Of these, some are given without a flag."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def on_store(
-    *, read_only: bool = False, creates: bool = False
+    *, read_only: bool = False, creates: bool = False, timeout: float | None = None
 ) -> Callable[[Callable[Concatenate[Penstock, P], R]], Callable[..., R]]:
     """Make a command of a function that works on an open store: it gets `--data`, `--url` and `--token` in front.
 
     `read_only` commands may run beside the process that has the directory open. Only a command that `creates`
-    makes a directory that is not there.
+    makes a directory that is not there. `timeout`: how long a server has to answer, if not as long as usual.
     """
 
     def decorate(function: Callable[Concatenate[Penstock, P], R]) -> Callable[..., R]:
         @functools.wraps(function)
         def command(*arguments: Any, data: Data = None, url: Url = None, token: Token = None, **options: Any) -> R:
-            with opened(data, url, token, read_only=read_only, creates=creates) as ps:
+            place = opened(data, url, token, read_only=read_only, creates=creates, timeout=timeout)
+            with _speaking_of(options), place as ps:
                 return function(ps, *arguments, **options)
 
         _describe(command, function)
         return command
 
     return decorate
+
+
+@contextmanager
+def _speaking_of(options: dict[str, Any]) -> Iterator[None]:
+    """A refused value is named as it was given: `--max-receives`, and not `max_receives`."""
+    try:
+        yield
+    except ValueError as error:
+        from penstock.core.errors import InvalidRequest
+
+        name = str(error).partition(" ")[0].rstrip(":")
+        if not isinstance(error, InvalidRequest) or options.get(name) is None or name in _ARGUMENTS:
+            raise
+        raise type(error)(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from None
 
 
 def _describe(command: Callable[..., Any], function: Callable[..., Any]) -> None:
@@ -85,7 +103,13 @@ def _describe(command: Callable[..., Any], function: Callable[..., Any]) -> None
 
 @contextmanager
 def opened(
-    data: Path | None, url: str | None, token: str | None, *, read_only: bool = False, creates: bool = False
+    data: Path | None,
+    url: str | None,
+    token: str | None,
+    *,
+    read_only: bool = False,
+    creates: bool = False,
+    timeout: float | None = None,
 ) -> Iterator[Penstock]:
     """The store that flags and environment name, open while the block runs."""
     place = chosen(data, url)
@@ -93,7 +117,7 @@ def opened(
         with _directory(place, read_only=read_only, creates=creates) as ps:
             yield ps
     else:
-        with _server(place, token or os.environ.get("PENSTOCK_TOKEN")) as ps:
+        with _server(place, token or os.environ.get("PENSTOCK_TOKEN"), timeout) as ps:
             yield ps
 
 
@@ -120,10 +144,11 @@ def _directory(directory: Path, *, read_only: bool, creates: bool) -> Penstock:
         raise penstock.StoreLocked(f"{error} Ask that process instead, with --url, if it is a server.") from None
 
 
-def _server(url: str, token: str | None) -> Penstock:
+def _server(url: str, token: str | None, timeout: float | None) -> Penstock:
     import penstock
 
+    options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     try:
-        return penstock.connect(url, token=token, name=f"penstock {os.getpid()}")
+        return penstock.connect(url, token=token, name=f"penstock {os.getpid()}", **options)
     except penstock.InvalidRequest as error:
         raise typer.BadParameter(str(error), param_hint="--url") from None

@@ -8,12 +8,18 @@ error only for who needs it.
 
 from __future__ import annotations
 
+import array
+import fcntl
 import io
 import os
+import select
+import stat
 import sys
+import termios
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -34,6 +40,42 @@ class _Output(io.FileIO):
             raise NobodyReads from None
         except OSError as error:
             raise OSError(error.errno, f"standard output: {error.strerror}") from None
+
+
+class Reader:
+    """Who reads our output through a pipe, if it is a pipe."""
+
+    PAUSE_SECONDS_MAX = 0.005
+    TURN_SECONDS = 0.1
+    """How often a caller that waits for the reader gets its turn."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        try:
+            self._number = stream.fileno()
+            self.is_on_a_pipe = stat.S_ISFIFO(os.fstat(self._number).st_mode)
+        except (OSError, ValueError):
+            self.is_on_a_pipe = False
+            return
+        self._end = select.poll()
+        self._end.register(self._number, 0)
+
+    def takes(self) -> Iterator[None]:
+        """Wait until it has taken all that was written. `NobodyReads` if it goes and leaves something in the pipe."""
+        pause, turn_at = 0.0, time.monotonic() + self.TURN_SECONDS
+        while self.is_on_a_pipe and self._unread():
+            if self._end.poll(0):
+                raise NobodyReads
+            time.sleep(pause)
+            pause = min(max(2 * pause, 0.00001), self.PAUSE_SECONDS_MAX)
+            if time.monotonic() >= turn_at:
+                yield
+                turn_at = time.monotonic() + self.TURN_SECONDS
+
+    def _unread(self) -> int:
+        """How many bytes are in the pipe."""
+        count = array.array("i", [0])
+        fcntl.ioctl(self._number, termios.FIONREAD, count)
+        return count[0]
 
 
 @contextmanager

@@ -40,8 +40,9 @@ def open(
     >>> with open(":memory:") as ps:
     ...     orders = ps.queue("orders")
     ...     sent = orders.send(b"hello", attributes={"kind": "greeting"})
-    ...     with orders.receive() as message:
-    ...         print(message.body, message.attempts)
+    ...     while message := orders.receive():
+    ...         with message:
+    ...             print(message.body, message.attempts)
     b'hello' 1
     """
     if read_only:

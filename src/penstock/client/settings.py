@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from penstock.client.times import Seconds, length_ms
-from penstock.core.config import Backoff, Kind, PolicyName, QueueConfig, Scope
+from penstock.core.config import Backoff, Kind, PolicyName, QueueConfig, Scope, kind_of
 from penstock.core.errors import InvalidConfig
 
 _LENGTHS = ("lease", "retention", "delay", "receive_wait", "consumer_retention")
@@ -61,10 +61,10 @@ def changes_of(settings: QueueSettings) -> dict[str, Any]:
     return changes
 
 
-def config_of(settings: QueueSettings) -> QueueConfig:
+def config_of(name: str, settings: QueueSettings) -> QueueConfig:
     """The configuration of a new queue, checked.
 
-    >>> config_of({"kind": "fifo", "lease": 5}).lease_ms
-    5000
+    >>> config_of("orders.fifo", {"lease": 5}).kind
+    'fifo'
     """
-    return QueueConfig().changed(changes_of(settings))
+    return QueueConfig().changed(changes_of(settings) | {"kind": kind_of(name, settings.get("kind"))})

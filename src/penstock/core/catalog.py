@@ -35,7 +35,7 @@ from penstock.core.commands import (
     Stats,
     TallyQueues,
 )
-from penstock.core.config import UNCHANGEABLE, QueueConfig, check_name, dead_letter_name
+from penstock.core.config import UNCHANGEABLE, QueueConfig, check_name, config_for, dead_letter_name, kind_of
 from penstock.core.errors import (
     ChannelNotFound,
     InvalidConfig,
@@ -87,20 +87,26 @@ class Catalog:
         check_name(command.name, "queue")
         for channel in command.channels:
             check_name(channel, "channel")
-        config = command.config
-        config.check()
         existing = self.broker.queues.get(command.name)
         if existing is None:
             self.broker.quarantine.refuse(command.name)
+        is_new = existing is None and command.part is None
+        config = config_for(command.name, command.config) if is_new else command.config
+        config.check()
         if command.part is not None:
             return self._create_part(command, existing, *command.part)
         if existing is not None:
+            if existing.config.is_fifo:  # else it is from a time when a standard queue could have such a name
+                config = config_for(command.name, config)
             if existing.config != config:
                 different = [
-                    name for name in config.__struct_fields__ if getattr(config, name) != getattr(existing.config, name)
+                    name.removesuffix("_ms")
+                    for name in config.__struct_fields__
+                    if getattr(config, name) != getattr(existing.config, name)
                 ]
                 raise QueueExists(
-                    f"queue {command.name!r} exists with another configuration; different: {', '.join(different)}"
+                    f"queue {command.name!r} exists with other settings; different: {', '.join(different)}. "
+                    "Change the settings of the queue instead of creating it"
                 )
             return existing.info()
         self._check_dead_letter(command.name, config)
@@ -151,10 +157,10 @@ class Catalog:
         if target == name:
             raise InvalidConfig(f"queue {name!r} cannot be its own dead-letter queue: name another one")
         existing = self.broker.queues.get(target)
-        if existing is not None and existing.config.kind != config.kind:
+        kind = kind_of(target, config.kind if config.is_fifo else None) if existing is None else existing.config.kind
+        if kind != config.kind:
             raise InvalidConfig(
-                f"the dead-letter queue {target!r} of the {config.kind} queue {name!r} is a "
-                f"{existing.config.kind} queue: "
+                f"the dead-letter queue {target!r} of the {config.kind} queue {name!r} is a {kind} queue: "
                 "both must be of the same kind"
             )
 
@@ -167,7 +173,8 @@ class Catalog:
         if command.expected is not None and queue.config.changed(command.expected) != queue.config:
             raise QueueChanged(f"queue {queue.name!r} has other settings by now: look at them, and change it again")
         config = queue.config.changed(command.changes)
-        self._check_dead_letter(queue.name, config)
+        if config.dead_letter != queue.config.dead_letter:
+            self._check_dead_letter(queue.name, config)
         queue.seal()
         self._bury(queue, False)
         queue.configure(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.core.config import LEASE_MS_MAX
+from penstock.core.config import LEASE_MS_MAX, out_of_range
 from penstock.core.errors import InvalidName, InvalidRequest, QueueReplaced
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def check_limit(limit: int) -> None:
 def check_lease(lease_ms: int | None) -> None:
     """How long messages are to be held; None: as long as the queue says."""
     if lease_ms is not None and not 0 <= lease_ms <= LEASE_MS_MAX:
-        raise InvalidRequest(f"lease_ms is {lease_ms}: it must be from 0 to {LEASE_MS_MAX}")
+        raise InvalidRequest(out_of_range("lease_ms", lease_ms, 0, LEASE_MS_MAX))
 
 
 def check_queue_id(queue: Queue | None, name: str, queue_id: int) -> None:

@@ -295,6 +295,12 @@ class Run(msgspec.Struct):
         """When each was handed out first."""
         return np.broadcast_to(np.asarray(self.first_ms, dtype=np.int64), (self.count,))
 
+    def part(self, low: int, high: int) -> Run:
+        """The messages `low` to `high` (not included) of this run, counted from its start."""
+        attempt = self.attempt if isinstance(self.attempt, int) else self.attempt[low:high]
+        first_ms = self.first_ms if isinstance(self.first_ms, int) else self.first_ms[low:high]
+        return Run(self.chunk, self.start + low, self.start + high, attempt, first_ms, self.failures)
+
     def spans(self) -> list[Span]:
         """The run cut where the attempt changes: what settling it needs."""
         attempts, first = self.attempt, self.chunk.base + self.start

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -85,10 +85,15 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     >>> QueueConfig().changed({"lease_ms": -1})
     Traceback (most recent call last):
         ...
-    penstock.core.errors.InvalidConfig: lease_ms is -1: it must be from 0 to 43200000
+    penstock.core.errors.InvalidConfig: lease is -0.001 seconds: it must be from 0 to 43200 seconds
+    >>> QueueConfig().changed({"policy": "never"})
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidConfig: policy is 'never': it must be at_least_once, consume_times or consume_once
     """
 
     kind: Kind = "standard"
+    """A name that ends with `.fifo` makes a FIFO queue. Other queues can be FIFO, too."""
     lease_ms: int = 30 * SECOND_MS
     """How long a receiver has before its messages go to somebody else (SQS: visibility timeout)."""
     retention_ms: int | None = 4 * DAY_MS
@@ -158,7 +163,7 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         try:
             config = msgspec.convert(msgspec.to_builtins(self) | msgspec.to_builtins(changes), QueueConfig)
         except (msgspec.ValidationError, TypeError) as error:
-            raise InvalidConfig(str(error)) from None
+            raise InvalidConfig(_explained(error)) from None
         config.check()
         return config
 
@@ -168,11 +173,11 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             msgspec.convert(msgspec.to_builtins(self), QueueConfig)
             msgspec.msgpack.encode((self.tags, self.labels))
         except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: half a character
-            raise InvalidConfig(str(error)) from None
+            raise InvalidConfig(_explained(error)) from None
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise InvalidConfig(f"{name} is {value}: it must be from {low} to {high}")
+                raise InvalidConfig(out_of_range(name, value, low, high))
         backoff = self.backoff
         for name, value in (("base_ms", backoff.base_ms), ("ceiling_ms", backoff.ceiling_ms)):
             if not 0 <= value <= DELAY_MS_MAX:
@@ -207,8 +212,70 @@ _RANGES: tuple[tuple[str, int, int], ...] = (
     ("consumer_retention_ms", MINUTE_MS, DELAY_MS_MAX),
 )
 
+_CHOICES = {"kind": Kind, "policy": PolicyName, "dedup_scope": Scope, "throughput_scope": Scope}
+_CHOICES["backoff.shape"] = BackoffShape
+
+
+def out_of_range(name: str, value: int, low: int, high: int) -> str:
+    """What is wrong with a value. Lengths of time are said in seconds, as callers give them.
+
+    >>> out_of_range("lease_ms", 50_000_000, 0, 43_200_000)
+    'lease is 50000 seconds: it must be from 0 to 43200 seconds'
+    """
+    if not name.endswith("_ms"):
+        return f"{name} is {value}: it must be from {low} to {high}"
+    shown, least, most = (f"{time_ms / SECOND_MS:.15g}" for time_ms in (value, low, high))
+    return f"{name.removesuffix('_ms')} is {shown} seconds: it must be from {least} to {most} seconds"
+
+
+def _explained(error: Exception) -> str:
+    """A complaint of msgspec, with the setting in front, and the choices if there are some."""
+    found = re.fullmatch(r"(.*) - at `\$\.([\w.]+?)(_ms)?(?:\[.*)?`", str(error), re.DOTALL)
+    if found is None:
+        return str(error)
+    text, name = found[1], found[2]
+    if name not in _CHOICES or not text.startswith("Invalid enum value "):
+        return f"{name}: {text}"
+    *others, last = get_args(_CHOICES[name])
+    return f"{name} is {text.removeprefix('Invalid enum value ')}: it must be {', '.join(others)} or {last}"
+
+
 UNCHANGEABLE = frozenset({"kind", "partitions"})
 """Settings that a queue keeps for life."""
+
+FIFO_SUFFIX = ".fifo"
+
+
+def kind_of(name: str, said: Kind | None = None) -> Kind:
+    """The kind that a new queue of this name has: FIFO if the name ends with `.fifo`, else what was said.
+
+    >>> kind_of("orders"), kind_of("orders.fifo"), kind_of("orders", "fifo")
+    ('standard', 'fifo', 'fifo')
+    >>> kind_of("orders.fifo", "standard")
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidConfig: a name that ends with .fifo makes a FIFO queue, and 'orders.fifo' is to be ...
+    """
+    if not name.endswith(FIFO_SUFFIX):
+        return said or "standard"
+    if said == "standard":
+        raise InvalidConfig(
+            f"a name that ends with .fifo makes a FIFO queue, and {name!r} is to be a standard one: choose another "
+            "name, or leave out the kind"
+        )
+    return "fifo"
+
+
+def config_for(name: str, config: QueueConfig) -> QueueConfig:
+    """The configuration as a new queue of this name gets it. Standard is the default, and not a wish.
+
+    >>> config_for("orders.fifo", QueueConfig(lease_ms=5_000)).kind
+    'fifo'
+    """
+    if config.is_fifo or not name.endswith(FIFO_SUFFIX):
+        return config
+    return msgspec.structs.replace(config, kind=kind_of(name))
+
 
 NAME_LENGTH_MAX = 128
 _NAME = re.compile(r"[A-Za-z0-9._#-]{1,128}\Z")
@@ -233,7 +300,8 @@ def dead_letter_name(queue: str) -> str:
     >>> dead_letter_name("orders"), dead_letter_name("orders.fifo")
     ('orders.dead', 'orders.dead.fifo')
     """
-    stem, ending = (queue[:-5], ".dead.fifo") if queue.endswith(".fifo") else (queue, ".dead")
+    is_fifo = queue.endswith(FIFO_SUFFIX)
+    stem, ending = (queue.removesuffix(FIFO_SUFFIX), f".dead{FIFO_SUFFIX}") if is_fifo else (queue, ".dead")
     if len(stem) + len(ending) > NAME_LENGTH_MAX:
         stem = f"{stem[:100]}.{hashlib.sha256(queue.encode()).hexdigest()[:12]}"
     return stem + ending

@@ -14,7 +14,7 @@ from penstock.core import keys
 from penstock.core.channel import Channel
 from penstock.core.checks import clean
 from penstock.core.commands import MAIN, CancelRedrive, Handlers, ListRedrives, RedriveTask, Seen, StartRedrive
-from penstock.core.config import check_name
+from penstock.core.config import check_name, kind_of
 from penstock.core.draft import Messages
 from penstock.core.errors import ChunkDamaged, InvalidRequest, PenstockError, StoreError, TaskNotFound
 from penstock.core.keys import Kind
@@ -48,6 +48,11 @@ class Redrives:
             check_name(command.target, "queue")
             if command.target == command.queue:
                 raise InvalidRequest(f"queue {command.queue!r} cannot be redriven to itself: name another target")
+            if command.target not in broker.queues and kind_of(command.target) == "fifo" and not queue.is_fifo:
+                raise InvalidRequest(
+                    f"queue {command.target!r} is FIFO by its name, and the messages of {queue.name!r} have no order: "
+                    "name a target that does not end with .fifo"
+                )
         if command.per_second is not None and command.per_second < 1:
             raise InvalidRequest(f"per_second is {command.per_second}: it must be at least 1")
         if command.error is not None and clean(command.error) != command.error:

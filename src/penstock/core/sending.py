@@ -10,7 +10,15 @@ import msgspec
 from penstock.core.checks import check_queue_id, check_text
 from penstock.core.chunk import PackedBodies
 from penstock.core.commands import Handlers, Send, Sent
-from penstock.core.config import BATCH_BYTES_MAX, DELAY_MS_MAX, PRIORITY_MAX, QueueConfig, check_name
+from penstock.core.config import (
+    BATCH_BYTES_MAX,
+    DELAY_MS_MAX,
+    PRIORITY_MAX,
+    QueueConfig,
+    check_name,
+    config_for,
+    out_of_range,
+)
 from penstock.core.draft import Messages
 from penstock.core.errors import (
     BatchTooLarge,
@@ -57,7 +65,7 @@ class Sending:
                 return sent
             if not forwarded:
                 self.check_whole(queue, command)
-        config = command.config if queue is None else queue.config
+        config = config_for(command.queue, command.config) if queue is None else queue.config
         size = self.check(command, config)
         if queue is None:
             if not command.create:
@@ -115,9 +123,9 @@ class Sending:
         if not 0 <= command.priority <= PRIORITY_MAX:
             raise InvalidRequest(f"priority is {command.priority}: it must be from 0 to {PRIORITY_MAX}")
         if command.delay_ms is not None and not 0 <= command.delay_ms <= DELAY_MS_MAX:
-            raise InvalidRequest(f"delay_ms is {command.delay_ms}: it must be from 0 to {DELAY_MS_MAX}")
+            raise InvalidRequest(out_of_range("delay_ms", command.delay_ms, 0, DELAY_MS_MAX))
         if command.due_ms is not None and command.due_ms > self.broker.now_ms + DELAY_MS_MAX:
-            raise InvalidRequest(f"due_ms is {command.due_ms}: it must be within a hundred years")
+            raise InvalidRequest(f"due is {command.due_ms / 1_000:.15g}: it must be within a hundred years")
         if config.is_fifo:
             self._check_fifo(command, config)
         if command.groups or command.dedup_ids:

@@ -24,7 +24,7 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
-from penstock.core.config import DELAY_MS_MAX, LEASE_MS_MAX
+from penstock.core.config import DELAY_MS_MAX, LEASE_MS_MAX, out_of_range
 from penstock.core.errors import ForeignReceipt, InvalidRequest
 from penstock.core.runs import merged_spans
 
@@ -152,4 +152,4 @@ class Settling:
     @staticmethod
     def _check_delay(delay_ms: int | None) -> None:
         if delay_ms is not None and not 0 <= delay_ms <= DELAY_MS_MAX:
-            raise InvalidRequest(f"delay_ms is {delay_ms}: it must be from 0 to {DELAY_MS_MAX}")
+            raise InvalidRequest(out_of_range("delay_ms", delay_ms, 0, DELAY_MS_MAX))

@@ -27,7 +27,6 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue, QueueInfo
-from penstock.core.config import QueueConfig
 from penstock.core.errors import QueueDamaged, QueueNotFound
 from penstock.server.auth import Credentials
 from penstock.server.clock import Clock, SystemClock
@@ -265,7 +264,7 @@ async def _declare(shard: Shards, queue: DeclaredQueue) -> None:
             log.info("the queue %s is changed as declared: %s", queue.name, ", ".join(sorted(changes)))
             await shard.call(ChangeQueue(name=queue.name, changes=changes))
         return
-    await shard.call(CreateQueue(name=queue.name, config=QueueConfig().changed(changes)))
+    await shard.call(CreateQueue(name=queue.name, config=queue.config()))
 
 
 async def _expect_queue(shard: Shards, name: str, what: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.core.config import Backoff, Kind, PolicyName, QueueConfig, Scope, check_name
+from penstock.core.config import Backoff, Kind, PolicyName, QueueConfig, Scope, check_name, kind_of
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Right, Secret
 from penstock.store.journal.kafka_options import RESERVED_PROPERTIES, KafkaOptions
@@ -493,9 +493,11 @@ class DeclaredQueue(_Section, frozen=True):
         """The settings that are given, as the core names them; checked together."""
         given = {name: getattr(self, name) for name in self.__struct_fields__ if name != "name"}
         changes = dict(_as_in_core(name, value) for name, value in given.items() if value is not None)
-        if self.kind is None and self.name.endswith(".fifo"):
-            changes["kind"] = "fifo"
         return changes
+
+    def config(self) -> QueueConfig:
+        """The configuration that the queue is created with, checked."""
+        return QueueConfig().changed(self.changes() | {"kind": kind_of(self.name, self.kind)})
 
 
 _LENGTHS = frozenset({"lease", "retention", "delay", "receive_wait", "consumer_retention"})
@@ -658,7 +660,7 @@ class Settings(_Section, frozen=True):
             if not getattr(events, name) > 0:
                 raise InvalidSettings(f"[events] {name} is {getattr(events, name)}: it must be larger than 0")
         try:
-            check_name(events.queue, "queue")
+            kind_of(check_name(events.queue, "queue"), "standard")
             events_config(events)
         except PenstockError as error:
             raise InvalidSettings(f"[events] {error}") from None
@@ -671,7 +673,7 @@ class Settings(_Section, frozen=True):
             seen.add(queue.name)
             try:
                 check_name(queue.name, "queue")
-                QueueConfig().changed(queue.changes())
+                queue.config()
             except PenstockError as error:
                 raise InvalidSettings(f"the declared queue {queue.name!r}: {error}") from None
 

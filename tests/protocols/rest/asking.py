@@ -18,7 +18,7 @@ def refused(response: httpx.Response, status: int, code: str) -> str:
     problem = response.json()
     assert response.headers["content-type"] == "application/problem+json", response.text
     assert (response.status_code, problem["status"], problem["code"]) == (status, status, code), response.text
-    assert problem["type"] == f"/v1/docs#{code}"
+    assert problem["type"] == f"/v1/problems/{code}"
     assert problem["title"]
     return str(problem["detail"])
 

@@ -11,15 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 
+import penstock.protocols
 from penstock.core import errors
+from penstock.protocols.rest.problem_pages import EXPLAINED
 from penstock.protocols.rest.problems import STATUSES, code_of, status_of
 from penstock.store import errors as store_errors
 from tests.protocols.rest.serving import Server, needed
 from tests.shards import one_shard_only
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "rest.md").read_text()
+SOURCE = Path(penstock.protocols.__path__[0])
 ANYTHING = "…"
 BEFORE = (
     "set -eu -o pipefail",
@@ -151,3 +155,23 @@ UNSEEN = (
     store_errors.StoreDamaged,
 )
 """What no caller sees: a client's own errors, and those that keep a server from starting."""
+
+
+def test_every_type_of_a_problem_leads_to_a_page_that_says_what_to_do(server: Server) -> None:
+    in_code = {
+        code for path in SOURCE.rglob("*.py") for code in re.findall(r'RestError\(\s*\d+,\s*"(\w+)"', path.read_text())
+    }
+    assert in_code >= {"path_not_found", "unauthorized", "internal_error"}
+    listed = {each.code for each in EXPLAINED}
+    assert in_code <= listed, "explain it in protocols/rest/problem_pages.py"
+    with httpx.Client(base_url=server.url) as client:
+        problem = client.get("/v1/queues/nowhere").json()
+        assert problem["type"] == "/v1/problems/queue_not_found"
+        page = client.get(problem["type"])
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert "Create it, or send a message to it." in page.text
+        every = client.get("/v1/problems").text
+        for code in listed:
+            assert f"/v1/problems/{code}'" in every
+            assert client.get(f"/v1/problems/{code}").status_code == 200
+        assert client.get("/v1/problems/unheard_of").json()["code"] == "path_not_found"

@@ -11,8 +11,8 @@ from penstock.client.aio.message import AsyncMessage, error_text, messages_of
 from penstock.client.content import RunView
 from penstock.client.settling import check_settled
 from penstock.client.times import Seconds, lease_length_ms, length_ms
-from penstock.core.commands import Ack, Delivery, Extend, Release, Span
-from penstock.core.errors import PenstockError
+from penstock.core.commands import Ack, Delivery, Extend, GiveBack, Release, Span
+from penstock.core.errors import InvalidRequest, PenstockError
 
 
 class AsyncBatch:
@@ -53,6 +53,23 @@ class AsyncBatch:
     def __iter__(self) -> Iterator[AsyncMessage]:
         return iter(self.messages())
 
+    def __getitem__(self, part: slice) -> AsyncBatch:
+        """Some of the messages as a batch of their own: `batch[:10].ack()`, `batch[10:].give_back()`."""
+        if not isinstance(part, slice) or part.step not in (None, 1):
+            raise InvalidRequest(f"{part!r} cuts no batch: write batch[10:20], or batch.messages()[10] for one message")
+        start, stop, _ = part.indices(len(self))
+        runs, before = [], 0
+        for run in self._delivery.runs:
+            low, high = max(start - before, 0), min(stop - before, run.count)
+            if low < high:
+                runs.append(run.part(low, high))
+            before += run.count
+        whole = self._delivery
+        part_of_it = Delivery(
+            whole.queue, whole.queue_id, whole.channel, whole.channel_id, whole.received_ms, whole.deadline_ms, runs
+        )
+        return AsyncBatch(self._caller, part_of_it)
+
     async def ack(self) -> int:
         """The work is done. Returns how many messages went."""
         if not self._delivery.runs:
@@ -70,6 +87,21 @@ class AsyncBatch:
         delivery, delay_ms = self._delivery, length_ms(delay, "delay")
         command = Release(
             queue=delivery.queue, channel=delivery.channel, spans=self.spans, delay_ms=delay_ms, error=error
+        )
+        count = check_settled(await self._caller.call(command))
+        self._settled = True
+        return count
+
+    async def give_back(self) -> int:
+        """Nobody has begun to work on these: they are ready again, as if they had not been received. Returns how many.
+
+        The policies `consume_times` and `consume_once` count the delivery all the same.
+        """
+        if not self._delivery.runs:
+            return 0
+        delivery = self._delivery
+        command = GiveBack(
+            queue=delivery.queue, channel=delivery.channel, spans=self.spans, received_ms=delivery.received_ms
         )
         count = check_settled(await self._caller.call(command))
         self._settled = True

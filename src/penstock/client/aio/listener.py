@@ -259,7 +259,7 @@ class AsyncListener:
 
     async def _create(self) -> QueueInfo:
         try:
-            await self._caller.call(CreateQueue(name=self._queue, config=config_of(self._settings)))
+            await self._caller.call(CreateQueue(name=self._queue, config=config_of(self._queue, self._settings)))
         except QueueExists:  # somebody was faster
             _LOG.debug("queue %r was created meanwhile", self._queue)
         info: QueueInfo = await self._caller.call(DescribeQueue(name=self._queue))

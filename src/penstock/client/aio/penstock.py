@@ -35,15 +35,16 @@ class AsyncPenstock:
 
     async def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> AsyncQueue:
         """Create a queue with these settings. Once more with the same is fine; with others it is `QueueExists`."""
-        await self._caller.call(CreateQueue(name=name, config=config_of(settings)))
+        await self._caller.call(CreateQueue(name=name, config=config_of(name, settings)))
         return AsyncQueue(self._caller, name)
 
-    async def queues(self, prefix: str = "") -> list[str]:
-        """The names of all queues that start so, in order."""
+    async def queues(self, prefix: str = "", *, dead_letters_to: str | None = None) -> list[str]:
+        """The names of all queues that start so, in order; or of those whose dead letters go to a queue."""
         names: list[str] = []
         while True:
             after = names[-1] if names else ""
-            page: list[str] = await self._caller.call(ListQueues(prefix=prefix, after=after, limit=_PAGE))
+            command = ListQueues(prefix=prefix, after=after, limit=_PAGE, dead_letters_to=dead_letters_to)
+            page: list[str] = await self._caller.call(command)
             names += page
             if len(page) < _PAGE:
                 return names

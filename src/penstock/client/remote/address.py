@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from penstock.core.errors import InvalidRequest
 
 PORT = 9325
-SCHEMES = {"penstock": False, "penstocks": True}
-"""Scheme -> whether it means TLS."""
+SCHEMES = {"penstock": (False, PORT), "penstocks": (True, PORT), "http": (False, 80), "https": (True, 443)}
+"""Scheme -> whether it means TLS, and the port if none is given. A server prints its address as http or https."""
 
 TransportName = Literal["websocket", "long_poll", "poll"]
 TRANSPORTS: tuple[TransportName, ...] = ("websocket", "long_poll", "poll")
@@ -39,10 +39,12 @@ class Address:
 
     >>> Address.parse("penstock://localhost")
     Address(host='localhost', port=9325, is_tls=False)
-    >>> Address.parse("http://localhost")
+    >>> Address.parse("https://queues.example.com")
+    Address(host='queues.example.com', port=443, is_tls=True)
+    >>> Address.parse("localhost:9325")
     Traceback (most recent call last):
         ...
-    penstock.core.errors.InvalidRequest: 'http://localhost' is no address of a server: write penstock://host:9325, ...
+    penstock.core.errors.InvalidRequest: 'localhost:9325' is no address of a server: write penstock://host:9325, ...
     """
 
     host: str
@@ -64,7 +66,8 @@ class Address:
             raise InvalidRequest(
                 f"{shown(url)} is no address of a server: write penstock://host:9325, or penstocks://host:9325 for TLS"
             )
-        return cls(parts.hostname, PORT if port is None else port, SCHEMES[parts.scheme])
+        is_tls, usual_port = SCHEMES[parts.scheme]
+        return cls(parts.hostname, usual_port if port is None else port, is_tls)
 
     @property
     def authority(self) -> str:

@@ -20,7 +20,7 @@ from functools import partial
 
 import msgspec
 
-from penstock.client.remote.address import Address, Options, TransportName
+from penstock.client.remote.address import PORT, Address, Options, TransportName
 from penstock.client.remote.http import BrokenConnection, HttpConnection, Response
 from penstock.client.remote.link import Listener
 from penstock.client.remote.websocket import tls_of
@@ -392,7 +392,10 @@ class PollLink:
         if not response.content_type.startswith(MEDIA_TYPE):
             if response.status in _CUT_STATUSES:
                 raise BrokenConnection(f"{self._address} answers {response.status}", was_silent=False)
-            raise NotSent(f"{self._address} answers {response.status}, and no Penstock")
+            raise NotSent(
+                f"{self._address.authority} answered HTTP {response.status}: it does not look like a Penstock server. "
+                f"Its HTTP port is {PORT} by default."
+            )
         try:
             now_ms, answers = decode_answers(response.body)
         except msgspec.MsgspecError as error:

@@ -181,8 +181,8 @@ class Prefetcher:
         while limit > 0 and self._buffer and self._buffer[0][0] is source:
             _, run = self._buffer.popleft()
             if run.count > limit:
-                self._buffer.appendleft((source, cut_run(run, limit, run.count)))
-                run = cut_run(run, 0, limit)
+                self._buffer.appendleft((source, run.part(limit, run.count)))
+                run = run.part(0, limit)
             runs.append(run)
             limit -= run.count
         return msgspec.structs.replace(source, runs=runs)
@@ -383,19 +383,6 @@ def settling_parts(command: Command) -> list[Command]:
     return list(command.acks) if isinstance(command, CommitWork) else [command]
 
 
-def cut_run(run: Run, low: int, high: int) -> Run:
-    """The messages `low` to `high` (not included) of a run."""
-    attempt, first_ms = run.attempt, run.first_ms
-    return Run(
-        run.chunk,
-        run.start + low,
-        run.start + high,
-        attempt if isinstance(attempt, int) else attempt[low:high],
-        first_ms if isinstance(first_ms, int) else first_ms[low:high],
-        run.failures,
-    )
-
-
 def _without(run: Run, gone: Span) -> list[Run]:
     """What is left of a run without these messages, if they are in it on that attempt."""
     parts, low = [], 0
@@ -404,7 +391,7 @@ def _without(run: Run, gone: Span) -> list[Run]:
         if first <= last and span.attempt == gone.attempt:
             parts.append((low, first))
             low = last + 1
-    return [cut_run(run, *part) for part in [*parts, (low, run.count)] if part[0] < part[1]]
+    return [run.part(*part) for part in [*parts, (low, run.count)] if part[0] < part[1]]
 
 
 def _ignore(_reply: Any, _error: BaseException | None) -> None:

@@ -264,7 +264,7 @@ class Listener:
 
     def _create(self) -> QueueInfo:
         try:
-            self._caller.call(CreateQueue(name=self._queue, config=config_of(self._settings)))
+            self._caller.call(CreateQueue(name=self._queue, config=config_of(self._queue, self._settings)))
         except QueueExists:  # somebody was faster
             _LOG.debug("queue %r was created meanwhile", self._queue)
         info: QueueInfo = self._caller.call(DescribeQueue(name=self._queue))

@@ -63,6 +63,9 @@ class Receiver:
     ) -> Message | list[Message] | None:
         """Lease one message (None if there is none), or with `max` a list of up to so many.
 
+        `while message := queue.receive(wait=5):` goes on until nothing comes for five seconds; `with
+        message:` inside it settles each.
+
         `wait`: how long to wait for the first one (None: as the queue is configured). `lease`: how long the messages
         are this receiver's. `attempt_id`: FIFO queues give the same messages again for the same id, while they are
         leased.

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.core.commands import QueueStats, Stats
 from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound
+from penstock.protocols.rest import problem_pages
 from penstock.protocols.rest.dead_letters import DeadLetterQueues, Redrives
 from penstock.protocols.rest.endpoint import Desk, Endpoint, not_found
 from penstock.protocols.rest.known_hosts import KnownHosts
@@ -81,6 +82,8 @@ class RestApp:
                 Route("/metrics", self.metrics),
                 Route("/v1/openapi.json", self.openapi),
                 Route("/v1/docs", self.page),
+                Route(problem_pages.PATH, self.problems),
+                Route(problem_pages.PATH + "/{code}", self.problem),
                 *self._endpoints(),
                 *(route for routes in MOUNTED for route in routes(self._services)),
             ],
@@ -132,6 +135,15 @@ class RestApp:
         headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff"}
         return Response(PAGE, media_type="text/html", headers=headers)
 
+    async def problems(self, request: Request) -> Response:
+        """Every error of the API."""
+        return _explaining(problem_pages.index())
+
+    async def problem(self, request: Request) -> Response:
+        """What an error means, and what to do: where its `type` leads."""
+        page = problem_pages.page(request.path_params["code"])
+        return _Nothing(self.desk) if page is None else _explaining(page)
+
     async def metrics(self, request: Request) -> Response:
         """Everything that is counted here, for Prometheus: with several nodes, each tells of what it has."""
         try:
@@ -162,6 +174,11 @@ class RestApp:
             with contextlib.suppress(QueueNotFound, QueueDamaged):
                 found.append(await (shard.local_stats(name) if is_local else shard.call(QueueStats(name=name))))
         return tally, found
+
+
+def _explaining(page: str) -> Response:
+    headers = {"content-security-policy": problem_pages.POLICY, "x-content-type-options": "nosniff"}
+    return Response(page, media_type="text/html", headers=headers)
 
 
 class _Nothing(Response):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-_STYLE = """
+STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem }
 body { color: #1c2733; background: #fff }
 h1 { margin-bottom: 0 } h2 { margin-top: 2rem; text-transform: capitalize; border-bottom: 2px solid #d5dee6 }
@@ -122,7 +122,7 @@ fetch("openapi.json").then((response) => response.json()).then(show)
 
 PAGE = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Penstock REST API</title><style>{_STYLE}</style></head>
+<title>Penstock REST API</title><style>{STYLE}</style></head>
 <body><h1>Penstock REST API <small id="version" class="dim"></small></h1><p id="about"></p>
 <p><a href="openapi.json">openapi.json</a></p>
 <label>Token, if the server needs one: <input id="token" type="password" autocomplete="off"></label>
@@ -130,12 +130,17 @@ PAGE = f"""<!doctype html>
 """.encode()
 
 
+def style_source() -> str:
+    """How a content security policy names the style."""
+    return _source(STYLE)
+
+
 def _source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 POLICY = (
-    f"default-src 'none'; script-src {_source(_SCRIPT)}; style-src {_source(_STYLE)}; connect-src 'self'; "
+    f"default-src 'none'; script-src {_source(_SCRIPT)}; style-src {_source(STYLE)}; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """The page runs its own script and calls its own server; nothing else."""

@@ -1,9 +1,10 @@
 """What went wrong, as `application/problem+json` (RFC 9457), and the one table from the core's errors to statuses.
 
-    {"type": "/v1/docs#stale_receipt", "title": "Conflict", "status": 409, "code": "stale_receipt",
+    {"type": "/v1/problems/stale_receipt", "title": "Conflict", "status": 409, "code": "stale_receipt",
      "detail": "the lease of message 7 is over: ..."}
 
-`code` is the name of the error's class in snake case, for programs; `detail` is for people.
+`code` is the name of the error's class in snake case, for programs; `detail` is for people, and `type` is a page that
+says what to do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from http import HTTPStatus
 import msgspec
 
 from penstock.core import errors as core
+from penstock.protocols.rest.problem_pages import PATH
 from penstock.server.partition_map import PartitionMoved
 
 CONTENT_TYPE = b"application/problem+json"
@@ -106,7 +108,7 @@ def headers_of(error: core.PenstockError) -> tuple[tuple[bytes, bytes], ...]:
 def problem_of(error: core.PenstockError) -> Problem:
     """The body of an error's response."""
     status, code = status_of(error), code_of(error)
-    problem = Problem(f"/v1/docs#{code}", HTTPStatus(status).phrase, status, code, str(error))
+    problem = Problem(f"{PATH}/{code}", HTTPStatus(status).phrase, status, code, str(error))
     if isinstance(error, PartitionMoved):
         problem.map_version = error.map_version
         problem.owner = error.url

@@ -25,7 +25,7 @@ from penstock.core.commands import (
     QueueStats,
     Stats,
 )
-from penstock.core.config import QueueConfig
+from penstock.core.config import QueueConfig, kind_of
 from penstock.core.errors import ChannelNotFound, QueueDamaged, QueueNotFound
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of
@@ -72,9 +72,8 @@ class Queues(Resource):
         """
         changes = _permitted_changes(caller, body.settings)
         caller.need("admin", body.name)
-        if body.settings.kind is UNSET and body.name.endswith(".fifo"):
-            changes["kind"] = "fifo"
-        config = QueueConfig().changed(changes)
+        kind = kind_of(body.name, None if body.settings.kind is UNSET else body.settings.kind)
+        config = QueueConfig().changed(changes | {"kind": kind})
         await self.shard.call(CreateQueue(name=body.name, config=config, channels=tuple(body.channels)))
         return await self._described(body.name)
 

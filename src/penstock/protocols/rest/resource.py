@@ -77,14 +77,7 @@ def split_runs(runs: list[Run], bytes_max: int) -> tuple[list[Run], list[Run]]:
         if not kept:
             fitting = max(1, fitting)
         if fitting:
-            kept.append(_part(run, run.start, run.start + fitting))
-        rest = [] if run.start + fitting == run.stop else [_part(run, run.start + fitting, run.stop)]
+            kept.append(run.part(0, fitting))
+        rest = [] if run.start + fitting == run.stop else [run.part(fitting, run.count)]
         return kept, rest + runs[number + 1 :]
     return kept, []
-
-
-def _part(run: Run, start: int, stop: int) -> Run:
-    low, high = start - run.start, stop - run.start
-    attempt = run.attempt if isinstance(run.attempt, int) else run.attempt[low:high]
-    first_ms = run.first_ms if isinstance(run.first_ms, int) else run.first_ms[low:high]
-    return Run(run.chunk, start, stop, attempt, first_ms, run.failures)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from urllib.parse import quote, unquote
 
-from penstock.core.config import check_name
-from penstock.core.errors import InvalidName
+from penstock.core.config import Kind, check_name, kind_of
+from penstock.core.errors import InvalidRequest
 from penstock.protocols.http import Request
 from penstock.protocols.sqs.errors import INVALID_ADDRESS, INVALID_PARAMETER_VALUE, SqsError
 from penstock.protocols.sqs.limits import Limits
 
-FIFO_SUFFIX = ".fifo"
 _STANDARD_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _FIFO_NAME = re.compile(r"[A-Za-z0-9_-]{1,75}\.fifo\Z")
 _HOST_LENGTH_MAX = 260
@@ -20,12 +19,13 @@ _URLS_REMEMBERED_MAX = 10_000
 _URL_LENGTH_REMEMBERED_MAX = 512
 
 
-def check_queue_name(name: str, is_fifo: bool, limits: Limits) -> None:
-    """Raise what is wrong with the name of a queue that is to be created."""
+def check_queue_name(name: str, said: Kind | None, limits: Limits) -> None:
+    """Raise what is wrong with the name of a queue that is to be created, of a kind if one is asked for."""
+    is_fifo = said == "fifo"
     if limits.any_queue_name:
         try:
-            check_name(name, "queue")
-        except InvalidName as error:
+            kind_of(check_name(name, "queue"), said)
+        except InvalidRequest as error:
             raise SqsError(INVALID_PARAMETER_VALUE, str(error)) from None
     elif is_fifo and not _FIFO_NAME.match(name):
         raise SqsError(

@@ -8,7 +8,7 @@ import binascii
 import msgspec
 
 from penstock.core.commands import CreateQueue, DeleteQueue, DescribeQueue, PurgeQueue, QueueStats
-from penstock.core.config import QueueConfig
+from penstock.core.config import Kind, QueueConfig, kind_of
 from penstock.core.errors import QueueExists
 from penstock.protocols.sqs.attributes import (
     AttributeReader,
@@ -29,7 +29,7 @@ from penstock.protocols.sqs.errors import (
     no_such_queue,
 )
 from penstock.protocols.sqs.limits import PAGE_MAX, TAGS_MAX
-from penstock.protocols.sqs.names import FIFO_SUFFIX, check_queue_name
+from penstock.protocols.sqs.names import check_queue_name
 from penstock.protocols.sqs.service import Caller, ask, default_config
 from penstock.protocols.sqs.shapes import (
     CreateQueueRequest,
@@ -70,8 +70,8 @@ class QueueActions(BatchActions):
         if not name:
             raise missing("QueueName")
         attributes = dict(request.attributes or {})
-        is_fifo = self._is_fifo(attributes)
-        check_queue_name(name, is_fifo, self.limits)
+        said = self._kind(attributes)
+        check_queue_name(name, said, self.limits)
         targets = self._targets(caller, attributes)
         self.check_rights(caller, name, "admin")
         tags = request.creation_tags or {}
@@ -80,26 +80,26 @@ class QueueActions(BatchActions):
         existing = self.config(name)
         if existing is None:
             self._check_deleted(name)
-            before = default_config(is_fifo)
-            config = before.changed(self._reader(name, is_fifo).read(attributes, before) | {"tags": tags})
+            before = default_config(kind_of(name, said))
+            config = before.changed(self._reader(name, before.is_fifo).read(attributes, before) | {"tags": tags})
             try:
                 await ask(CreateQueue(name=name, config=config))
             except QueueExists:  # somebody was faster
                 await self.learn(name, now=True)
                 existing = self.config(name)
         if existing is not None:
-            self._check_same(name, existing, is_fifo, attributes)
+            self._check_same(name, existing, said, attributes)
         return QueueUrlResult(caller.url(name))
 
-    def _is_fifo(self, attributes: dict[str, str]) -> bool:
-        """What kind of queue is meant. AWS knows no standard queue that says so."""
-        kind = attributes.get("FifoQueue")
-        if kind is None or kind == "true":
-            return kind == "true"
-        if self.limits.is_strict or kind != "false":
+    def _kind(self, attributes: dict[str, str]) -> Kind | None:
+        """What kind of queue is asked for, if any is. AWS knows no standard queue that says so."""
+        is_fifo = attributes.get("FifoQueue")
+        if is_fifo is None or is_fifo == "true":
+            return None if is_fifo is None else "fifo"
+        if self.limits.is_strict or is_fifo != "false":
             raise SqsError(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
         del attributes["FifoQueue"]
-        return False
+        return "standard"
 
     def _targets(self, caller: Caller, attributes: dict[str, str]) -> list[str]:
         """The queue that attributes name as the one for dead letters, if they do; it takes a right on that one, too."""
@@ -128,11 +128,12 @@ class QueueActions(BatchActions):
             )
         del self._deleted_ms[name]
 
-    def _check_same(self, name: str, existing: QueueConfig, is_fifo: bool, attributes: dict[str, str]) -> None:
+    def _check_same(self, name: str, existing: QueueConfig, said: Kind | None, attributes: dict[str, str]) -> None:
         """A queue of that name is there: it must be what was asked for, as far as anything was."""
-        if existing.is_fifo != is_fifo:
+        has_ending = kind_of(name) == "fifo"
+        if existing.kind != (said or (existing.kind if has_ending else "standard")):
             raise _exists("FifoQueue")
-        changed = existing.changed(self._reader(name, is_fifo).read(attributes, existing))
+        changed = existing.changed(self._reader(name, existing.is_fifo).read(attributes, existing))
         now, wished = settings_of(name, existing, self.arns), settings_of(name, changed, self.arns)
         for attribute in attributes:
             if now.get(attribute) != wished.get(attribute):
@@ -175,7 +176,7 @@ class QueueActions(BatchActions):
             raise missing("QueueName")
         self.check_rights(caller, name, "read", "write", "admin")
         if self.auto_create:
-            check_queue_name(name, name.endswith(FIFO_SUFFIX), self.limits)
+            check_queue_name(name, kind_of(name), self.limits)
         await self.existing(name)
         return QueueUrlResult(caller.url(name))
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue, ListQueues
-from penstock.core.config import Backoff, QueueConfig
+from penstock.core.config import Backoff, Kind, QueueConfig, kind_of
 from penstock.core.errors import PenstockError, QueueChanged, QueueExists, QueueNotFound
 from penstock.core.receipt import Recent, Seal
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES
-from penstock.protocols.sqs.names import FIFO_SUFFIX, Arns, Urls, queue_url
+from penstock.protocols.sqs.names import Arns, Urls, queue_url
 from penstock.protocols.sqs.plain import Remembered
 from penstock.protocols.sqs.shapes import Shape
 from penstock.server.auth import ANYBODY, RIGHTS, Principal, Right
@@ -234,7 +234,7 @@ class ServiceBase:
             return config
         if not self.auto_create:
             raise no_such_queue()
-        config = default_config(is_fifo=name.endswith(FIFO_SUFFIX))
+        config = default_config(kind_of(name))
         try:
             await ask(CreateQueue(name=name, config=config))
         except QueueExists:
@@ -271,10 +271,10 @@ class ServiceBase:
         return True
 
 
-def default_config(is_fifo: bool) -> QueueConfig:
+def default_config(kind: Kind) -> QueueConfig:
     """A queue as SQS creates it when nobody says more: no dead letters, and no backoff."""
     return QueueConfig(
-        kind="fifo" if is_fifo else "standard",
+        kind=kind,
         max_receives=0,
         backoff=Backoff("none"),
         message_bytes_max=MESSAGE_BYTES_CEILING + STORED_OVERHEAD_BYTES,

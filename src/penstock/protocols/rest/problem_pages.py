@@ -1,0 +1,267 @@
+"""Every error of the API, with what it means and what to do: the pages at `/v1/problems`, where `type` links lead.
+
+The table here is also the one in docs/rest.md, which is drawn from it.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from http import HTTPStatus
+from typing import NamedTuple
+
+from penstock.protocols.rest.page import STYLE, style_source
+
+PATH = "/v1/problems"
+
+
+class Explained(NamedTuple):
+    """One kind of problem."""
+
+    code: str
+    status: int
+    meaning: str
+    remedy: str
+
+
+_AGAIN = "Send the request again, a little later."
+_UNKNOWN = "It is not known whether the request was done. Look, or send it again with the same `Idempotency-Key`."
+_NAME = "Check the name."
+
+EXPLAINED = (
+    Explained(
+        "invalid_request", 400, "A field or a parameter is wrong, or two do not go together.", "`detail` names it."
+    ),
+    Explained(
+        "invalid_name",
+        400,
+        "No queue, channel, consumer or group can have this name.",
+        "Use 1 to 128 letters, digits, dots, dashes, underscores or `#`.",
+    ),
+    Explained(
+        "invalid_config",
+        400,
+        "A setting is unknown, out of its range, or contradicts another.",
+        "`detail` names it, and what it may be.",
+    ),
+    Explained(
+        "malformed_body", 400, "The body is neither JSON nor a batch.", "Check the body against its content type."
+    ),
+    Explained("malformed_request", 400, "The request is not HTTP.", "Check what the client sends."),
+    Explained(
+        "forged_receipt",
+        400,
+        "This server has not made the receipt, or it was changed on its way.",
+        "Use the receipt exactly as the receive returned it.",
+    ),
+    Explained(
+        "lease_too_long",
+        400,
+        "The lease would end more than twelve hours after the receive.",
+        "Extend it by less, or release the message and receive it again.",
+    ),
+    Explained(
+        "unauthorized",
+        401,
+        "The request has no credentials, or wrong ones.",
+        "Send `Authorization: Bearer TOKEN`, with a token of the server.",
+    ),
+    Explained(
+        "access_denied",
+        403,
+        "The credentials do not allow this.",
+        "Ask for the right that `detail` names, or use other credentials.",
+    ),
+    Explained("forbidden", 403, "Bulk transfers: the credentials do not allow this.", "As for `access_denied`."),
+    Explained(
+        "foreign_page",
+        403,
+        "A web page of another site sent the request, without credentials or with a password that its browser keeps.",
+        "Configure credentials, or `cors_origins`, in penstock.toml. A page sends a token.",
+    ),
+    Explained("path_not_found", 404, "There is nothing at this path.", "`/v1/docs` has every path."),
+    Explained("queue_not_found", 404, "There is no queue of this name.", "Create it, or send a message to it."),
+    Explained(
+        "queue_replaced",
+        404,
+        "The queue was deleted, and another one may have its name.",
+        "Look at the queue again. Nothing was done.",
+    ),
+    Explained("channel_not_found", 404, "The queue has no channel of this name.", "Create the channel."),
+    Explained(
+        "consumer_not_found", 404, "The queue has no consumer of this name.", "Acknowledge an offset: that creates it."
+    ),
+    Explained("session_not_found", 404, "The session has ended, or never was.", "Open a new session."),
+    Explained("task_not_found", 404, "There is no redrive with this number.", "List the redrives of the queue."),
+    Explained("not_found", 404, "What the request names is not there.", _NAME),
+    Explained(
+        "method_not_allowed", 405, "The path does not have this method.", "The `Allow` header lists those that it has."
+    ),
+    Explained(
+        "not_acceptable", 406, "The server cannot answer with what `Accept` asks for.", "Accept `application/json`."
+    ),
+    Explained("header_timeout", 408, "The head of the request took too long to arrive.", _AGAIN),
+    Explained("body_timeout", 408, "The body of the request took too long to arrive.", _AGAIN),
+    Explained(
+        "queue_exists",
+        409,
+        "The queue exists with other settings.",
+        "Change its settings with `PATCH /v1/queues/{queue}`, or choose another name.",
+    ),
+    Explained(
+        "queue_changed",
+        409,
+        "Somebody else changed the settings of the queue at the same time.",
+        "Look at the settings again, and repeat the change.",
+    ),
+    Explained(
+        "stale_receipt",
+        409,
+        "The lease is over: the message was settled before, or delivered again.",
+        "Drop the result: somebody else works on the message. Extend the lease earlier the next time.",
+    ),
+    Explained(
+        "foreign_receipt", 409, "The receipt belongs to another queue or channel.", "Settle it where it was received."
+    ),
+    Explained(
+        "rewind_refused",
+        409,
+        "The consumer would move backwards.",
+        "Send `allow_rewind` if that is what you want.",
+    ),
+    Explained(
+        "work_refused",
+        409,
+        "The unit of work has messages that are no longer its own. Nothing of it was done.",
+        "Receive the messages again, and repeat the work.",
+    ),
+    Explained(
+        "partition_moved",
+        409,
+        "Another node owns the queue.",
+        "Send the request to `owner`, and fetch the partition map again.",
+    ),
+    Explained(
+        "mark_moved",
+        409,
+        "Numbered work does not follow on what was done last. Nothing of it was done.",
+        "`detail` has the last number: go on after it.",
+    ),
+    Explained("body_too_large", 413, "The body is larger than the server takes.", "Send smaller batches."),
+    Explained(
+        "message_too_large",
+        413,
+        "A message is larger than its queue accepts.",
+        "Send a smaller message, or raise `message_bytes_max` of the queue.",
+    ),
+    Explained(
+        "batch_too_large", 413, "A batch or a unit of work is larger than one commit may be.", "Send smaller ones."
+    ),
+    Explained(
+        "unsupported_media_type",
+        415,
+        "The content type is neither that of JSON nor that of a batch.",
+        "Send `Content-Type: application/json` (curl: `--json`).",
+    ),
+    Explained(
+        "misdirected_request",
+        421,
+        "The `Host` of the request is no name of this server.",
+        "Use `localhost` or an address, or list the name in `[server] hosts`, or with `--hosts`.",
+    ),
+    Explained(
+        "rate_limited",
+        429,
+        "The caller sends more requests than `[rest] requests_per_second`.",
+        "Wait as long as `Retry-After` says. The websocket counts, too.",
+    ),
+    Explained(
+        "over_limit",
+        429,
+        "The channel has `in_flight_max` messages in flight.",
+        "Acknowledge messages, or raise `in_flight_max` of the queue.",
+    ),
+    Explained("throttled", 429, "The queue or the group is above its configured rate.", _AGAIN),
+    Explained(
+        "header_too_large", 431, "The head of the request, with its URL, is too large.", "Send less in headers and URL."
+    ),
+    Explained(
+        "internal_error",
+        500,
+        "This is a bug.",
+        "The server's log has the `x-request-id` of the answer. Please report it.",
+    ),
+    Explained(
+        "chunk_damaged",
+        500,
+        "Stored messages do not match their checksum. They are kept aside, not deleted.",
+        "Look at the disk, and at the server's log.",
+    ),
+    Explained(
+        "queue_damaged",
+        500,
+        "What is stored of the queue is damaged. The queue is kept in quarantine; other queues are served.",
+        "Run `penstock store check`, then `penstock store salvage`.",
+    ),
+    Explained("stopping", 503, "The server is being stopped.", _AGAIN),
+    Explained("too_many_connections", 503, "The server has as many connections as it may have.", _AGAIN),
+    Explained("shard_closed", 503, "The store is being closed or opened again.", _AGAIN),
+    Explained("commit_failed", 503, "The disk failed while the request was being written.", _UNKNOWN),
+    Explained(
+        "disk_full", 503, "The server's disk is full. Nothing was done.", "Free some space, and send the request again."
+    ),
+    Explained("disk_failed", 503, "The server's disk could not be read.", "The server's log says which file, and why."),
+    Explained("shard_unserved", 503, "In a cluster: no node serves the queue just now. Nothing was done.", _AGAIN),
+    Explained("commit_aborted", 503, "In a cluster: the commit was given up. Nothing was done.", _AGAIN),
+    Explained("log_unavailable", 503, "In a cluster: Kafka does not answer. Nothing was done.", _AGAIN),
+    Explained(
+        "log_unsafe", 503, "In a cluster: Kafka has too few replicas. Nothing was done.", "Bring its brokers back."
+    ),
+    Explained("link_broken", 503, "In a cluster: the connection to the queue's node broke.", _UNKNOWN),
+    Explained("shard_fenced", 503, "In a cluster: another node took the queue over.", _UNKNOWN),
+)
+
+_BY_CODE = {each.code: each for each in EXPLAINED}
+POLICY = f"default-src 'none'; style-src {style_source()}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+def page(code: str) -> str | None:
+    """The page of one kind of problem, if it is known.
+
+    >>> "another node" in (page("shard_fenced") or "").lower(), page("no_such_problem")
+    (True, None)
+    """
+    found = _BY_CODE.get(code)
+    if found is None:
+        return None
+    status = f"{found.status} {HTTPStatus(found.status).phrase}"
+    said = f"<p>{_prose(found.meaning)}</p><p><b>What to do:</b> {_prose(found.remedy)}</p>"
+    return _page(found.code, f"<p class='dim'>Status {status}</p>{said}<p><a href='{PATH}'>All problems</a></p>")
+
+
+def index() -> str:
+    """The page that lists them all."""
+    rows = (
+        f"<tr><td><a href='{PATH}/{each.code}'><code>{each.code}</code></a></td><td>{each.status}</td>"
+        f"<td>{_prose(each.meaning)}</td></tr>"
+        for each in EXPLAINED
+    )
+    return _page("Problems", f"<table>{''.join(rows)}</table>")
+
+
+def _page(title: str, content: str) -> str:
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width'>"
+        f"<title>{title}: Penstock REST API</title><style>{STYLE}</style></head><body><h1>{title}</h1>{content}"
+        "<p><a href='/v1/docs'>The API</a></p></body></html>\n"
+    )
+
+
+def _prose(text: str) -> str:
+    """Text with what stands between backticks as code.
+
+    >>> _prose("Send `a < b`.")
+    'Send <code>a &lt; b</code>.'
+    """
+    parts = escape(text, quote=False).split("`")
+    return "".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(parts))

@@ -1,0 +1,164 @@
+"""The README's commands work as they are pasted, beside the server that `make run` starts.
+
+They run in a directory as a new user has it: `.venv`, and `data` once the server is up. Only the ports are others, so
+that the tests of several people can run on one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.compat.server import PATIENCE_S, ROOT, serving, until
+
+README = (ROOT / "README.md").read_text()
+TRY_IT = README.split("## Try it")[1].split("## What works today")[0]
+BLOCKS = re.findall(r"^```(python|)\n(.*?)^```$", TRY_IT, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines()]
+PROGRAMS = [text for kind, text in BLOCKS if kind]
+PORTS = {"9324": "sqs", "9325": "http", "4150": "nsq", "4151": "nsq-http"}
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PENSTOCK_"))}
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A new user's second terminal: the project's directory, with a server that runs in the first."""
+
+    directory: Path
+    ports: dict[str, str]
+    greeting: Path
+
+    def pasted(self, text: str) -> str:
+        """As in the README, but for the ports."""
+        return re.sub(r"\b(9324|9325|4150|4151)\b", lambda found: self.ports[found[0]], text)
+
+    def run(self, *command: str) -> str:
+        ended = subprocess.run(
+            command,
+            cwd=self.directory,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert ended.returncode == 0, ended
+        return ended.stdout
+
+
+ENVIRONMENT = CLEAN | {"PYTHONPATH": str(ROOT / "src"), "HOME": "/nonexistent", "TERM": "dumb"}
+
+
+def served_by_make() -> list[str]:
+    """What `make run` runs."""
+    recipe = re.search(r"^run:.*\n\t(.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    return shlex.split(recipe[1].replace("$(BIN)", ".venv/bin"))
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    directory = tmp_path_factory.mktemp("project")
+    (directory / ".venv").symlink_to(sys.prefix)
+    flags = ["--sqs-port", "0", "--http-port", "0", "--nsq-tcp-port", "0", "--nsq-http-port", "0"]
+    ready, out = directory / "ready.json", directory / "out"
+    with out.open("wb") as stream:
+        process = subprocess.Popen(
+            [*served_by_make(), *flags, "--ready-file", str(ready)],
+            cwd=directory,
+            env=ENVIRONMENT,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        until(lambda: ready.exists() or process.poll() is not None)
+        assert process.poll() is None, out.read_text()
+        listening = json.loads(ready.read_text())["listening"]
+        ports = {usual: str(listening[name]["port"]) for usual, name in PORTS.items()}
+        until(lambda: "Ctrl-C" in out.read_text())
+        yield Terminal(directory, ports, out)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_there_is_a_command_for_every_protocol_and_a_program_with_and_without_a_server() -> None:
+    together = "\n".join(COMMANDS)
+    for word in (".venv/bin/penstock send", ".venv/bin/aws", "/v1/queues", "/pub?topic"):
+        assert word in together
+    assert len([text for text in PROGRAMS if "penstock.connect" in text]) == 1
+    assert len([text for text in PROGRAMS if "penstock.open" in text]) == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_readme_works_as_pasted(terminal: Terminal, command: str) -> None:
+    if "--queue-url" in command or "/receive" in command or " receive " in command:  # as a reader has it by then
+        terminal.run("bash", "-c", terminal.pasted(".venv/bin/penstock send orders x --url http://127.0.0.1:9325"))
+    assert terminal.run("bash", "-c", terminal.pasted(command)).strip()
+
+
+@pytest.mark.parametrize("text", PROGRAMS, ids=["server", "directory"])
+@pytest.mark.parametrize("as_a_file", [True, False], ids=["file", "interactive"])
+def test_a_program_of_the_readme_works_as_pasted(terminal: Terminal, text: str, as_a_file: bool) -> None:
+    program = terminal.pasted(text)
+    if as_a_file:
+        told = terminal.run(".venv/bin/python", "-c", program)
+    else:
+        typed = shlex.quote(program + "\n")
+        told = terminal.run("bash", "-c", f"printf %s {typed} | .venv/bin/python -i 2>&1")
+        assert "Error" not in told, told
+    assert "one coffee {'table': '7'}" in told or "1000 b'999'" in told
+
+
+def test_the_first_idiom_ends_on_an_empty_queue(terminal: Terminal) -> None:
+    program = terminal.pasted(next(text for text in PROGRAMS if "penstock.connect" in text))
+    without_sending = re.sub(r"^.*\.send\(.*\n", "", program, flags=re.MULTILINE)
+    assert without_sending != program
+    terminal.run(".venv/bin/python", "-c", program)
+    assert terminal.run(".venv/bin/python", "-c", without_sending) == ""
+
+
+def test_the_server_says_what_to_try_next_and_that_works(terminal: Terminal) -> None:
+    greeting = terminal.greeting.read_text()
+    for usual in PORTS:
+        assert f":{terminal.ports[usual]}" in greeting
+    (page,) = re.findall(r"http://\S+/v1/docs", greeting)
+    assert "Penstock REST API" in terminal.run("curl", "-sf", page)
+    (command,) = re.findall(r"in another terminal: (.+)$", greeting, re.MULTILINE)
+    assert command.startswith(".venv/bin/penstock send ")
+    assert terminal.run("bash", "-c", command).strip()
+
+
+def test_the_readme_says_how_long_messages_are_kept() -> None:
+    from penstock import QueueConfig
+    from penstock.core.config import DAY_MS
+
+    assert QueueConfig().retention_ms == 4 * DAY_MS
+    assert "4 days" in README.split("## ")[0]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.py"))],
+    ids=lambda path: path.name,
+)
+def test_no_page_teaches_an_idiom_that_fails_on_an_empty_queue(path: Path) -> None:
+    """`with queue.receive()` is a `TypeError` when there is no message; the loop around `with message` is not."""
+    assert not re.findall(r"\bwith (?:await )?[\w.()\"']*\breceive\((?!.*\bmax\b)", path.read_text())
+
+
+def test_a_server_whose_logs_programs_read_prints_one_line(tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text('[log]\nformat = "json"\n')
+    with serving(tmp_path, "--config", str(tmp_path / "penstock.toml")) as server:
+        until(lambda: "ready:" in server.log_path.read_text())
+        assert len(server.log_path.read_text().splitlines()) == 1
