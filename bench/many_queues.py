@@ -279,7 +279,7 @@ def main() -> None:
     if options.make:
         asyncio.run(make(options.make, options.queues))
     elif options.serve:
-        process.run(Serving(options.serve), None)
+        process.run(Serving(options.serve), None, Opened.line)
     elif options.quick:
         measure_and_report(small=20, large=2_000, turns=1)
     else:
