@@ -317,7 +317,7 @@ class SqliteTable:
     def __init__(
         self, path: Path, *, kept_free_bytes: int = KEPT_FREE_BYTES, on_damage: Callable[[], None] | None = None
     ) -> None:
-        """`on_damage` is for a table that is a cache: it is called, in any thread, when it turns out to be damaged."""
+        """`on_damage` is for a table that is a cache: called, in any thread, when that turns out to be damaged."""
         self._path = path
         self._is_cache = on_damage is not None
         self._on_damage = on_damage or (lambda: None)
