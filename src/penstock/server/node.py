@@ -30,6 +30,7 @@ from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue, Queu
 from penstock.core.config import QueueConfig
 from penstock.core.errors import QueueNotFound
 from penstock.server.auth import Credentials
+from penstock.server.budget import Budget
 from penstock.server.clock import Clock, SystemClock
 from penstock.server.events import Recorder
 from penstock.server.log import RequestLog
@@ -76,6 +77,11 @@ class Services:
     listeners: Mapping[str, socket.socket] = field(default_factory=dict)
     """Sockets that listen already, by the front end's name: of a process among several that share its ports."""
     is_stopping: bool = False
+    budget: Budget = field(init=False)
+    """What all connections of this process may hold together."""
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.settings.server.buffer_bytes_max)
 
 
 class FrontEnd(Protocol):
