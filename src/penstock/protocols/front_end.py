@@ -42,10 +42,17 @@ UNREAD: Final = frozenset(
 class HttpFrontEnd:
     """Serves what `make_handler` makes, on the host of the settings and this port."""
 
-    def __init__(self, name: str, port: int, make_handler: Callable[[Services], Handler]) -> None:
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        make_handler: Callable[[Services], Handler],
+        make_screen: Callable[[Services], Handler] | None = None,
+    ) -> None:
         self.name = name
         self._port = port
         self._make_handler = make_handler
+        self._make_screen = make_screen
         self._server: HttpServer | None = None
 
     async def start(self, services: Services) -> Address:
@@ -55,7 +62,10 @@ class HttpFrontEnd:
         if not services.credentials.are_required:
             handler, unread = refusing_browsers(handler), UNREAD
         observer = RequestObserver(self.name, services.meter, services.request_log)
-        self._server = HttpServer(handler, self.limits(services), observer.note, unread)
+        screen = None
+        if services.credentials.are_required and self._make_screen is not None:
+            screen = self._make_screen(services)
+        self._server = HttpServer(handler, self.limits(services), observer.note, unread, services.budget, screen)
         tls = tls_context(settings)
         port = await self._server.start(settings.host, self._port, tls, services.listeners.get(self.name))
         services.metric_sources.append(self._families)
