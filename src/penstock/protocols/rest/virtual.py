@@ -67,6 +67,7 @@ class VirtualQueues(Resource):
     @operation("POST", "/get_records")
     async def get_records(self, caller: Caller, body: GetRecords) -> Records:
         """Read messages from an offset, or from where a consumer is."""
+        await caller.room_for(self.shard, body.queue, body.max_records, self.services.settings)
         records: CoreRecords = await self.shard.call(
             ReadRecords(
                 queue=self._own(caller, "read", body.queue),
