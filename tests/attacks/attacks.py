@@ -306,7 +306,13 @@ def _inside(attack: Callable[..., Awaitable[None]], key: str, value: object) -> 
     return lambda ports, until_s: attack(ports, until_s, **{key: value})
 
 
+async def nobody(ports: Ports, until_s: float) -> None:
+    """No attack: what the machine, and the watching, cost by themselves."""
+    await asyncio.sleep(until_s - time.monotonic())
+
+
 ATTACKS: dict[str, Attack] = {
+    "nobody": nobody,
     "empty_fragments": empty_fragments,
     "pings": pings,
     "unfinished_messages": unfinished_messages,

@@ -20,6 +20,7 @@ RETURN_SECONDS = 10.0
 MEMORY_BYTES_MORE = 64 * MIB
 """What a server may have beyond its memory at rest and its budget: requests at work, the store, the allocator."""
 HEALTH_SECONDS_MAX = 0.1
+"""The 99th percentile, beyond what it is without an attack."""
 
 
 class Figures(msgspec.Struct):
@@ -82,12 +83,15 @@ def main() -> int:
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"of {', '.join(ATTACKS)}; by default all")
     chosen = parser.parse_args()
     print(f"{'':28}memory: rest, peak, after (MiB)   /healthz: p50, p99, worst (ms)")
-    failed = []
+    failed: list[str] = []
+    quiet_s = 0.0
     for name in chosen.attacks or ATTACKS:
         with tempfile.TemporaryDirectory() as directory:
             figures = run(name, Path(directory), chosen.seconds)
         print(f"{name:28}{figures.line}", flush=True)
-        if not figures.has_kept_to_its_memory or figures.p99_s > HEALTH_SECONDS_MAX:
+        if name == "nobody":
+            quiet_s = figures.p99_s
+        elif not figures.has_kept_to_its_memory or figures.p99_s > HEALTH_SECONDS_MAX + quiet_s:
             failed.append(name)
     print(f"too much: {', '.join(failed)}" if failed else "every attack was withstood")
     return bool(failed)

@@ -40,6 +40,7 @@ AT_ONCE_S = 0.1
 """A receive that waits for longer has found nothing, and needs no room for its answer any more."""
 LINGER_PAUSE_S = 0.01
 """Between two reads of what refused clients send."""
+MAKING_BYTES_MAX = 8 * 1024 * 1024
 TRIM_BYTES = 16 * 1024 * 1024
 """Memory is given back after so much was held, and most of it let go of."""
 TRIM_PAUSE_S = 1.0
@@ -86,11 +87,22 @@ class Budget:
     (True, False, 60)
     """
 
-    __slots__ = ("_beginning", "_is_trim_planned", "_lingering", "_peak_bytes", "_waiting", "bytes_max", "held_bytes")
+    __slots__ = (
+        "_beginning",
+        "_is_trim_planned",
+        "_lingering",
+        "_peak_bytes",
+        "_waiting",
+        "bytes_max",
+        "held_bytes",
+        "making",
+    )
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.held_bytes = 0
+        self.making: Budget = self if bytes_max <= MAKING_BYTES_MAX else Budget(MAKING_BYTES_MAX)
+        """For answers that are made one by one: so many bytes in a turn of the loop, and others are served between."""
         self._waiting: deque[Share] = deque()
         """Those with a claim, in the order in which they came."""
         self._beginning: deque[Share] = deque()

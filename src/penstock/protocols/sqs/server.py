@@ -238,7 +238,7 @@ class Visit(ABC):
         """Receive when there is room for the answer."""
         nbytes = asked_bytes(self._shard.identity.queues.get(asked.queue), asked.limit, self._budget.bytes_max)
         if nbytes:
-            self._share = self._budget.share()
+            self._share = self._budget.making.share()
             if not self._share.claim(nbytes, lambda: self._receive(asked)):
                 self._exchange.on_abandoned = self._abandon
                 return
