@@ -72,12 +72,13 @@ format: $(INSTALLED) ## Format the code, and repair what the linter can
 bench: compile ## Run every benchmark on the compiled package and rewrite docs/benchmarks.md
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m bench.run
 
-soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks and connections at every byte, flip every byte of a directory, kill listeners, outboxes and pipelines (*_KILLS)
+soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks and connections at every byte, flip every byte of a directory, attack servers, kill listeners, outboxes and pipelines (*_KILLS)
 	$(BIN)/python -m tests.simulation.soak --seeds $(SEEDS)
 	$(BIN)/python -m tests.kill.soak --kills $(KILLS)
 	$(BIN)/python -m tests.faults.soak --seeds $(FAULT_SEEDS)
 	$(BIN)/python -m tests.faults.broken
 	$(BIN)/python -m tests.store.flips
+	$(BIN)/python -m tests.attacks.soak
 	$(BIN)/python -m tests.client.soak --kills $(LISTENER_KILLS) --seed $(SEED)
 	$(BIN)/python -m tests.outbox.soak --kills $(OUTBOX_KILLS) --seed $(SEED)
 	$(BIN)/python -m tests.pipelines_ready.soak --kills $(PIPELINE_KILLS)

@@ -13,7 +13,7 @@ from penstock.protocols.http import Handler
 from penstock.protocols.nsq.http_front_end import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.server import RestFrontEnd
-from penstock.protocols.sqs.server import SqsFrontEnd, refuse_request
+from penstock.protocols.sqs.server import SqsFrontEnd, refuse_request, screen
 from penstock.server.node import FrontEnd, Node, Ready, Services
 from penstock.server.settings import InvalidSettings, Settings
 
@@ -60,13 +60,18 @@ def node(chosen: Settings) -> Node:
 def front_ends(chosen: Settings) -> list[FrontEnd]:
     """Every protocol that a node speaks."""
     return [
-        HttpFrontEnd("sqs", chosen.server.sqs_port, sqs_handler, refuse_request),
+        HttpFrontEnd("sqs", chosen.server.sqs_port, sqs_handler, refuse_request, sqs_screen),
         RestFrontEnd(chosen.server.http_port, __version__),
         NsqFrontEnd(chosen.server.nsq_tcp_port),
         NsqHttpFrontEnd(chosen.server.nsq_http_port),
     ]
 
 
+def sqs_screen(services: Services) -> Handler:
+    """What refuses SQS requests of strangers before their bodies are read."""
+    return screen(services.credentials)
+
+
 def sqs_handler(services: Services) -> Handler:
     """The SQS front end of a node."""
-    return SqsFrontEnd(services.shard, services.settings.sqs, services.credentials).handle
+    return SqsFrontEnd(services.shard, services.settings.sqs, services.credentials, services.budget).handle

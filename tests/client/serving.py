@@ -72,7 +72,7 @@ class Server:
             }
 
     async def start(self) -> None:
-        options = uvicorn_options(self.settings.websocket)
+        options = uvicorn_options(self.services)
         config = uvicorn.Config(
             Starlette(routes=websocket.routes(self.services)),
             lifespan="off",

@@ -46,22 +46,28 @@ streams = st.lists(st.one_of(plain, plain, text, control, fragmented()), max_siz
 class Reader:
     """Reads as a connection does: the short way first, the rest by the library."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Side, at_once: int = 1_000_000) -> None:
+        self.at_once = at_once
         self.library = Protocol(side, max_size=None)
         self.frames = Frames(masked=side is Side.SERVER, bytes_max=BYTES_MAX)
         self.found: list[tuple[Opcode, bytes, bool]] = []
         self.short = 0
 
     def take(self, data: bytes) -> None:
+        later = b""
         if self.library.state is not State.OPEN:
             rest = data
         else:
-            short, rest = self.frames.split(data)
+            before = self.frames.count
+            short, rest, later = self.frames.split(data, self.at_once)
+            assert self.frames.count - before <= self.at_once
             self.short += len(short)
             self.found += [(Opcode.BINARY, payload, True) for payload in short]
         if rest:
             self.library.receive_data(rest)
             self.found += [told(event) for event in self.library.events_received()]
+        if later:
+            self.take(later)
 
 
 def told(event: object) -> tuple[Opcode, bytes, bool]:
@@ -75,10 +81,10 @@ def wire_of(frames: list[Frame], side: Side) -> bytes:
 
 
 @pytest.mark.parametrize("side", [Side.SERVER, Side.CLIENT])
-@given(frames=streams, cuts=st.lists(st.integers(0, 100_000), max_size=8))
-def test_both_ways_together_read_what_was_sent(side: Side, frames: list[Frame], cuts: list[int]) -> None:
+@given(frames=streams, cuts=st.lists(st.integers(0, 100_000), max_size=8), at_once=st.integers(1, 10))
+def test_both_ways_together_read_what_was_sent(side: Side, frames: list[Frame], cuts: list[int], at_once: int) -> None:
     wire = wire_of(frames, side)
-    reader = Reader(side)
+    reader = Reader(side, at_once)
     for low, high in pairwise(sorted({0, len(wire), *(cut % (len(wire) + 1) for cut in cuts)})):
         reader.take(wire[low:high])
     assert reader.found == [told(frame) for frame in frames]
@@ -141,3 +147,16 @@ def test_frames_made_here_are_those_of_the_library(payload: bytes) -> None:
 
 def test_two_frames_with_the_same_content_look_different_under_their_masks() -> None:
     assert len({masked_frame(b"the same") for _ in range(20)}) > 1
+
+
+@given(frames=fragmented(), cut=st.integers(1, 1_000))
+def test_the_length_of_a_message_that_has_begun_is_known_until_it_ends(frames: list[Frame], cut: int) -> None:
+    wire = wire_of(frames, Side.SERVER)
+    reader = Frames(masked=True, bytes_max=BYTES_MAX)
+    longest = 0
+    for start in range(0, len(wire), cut):
+        reader.split(wire[start : start + cut])
+        longest = max(longest, reader.message_bytes)
+        assert start + cut >= len(wire) or reader.fragments <= len(frames)
+    assert reader.message_bytes == reader.fragments == 0
+    assert longest <= len(wire)

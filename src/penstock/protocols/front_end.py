@@ -58,12 +58,18 @@ class HttpFrontEnd:
     """Serves what `make_handler` makes, on the host of the settings and this port."""
 
     def __init__(
-        self, name: str, port: int, make_handler: Callable[[Services], Handler], refuse: Refuse = refuse_plainly
+        self,
+        name: str,
+        port: int,
+        make_handler: Callable[[Services], Handler],
+        refuse: Refuse = refuse_plainly,
+        make_screen: Callable[[Services], Handler] | None = None,
     ) -> None:
         self.name = name
         self._port = port
         self._make_handler = make_handler
         self._refuse = refuse
+        self._make_screen = make_screen
         self._server: HttpServer | None = None
 
     async def start(self, services: Services) -> Address:
@@ -76,7 +82,10 @@ class HttpFrontEnd:
             handler = refusing_browsers(handler, self._refuse)
         handler = refusing_other_hosts(handler, hosts_of(services.settings), self._refuse)
         observer = RequestObserver(self.name, services.meter, services.request_log)
-        self._server = HttpServer(handler, self.limits(services), observer.note, unread)
+        screen = None
+        if services.credentials.are_required and self._make_screen is not None:
+            screen = self._make_screen(services)
+        self._server = HttpServer(handler, self.limits(services), observer.note, unread, services.budget, screen)
         tls = tls_context(settings)
         port = await self._server.start(settings.host, self._port, tls, services.listeners.get(self.name))
         services.metric_sources.append(self._families)

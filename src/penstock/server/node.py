@@ -29,6 +29,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue, QueueInfo
 from penstock.core.errors import QueueDamaged, QueueNotFound
 from penstock.server.auth import Credentials
+from penstock.server.budget import Budget
 from penstock.server.clock import Clock, SystemClock
 from penstock.server.events import Recorder
 from penstock.server.log import RequestLog
@@ -75,6 +76,11 @@ class Services:
     listeners: Mapping[str, socket.socket] = field(default_factory=dict)
     """Sockets that listen already, by the front end's name: of a process among several that share its ports."""
     is_stopping: bool = False
+    budget: Budget = field(init=False)
+    """What all connections of this process may hold together."""
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.settings.server.buffer_bytes_max)
 
 
 class FrontEnd(Protocol):

@@ -38,6 +38,7 @@ _EMPTY = {
 }
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 SHARDS_MAX = 4096
+BUFFER_BYTES_MIN = 1024 * 1024
 TOPIC_PARTITIONS_MAX = 1_024
 
 
@@ -72,6 +73,8 @@ class ServerSettings(_Section, frozen=True):
     """Keep the event loop free while a commit is on its way to the disk; costs throughput."""
     stop_grace_s: float = 10.0
     """How long a stop waits for requests in flight."""
+    buffer_bytes_max: int = 256 * 1024 * 1024
+    """What all connections together may hold: requests that are being read, and answers that clients have not read."""
 
     def check_hosts(self) -> None:
         """Raise `InvalidSettings` for the first of `hosts` that is no name."""
@@ -592,6 +595,10 @@ class Settings(_Section, frozen=True):
             raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
         if not (len(self.sqs.account) == 12 and self.sqs.account.isdigit() and self.sqs.account.isascii()):
             raise InvalidSettings(f"[sqs] account is {self.sqs.account!r}: an account has 12 digits")
+        if self.server.buffer_bytes_max < BUFFER_BYTES_MIN:
+            raise InvalidSettings(
+                f"[server] buffer_bytes_max is {self.server.buffer_bytes_max}: it must be {BUFFER_BYTES_MIN} or more"
+            )
         for name in self.http.__struct_fields__:
             if not getattr(self.http, name) > 0:
                 raise InvalidSettings(f"[http] {name} is {getattr(self.http, name)}: it must be larger than 0")

@@ -25,6 +25,7 @@ _TWO_MORE, _EIGHT_MORE = 126, 127
 _SHORT_BYTES_MAX = 0xFFFF
 """Longer frames mostly come in pieces, and go the long way."""
 _HEAD_BYTES = 2
+_ALL = 1 << 62
 
 
 def binary_frame(payload: bytes) -> bytes:
@@ -34,6 +35,15 @@ def binary_frame(payload: bytes) -> bytes:
     b'\\x82\\x03abc'
     """
     return _head(len(payload), 0) + payload
+
+
+def binary_head(payload_bytes: int) -> bytes:
+    """What comes before the payload in such a frame.
+
+    >>> binary_head(3)
+    b'\\x82\\x03'
+    """
+    return _head(payload_bytes, 0)
 
 
 def masked_frame(payload: bytes) -> bytes:
@@ -54,10 +64,15 @@ class Frames:
     """The frames in a stream of bytes, from the first one after the handshake on.
 
     >>> Frames(masked=False, bytes_max=100).split(binary_frame(b"one") + binary_frame(b"two") + b"\\x89\\x00")
-    ([b'one', b'two'], b'\\x89\\x00')
+    ([b'one', b'two'], b'\\x89\\x00', b'')
+
+    Of many frames the first few may be taken, and the rest later:
+
+    >>> Frames(masked=False, bytes_max=100).split(binary_frame(b"one") + binary_frame(b"two"), at_once=1)
+    ([b'one'], b'', b'\\x82\\x03two')
     """
 
-    __slots__ = ("_bytes_max", "_head", "_is_fragmented", "_left", "_masked")
+    __slots__ = ("_bytes_max", "_head", "_is_fragmented", "_left", "_masked", "count", "fragments", "message_bytes")
 
     def __init__(self, *, masked: bool, bytes_max: int) -> None:
         self._masked = _MASKED if masked else 0
@@ -68,12 +83,23 @@ class Frames:
         """The beginning of a head, whose rest is still to come. The library has it."""
         self._is_fragmented = False
         """A message has begun, and its next fragment is still to come."""
+        self.message_bytes = 0
+        """How long the message is that has begun and not ended, as far as its frames say; 0 if there is none."""
+        self.fragments = 0
+        """How many frames of it there are."""
+        self.count = 0
+        """Frames so far."""
 
-    def split(self, data: bytes) -> tuple[list[bytes], bytes]:
-        """The payloads of the plain frames at the beginning, and the bytes after them, which are the library's."""
+    def allow(self, bytes_max: int) -> None:
+        """Take payloads up to this size from now on."""
+        self._bytes_max = min(bytes_max, _SHORT_BYTES_MAX)
+
+    def split(self, data: bytes, at_once: int = _ALL) -> tuple[list[bytes], bytes, bytes]:
+        """The payloads of the plain frames at the beginning, the bytes after them, which are the library's; and what
+        is left when there have been so many frames."""
         if self._left or self._head or self._is_fragmented:
-            self.follow(data)
-            return [], data
+            stop = self.follow(data, at_once)
+            return ([], data, b"") if stop == len(data) else ([], data[:stop], data[stop:])
         payloads: list[bytes] = []
         size, masked, start = len(data), self._masked, 0
         while size - start >= _HEAD_BYTES and data[start] == _BINARY and data[start + 1] & _MASKED == masked:
@@ -87,27 +113,46 @@ class Frames:
             end = begin + length
             if end > size or length > self._bytes_max:
                 break
+            if len(payloads) == at_once:
+                self.count += at_once
+                return payloads, b"", data[start:]
             payload = data[begin:end]
             payloads.append(apply_mask(payload, data[begin - 4 : begin]) if masked else payload)
             start = end
+        self.count += len(payloads)
         rest = data[start:]
         if rest:
-            self.follow(rest)
-        return payloads, rest
+            stop = self.follow(rest, at_once - len(payloads))
+            if stop < len(rest):
+                return payloads, rest[:stop], rest[stop:]
+        return payloads, rest, b""
 
-    def follow(self, data: bytes) -> None:
-        """The library is given these bytes: see where the next frame begins."""
+    def follow(self, data: bytes, at_once: int = _ALL) -> int:
+        """The library is given these bytes: see where the next frame begins. Returns where so many frames end."""
+        known = len(self._head)
         data, start = self._head + data, self._left
         self._head = b""
         while start < len(data):
+            if at_once <= 0:
+                self._left = 0
+                return start - known
             length = _frame_length(data, start)
             if not length:
                 self._head = data[start:]
                 break
             if not data[start] & _CONTROL:
+                if not self._is_fragmented:
+                    self.message_bytes = self.fragments = 0
+                self.message_bytes += length
+                self.fragments += 1
                 self._is_fragmented = not data[start] & _FIN
+            at_once -= 1
+            self.count += 1
             start += length
         self._left = max(0, start - len(data)) if not self._head else 0
+        if not self._left and not self._is_fragmented:
+            self.message_bytes = self.fragments = 0
+        return len(data) - known
 
 
 def _frame_length(data: bytes, start: int) -> int:

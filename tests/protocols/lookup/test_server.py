@@ -83,7 +83,8 @@ def test_whoever_does_not_introduce_itself_registers_nothing(lookup: RunningLook
     [
         (b"{", b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b"\xff\xff", b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
-        (b'{"x": ' + b"[" * 20_000, b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (b'{"x": ' + b"[" * 10_000, b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (b"x" * 20_000, b"E_BAD_BODY IDENTIFY body of 20000 bytes: at most 16384 are taken"),
         (b'{"tcp_port": "x"}', b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b'{"tcp_port": 65536}', b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
         (b'{"tcp_port": 1%s}' % (b"0" * 40), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),

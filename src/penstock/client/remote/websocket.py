@@ -192,7 +192,7 @@ class WebsocketLink(asyncio.Protocol):
         """Bytes came."""
         self._heard_s = self._loop.time()
         if self._frames is not None and self._can_send:
-            messages, data = self._frames.split(data)
+            messages, data, _ = self._frames.split(data)
             for message in messages:
                 self._take_message(message)
         if data:

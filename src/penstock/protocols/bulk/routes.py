@@ -86,10 +86,12 @@ from penstock.protocols.bulk.requests import (
 )
 from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, PieceNotFound, Staging, remove
 from penstock.protocols.bulk.takes import Takes, spans_of
+from penstock.protocols.rest.body import BodyLeft, no_room, read_body
 from penstock.protocols.rest.guard import Guard
 from penstock.protocols.rest.naming import KEY, request_name
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, code_of, headers_of, invalid, problem_of
 from penstock.server.auth import Principal, Right, owned
+from penstock.server.budget import NoRoom, Share, asked_bytes
 from penstock.server.node import Services
 from penstock.server.settings import MEMORY
 from penstock.wire.pieces import decode_piece, send_of
@@ -104,6 +106,9 @@ ARROW = "application/vnd.apache.arrow.stream"
 NEXT_OFFSET = "penstock-next-offset"
 _CLIENT_LEFT = 499
 """For the log: the client went while it sent its request, and nobody hears an answer."""
+
+_SHARE, _BODY_TIMEOUT_S = "penstock.share", "penstock.body_timeout_s"
+"""Where a request's scope has what its body, and its answer, hold of the budget; and the time for the body."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Action = Callable[[Request, Principal], Awaitable[msgspec.Struct | Response | None]]
@@ -151,6 +156,9 @@ class Bulk:
         async def handle(request: Request) -> Response:
             started_s = time.perf_counter()
             principal, outcome = None, "ok"
+            share = request.scope[_SHARE] = self._services.budget.share()
+            request.scope[_BODY_TIMEOUT_S] = self._services.settings.http.body_timeout_s
+            response: Response | None = None
             try:
                 if self._services.is_stopping:
                     raise RestError(503, "stopping", "the server is stopping", ((b"retry-after", b"1"),))
@@ -158,8 +166,11 @@ class Bulk:
                 response = _answer(await action(request, principal))
             except PenstockError as error:
                 response, outcome = _problem(error), code_of(error)
-            except ClientDisconnect:
+            except (ClientDisconnect, BodyLeft):
                 response, outcome = Response(status_code=_CLIENT_LEFT), "client_left"
+            finally:
+                if not isinstance(response, _Parts):  # which is held until it is sent
+                    share.close()
             self._note(request, response.status_code, time.perf_counter() - started_s, name, principal, outcome)
             return response
 
@@ -222,10 +233,11 @@ class Bulk:
         command = ReadRecords(queue=asked.queue, offset=asked.offset, limit=asked.limit, end=asked.end)
         bytes_max = self._services.settings.rest.response_bytes_max
         command.bytes_max = min(bytes_max, asked.bytes_max or bytes_max)
+        await self._room_for(request, asked.queue, asked.limit, command.bytes_max)
         records: Records = await self._shard.call(command)
         runs = [(run.chunk, run.start, run.stop) for run in records.runs]
         parts = await asyncio.to_thread(_arrow_parts, runs, include_headers=asked.headers)
-        return _Parts(parts, {NEXT_OFFSET: str(records.next_offset)})
+        return _Parts(parts, request.scope[_SHARE], {NEXT_OFFSET: str(records.next_offset)})
 
     async def chunks(self, request: Request, principal: Principal) -> ChunksReply:
         """Which chunks hold a range of a queue, and where in Kafka they are."""
@@ -276,12 +288,22 @@ class Bulk:
         _need(principal, "read", asked.queue)
         _need_arrow()  # before anything is leased that could not leave
         limit = min(asked.limit, await self._messages_max(asked.queue))
+        await self._room_for(request, asked.queue, limit, self._services.settings.rest.response_bytes_max)
         command = Receive(queue=asked.queue, channel=asked.channel, limit=limit, wait_ms=0, lease_ms=asked.lease_ms)
         name = request_name(request.headers.get(KEY), principal, b"take", msgspec.json.encode(asked))
         delivery: Delivery = await (self._shard.call(command) if name is None else self._takes.receive(name, command))
         runs = [(run.chunk, run.start, run.stop) for run in delivery.runs]
         metadata = {"penstock-spans": msgspec.json.encode(spans_of(delivery))}
-        return _Parts(_arrow_parts(runs, include_headers=asked.headers, metadata=metadata))
+        return _Parts(_arrow_parts(runs, include_headers=asked.headers, metadata=metadata), request.scope[_SHARE])
+
+    async def _room_for(self, request: Request, queue: str, count: int, bytes_max: int) -> None:
+        """Wait until there is room for an answer."""
+        share: Share = request.scope[_SHARE]
+        nbytes = asked_bytes(self._shard.identity.queues.get(queue), count, bytes_max)
+        try:
+            await share.claimed(nbytes, self._services.settings.http.body_timeout_s)
+        except NoRoom:
+            raise no_room() from None
 
     async def _messages_max(self, name: str) -> int:
         """How many messages of a queue, of average size, one response may hold."""
@@ -437,7 +459,18 @@ def _sends_of_all(pieces: Sequence[memoryview], principal: Principal) -> list[Se
 
 
 async def _read(request: Request, bytes_max: int) -> bytes:
-    return b"".join([part async for parts in _read_in_blocks(request, bytes_max) for part in parts])
+    return await read_body(
+        request.receive,
+        request.headers.get("content-length"),
+        request.scope[_SHARE],
+        bytes_max=bytes_max,
+        seconds=request.scope[_BODY_TIMEOUT_S],
+        too_large=_too_large,
+    )
+
+
+def _too_large(bytes_max: int) -> MessageTooLarge:
+    return MessageTooLarge(f"the body has more than {bytes_max} bytes: send it in several")
 
 
 async def _read_in_blocks(request: Request, bytes_max: int) -> AsyncIterator[list[bytes]]:
@@ -447,7 +480,7 @@ async def _read_in_blocks(request: Request, bytes_max: int) -> AsyncIterator[lis
     async for part in request.stream():
         length += len(part)
         if length > bytes_max:
-            raise MessageTooLarge(f"the body has more than {bytes_max} bytes: send it in several")
+            raise _too_large(bytes_max)
         block.append(part)
         block_length += len(part)
         if block_length >= _BLOCK_BYTES:
@@ -489,17 +522,19 @@ class _Parts(Response):
 
     media_type = ARROW
 
-    def __init__(self, parts: list[bytes | memoryview], headers: dict[str, str] | None = None) -> None:
+    def __init__(self, parts: list[bytes | memoryview], share: Share, headers: dict[str, str] | None = None) -> None:
         length = {"content-length": str(sum(map(len, parts)))}
         super().__init__(headers=length | (headers or {}))
         self._parts = parts
+        self._share = share
 
     async def __call__(self, scope: Scope, receive: Receiving, send: Sending) -> None:
         """Send them; a client that does not read them all is waited for after each."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for part in self._parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        with self._share:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for part in self._parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
 
 
 def _answer(result: msgspec.Struct | Response | None) -> Response:

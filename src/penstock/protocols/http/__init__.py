@@ -25,6 +25,10 @@ than `pipelined_max` requests behind a waiting one is no longer read from, so th
 
 Limits: the header's size and the body's (431, 413), the time for each (408), connections (503), idle time (silence,
 as keep-alive has it). A client that does not read its response is cut off after `body_timeout_s`.
+
+A body that does not come with its header is read on when a screen has seen the header, if the server has one, and when
+there is room for it in the budget that all connections share (`penstock.server.budget`). Responses that clients do not
+read count there as well.
 """
 
 from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Handler, Headers, Observer

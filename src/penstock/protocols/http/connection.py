@@ -17,6 +17,7 @@ import httptools
 
 from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers
 from penstock.protocols.http.request import Request
+from penstock.server.budget import GROWTH_BYTES, GROWTH_TIMEOUT_S
 from penstock.server.descriptors import CUT_OFF, NO_ROOM, REFUSED, room_for
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class HttpConnection:
         "_is_pumping",
         "_is_read_paused",
         "_is_tls",
+        "_is_unscreened",
         "_is_write_paused",
         "_last_keeps_alive",
         "_names",
@@ -82,8 +84,10 @@ class HttpConnection:
         "_reading",
         "_rejection",
         "_server",
+        "_share",
         "_target",
         "_transport",
+        "_unread_answer_bytes",
         "_unread_bytes",
         "_unsent",
         "_waiting",
@@ -118,6 +122,11 @@ class HttpConnection:
         self._is_write_paused = False
         self._unsent = b""
         """Responses that are written when this turn's work is done."""
+        self._share = server.budget.share()
+        self._is_unscreened = False
+        """Nobody has looked at the head of the request that is being read."""
+        self._unread_answer_bytes = 0
+        """Held for responses that the client does not read."""
         self.deadline = _NEVER
         """When the sweep has to look after this connection."""
 
@@ -149,6 +158,8 @@ class HttpConnection:
         self._transport = None
         self._parser = None
         self._waiting.clear()
+        self._body = b""
+        self._share.close()
         self.deadline = _NEVER
         self._server.forget(self)
         if self._in_flight is not None:
@@ -158,6 +169,7 @@ class HttpConnection:
         """Parse, then hand out what is complete."""
         parser = self._parser
         if parser is None:
+            self._throw_away()
             return
         was_reading = self._reading
         self._fed_bytes += len(data)
@@ -169,10 +181,26 @@ class HttpConnection:
             self._reject(400, f"this is not HTTP: {error}")
         if self._reading == _HEAD and self._fed_bytes > self._server.limits.header_bytes_max:
             self._reject(431, f"the header is larger than {self._server.limits.header_bytes_max} bytes")
+        elif self._reading == _BODY and self._rejection is None:
+            self._make_room()
         if self._waiting or self._rejection is not None:
             self._pump()
         elif self._reading != was_reading and self._in_flight is None:
             self._set_deadline()
+
+    def _throw_away(self) -> None:
+        """What a refused client still sends is read, a little at a time."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing() and not self._is_read_paused:
+            self._is_read_paused = True
+            transport.pause_reading()
+            self._server.budget.linger(self._read_more)
+
+    def _read_more(self) -> None:
+        transport = self._transport
+        self._is_read_paused = False
+        if transport is not None and not transport.is_closing():
+            transport.resume_reading()
 
     def eof_received(self) -> bool:
         """The client sends no more. What is in flight is answered, unless it waits."""
@@ -190,11 +218,16 @@ class HttpConnection:
     def pause_writing(self) -> None:
         """The client does not read: no further request is begun, and its time runs."""
         self._is_write_paused = True
+        if self._transport is not None:
+            self._unread_answer_bytes = self._transport.get_write_buffer_size()
+            self._share.hold(self._unread_answer_bytes)
         self.deadline = self._server.now + self._server.limits.body_timeout_s
 
     def resume_writing(self) -> None:
         """The client reads again."""
         self._is_write_paused = False
+        self._share.let_go(self._unread_answer_bytes)
+        self._unread_answer_bytes = 0
         if self._reading == _LINGER:
             self.deadline = self._server.now + LINGER_S
             return
@@ -210,6 +243,7 @@ class HttpConnection:
         self._headers = {}
         self._unread_bytes = 0
         self._body = b""
+        self._is_unscreened = self._server.screen is not None
 
     def on_url(self, piece: bytes) -> None:
         """A piece of the target."""
@@ -265,18 +299,9 @@ class HttpConnection:
         """A request is there."""
         if self._rejection is not None:
             return
-        parser = self._parser
-        method: bytes = parser.get_method()
         body = self._body
-        request = Request(
-            _METHODS.get(method) or method.decode("latin-1"),
-            self._target,
-            self._headers,
-            bytes(body) if isinstance(body, bytearray) else body,
-            self._peer,
-            self._is_tls,
-        )
-        self._waiting.append((request, parser.should_keep_alive()))
+        request = self._request(bytes(body) if isinstance(body, bytearray) else body)
+        self._waiting.append((request, self._parser.should_keep_alive()))
         self._reading = _IDLE
         self._fed_bytes = 0
         self._body = b""
@@ -289,6 +314,8 @@ class HttpConnection:
             return
         self._is_pumping = True
         while self._waiting and self._in_flight is None and not self._is_closing and not self._is_write_paused:
+            if self._server.budget.is_full and not self._share.held_bytes and not self._is_welcome():
+                break
             request, self._last_keeps_alive = self._waiting.pop(0)
             self._handle(request)
         self._is_pumping = False
@@ -297,6 +324,8 @@ class HttpConnection:
                 self._say_why(self._rejection)
             elif self._is_eof or (self._server.is_draining and self._reading == _IDLE):
                 self._close()
+            elif self._is_unscreened and self._reading == _BODY:
+                self._make_room()
         self._mind_reading()
 
     def _handle(self, request: Request) -> None:
@@ -333,6 +362,8 @@ class HttpConnection:
         assert transport is not None
         exchange.end()
         self._in_flight = None
+        if self._share.held_bytes:
+            self._let_go_of_requests()
         if exchange.request.method == "HEAD":
             self._put(head)
         elif len(body) <= _JOIN_BYTES_MAX:
@@ -400,6 +431,8 @@ class HttpConnection:
         callback = exchange.on_abandoned
         exchange.end()
         self._in_flight = None
+        if self._share.held_bytes:
+            self._let_go_of_requests()
         self._server.counters.abandoned += 1
         if callback is not None:
             try:
@@ -414,6 +447,11 @@ class HttpConnection:
         self.deadline = _NEVER
         if self._is_write_paused or self._reading == _LINGER:
             self.leave()
+        elif self._share.is_waiting:
+            self._share.withdraw()
+            self._reject(503, "the requests and answers of others take all the memory there is: try again later")
+            self._waiting.clear()
+            self._pump()
         elif self._reading == _HEAD:
             self._reject(408, f"the header took longer than {self._server.limits.header_timeout_s:g} s")
             self._pump()
@@ -445,7 +483,11 @@ class HttpConnection:
 
     def _mind_reading(self) -> None:
         """Do not read from one who pipelines too much; read again when the line is short."""
-        is_full = len(self._waiting) > self._server.limits.pipelined_max and not self._is_closing
+        is_full = not self._is_closing and (
+            len(self._waiting) > self._server.limits.pipelined_max
+            or self._share.is_waiting
+            or (self._is_unscreened and self._reading == _BODY)
+        )
         if is_full == self._is_read_paused or self._transport is None or self._transport.is_closing():
             return
         self._is_read_paused = is_full
@@ -453,6 +495,58 @@ class HttpConnection:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+    def _make_room(self) -> None:
+        """A body has begun, and its rest is still to come: read on if its client is known, and when there is room."""
+        if self._is_unscreened and not self._screen():
+            self._mind_reading()
+            return
+        wanted = int(self._headers.get("content-length", 0))
+        held = self._share.held_bytes - self._unread_answer_bytes
+        if not wanted and len(self._body) >= held:
+            wanted = len(self._body) + GROWTH_BYTES
+        if wanted > held and not self._share.is_waiting and not self._share.claim(wanted - held, self._room_came):
+            if held:
+                self.deadline = min(self.deadline, self._server.now + GROWTH_TIMEOUT_S)
+            self._mind_reading()
+
+    def _screen(self) -> bool:
+        """Show a request to the screen, in its turn. False if it is refused, or its turn is still to come."""
+        if self._in_flight is not None or self._waiting:
+            return False
+        assert self._server.screen is not None
+        self._is_unscreened = False
+        exchange = self._in_flight = Exchange(self, self._request(b""), _now_s())
+        kept_alive, self._last_keeps_alive = self._last_keeps_alive, False
+        self._server.screen(exchange)
+        if exchange.is_abandoned:
+            return False
+        self._in_flight = None
+        self._last_keeps_alive = kept_alive
+        exchange.end()
+        return True
+
+    def _request(self, body: bytes) -> Request:
+        method: bytes = self._parser.get_method()
+        text = _METHODS.get(method) or method.decode("latin-1")
+        return Request(text, self._target, self._headers, body, self._peer, self._is_tls)
+
+    def _is_welcome(self) -> bool:
+        """Whether a request may be handed out now; else it is, when answers of others have been read."""
+        if self._share.is_waiting:
+            return False
+        self.deadline = self._server.now + self._server.limits.body_timeout_s
+        return self._share.claim(0, self._room_came)
+
+    def _let_go_of_requests(self) -> None:
+        """What was claimed for bodies is not needed any more, if none is left."""
+        if not self._waiting and self._reading == _IDLE:
+            self._share.let_go(self._share.held_bytes - self._unread_answer_bytes)
+
+    def _room_came(self) -> None:
+        if self._transport is not None:
+            self._set_deadline()
+            self._pump()
 
     def _meet_expectation(self, expected: str) -> None:
         if expected.lower() != "100-continue":

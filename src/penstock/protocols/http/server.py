@@ -14,8 +14,9 @@ from typing import Any, cast
 
 from penstock.protocols.http.connection import LINGER_S, HttpConnection
 from penstock.protocols.http.exchange import Exchange, Handler, Observer
+from penstock.server.budget import Budget
 from penstock.server.descriptors import backlog
-from penstock.server.settings import HttpLimits
+from penstock.server.settings import HttpLimits, ServerSettings
 
 log = logging.getLogger("penstock.http")
 
@@ -43,7 +44,8 @@ class HttpServer:
     """Listens, and keeps the connections in order. All in one event loop.
 
     Headers that the handler never reads may be named (`unread`): they are checked and counted as all others, and not
-    kept.
+    kept. A `screen` is given requests whose bodies do not come at once, without them: it answers those that no body can
+    make right, and leaves the others alone. Their bodies are read on then.
     """
 
     def __init__(
@@ -52,11 +54,15 @@ class HttpServer:
         limits: HttpLimits | None = None,
         observer: Observer | None = None,
         unread: frozenset[str] = frozenset(),
+        budget: Budget | None = None,
+        screen: Handler | None = None,
     ) -> None:
         self.handler = handler
         self.limits = limits or HttpLimits()
         self.observer = observer
         self.counters = HttpCounters()
+        self.budget = budget or Budget(ServerSettings().buffer_bytes_max)
+        self.screen = screen
         self.names: dict[bytes, str] = {}
         """Headers' names as clients write them -> in lower case, or "" if the handler does not read them."""
         self._unread = unread

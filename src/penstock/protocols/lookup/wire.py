@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.server.budget import UNKNOWN_BYTES_MAX
+
 MAGIC = b"  V1"
 LOADS = "LOADS"
 LINE_BYTES_MAX = 1_024
@@ -58,6 +60,8 @@ class CommandReader:
         self._is_greeted = False
         self._pending: LookupCommand | None = None
         """A command whose body is not there yet."""
+        self._is_introduced = False
+        """A node has said who it is: before that, bodies are small."""
 
     def feed(self, data: bytes) -> Iterator[LookupCommand]:
         """The commands that are complete now. Raises `Refusal` behind the last that can be followed."""
@@ -98,11 +102,13 @@ class CommandReader:
         if len(self._buffer) < start:
             return None, position
         (size,) = _SIZE.unpack_from(self._buffer, position)
-        if not 0 <= size <= BODY_BYTES_MAX:
-            raise Refusal("E_BAD_BODY", f"{command.name} body of {size} bytes: at most {BODY_BYTES_MAX} are taken")
+        limit = BODY_BYTES_MAX if self._is_introduced else UNKNOWN_BYTES_MAX
+        if not 0 <= size <= limit:
+            raise Refusal("E_BAD_BODY", f"{command.name} body of {size} bytes: at most {limit} are taken")
         if len(self._buffer) < start + size:
             return None, position
         self._pending = None
+        self._is_introduced = True
         return command._replace(body=bytes(self._buffer[start : start + size])), start + size
 
 

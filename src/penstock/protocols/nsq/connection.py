@@ -20,6 +20,9 @@ Who does not keep up is slowed down, and costs no memory:
 - A client that publishes faster than the disk: with `PENDING_BYTES_MAX` on their way to a commit, or its answers
   unread, commands wait; while commands wait, nothing is read. So do all others of who does not read, once there are
   `UNREAD_BYTES_MAX` of answers to them (a FIN may be refused, and that is three times as long as the FIN).
+- All clients together: a large body is claimed from the budget (`penstock.server.budget`) before it is read; what is on
+  its way to a commit, and messages that a client does not read, count as well. Without room nothing is read.
+- A client that has to say who it is: its bodies are small, and nothing of a PUB is read before AUTH.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ from penstock.protocols.nsq.names import NSQ_VERSION
 from penstock.protocols.nsq.negotiation import Refusal, Terms, answer, negotiate
 from penstock.protocols.nsq.topics import Timeouts
 from penstock.server.auth import ANYBODY, Principal, Right
+from penstock.server.budget import SMALL_BYTES
 from penstock.server.shard import Call
 
 if TYPE_CHECKING:
@@ -132,6 +136,12 @@ class Connection(asyncio.Protocol):
         self._timeouts: Timeouts | None = None
         self._principal: Principal | None = None if endpoint.credentials.are_required else ANYBODY
         self._is_tls = False
+        self._share = endpoint.budget.share()
+        """For the command that is being read."""
+        self._held = endpoint.budget.share()
+        """For what is on its way to a commit, and for messages that the client does not read."""
+        self._held_unread_bytes = 0
+        self._began_s = self._heard_s
         self._topic = self._channel = ""
         self._tag = 0
         self._room_bytes = ROOM_BYTES
@@ -159,6 +169,10 @@ class Connection(asyncio.Protocol):
         self._is_ending = self._is_lost = True
         self._commands.clear()
         self._deliveries.clear()
+        if self._parser is not None:
+            self._parser.end()
+        self._share.close()
+        self._held.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._task is None:
@@ -195,6 +209,29 @@ class Connection(asyncio.Protocol):
                 self._unpack()
         else:
             self._take_in(self._parser.feed(data))
+            if self._parser.rest or self._share.held_bytes:
+                self._make_room()
+
+    def _make_room(self) -> None:
+        """A command has begun that is so long: read on when there is room for it."""
+        wanted = 0 if self._parser is None or self._is_ending else self._parser.wanted
+        held = self._share.held_bytes
+        if wanted < SMALL_BYTES:
+            if held:
+                self._share.let_go()
+        elif wanted > held and not self._share.is_waiting and not self._share.claim(wanted - held, self._room_came):
+            self._loop.call_later(self._settings.client_timeout_s, self._no_room, self._share.wanted_bytes)
+            self._mind_reading()
+
+    def _room_came(self) -> None:
+        self._mind_reading()
+
+    def _no_room(self, wanted: int) -> None:
+        if self._share.is_waiting and self._share.wanted_bytes == wanted and self._parser is not None:
+            verb = self._parser.verb or "PUB"
+            self._fail(
+                f"E_{verb}_FAILED", f"{verb} failed: other clients take all the memory there is, try again later"
+            )
 
     def _start(self, data: bytes) -> bytes:
         """Look for the magic. Returns what comes behind it."""
@@ -202,7 +239,12 @@ class Connection(asyncio.Protocol):
         if data[:4] == wire.MAGIC:
             settings = self._settings
             delay_ms_max = round(settings.requeue_timeout_max_s * 1_000)
-            self._parser = wire.Parser(settings.message_bytes_max, settings.body_bytes_max, delay_ms_max)
+            self._parser = wire.Parser(
+                settings.message_bytes_max,
+                settings.body_bytes_max,
+                delay_ms_max,
+                is_known=self._principal is not None,
+            )
         elif len(data) < 4 and wire.MAGIC.startswith(data):
             self._magic = data
         else:
@@ -219,6 +261,7 @@ class Connection(asyncio.Protocol):
         try:
             if not self._commands and self._task is None:
                 self._take_in(self._parser.feed(self._codec.take()))
+                self._make_room()
             self._is_unpacking = self._codec.has_more and not self._is_ending
         except Corrupt as error:
             log.info("client %s: %s", self.client.remote_address, error)
@@ -237,12 +280,16 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read: hand out nothing more."""
         self._stuck_s = self._loop.time()
+        self._held_unread_bytes = self._transport.get_write_buffer_size()
+        self._held.hold(self._held_unread_bytes)
         self._give_room(0)
 
     def resume_writing(self) -> None:
         """The client has read."""
         self._stuck_s = None
         self._unread_bytes = 0
+        self._held.let_go(self._held_unread_bytes)
+        self._held_unread_bytes = 0
         self._give_room(ROOM_BYTES)
         self._resume()
 
@@ -265,7 +312,9 @@ class Connection(asyncio.Protocol):
         """Nothing is read while commands wait."""
         if self._has_said_all:
             return self._end_if_done()
-        wanted = not self._commands and self._task is None and not self._is_unpacking and not self._is_ending
+        wanted = not (
+            self._commands or self._task is not None or self._is_unpacking or self._is_ending or self._share.is_waiting
+        )
         if wanted == self._is_reading or self._is_lost:
             return None
         self._is_reading = wanted
@@ -335,6 +384,9 @@ class Connection(asyncio.Protocol):
         silent_s = 0.0 if not self._is_reading else now_s - self._heard_s
         is_silent = bool(self._terms.heartbeat_ms) and silent_s >= 2 * beat_s
         is_stuck = self._stuck_s is not None and now_s - self._stuck_s >= beat_s
+        if self._principal is None and now_s - self._began_s >= self._settings.client_timeout_s:
+            log.info("client %s has not said who it is", self.client.remote_address)
+            return self.abort()
         if (is_silent or is_stuck) and not self._is_doubted:
             self._is_doubted = True
             self._timer = self._loop.call_later(SECOND_LOOK_S, self._beat)
@@ -379,6 +431,8 @@ class Connection(asyncio.Protocol):
         self._mind_reading()
 
     def _may_publish(self) -> bool:
+        if self._endpoint.budget.is_full and not self._pending_bytes:
+            return not self._held.is_waiting and self._held.claim(0, self._others_have_read)
         return self._pending_bytes < PENDING_BYTES_MAX and self._stuck_s is None
 
     def _resume(self) -> None:
@@ -416,7 +470,7 @@ class Connection(asyncio.Protocol):
 
     def _check_right(self, verb: str, right: Right, topic: str, channel: str = "") -> None:
         if self._principal is None:
-            raise Refusal("E_AUTH_FIRST", f"AUTH required before {verb}")
+            raise Refusal(wire.AUTH_FIRST, f"AUTH required before {verb}")
         if not self._principal.allows(right, topic):
             raise Refusal("E_UNAUTHORIZED", f'AUTH failed for {verb} on "{topic}" "{channel}"')
 
@@ -537,6 +591,7 @@ class Connection(asyncio.Protocol):
         if self._principal is not ANYBODY:
             self._check_right(command.verb, "write", command.topic)
         self._pending_bytes += command.nbytes
+        self._held.hold(command.nbytes)
         send = self._topics.send(command.topic, command.bodies, command.delay_ms)
         publishing = _Publishing(command)
         self._publishes.append(publishing)
@@ -547,6 +602,7 @@ class Connection(asyncio.Protocol):
         publishing.is_through, publishing.error = True, call.error
         self._pending -= 1
         self._pending_bytes -= publishing.command.nbytes
+        self._held.let_go(publishing.command.nbytes)
         while self._publishes and self._publishes[0].is_through and not self._is_ending:
             done = self._publishes.popleft()
             command = done.command
@@ -580,6 +636,9 @@ class Connection(asyncio.Protocol):
         pass
 
     def _invalid(self, command: wire.Invalid) -> None:
+        if command.code == wire.AUTH_FIRST and self._settings.tls_required and not self._is_tls:
+            assert self._parser is not None
+            raise Refusal("E_INVALID", f"cannot {self._parser.verb} in current state (TLS required)")
         self._fail(command.code, command.reason)
 
     # -- settling --
@@ -691,7 +750,20 @@ class Connection(asyncio.Protocol):
             pieces += [self._frames(run) for run in delivery.runs]
         self._push(pieces)
         if self._room_bytes <= ROOM_BYTES // 2 and self._stuck_s is None:
+            self._give_more_room()
+
+    def _give_more_room(self) -> None:
+        """More messages may come; when others have read theirs, if those are too many."""
+        if not self._endpoint.budget.is_full:
             self._give_room(ROOM_BYTES)
+        elif not self._held.is_waiting:
+            self._held.claim(0, self._others_have_read)
+
+    def _others_have_read(self) -> None:
+        """There was no room, and now there is."""
+        if self._room_bytes <= ROOM_BYTES // 2 and self._stuck_s is None:
+            self._give_more_room()
+        self._resume()
 
     def _frames(self, run: Run) -> bytes | memoryview:
         keep = None

@@ -93,6 +93,13 @@ class NsqHttp:
 
     # -- the way in and out --
 
+    def screen(self, exchange: Exchange) -> None:
+        """Answer a request without its body, if that is a stranger's."""
+        try:
+            self._principal(exchange.request)
+        except ApiError as error:
+            refuse(exchange, error)
+
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
         request = exchange.request

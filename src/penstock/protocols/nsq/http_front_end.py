@@ -10,7 +10,7 @@ import socket
 import msgspec
 
 from penstock.protocols.front_end import HttpFrontEnd
-from penstock.protocols.http import Handler, HttpLimits
+from penstock.protocols.http import Exchange, Handler, HttpLimits
 from penstock.protocols.lookup.registry import Identity
 from penstock.protocols.lookup.service import reachable_host
 from penstock.protocols.nsq.http import NsqHttp
@@ -27,7 +27,7 @@ class NsqHttpFrontEnd(HttpFrontEnd):
     """Serves nsqd's HTTP API, and keeps the lookup services informed."""
 
     def __init__(self, port: int) -> None:
-        super().__init__("nsq-http", port, self._make, refuse_request)
+        super().__init__("nsq-http", port, self._make, refuse_request, lambda _: self._screen)
         self._api: NsqHttp | None = None
         self._registration: LookupRegistration | None = None
 
@@ -38,6 +38,10 @@ class NsqHttpFrontEnd(HttpFrontEnd):
         topics.listeners.append(self._heard)
         self._api = NsqHttp(services, topics, self._registration)
         return self._api.handle
+
+    def _screen(self, exchange: Exchange) -> None:
+        assert self._api is not None
+        self._api.screen(exchange)
 
     async def start(self, services: Services) -> Address:
         """Listen, then tell the lookup services."""

@@ -35,6 +35,7 @@ class Endpoint:
         self.topics = Topics.of(services)
         self.settings: NsqSettings = services.settings.nsq
         self.credentials = services.credentials
+        self.budget = services.budget
         self.tls: ssl.SSLContext | None = tls_context(services.settings.server)
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()

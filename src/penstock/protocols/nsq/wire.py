@@ -39,10 +39,12 @@ from numpy.typing import NDArray
 from penstock.core.chunk import PackedBodies
 from penstock.core.commands import Run
 from penstock.protocols.nsq.names import is_name
+from penstock.server.budget import UNKNOWN_BYTES_MAX
 
 MAGIC = b"  V2"
 LINE_BYTES_MAX = 16 * 1024
 ID_LENGTH = 16
+AUTH_FIRST = "E_AUTH_FIRST"
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 HEARTBEAT = b"_heartbeat_"
 _HEAD = struct.Struct(">ii")
@@ -183,17 +185,22 @@ class Parser:
         "_message_bytes_max",
         "_need",
         "_pieces",
+        "is_known",
         "is_over",
         "verb",
     )
 
-    def __init__(self, message_bytes_max: int, body_bytes_max: int, delay_ms_max: int) -> None:
+    def __init__(
+        self, message_bytes_max: int, body_bytes_max: int, delay_ms_max: int, *, is_known: bool = True
+    ) -> None:
         self._message_bytes_max = message_bytes_max
         self._body_bytes_max = body_bytes_max
         self._delay_ms_max = delay_ms_max
         self._pieces: list[bytes] = []
         self._have = 0
         self._need = 0
+        self.is_known = is_known
+        """Whether the client has said who it is. Before that nothing is published, and bodies are small."""
         self.is_over = False
         """Something was invalid: what follows cannot be understood any more."""
         self.verb = ""
@@ -203,6 +210,17 @@ class Parser:
     def rest(self) -> int:
         """How many bytes wait for more."""
         return self._have
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes the command has, at least, that has begun and is not whole; 0 if there is none."""
+        return max(self._have, self._need) if self._have else 0
+
+    def end(self) -> None:
+        """Nobody wants more commands: let go of what was read."""
+        self.is_over = True
+        self._pieces.clear()
+        self._have = 0
 
     def feed(self, data: bytes) -> list[WireCommand]:
         """The commands that are whole now."""
@@ -268,6 +286,7 @@ class Parser:
         if len(parameters) != 1:
             raise Refused("E_INVALID", "AUTH invalid number of parameters")
         stop = self._body_end(data, at, "AUTH")
+        self.is_known = True  # or the connection ends, when this is followed
         commands.append(Auth(data[at + 4 : stop]))
         return stop
 
@@ -285,6 +304,7 @@ class Parser:
         if len(parameters) < 2:
             raise Refused("E_INVALID", "PUB insufficient number of parameters")
         topic = _topic("PUB", parameters)
+        self._need_known("PUB")
         stop = self._message_end(data, at, "PUB")
         last = commands[-1] if commands else None
         if isinstance(last, Publish) and last.verb == "PUB" and last.topic == topic:
@@ -305,6 +325,7 @@ class Parser:
             raise Refused("E_INVALID", f"DPUB could not parse timeout {_text(parameters[2])[:100]}")
         if delay_ms > self._delay_ms_max:
             raise Refused("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{self._delay_ms_max}")
+        self._need_known("DPUB")
         stop = self._message_end(data, at, "DPUB")
         body = data[at + 4 : stop]
         commands.append(Publish("DPUB", topic, [body], delay_ms=delay_ms, nbytes=len(body)))
@@ -314,6 +335,7 @@ class Parser:
         if len(parameters) < 2:
             raise Refused("E_INVALID", "MPUB insufficient number of parameters")
         topic = _topic("MPUB", parameters)
+        self._need_known("MPUB")
         stop = self._body_end(data, at, "MPUB")
         bodies = parse_bodies(data, at + 4, stop, self._message_bytes_max)
         commands.append(Publish("MPUB", topic, bodies, nbytes=stop - at - 4))
@@ -375,11 +397,17 @@ class Parser:
     def _body_end(self, data: bytes, at: int, verb: str) -> int:
         """Where a body ends whose size stands at `at`."""
         size = _size(data, at)
-        if size > self._body_bytes_max:
-            raise Refused("E_BAD_BODY", f"{verb} body too big {size} > {self._body_bytes_max}")
+        limit = self._body_bytes_max if self.is_known else min(self._body_bytes_max, UNKNOWN_BYTES_MAX)
+        if size > limit:
+            raise Refused("E_BAD_BODY", f"{verb} body too big {size} > {limit}")
         if size <= 0:
             raise Refused("E_BAD_BODY", f"{verb} invalid body size {size}")
         return _end(data, at, size)
+
+    def _need_known(self, verb: str) -> None:
+        """Bodies of strangers are not read."""
+        if not self.is_known:
+            raise Refused(AUTH_FIRST, f"AUTH required before {verb}")
 
     def _message_end(self, data: bytes, at: int, verb: str) -> int:
         """Where a message ends whose size stands at `at`."""

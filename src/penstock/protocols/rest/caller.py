@@ -8,7 +8,10 @@ from typing import Any, TypeVar
 
 from penstock.core.commands import Command, Delivery, Once, Receive
 from penstock.core.errors import AccessDenied
+from penstock.protocols.rest.body import no_room
 from penstock.server.auth import ANYBODY, RIGHTS, Principal, Right
+from penstock.server.budget import NoRoom, Share, asked_bytes
+from penstock.server.settings import Settings
 from penstock.server.shard import Call, give_back
 from penstock.server.shards import Shards
 
@@ -54,12 +57,20 @@ class Waits:
 class Caller:
     """One request's caller."""
 
-    __slots__ = ("_messages", "_scope", "_waits", "delivery", "principal", "queue", "request_name", "wanted")
+    __slots__ = ("_messages", "_scope", "_share", "_waits", "delivery", "principal", "queue", "request_name", "wanted")
 
-    def __init__(self, scope: MutableMapping[str, Any], messages: Messages, waits: Waits, principal: Principal) -> None:
+    def __init__(
+        self,
+        scope: MutableMapping[str, Any],
+        messages: Messages,
+        waits: Waits,
+        principal: Principal,
+        share: Share,
+    ) -> None:
         self._scope = scope
         self._messages = messages
         self._waits = waits
+        self._share = share
         self.principal = principal
         self.queue = ""
         """The queue that the call is about, once it is known: for the log."""
@@ -91,6 +102,15 @@ class Caller:
     def may_see(self, queue: str) -> bool:
         """Whether the caller has any right on the queue."""
         return any(self.principal.allows(right, queue) for right in RIGHTS)
+
+    async def room_for(self, shard: Shards, queue: str, count: int, limits: Settings) -> None:
+        """Wait until there is room for an answer with so many messages of a queue: as they are, and encoded."""
+        bytes_max = limits.rest.response_bytes_max
+        try:
+            nbytes = asked_bytes(shard.identity.queues.get(queue), count, bytes_max)
+            await self._share.claimed(2 * nbytes, limits.http.body_timeout_s)
+        except NoRoom:
+            raise no_room() from None
 
     @property
     def is_gone(self) -> bool:

@@ -1,12 +1,16 @@
 """uvicorn's connections, with limits that it does not have: on headers, on connections, on clients that do not read.
 
+Who pipelines is answered one request after the other, as long as it reads the answers. What it sends beyond
+`pipelined_max` requests is not parsed before some of them are answered, and nothing is read meanwhile. Answers that it
+does not read count among what all connections hold together (`penstock.server.budget`).
+
 A request finds its connection's transport in its scope: whether the client is still there (`Caller.is_gone`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -15,6 +19,7 @@ from penstock.protocols.hosts import host_of_target
 from penstock.protocols.http import HttpCounters
 from penstock.protocols.rest.caller import TRANSPORT
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, problem_of
+from penstock.server.budget import Budget
 from penstock.server.descriptors import FITS, NO_ROOM, room_for
 from penstock.server.settings import HttpLimits
 
@@ -38,13 +43,23 @@ def _refusal(error: RestError) -> bytes:
     return f"{line}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
 
-def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtocol]:
+_SLICE_BYTES = 16 * 1024
+"""How much is parsed at a time: a single read may hold thousands of requests."""
+
+
+def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[HttpToolsProtocol]:
     """The class of connections that keep to these limits, and are counted there."""
 
     class LimitedConnection(HttpToolsProtocol):
         """One connection."""
 
         _header_bytes = 0
+        _unparsed = b""
+        _is_owed = False
+        """An answer is complete, and the next request has not begun, because the client does not read."""
+        _is_lingering = False
+        _rest_timer: asyncio.TimerHandle | None = None
+        """While the rest of a body is thrown away, whose request is answered."""
         _header_timer: asyncio.TimerHandle | None = None
         _write_timer: asyncio.TimerHandle | None = None
         _running: RequestResponseCycle | None = None
@@ -52,6 +67,7 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self._unread = budget.share()
             counters.connections += 1
             if room_for(transport) != FITS:
                 self._refuse(NO_ROOM)
@@ -67,6 +83,10 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
             if self._running is not None and not self._running.response_complete:
                 self._running.disconnected = True
                 self._running.message_event.set()
+            self._stop_rest_timer()
+            self._unparsed = b""
+            self.pipeline.clear()
+            self._unread.close()
             super().connection_lost(exc)
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -75,18 +95,61 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
 
         def pause_writing(self) -> None:
             super().pause_writing()
+            self._unread.hold(self.transport.get_write_buffer_size())
             self._write_timer = self.loop.call_later(limits.body_timeout_s, self.transport.abort)
 
         def resume_writing(self) -> None:
             self._stop_write_timer()
+            self._unread.let_go()
             super().resume_writing()
+            if self._is_owed:
+                self._is_owed = False
+                self.on_response_complete()
+
+        def on_response_complete(self) -> None:
+            if self.flow.write_paused and self.pipeline:
+                self._is_owed = True
+                return
+            super().on_response_complete()
+            if self.cycle.more_body and self.cycle.response_complete and self._rest_timer is None:
+                self._rest_timer = self.loop.call_later(limits.body_timeout_s, self.transport.abort)
+            if self._unparsed:
+                self.loop.call_soon(self._parse)
 
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
                 return
             if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
                 self._header_timer = self.loop.call_later(limits.header_timeout_s, self._refuse, 408)
-            super().data_received(data)
+            if self._rest_timer is not None and not self._is_lingering:
+                self._is_lingering = True
+                self.flow.pause_reading()
+                budget.linger(self._read_on)
+            if self._unparsed or len(data) > _SLICE_BYTES:
+                self._unparsed += data
+                self._parse()
+            else:
+                super().data_received(data)
+
+        def _read_on(self) -> None:
+            self._is_lingering = False
+            if not self.transport.is_closing():
+                self.flow.resume_reading()
+
+        def _parse(self) -> None:
+            data, at = self._unparsed, 0
+            self._unparsed = b""
+            while at < len(data) and len(self.pipeline) < limits.pipelined_max and not self.transport.is_closing():
+                super().data_received(data[at : at + _SLICE_BYTES])
+                at += _SLICE_BYTES
+                upgraded = self.transport.get_protocol()
+                if upgraded is not self:
+                    if at < len(data):
+                        cast("asyncio.Protocol", upgraded).data_received(data[at:])
+                    return
+            if at < len(data) and not self.transport.is_closing():
+                self._unparsed = data[at:]
+                self.flow.pause_reading()
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(400)
@@ -123,6 +186,7 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
                 super().on_body(body)
 
         def on_message_complete(self) -> None:
+            self._stop_rest_timer()
             if self.cycle is not None:
                 super().on_message_complete()
 
@@ -140,6 +204,11 @@ def limited(limits: HttpLimits, counters: HttpCounters) -> type[HttpToolsProtoco
             if self._write_timer is not None:
                 self._write_timer.cancel()
                 self._write_timer = None
+
+        def _stop_rest_timer(self) -> None:
+            if self._rest_timer is not None:
+                self._rest_timer.cancel()
+                self._rest_timer = None
 
         def _refuse(self, why: int | str) -> None:
             self._stop_timer()

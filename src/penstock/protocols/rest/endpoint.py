@@ -8,7 +8,6 @@ runs the operation, and encodes the result in what the caller accepts. Everythin
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import os
@@ -24,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import PenstockError
 from penstock.protocols.http import HttpCounters
+from penstock.protocols.rest.body import BodyLeft, read_body
 from penstock.protocols.rest.caller import Caller, CallerGone, Waits
 from penstock.protocols.rest.guard import Guard
 from penstock.protocols.rest.naming import KEY, request_name
@@ -38,6 +38,7 @@ from penstock.protocols.rest.problems import (
     status_of,
 )
 from penstock.server.auth import Principal
+from penstock.server.budget import Share
 from penstock.server.node import Services
 
 log = logging.getLogger("penstock.rest")
@@ -126,20 +127,31 @@ class Visit:
     async def run(self, operation: Operation, coding: _Coding) -> None:
         """Run the operation, and answer."""
         self._action = operation.name
+        with self._desk.services.budget.share() as share:
+            await self._run(operation, coding, share)
+
+    async def _run(self, operation: Operation, coding: _Coding, share: Share) -> None:
         try:
             if self._desk.services.is_stopping:
                 raise RestError(503, "stopping", "the server is stopping", ((b"retry-after", b"1"),))
             principal = self._desk.guard.admit(self._headers, self._peer)
-            caller = self._caller = Caller(self._scope, self._receive, self._desk.waits, principal)
+            caller = self._caller = Caller(self._scope, self._receive, self._desk.waits, principal, share)
             caller.wanted = self._choose(operation)
-            body = await self._read_body()
+            limits = self._desk.services.settings.http
+            body = await read_body(
+                self._receive,
+                self._headers.get("content-length"),
+                share,
+                bytes_max=limits.body_bytes_max,
+                seconds=limits.body_timeout_s,
+            )
             caller.request_name = self._name_of(principal, body)
             arguments = self._arguments(operation, coding, body)
             if (queue := arguments.get("queue")) is not None:
                 await self._find(queue, operation)
             result = await operation.run(caller, **arguments)
             await self._succeed(operation, caller, result)
-        except CallerGone:
+        except (CallerGone, BodyLeft):
             self._abandon()
         except PenstockError as error:
             await self._fail(error)
@@ -197,38 +209,6 @@ class Visit:
         if coding.json is not None:
             arguments["body"] = self._decode(body, coding)
         return arguments
-
-    async def _read_body(self) -> bytes:
-        limits = self._desk.services.settings.http
-        announced = self._headers.get("content-length", "")
-        if announced.isdigit() and int(announced) > limits.body_bytes_max:
-            raise self._too_large()
-        try:
-            async with asyncio.timeout(limits.body_timeout_s):
-                return await self._collect(limits.body_bytes_max)
-        except TimeoutError:
-            raise RestError(408, "body_timeout", "the body took too long", ((b"connection", b"close"),)) from None
-
-    async def _collect(self, limit: int) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise CallerGone
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise self._too_large()
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _too_large(self) -> RestError:
-        limit = self._desk.services.settings.http.body_bytes_max
-        return RestError(
-            413, "body_too_large", f"a body may have {limit} bytes: send less at a time", ((b"connection", b"close"),)
-        )
 
     def _decode(self, body: bytes, coding: _Coding) -> Any:
         sent = _media_type(self._headers.get("content-type", ""))

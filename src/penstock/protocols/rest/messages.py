@@ -174,6 +174,8 @@ class Messages(Resource):
             session=self.session(caller, body.session),
             attempt_id=body.attempt_id,
         )
+        if not command.wait_ms:
+            await caller.room_for(self.shard, queue, command.limit, self.services.settings)
         delivery = self.fit(caller, await caller.receive(self.shard, command))
         if caller.wanted == BATCH:
             spans = [tuple(span) for run in delivery.runs for span in run.spans()]
@@ -296,6 +298,7 @@ class Messages(Resource):
             states=tuple(State[name.upper()] for name in query.states),
             contains=None if query.contains is None else decode_text(query.contains, query.encoding, "contains"),
         )
+        await caller.room_for(self.shard, queue, query.limit, self.services.settings)
         seen: list[Seen] = await self.shard.call(command)
         page = self.page(seen)
         await self.shard.know(queue)

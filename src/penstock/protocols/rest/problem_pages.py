@@ -204,6 +204,12 @@ EXPLAINED = (
     ),
     Explained("stopping", 503, "The server is being stopped.", _AGAIN),
     Explained("too_many_connections", 503, "The server has as many connections as it may have.", _AGAIN),
+    Explained(
+        "no_room",
+        503,
+        "Other requests and answers take all of `[server] buffer_bytes_max`. Nothing was done.",
+        "Send the request again, a little later, or raise the setting.",
+    ),
     Explained("shard_closed", 503, "The store is being closed or opened again.", _AGAIN),
     Explained("commit_failed", 503, "The disk failed while the request was being written.", _UNKNOWN),
     Explained(

@@ -45,7 +45,7 @@ class RecordReading(Resource):
                 "this server has no pyarrow, and cannot answer with Arrow: install penstock[arrow]",
             )
         records = await self._read(
-            ReadRecords(queue=queue, offset=query.offset, limit=query.max, end=query.end), query.max_bytes
+            caller, ReadRecords(queue=queue, offset=query.offset, limit=query.max, end=query.end), query.max_bytes
         )
         if caller.wanted == ARROW:
             return _arrow(records, include_headers=query.headers)
@@ -68,7 +68,7 @@ class RecordReading(Resource):
         """Read from where a named consumer is; one that is not known starts at the beginning."""
         caller.need("read", queue)
         command = ReadRecords(queue=queue, consumer=consumer, limit=query.max)
-        return self._as_json(await self._read(command, query.max_bytes))
+        return self._as_json(await self._read(caller, command, query.max_bytes))
 
     @operation("PUT", "/v1/queues/{queue}/consumers/{consumer}")
     async def move_consumer(self, caller: Caller, queue: str, consumer: str, body: MoveConsumer) -> ConsumerPosition:
@@ -91,7 +91,8 @@ class RecordReading(Resource):
         """Forget a named consumer."""
         await self.shard.call(DeleteConsumer(queue=caller.need("read", queue), consumer=consumer))
 
-    async def _read(self, command: ReadRecords, max_bytes: int | None) -> CoreRecords:
+    async def _read(self, caller: Caller, command: ReadRecords, max_bytes: int | None) -> CoreRecords:
+        await caller.room_for(self.shard, command.queue, command.limit, self.services.settings)
         limit = self.settings.response_bytes_max
         command.bytes_max = limit if max_bytes is None else min(limit, max_bytes)
         records: CoreRecords = await self.shard.call(command)

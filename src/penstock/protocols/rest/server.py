@@ -58,7 +58,7 @@ class RestFrontEnd:
         self._waits, self._counters = app.desk.waits, app.desk.counters
         config = uvicorn.Config(
             app.routes(),
-            http=limited(limits, app.desk.counters),
+            http=limited(limits, app.desk.counters, services.budget),
             timeout_keep_alive=max(1, round(limits.idle_timeout_s)),
             lifespan="off",
             log_config=None,
@@ -67,7 +67,7 @@ class RestFrontEnd:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=round(settings.stop_grace_s),
-            **uvicorn_options(services.settings.websocket),
+            **uvicorn_options(services),
         )
         config.load()
         config.ssl = tls

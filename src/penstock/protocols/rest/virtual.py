@@ -85,12 +85,15 @@ class VirtualQueues(Resource):
     @operation("POST", "/get_records")
     async def get_records(self, caller: Caller, query: GetRecords, body: GetRecords) -> Records:
         """Read messages from an offset, or from where a consumer is."""
+        queue = self._own(caller, "read", _needed("queue", query, body))
+        limit = _given("max_records", query, body, _RECORDS)
+        await caller.room_for(self.shard, queue, limit, self.services.settings)
         records: CoreRecords = await self.shard.call(
             ReadRecords(
-                queue=self._own(caller, "read", _needed("queue", query, body)),
+                queue=queue,
                 consumer=_given("consumer", query, body, None),
                 offset=_given("offset", query, body, None),
-                limit=_given("max_records", query, body, _RECORDS),
+                limit=limit,
                 bytes_max=self.settings.response_bytes_max,
             )
         )

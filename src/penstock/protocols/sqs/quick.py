@@ -46,6 +46,7 @@ from penstock.protocols.sqs.shapes import (
     SendMessageRequest,
 )
 from penstock.server.auth import ANYBODY
+from penstock.server.budget import asked_bytes
 from penstock.server.shard import Call
 from penstock.server.tasks import AsyncShard, CallbackCall
 
@@ -55,6 +56,7 @@ _fields_of: Final = msgspec.structs.astuple
 _tuple_of: Final[Any] = tuple.__new__
 _Span: Final[Any] = Span
 """A named tuple is made by a function in Python; one of its base's is a fifth of the price."""
+_ANY_SIZE: Final = 1 << 62
 _SECOND_MS: Final = 1_000
 _QUEUES_MAX: Final = 1_000
 _NOTHING_ELSE: Final[tuple[Any, ...]] = (None,) * 5
@@ -169,6 +171,8 @@ class Quick:
             if not 0 <= visibility_s <= VISIBILITY_SECONDS_MAX:
                 return False
             lease_ms = visibility_s * _SECOND_MS
+        if asked_bytes(self._shard.identity.queues.get(known.name), count, _ANY_SIZE):
+            return False
         command = Receive(queue=known.name, limit=count, wait_ms=0, lease_ms=lease_ms)
         exchange.action = "ReceiveMessage"
         self._shard.put(ReceiveCall(command, self, exchange, known))

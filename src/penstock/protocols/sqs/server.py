@@ -17,6 +17,7 @@ The protocol is JSON if the header `X-Amz-Target` is there, and Query if not. Th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -27,7 +28,7 @@ from typing import Any
 
 from penstock.core.commands import Receive
 from penstock.core.errors import PenstockError
-from penstock.protocols.http import Exchange, Request
+from penstock.protocols.http import Exchange, Handler, Request
 from penstock.protocols.sqs import json_wire, query_wire
 from penstock.protocols.sqs.actions import Action, Service, actions_of
 from penstock.protocols.sqs.errors import (
@@ -43,9 +44,10 @@ from penstock.protocols.sqs.names import base_url
 from penstock.protocols.sqs.plain import is_plain
 from penstock.protocols.sqs.quick import Quick
 from penstock.protocols.sqs.service import Answer, Asked, Caller, Numbered
-from penstock.protocols.sqs.sigv4 import verify
+from penstock.protocols.sqs.sigv4 import check_head, verify
 from penstock.server.auth import ANYBODY, Credentials, Principal
-from penstock.server.settings import SqsSettings
+from penstock.server.budget import AT_ONCE_S, Budget, Share, asked_bytes
+from penstock.server.settings import ServerSettings, SqsSettings
 from penstock.server.shard import Call
 from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard, CallbackCall
@@ -58,8 +60,11 @@ _ADDRESSES_REMEMBERED_MAX = 100
 class SqsFrontEnd:
     """Answers SQS requests from a shard. `handle` is the HTTP server's handler."""
 
-    def __init__(self, shard: Shards, settings: SqsSettings, credentials: Credentials) -> None:
+    def __init__(
+        self, shard: Shards, settings: SqsSettings, credentials: Credentials, budget: Budget | None = None
+    ) -> None:
         self.shard = shard
+        self._budget = budget or Budget(ServerSettings().buffer_bytes_max)
         self.service = Service(shard, settings)
         self._credentials = credentials
         self._account = settings.account
@@ -100,10 +105,10 @@ class SqsFrontEnd:
             json_wire.respond_error(exchange, from_core(error))
         else:
             caller = caller or self._caller(request, has_plain_text)
-            JsonVisit(exchange, self.shard).begin(action, caller, decoded)
+            JsonVisit(exchange, self.shard, self._budget).begin(action, caller, decoded)
 
     def _handle_query(self, exchange: Exchange, request: Request) -> None:
-        visit = QueryVisit(exchange, self.shard)
+        visit = QueryVisit(exchange, self.shard, self._budget)
         try:
             caller = self._caller(request)
             fields = _form(request)
@@ -142,8 +147,26 @@ class SqsFrontEnd:
 
 def refuse_request(exchange: Exchange, status: int, code: str, reason: str) -> None:
     """Answer a request that is not let in, in the protocol that it came by."""
+    _refuse(exchange, SqsError(MISDIRECTED_REQUEST if status == MISDIRECTED_REQUEST.status else ACCESS_DENIED, reason))
+
+
+def screen(credentials: Credentials) -> Handler:
+    """Answers requests without their bodies, as far as those cannot help: nobody has signed them, or no one we know.
+
+    So a stranger is not read from. The body of a known access key is needed to see whether the signature is right.
+    """
+
+    def look(exchange: Exchange) -> None:
+        try:
+            check_head(exchange.request, credentials, int(time.time() * 1_000))
+        except SqsError as error:
+            _refuse(exchange, error)
+
+    return look
+
+
+def _refuse(exchange: Exchange, error: SqsError) -> None:
     request, exchange.request_id = exchange.request, str(uuid.uuid4())
-    error = SqsError(MISDIRECTED_REQUEST if status == MISDIRECTED_REQUEST.status else ACCESS_DENIED, reason)
     if "x-amz-target" in request.headers or _is_json(request):
         json_wire.respond_error(exchange, error)
     else:
@@ -167,11 +190,14 @@ def _form(request: Request) -> dict[str, str]:
 class Visit(ABC):
     """An action at work for one exchange."""
 
-    __slots__ = ("_action", "_call", "_caller", "_coroutine", "_exchange", "_shard")
+    __slots__ = ("_action", "_budget", "_call", "_caller", "_coroutine", "_exchange", "_shard", "_share")
 
-    def __init__(self, exchange: Exchange, shard: Shards) -> None:
+    def __init__(self, exchange: Exchange, shard: Shards, budget: Budget) -> None:
         self._exchange = exchange
         self._shard = shard
+        self._budget = budget
+        self._share: Share | None = None
+        """For an answer that may be large."""
         self._action: Action
         self._caller: Caller | None = None
         self._coroutine: Coroutine[Asked, Any, Answer]
@@ -207,15 +233,36 @@ class Visit(ABC):
         if isinstance(asked, tuple):
             Together(asked, self._shard, self._go_on)
         elif type(asked) is Receive:
-            self._call = self._shard.submit(asked, self._go_on)
-            if asked.wait_ms:
-                self._exchange.on_abandoned = self._abandon
+            self._make_room(asked)
         else:
             self._shard.submit(asked, self._go_on, self._exchange.client)
+
+    def _make_room(self, asked: Receive) -> None:
+        """Receive when there is room for the answer."""
+        nbytes = asked_bytes(self._shard.identity.queues.get(asked.queue), asked.limit, self._budget.bytes_max)
+        if nbytes:
+            self._share = self._budget.making.share()
+            if not self._share.claim(nbytes, lambda: self._receive(asked)):
+                self._exchange.on_abandoned = self._abandon
+                return
+        self._receive(asked)
+
+    def _receive(self, asked: Receive) -> None:
+        try:
+            self._call = self._shard.submit(asked, self._go_on)
+        except PenstockError as error:
+            self.fail(from_core(error))
+            return
+        if asked.wait_ms:
+            self._exchange.on_abandoned = self._abandon
+            if self._share is not None:  # if there is nothing now, there will not be much when something comes
+                asyncio.get_running_loop().call_later(AT_ONCE_S, self._share.close)
 
     def _abandon(self) -> None:
         """The client has hung up while it waited."""
         self._coroutine.close()
+        if self._share is not None:
+            self._share.close()
         if self._call is not None:
             self._shard.withdraw(self._call)
 
@@ -225,7 +272,9 @@ class Visit(ABC):
             self._shard.withdraw(self._call)
 
     def _label(self, outcome: str) -> None:
-        """For the log and the metrics."""
+        """For the log and the metrics. It is over, and the answer leaves."""
+        if self._share is not None:
+            self._share.close()
         exchange, caller = self._exchange, self._caller
         exchange.outcome = outcome
         if caller is not None:

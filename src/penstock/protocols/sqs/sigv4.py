@@ -80,13 +80,7 @@ def verify(request: Request, credentials: Credentials, now_ms: int, service: str
     """Whom the request comes from; `SigV4Error` if that is not certain. `now_ms` is the wall clock."""
     path, query = split_raw_target(request.raw_target)
     parameters = _parameters(query)
-    signature = _signature_of(request, parameters)
-    credential = credentials.by_access_key(signature.access_key)
-    if credential is None:
-        raise SigV4Error(INVALID_CLIENT_TOKEN_ID, "The security token included in the request is invalid.")
-    _check_scope(signature, service)
-    _check_time(signature, now_ms)
-    _check_signed_headers(signature, request)
+    signature, credential = _claimed(request, parameters, credentials, now_ms, service)
     body_sha256 = _body_sha256(request)
     canonical = "\n".join(
         (
@@ -101,6 +95,25 @@ def verify(request: Request, credentials: Credentials, now_ms: int, service: str
     if not hmac.compare_digest(_sign(canonical, signature, credential), signature.text.encode("latin-1", "replace")):
         raise SigV4Error(SIGNATURE_DOES_NOT_MATCH, _NO_MATCH)
     return credential.principal
+
+
+def check_head(request: Request, credentials: Credentials, now_ms: int, service: str = "sqs") -> None:
+    """`SigV4Error` for a request that no body can make right: see all that `verify` sees without one."""
+    _claimed(request, _parameters(split_raw_target(request.raw_target)[1]), credentials, now_ms, service)
+
+
+def _claimed(
+    request: Request, parameters: list[tuple[str, str]], credentials: Credentials, now_ms: int, service: str
+) -> tuple[_Signature, Credential]:
+    """Who the client says it is, with a signature that is complete and of our time."""
+    signature = _signature_of(request, parameters)
+    credential = credentials.by_access_key(signature.access_key)
+    if credential is None:
+        raise SigV4Error(INVALID_CLIENT_TOKEN_ID, "The security token included in the request is invalid.")
+    _check_scope(signature, service)
+    _check_time(signature, now_ms)
+    _check_signed_headers(signature, request)
+    return signature, credential
 
 
 def _sign(canonical: str, signature: _Signature, credential: Credential) -> bytes:

@@ -4,6 +4,10 @@ One desk stands behind a websocket, another behind each request of a client that
 go into one step; what that step answers is gathered in `answers` and leaves as one frame. No task waits for a command:
 the shard calls back.
 
+Answers may be large, and clients slow. So what asks for much claims room for its answer first (`server/budget.py`).
+Until there is room, and until the client has read enough of what it asked for before, its further requests wait here.
+`is_behind` says so, and nothing more is read from the client then.
+
 When the client leaves, nothing that it was given may be lost. Waiting receives are withdrawn; deliveries that are still
 here, and so have certainly not left, are given back; then the session ends, and what it holds is released. (With the
 at-most policies the core counts a delivery that is given back all the same.)
@@ -11,7 +15,10 @@ at-most policies the core counts a delivery that is given back all the same.)
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -31,6 +38,9 @@ from penstock.core.commands import (
     OpenSession,
     ReadRecords,
     Receive,
+    Records,
+    Seen,
+    SetCredit,
     Subscribe,
 )
 from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound
@@ -39,6 +49,7 @@ from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.protocols.websocket.handles import session_handle, session_number
 from penstock.protocols.websocket.rights import check_rights, own_marks
 from penstock.server.auth import ANYBODY, Principal
+from penstock.server.budget import Share, asked_bytes
 from penstock.server.ending import end_session
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMoved
@@ -59,6 +70,10 @@ _LOCAL: Final = frozenset(
 """What says something that the core takes differently: see `Desk._localise`."""
 _NAMES_PER_STEP: Final = 1_000
 """However many names of queues a client asks for, the shard gives so many in a step."""
+PUSH_ROOM_BYTES: Final = 4 * 1024 * 1024
+"""What one push may have on its way to the client."""
+_LARGE: Final = frozenset({Receive, Browse, ReadRecords})
+"""What may be answered with many messages."""
 
 
 class Open:
@@ -82,7 +97,7 @@ class Open:
 class Push:
     """A subscription: the shard's ticket for deliveries that nobody asks for one by one."""
 
-    __slots__ = ("deliveries", "desk", "early", "number", "subscription")
+    __slots__ = ("deliveries", "desk", "early", "number", "room_bytes", "subscription")
 
     def __init__(self, desk: Desk, number: int) -> None:
         self.desk = desk
@@ -92,6 +107,8 @@ class Push:
         self.early: list[Open] = []
         """Credit for it that came before that: with many shards, messages may be there before the answer is."""
         self.deliveries: list[Delivery] = []
+        self.room_bytes = PUSH_ROOM_BYTES
+        """How much more the shard will hand out before it is told that the client reads."""
 
     def take(self, delivery: Delivery) -> None:
         """Keep a delivery until it may leave."""
@@ -118,8 +135,20 @@ class Desk:
         protocol: str,
         peer: str = "",
         desks: list[Desk] | None = None,
+        share: Share | None = None,
     ) -> None:
         self._services = services
+        self._share = services.budget.share() if share is None else share
+        self._claimed_bytes = 0
+        """For answers of which some are still to come or to be sent."""
+        self._granted_bytes = 0
+        """For the first of those that wait."""
+        self._pushed_bytes = 0
+        """Of messages that were pushed, and have not left."""
+        self._large_open = 0
+        """Requests for much that are not answered."""
+        self._later: deque[tuple[int, Command | InvalidRequest]] = deque()
+        """Requests that wait until there is room for what one of them asks for."""
         self._shard = services.shard
         self._principal = principal
         self._session = session
@@ -146,19 +175,66 @@ class Desk:
     @property
     def in_flight(self) -> int:
         """Requests without an answer."""
-        return len(self._open)
+        return len(self._open) + len(self._later)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client has to wait before it is read from again."""
+        return bool(self._later)
 
     # -- requests --
 
     def take(self, requests: Sequence[tuple[int, Command | InvalidRequest]]) -> None:
         """Take requests to the shard. Each is answered, sooner or later."""
-        for number, command in requests:
+        if self._later:
+            self._later.extend(requests)
+            return
+        for at, (number, command) in enumerate(requests):
+            if type(command) in _LARGE and not self._has_room(command):
+                self._later.extend(requests[at:])
+                return
             try:
                 self._take(number, command)
             except PenstockError as error:
                 if not self._is_ours(error):
                     self._answer(number, Kind.ERROR, pack_error(error))
                     self._note(type(command).__name__, command, error, 0.0)
+
+    def _has_room(self, command: Any) -> bool:
+        """Whether there is room for the answer to a command that may ask for much; else the desk is called back."""
+        queue = self._broker.queues.get(command.queue)
+        bytes_max = self._services.settings.websocket.answer_bytes_max
+        wanted_bytes = asked_bytes(queue, command.limit, bytes_max)
+        if not wanted_bytes or queue is None:
+            return True
+        if isinstance(command, Receive) and (
+            queue.config.receive_wait_ms if command.wait_ms is None else command.wait_ms
+        ):
+            return True  # it may wait for long, and answers with what came meanwhile
+        if self._granted_bytes:
+            self._claimed_bytes += self._granted_bytes
+            self._granted_bytes = 0
+            return True
+        if self._claimed_bytes and self._claimed_bytes + wanted_bytes > bytes_max:
+            if self._desks is None:
+                return False
+            command.limit = 1  # who polls gets all its answers together
+            return True
+        if self._share.is_waiting or not self._share.claim(wanted_bytes, self._room_came):
+            return False
+        self._claimed_bytes += wanted_bytes
+        return True
+
+    def _room_came(self) -> None:
+        self._granted_bytes = self._share.wanted_bytes
+        self._take_later()
+
+    def _take_later(self) -> None:
+        if self._later and not self._closed:
+            requests, self._later = list(self._later), deque()
+            self.take(requests)
+            if not self._later:
+                self._on_answer()
 
     def _take(self, number: int, command: Command | InvalidRequest) -> None:
         if isinstance(command, InvalidRequest):
@@ -271,6 +347,8 @@ class Desk:
         request = Open(self, number, command)
         request.call = self._shard.submit(command, request.settled)
         self._open[number] = request
+        if type(command) in _LARGE:
+            self._large_open += 1
 
     def settled(self, request: Open, call: Call) -> None:
         """The shard has answered a request."""
@@ -278,6 +356,8 @@ class Desk:
             return
         self._open.pop(request.number, None)
         error, command = call.error, request.command
+        if type(command) in _LARGE:
+            self._large_open -= 1
         seconds = time.perf_counter() - request.started_s
         if error is None and call.reply is None and isinstance(command, Receive):
             self._on_answer()  # the server stops: no answer; the client asks again, when there is a server again
@@ -365,6 +445,7 @@ class Desk:
         if request is not None and isinstance(request.command, Receive):
             del self._open[number]
             if request.call is not None:
+                self._large_open -= 1
                 self._shard.withdraw(request.call)
             self._answer(number, Kind.REPLY, None)
 
@@ -383,6 +464,7 @@ class Desk:
             lease_ms=command.lease_ms,
             session=self._session,
             ticket=push,
+            room_bytes=PUSH_ROOM_BYTES,
         )
         self._shard.submit(subscribe, lambda call: self._push_started(push, call))
 
@@ -395,6 +477,7 @@ class Desk:
         else:
             push.subscription = call.reply.subscription
             self._answer(push.number, Kind.REPLY, None)
+            self._give_room()
         early, push.early = push.early, []
         for request in early:
             assert isinstance(request.command, AddCredit)
@@ -410,6 +493,10 @@ class Desk:
             del self._pushes[push.number]
             self._answer(push.number, Kind.PUSH_ENDED, pack_error(delivery.error))
         else:
+            nbytes = sum([run.nbytes for run in delivery.runs])
+            push.room_bytes -= nbytes
+            self._pushed_bytes += nbytes
+            self._share.hold(nbytes)
             self._answer(push.number, Kind.PUSH, delivery)
 
     def _add_credit(self, number: int, command: AddPushCredit) -> None:
@@ -486,6 +573,10 @@ class Desk:
     def take_frame(self) -> bytes:
         """Everything that waits to be sent, as one frame."""
         answers, self.answers = self.answers, []
+        if len(answers) > 1:
+            count = _fitting(answers, self._services.settings.websocket.answer_bytes_max)
+            if count < len(answers) and self._desks is None:
+                answers, self.answers = answers[:count], answers[count:]
         broker = self._broker
         packed = [
             (number, kind, pack_reply(value, broker.receipt_key(value.queue_id)))
@@ -493,7 +584,25 @@ class Desk:
             else (number, kind, pack_reply(value))
             for number, kind, value in answers
         ]
-        return encode_answers(self._shard.now_ms(), packed)
+        frame = encode_answers(self._shard.now_ms(), packed)
+        if self._claimed_bytes and not self._large_open and not self.answers:
+            self._share.let_go(self._claimed_bytes)
+            self._claimed_bytes = 0
+        if self._pushed_bytes and not self.answers:
+            self._share.let_go(self._pushed_bytes)
+            self._pushed_bytes = 0
+            self._give_room()
+        if self._later:
+            asyncio.get_running_loop().call_soon(self._take_later)
+        return frame
+
+    def _give_room(self) -> None:
+        """What was pushed has left: more may come."""
+        for push in self._pushes.values():
+            if push.room_bytes <= PUSH_ROOM_BYTES // 2 and push.subscription:
+                push.room_bytes = PUSH_ROOM_BYTES
+                with contextlib.suppress(ShardClosed):
+                    self._shard.submit(SetCredit(subscription=push.subscription, room_bytes=PUSH_ROOM_BYTES), _ignore)
 
     # -- the end --
 
@@ -510,6 +619,10 @@ class Desk:
     def abandon(self) -> None:
         """Nobody waits for answers any more; the session goes on."""
         self._closed = True
+        self._later.clear()
+        self._share.withdraw()
+        self._share.let_go(self._claimed_bytes + self._granted_bytes + self._pushed_bytes)
+        self._claimed_bytes = self._granted_bytes = self._pushed_bytes = 0
         try:
             for request in self._open.values():
                 if isinstance(request.command, Receive) and request.call is not None:
@@ -531,6 +644,18 @@ class Desk:
             self._shard.submit(give_back(delivery), _ignore)
         except ShardClosed:
             return
+
+
+def _fitting(answers: list[tuple[int, int, Any]], bytes_max: int) -> int:
+    """How many answers fit into a frame of about this size; one in any case."""
+    for count, (_, _, value) in enumerate(answers):
+        if isinstance(value, Delivery | Records):
+            bytes_max -= sum(int(run.chunk.offsets[run.stop] - run.chunk.offsets[run.start]) for run in value.runs)
+        elif isinstance(value, list) and value and isinstance(value[0], Seen):
+            bytes_max -= sum(int(one.chunk.offsets[one.index + 1] - one.chunk.offsets[one.index]) for one in value)
+        if bytes_max < 0 and count:
+            return count
+    return len(answers)
 
 
 def _ignore(_call: Call) -> None:

@@ -35,11 +35,14 @@ from penstock.core.errors import (
     SessionNotFound,
 )
 from penstock.core.packed_error import pack_error
-from penstock.protocols.websocket.admission import header_of, principal_of, refuse_pages
+from penstock.protocols.rest.body import BodyLeft, read_body
+from penstock.protocols.rest.problems import RestError
+from penstock.protocols.websocket.admission import Headers, header_of, principal_of, refuse_pages
 from penstock.protocols.websocket.conversation import admit, limits_of
 from penstock.protocols.websocket.desk import Desk
 from penstock.protocols.websocket.handles import session_number
 from penstock.server.auth import Principal
+from penstock.server.budget import UNKNOWN_BYTES_MAX, Share
 from penstock.server.node import Services
 from penstock.server.shards import Names
 from penstock.wire.answers import Kind, encode_answers
@@ -114,15 +117,14 @@ class CommandsEndpoint:
             await _respond(send, 405, b"POST a frame of commands\n", content_type=b"text/plain", allow=True)
             return
         try:
-            with self._counted():
+            with self._counted(), self._services.budget.share() as share:
                 refuse_pages(self._services, scope["headers"])
-                frame = await self._body(receive)
-                await self._converse(scope, frame, receive, send)
+                await self._converse(scope, receive, send, share)
         except PenstockError as error:
             status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 503)
             answer = (0, Kind.ERROR, pack_error(error))
             await _respond(send, status, encode_answers(self._services.shard.now_ms(), [answer]))
-        except _Gone:
+        except (_Gone, BodyLeft):
             return
 
     @contextmanager
@@ -135,26 +137,26 @@ class CommandsEndpoint:
         finally:
             self._in_flight -= 1
 
-    async def _body(self, receive: Receive) -> bytes:
-        limit = self._services.settings.websocket.frame_bytes_max
-        parts, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _Gone
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise BatchTooLarge(f"a frame has at most {limit} bytes")
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+    async def _body(self, headers: Headers, receive: Receive, share: Share, bytes_max: int) -> bytes:
+        try:
+            return await read_body(
+                receive,
+                header_of(headers, b"content-length"),
+                share,
+                bytes_max=bytes_max,
+                seconds=self._services.settings.http.body_timeout_s,
+                too_large=lambda limit: BatchTooLarge(f"a frame has at most {limit} bytes here"),
+            )
+        except RestError as error:
+            raise OverLimit(str(error)) from None
 
-    async def _converse(self, scope: Scope, frame: bytes, receive: Receive, send: Send) -> None:
+    async def _converse(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
+        """Take a frame: of a stranger a small one, just large enough for a Hello."""
         headers = scope["headers"]
         peer = scope["client"][0] if scope.get("client") else ""
         handle = header_of(headers, SESSION_HEADER.encode())
         if handle is None:
+            frame = await self._body(headers, receive, share, UNKNOWN_BYTES_MAX)
             ttl_ms = round(self._services.settings.websocket.session_ttl_s * 1_000)
             admitted = await admit(
                 self._services, headers, frame, version=self._version, session_ttl_ms=ttl_ms, peer=peer
@@ -166,10 +168,11 @@ class CommandsEndpoint:
         principal = principal_of(self._services, headers, None)
         session = self._session(principal, handle)
         await self._services.shard.call(Heartbeat(session=session))
+        frame = await self._body(headers, receive, share, self._services.settings.websocket.frame_bytes_max)
         conversation = self._conversations.setdefault(session, _Conversation())
         conversation.seen_s = time.monotonic()
         conversation.confirm(header_of(headers, RECEIVED_HEADER.encode()) or "")
-        await self._answer(principal, session, peer, frame, receive, send, conversation)
+        await self._answer(principal, session, peer, frame, receive, send, conversation, share)
 
     def _forget_the_idle(self) -> None:
         oldest_s = time.monotonic() - _IDLE_TTLS * self._services.settings.websocket.session_ttl_s
@@ -191,6 +194,7 @@ class CommandsEndpoint:
         receive: Receive,
         send: Send,
         conversation: _Conversation,
+        share: Share,
     ) -> None:
         answered = asyncio.Event()
         desk = Desk(
@@ -202,6 +206,7 @@ class CommandsEndpoint:
             protocol="poll",
             peer=peer,
             desks=conversation.desks,
+            share=share,
         )
         conversation.desks.append(desk)
         leaving = asyncio.ensure_future(_left(receive))

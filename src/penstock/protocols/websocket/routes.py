@@ -11,7 +11,6 @@ from penstock.protocols.websocket.connection import Connection
 from penstock.protocols.websocket.polling import CommandsEndpoint
 from penstock.protocols.websocket.socket import WebsocketEndpoint
 from penstock.server.node import Services
-from penstock.server.settings import WebsocketSettings
 from penstock.wire.requests import COMMANDS_PATH, SOCKET_PATH
 
 
@@ -23,10 +22,12 @@ def routes(services: Services) -> list[BaseRoute]:
     ]
 
 
-def uvicorn_options(settings: WebsocketSettings) -> dict[str, Any]:
+def uvicorn_options(services: Services) -> dict[str, Any]:
     """What uvicorn has to be told. Bodies are the users' own, and mostly do not shrink: nothing is compressed."""
+    settings = services.settings.websocket
+    limits = {"budget": services.budget, "room_timeout_s": settings.read_timeout_s}
     return {
-        "ws": Connection,
+        "ws": type("LimitedWebsocket", (Connection,), limits),
         "ws_max_size": settings.frame_bytes_max,
         "ws_ping_interval": settings.heartbeat_s,
         "ws_ping_timeout": settings.heartbeat_s,

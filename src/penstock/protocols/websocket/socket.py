@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -134,6 +134,8 @@ class Conversation:
         try:
             admitted = await self._admitted()
             if admitted is not None:
+                if self._connection is not None:
+                    self._connection.admit()
                 await self._serve(admitted)
         except Closing as closing:
             await self._close(closing)
@@ -172,6 +174,7 @@ class Conversation:
             self._on_answer,
             protocol="websocket",
             peer=self._peer,
+            share=None if self._connection is None else self._connection.answers,
         )
         self._desk = desk
         reading = self._reading = asyncio.current_task()
@@ -203,7 +206,7 @@ class Conversation:
                     self._flushes.flush()
             except BadFrame as error:
                 self._end_with(Closing(UNREADABLE, str(error)), reading)
-            if len(desk.answers) > _UNREAD_MAX:
+            if desk.is_behind or len(desk.answers) > _UNREAD_MAX:
                 self._hear(None)
 
         while True:
@@ -215,14 +218,16 @@ class Conversation:
                 desk.take(decode_requests(frame))
             except BadFrame as error:
                 raise Closing(UNREADABLE, str(error)) from None
-            if len(desk.answers) > _UNREAD_MAX:
+            if desk.is_behind or len(desk.answers) > _UNREAD_MAX:
                 self._hear(None)
-                await self._unread_answers_left(desk)
+                await self._caught_up(desk)
 
-    async def _unread_answers_left(self, desk: Desk) -> None:
+    async def _caught_up(self, desk: Desk) -> None:
         """A client that does not read what it is answered is not read from."""
-        while desk.answers:
+        while desk.answers or desk.is_behind:
             await asyncio.sleep(_PAUSE_S)
+            if self._connection is not None and self._connection.disconnected:
+                return
 
     def give_up(self) -> None:
         """Its answers are lost: the client has to connect again, and to ask again."""
@@ -253,7 +258,7 @@ class Conversation:
         elif desk.answers:
             frame = desk.take_frame()
             connection.write(frame)
-            if len(frame) >= _LARGE_BYTES:
+            if len(frame) >= _LARGE_BYTES or desk.answers:
                 self._is_large = True
                 self._answered.set()
 
@@ -264,8 +269,11 @@ class Conversation:
                 self._answered.clear()
                 self._is_writing = True
                 if desk.answers:
+                    await self._writable()
                     frame = desk.take_frame()
                     await self._write(frame)
+                    if desk.answers:
+                        self._answered.set()
                     self._is_large = self._is_large or len(frame) >= _LARGE_BYTES
                 if self._is_large:
                     self._is_large = False
@@ -276,10 +284,24 @@ class Conversation:
         except OSError:
             self._end_with(Closing(NORMAL, "the client is gone"), reading)
 
+    async def _writable(self) -> None:
+        """Until the client has read enough of what was written before: answers take less room before they are made."""
+        if self._connection is not None and not self._connection.writable.is_set():
+            async with self._reading_in_time():
+                await self._connection.writable.wait()
+
     async def _write(self, frame: bytes) -> None:
+        if self._connection is not None and self._connection.can_write:
+            self._connection.write(frame)
+            return
+        async with self._reading_in_time():
+            await self._send({"type": "websocket.send", "bytes": frame})
+
+    @contextlib.asynccontextmanager
+    async def _reading_in_time(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self._settings.read_timeout_s):
-                await self._send({"type": "websocket.send", "bytes": frame})
+                yield
         except TimeoutError:
             raise Closing(REFUSED, f"answers were not read for {self._settings.read_timeout_s:g} s") from None
 
