@@ -183,6 +183,13 @@ def test_store_without_its_own_record_is_not_taken_for_a_new_one() -> None:
         opened(store)
 
 
+def test_record_that_is_none_of_the_brokers_does_not_make_a_store_old() -> None:
+    """In a cluster, a shard's store says first who has it."""
+    store = MemoryStore()
+    spoil(store, b"\xffclaim", b"mine")
+    assert Desk(store).broker.meta.next_queue == 1
+
+
 def test_store_whose_own_record_cannot_be_read_is_refused() -> None:
     store, _ = two_queues()
     spoil(store, keys.record(Kind.META), msgspec.msgpack.encode("nonsense"))

@@ -200,7 +200,7 @@ class Broker:
             broker.now_ms = now_ms
             broker._restore()
             return broker
-        if reader.flaws() or next(reader.scan(b""), None) is not None:
+        if reader.flaws() or any(next(reader.scan(bytes([kind])), None) is not None for kind in Kind):
             raise StoreDamaged(f"the record of the store itself is damaged or missing. {_ADVICE}")
         if len(entropy) < _SECRET_BYTES + _REALM_BYTES:
             raise InvalidRequest(f"a new store needs at least {_SECRET_BYTES + _REALM_BYTES} bytes of entropy")
