@@ -256,18 +256,32 @@ def test_a_cache_that_is_of_no_use_is_made_anew(spoiler: str, options: KafkaOpti
     assert reopened(options, home) == MODEL
 
 
+MANY = Model({}, {b"r/%04d" % number: b"x" * 100 for number in range(5000)})
+
+
+def damage(table: Path) -> None:
+    with open(table, "r+b") as file:
+        file.seek(file.seek(0, 2) // 2)
+        file.write(b"\xff" * 32 * 1024)
+
+
+def test_a_cache_that_was_damaged_is_made_anew_when_it_is_opened(options: KafkaOptions, tmp_path: Path) -> None:
+    with closing(open_kafka(options, 0, tmp_path)) as store:
+        store.commit(changes_of({}, dict(MANY.records)))
+    damage(tmp_path / "shard-0" / TABLE_NAME)
+    assert reopened(options, tmp_path / "shard-0") == MANY
+
+
 def test_a_cache_that_turns_out_to_be_damaged_is_made_anew_when_it_is_opened_again(
     options: KafkaOptions, tmp_path: Path
 ) -> None:
-    model = Model({}, {b"r/%04d" % number: b"x" * 100 for number in range(5000)})
     with closing(open_kafka(options, 0, tmp_path)) as store:
-        store.commit(changes_of({}, dict(model.records)))
-    with open(tmp_path / "shard-0" / TABLE_NAME, "r+b") as table:
-        table.seek(table.seek(0, 2) // 2)
-        table.write(b"\xff" * 32 * 1024)
-    with closing(open_kafka(options, 0, tmp_path)) as store, pytest.raises(StoreDamaged):
-        content(store)
-    assert reopened(options, tmp_path / "shard-0") == model
+        store.commit(changes_of({}, dict(MANY.records)))
+    with closing(open_kafka(options, 0, tmp_path)) as store:
+        damage(tmp_path / "shard-0" / TABLE_NAME)
+        with pytest.raises(StoreDamaged):
+            content(store)
+    assert reopened(options, tmp_path / "shard-0") == MANY
 
 
 def test_a_cache_before_the_logs_start_is_made_anew(options: KafkaOptions, home: Path) -> None:
