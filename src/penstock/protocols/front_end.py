@@ -80,11 +80,12 @@ class HttpFrontEnd:
             unread = UNREAD
         if self.pages_are_refused(services):
             handler = refusing_browsers(handler, self._refuse)
-        handler = refusing_other_hosts(handler, hosts_of(services.settings), self._refuse)
+        known = hosts_of(services.settings)
+        handler = refusing_other_hosts(handler, known, self._refuse)
         observer = RequestObserver(self.name, services.meter, services.request_log)
         screen = None
         if services.credentials.are_required and self._make_screen is not None:
-            screen = self._make_screen(services)
+            screen = refusing_other_hosts(self._make_screen(services), known, self._refuse)
         self._server = HttpServer(handler, self.limits(services), observer.note, unread, services.budget, screen)
         tls = tls_context(settings)
         port = await self._server.start(settings.host, self._port, tls, services.listeners.get(self.name))
