@@ -12,7 +12,7 @@ import pytest
 from penstock.core import commands as c
 from penstock.core.changes import Changes
 from penstock.core.config import Backoff
-from penstock.core.errors import InvalidRequest, Throttled
+from penstock.core.errors import InvalidRequest, QueueNotFound, Throttled
 from penstock.core.settlement import ACKED_KEPT
 from penstock.core.states import State
 from tests.core.driver import HOUR_MS, MINUTE_MS, Desk, attempts_of, bodies_of, calls_of, sequences_of
@@ -444,3 +444,9 @@ def test_a_channel_that_was_stored_before_anybody_remembered_acks_is_opened() ->
     desk.reopen()
     assert desk.do(c.Ack(queue="q", spans=[c.Span(0, 0, 1)])).count == 0
     assert desk.stats().channels["main"].acked == 1
+
+
+def test_a_fifo_queue_that_is_not_there_is_missed_before_its_rules_are() -> None:
+    desk = Desk()
+    with pytest.raises(QueueNotFound):
+        desk.do(c.Send(queue="gone.fifo", bodies=[b"x"], create=False))

@@ -59,6 +59,9 @@ class Sending:
             self.broker.quarantine.refuse(command.queue)
         if command.of_queue:
             check_queue_id(queue, command.queue, command.of_queue)
+        if queue is None and not command.create:
+            check_name(command.queue, "queue")
+            raise QueueNotFound(f"there is no queue {command.queue!r}: create it first")
         if queue is not None:
             sent = self._send_bare(queue, command)
             if sent is not None:
@@ -68,8 +71,6 @@ class Sending:
         config = config_for(command.queue, command.config) if queue is None else queue.config
         size = self.check(command, config)
         if queue is None:
-            if not command.create:
-                raise QueueNotFound(f"there is no queue {command.queue!r}: create it first")
             queue = self.broker.catalog.add_queue(command.queue, config, command.channels)
         if config.throughput_per_second is not None and not forwarded:
             self.check_rate(queue, command.groups or [], count_them=True)
