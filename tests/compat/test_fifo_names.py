@@ -88,7 +88,7 @@ def test_the_command_line_creates_a_fifo_queue_by_its_name(server: Server, ps: p
 
 def test_the_command_line_refuses_a_standard_queue_of_such_a_name(server: Server, ps: penstock.Penstock) -> None:
     ended = cli(server, "queue", "create", NAME, "--set", "kind=standard")
-    assert ended.returncode == 1 and "ends with .fifo" in ended.stderr
+    assert ended.returncode == 2 and "ends with .fifo" in ended.stderr
     assert ps.queues() == []
 
 
@@ -143,7 +143,7 @@ def test_a_message_without_a_group_is_refused_and_makes_no_queue(
             work.commit()
     elif door == "cli":
         ended = cli(server, "send", NAME, "a")
-        assert ended.returncode == 1 and "group" in ended.stderr
+        assert ended.returncode == 2 and "group" in ended.stderr
     elif door == "rest":
         answer = http.post(f"/v1/queues/{NAME}/messages", json={"body": "a"})
         assert answer.status_code == 400 and "group" in answer.text

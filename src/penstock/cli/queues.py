@@ -184,7 +184,7 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "backoff":
-        return str(value["shape"]) if value["shape"] == "none" else cell(value)
+        return _shown_backoff(**value)
     if not name.endswith("_ms"):
         return cell(value)
     seconds = value / 1_000
@@ -192,6 +192,19 @@ def _shown(name: str, value: Any) -> str:
         if seconds >= 2 * length:
             return f"{seconds:.15g} seconds ({seconds / length:.3g} {unit})"
     return f"{seconds:.15g} seconds"
+
+
+def _shown_backoff(shape: str, base_ms: int, ceiling_ms: int, seed: int) -> str:
+    """A backoff as people read it.
+
+    >>> _shown_backoff("exponential", 1_000, 300_000, 0), _shown_backoff("none", 0, 0, 0)
+    ('exponential, from 1 seconds to 300 seconds (5 minutes)', 'none')
+    """
+    if shape == "none":
+        return shape
+    if shape == "fixed":
+        return f"fixed, {_shown('base_ms', base_ms)}"
+    return f"{shape}, from {_shown('base_ms', base_ms)} to {_shown('ceiling_ms', ceiling_ms)}"
 
 
 def _when(time_ms: int) -> str:
