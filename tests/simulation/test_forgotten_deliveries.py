@@ -104,6 +104,14 @@ def test_one_of_a_chunk_is_acked_and_the_others_come_in_their_order(case: Crashi
     assert sequences(case.do(receive())[0]) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
+def test_what_is_released_takes_turns_as_if_nothing_had_been_forgotten(case: CrashingCase) -> None:
+    case.do(create(), send(*(b"%d" % n for n in range(30)), delay_ms=1))
+    (got,) = case.lose(receive(limit=7), at_ms=10)
+    case.crash(at_ms=20)
+    assert case.do(release(*spans(got), delay_ms=0), at_ms=20)[0].count == 7
+    assert sorted(sequences(case.do(receive(limit=7), at_ms=20)[0])) == [0, 1, 2, 3, 7, 8, 9]
+
+
 def test_what_lies_before_it_comes_first_as_ever(case: CrashingCase) -> None:
     case.do(create())
     for number in range(6):

@@ -506,6 +506,8 @@ class Settlement:
 
         def lease_and_apply(window: Window, entry: Entry, first: int, stop: int) -> None:
             self._lease_again(window, entry, first, stop, attempt)
+            if event != Event.ACK:  # it may be ready again
+                window.withdraw(first, stop)
             apply(window, entry, first, stop)
 
         return self._walk_forgotten(wanted, event, attempt, lease_and_apply)

@@ -377,6 +377,23 @@ class Window:
         """A run is ready for the first time."""
         heappush(self.fresh, (0, first, stop))
 
+    def withdraw(self, first: int, stop: int) -> None:
+        """A run was ready and is leased without having been taken from a heap: it is offered no more.
+
+        A run that is out of date does no harm while its messages are not ready. When these are ready again, they would
+        pass for what they were before.
+        """
+        for heap in (self.fresh, self.again):
+            if any(low < stop and first < high for _, low, high in heap):
+                parts = [
+                    part
+                    for attempts, low, high in heap
+                    for part in ((attempts, low, min(high, first)), (attempts, max(low, stop), high))
+                    if part[1] < part[2]
+                ]
+                heap[:] = parts
+                heapify(heap)
+
     def has_ready(self, heap: Heap) -> bool:
         """Whether a heap has anything that can be handed out. Its first run then begins with such a message."""
         while heap:

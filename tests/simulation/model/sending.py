@@ -27,7 +27,7 @@ class Sending(Ground):
             faults.append(e.InvalidRequest)
         for beside in (command.attributes, command.groups, command.dedup_ids):
             if beside is not None and len(beside) != len(command.bodies):
-                return [e.InvalidRequest]
+                return [*faults, e.InvalidRequest]
         for index, body in enumerate(command.bodies):
             size = len(body) + len((command.attributes[index] if command.attributes else None) or b"")
             if size > config.message_bytes_max:
