@@ -120,6 +120,7 @@ EXAMPLES: list[tuple[Command, Any]] = [
     (commands.LastMark(name="name"), -1),
     (commands.ReadOutbox(target=3, after=4, limit_bytes=5), ENTRIES),
     (commands.ForgetOutbox(target=3, up_to=4), 5),
+    (commands.TallyQueues(after="a", limit=2), [commands.QueueTally("b", 1, 5, 3, 30, 0, 1, 1, 1, 9, 4, 1, 1)]),
     (commands.TakeOutbox(source="outbox 3", after=3, up_to=5, entries=ENTRIES), commands.Taken(5, True, 1, 2)),
     (commands.CreateChannel(queue="q", channel="c", start=5, offset=7), 3),
     (commands.DeleteChannel(queue="q", channel="c", purge_last=True), None),

@@ -119,8 +119,9 @@ def connections(server: WorkersServer) -> Iterator[list[Connection]]:
 
 
 def test_one_line_says_that_all_workers_serve(server: WorkersServer) -> None:
-    assert server.log_path.read_text().count(" ready: ") == 1
     assert len(server.pids()) == WORKERS
+    until(lambda: "Ctrl-C stops the server." in server.log_path.read_text())  # the file comes before the line
+    assert server.log_path.read_text().count(" ready: ") == 1
     assert json.loads((server.directory / "ready.json").read_text())["pid"] == server.process.pid
 
 

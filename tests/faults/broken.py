@@ -330,7 +330,9 @@ def rollback(bench: Bench, queue: str) -> Generator[Act, Outcome, None]:
     outcome.done()
     assert f"{queue}.out" not in bench.beside.queues(prefix=queue)
     again = bench.beside.queue(queue).receive(wait=CALL_SECONDS)
-    assert again is not None and again.body == b"tea" and again.attempts == 2
+    assert (
+        again is not None and again.body == b"tea" and again.attempts in (1, 2)
+    )  # given back, or released with the session
     again.ack()
 
 

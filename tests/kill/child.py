@@ -120,13 +120,11 @@ class Load:
             self.log.write("R", int(message.body), message.receipt)
         time.sleep(0.002)
 
-    def settle_held(self, held: list[tuple[int, str]], rng: random.Random) -> None:
-        """Acknowledge what was received in the life before."""
+    def settle_held(self, held: list[tuple[int, str]]) -> None:
+        """Acknowledge what was received in the life before. Its leases have ended with that, and nobody has it since."""
         for number, receipt in held:
             self.log.write("A", number)
             try:
-                if rng.random() < 0.2:
-                    self.ps.queue("held").extend(receipt, HELD_SECONDS)
                 self.ps.queue("held").ack(receipt)
             except penstock.ReceiptRefused:
                 self.log.write("x", number)
@@ -150,7 +148,7 @@ def run(directory: Path, log_path: Path, seed: int, first_number: int, held: lis
         ps.create_queue("line", kind="fifo", max_receives=0)
         ps.create_queue("held", max_receives=0)
         load = Load(ps, Log(log_path), first_number)
-        load.settle_held(held, random.Random(seed))
+        load.settle_held(held)
         works = [load.send, load.send, load.consume, load.consume_runs, load.move, load.send_line, load.consume_line]
         works += [load.send_held, load.hold]
         if seed % 3 == 0:

@@ -14,6 +14,7 @@ from penstock.core.errors import StaleReceipt, StoreError
 from penstock.protocols.nsq import wire
 from penstock.protocols.nsq.client import State
 from penstock.protocols.nsq.connection import UNREAD_BYTES_MAX, Connection
+from penstock.server.budget import Budget
 from penstock.server.settings import NsqSettings
 
 
@@ -41,11 +42,14 @@ class Desk:
             topics=topics,
             loop=asyncio.get_running_loop(),
             credentials=SimpleNamespace(are_required=False),
-            admit=lambda connection: True,
+            admit=lambda connection, transport: True,
+            budget=Budget(NsqSettings().body_bytes_max * 4),
             dismiss=lambda connection: None,
             time_s=lambda: 0.0,
         )
         self.transport = MagicMock()
+        self.transport.is_closing.return_value = False
+        self.transport.get_write_buffer_size.return_value = 0
         self.transport.get_extra_info.return_value = ("127.0.0.1", 1)
         self.connection = Connection(endpoint)  # type: ignore[arg-type]
         self.connection.connection_made(self.transport)
