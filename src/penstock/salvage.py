@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,10 +116,15 @@ def _found(flaw: Flaw, names: dict[int, str]) -> Finding:
     return Finding("records of a queue", flaw.what, names.get(number, f"#{number}"))
 
 
+def _now_ms() -> int:
+    """The time. A broker that was opened at an earlier one would hold that the clock went back."""
+    return time.time_ns() // 1_000_000
+
+
 def _check_broker(view: StoreView) -> tuple[list[Finding], dict[int, str]]:
     """What makes no sense in the records, and the names of the queues."""
     try:
-        broker = Broker.open(view, 0, bytes(_ENTROPY_BYTES), shard=None)
+        broker = Broker.open(view, _now_ms(), bytes(_ENTROPY_BYTES), shard=None)
     except PenstockError as error:
         return [Finding("store", str(error))], {}
     names = {queue.id: queue.name for queue in broker.queues.values()}
@@ -406,7 +412,7 @@ class _Salvage:
         return self._done
 
     def _broker(self) -> Broker:
-        broker = Broker.open(self._store, 0, os.urandom(_ENTROPY_BYTES), shard=None)
+        broker = Broker.open(self._store, _now_ms(), os.urandom(_ENTROPY_BYTES), shard=None)
         broker.stands_still = True
         self._commit(broker)
         return broker

@@ -121,7 +121,7 @@ class Load:
         time.sleep(0.002)
 
     def settle_held(self, held: list[tuple[int, str]]) -> None:
-        """Acknowledge what was received in the life before. Its leases have ended with that, and nobody has it since."""
+        """Acknowledge what was received in the life before. Its leases have ended, and nobody has it since."""
         for number, receipt in held:
             self.log.write("A", number)
             try:

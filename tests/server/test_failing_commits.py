@@ -168,7 +168,8 @@ def test_what_a_receive_that_was_put_back_got_in_another_failed_step_is_not_leas
         store.fail_next(kept=True)
         bare.shard.run(Step([Call(Send(queue="orders", bodies=[body]))]))
     bare.shard.run(Step([]))
-    assert bodies(waiting.result()) == [b"first"]
+    rest = bodies(bare.do(Receive(queue="orders", limit=9, wait_ms=0)))
+    assert sorted(bodies(waiting.result()) + rest) == [b"first", b"second"]
 
 
 def test_a_receive_that_was_withdrawn_in_a_failed_step_takes_nothing(store: TroubledStore, bare: BareShard) -> None:
