@@ -894,7 +894,7 @@ class Terminal:
         while words not in self.shown:
             assert time.monotonic() < deadline, self.shown
             if select.select([self._own], [], [], 0.1)[0]:
-                self.shown += os.read(self._own, 65_536).decode()
+                self.shown += os.read(self._own, 65_536).decode(errors="replace")
 
     def type(self, text: str) -> None:
         os.write(self._own, text.encode())
@@ -908,7 +908,7 @@ class Terminal:
     def ended(self) -> int:
         with contextlib.suppress(OSError):
             while piece := os.read(self._own, 65_536):
-                self.shown += piece.decode()
+                self.shown += piece.decode(errors="replace")
         os.close(self._own)
         return self._process.wait(DEADLINE_SECONDS)
 
