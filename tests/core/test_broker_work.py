@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core import commands as c
 from penstock.core.config import QueueConfig
-from penstock.core.errors import MessageTooLarge, PenstockError, QueueNotFound, Throttled, WorkRefused
+from penstock.core.errors import InvalidRequest, MessageTooLarge, PenstockError, QueueNotFound, Throttled, WorkRefused
 from tests.core.driver import Desk, attempts_of, bodies_of, spans_of
 
 
@@ -239,3 +239,11 @@ def test_sends_that_do_not_fit_into_the_queue_that_the_first_one_makes_are_refus
         desk.do(c.CommitWork(acks=[ack], sends=[first, second]))
     assert desk.counts() == (0, 1, 0)
     assert "new" not in desk.broker.queues
+
+
+def test_work_that_would_make_a_fifo_queue_is_refused_whole_if_it_breaks_its_rules() -> None:
+    desk = _in()
+    taken = _taken(desk, "in", 1)
+    with pytest.raises(InvalidRequest, match="needs a group"):
+        desk.do(c.CommitWork(acks=[taken], sends=[c.Send(queue="new.fifo", bodies=[b"x"])]))
+    assert desk.counts("in") == (2, 1, 0)

@@ -395,3 +395,9 @@ def test_a_message_that_comes_back_after_its_last_receiver_acked_it_is_found_out
     with pytest.raises(Violation, match="acked it, and it came back"):
         for seed in range(RECALLING_SEEDS, RECALLING_SEEDS + 25):
             run_seed(seed)
+
+
+def test_a_receipt_on_an_attempt_that_nobody_reaches_is_no_forgotten_one(case: CrashingCase) -> None:
+    case.do(create(max_receives=0), send(b"1"))
+    case.crash()
+    assert refusals(case.do(extend(1_000, c.Span(0, 0, 2**32 - 1)))[0]) == [StaleReceipt]

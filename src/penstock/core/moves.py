@@ -36,9 +36,11 @@ class Moves:
         A queue that is not there is created, of the same kind, and keeps what it gets. What a queue in quarantine
         cannot take goes to the queue for what was refused.
         """
-        if name not in self.broker.queues and self.broker.quarantine.might_be(name):
+        broker = self.broker
+        is_here = broker.shard_of(name) == broker.meta.shard
+        if is_here and name not in broker.queues and broker.quarantine.might_be(name):
             name = refused_name(name)
-        shard = self.broker.shard_of(name)
+        shard = broker.shard_of(name)
         if shard != self.broker.meta.shard:
             config = self.config_for_moved(like)
             effect = ForwardedMessages(name, moved=True, priority=priority, due_ms=0, config=config)

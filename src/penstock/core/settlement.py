@@ -37,7 +37,9 @@ _ACKED_KNOWN: Final = 8_192
 ACKED_KEPT: Final = 64
 """How many acked messages of a FIFO channel its record remembers."""
 _HOLDERS = 1 << 32
-_ATTEMPTS_MAX = (1 << 32) - 1
+_ATTEMPTS_MAX = 1 << 24
+"""No receipt on a higher attempt is taken for one of a forgotten delivery: whoever makes one up shall not reach the end of
+what a row can count."""
 Part = tuple[int, int]
 """Sequence numbers from the first up to, not including, the second."""
 Judge = Callable[[Window, slice], NDArray[np.bool_]]
@@ -505,8 +507,10 @@ class Settlement:
         """Apply something to those messages whose delivery was forgotten, as if it had not been."""
 
         def lease_and_apply(window: Window, entry: Entry, first: int, stop: int) -> None:
-            self._lease_again(window, entry, first, stop, attempt)
-            if event != Event.ACK:  # it may be ready again
+            if event == Event.ACK:
+                self._lease_again(window, entry, first, stop, attempt, 0)
+            else:  # it stays leased, or may be ready again
+                self._lease_again(window, entry, first, stop, attempt, self._own())
                 window.withdraw(first, stop)
             apply(window, entry, first, stop)
 
@@ -537,8 +541,15 @@ class Settlement:
                 left += still_missing
         return done, left
 
-    def _lease_again(self, window: Window, entry: Entry, first: int, stop: int, attempt: int) -> None:
-        """RECALL: leased on an attempt of which nothing is known any more, from now on, to no session."""
+    def _own(self) -> int:
+        """Who holds what was recalled: nobody; or this process, where it serves itself alone, and its leases end with it."""
+        broker = self.queue.broker
+        own = broker.session_register.own()
+        broker.leased(self.channel, own)
+        return own
+
+    def _lease_again(self, window: Window, entry: Entry, first: int, stop: int, attempt: int, holder: int) -> None:
+        """RECALL: leased on an attempt of which nothing is known any more, from now on."""
         rows, columns, now_ms = window.rows(entry, first, stop), window.columns, self.queue.broker.now_ms
         self.channel.freed_rows(window, entry, first, stop)
         for is_leased, low, high in cut(columns.state[rows] == LEASED, first):
@@ -547,7 +558,7 @@ class Settlement:
         window.uncount(entry, first, stop)
         window.leased += stop - first
         columns.attempts[rows] = attempt - 1
-        columns.lease(rows, now_ms, now_ms, 0)
+        columns.lease(rows, now_ms, now_ms, holder)
         self.channel.touch_entry(window, entry)
 
     def _walk(

@@ -24,7 +24,7 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
-from penstock.core.config import BATCH_BYTES_MAX, MESSAGE_BYTES_CEILING, QueueConfig
+from penstock.core.config import BATCH_BYTES_MAX, MESSAGE_BYTES_CEILING, QueueConfig, config_for
 from penstock.core.errors import (
     BatchTooLarge,
     InvalidRequest,
@@ -141,7 +141,10 @@ class UnitsOfWork:
                 broker.sending.check_whole(queue, send)
             elif not send.create:
                 raise QueueNotFound(f"there is no queue {send.queue!r}: create it first")
-            config = new.setdefault(send.queue, send.config) if queue is None else queue.config
+            if queue is None:
+                config = new.setdefault(send.queue, config_for(send.queue, send.config))
+            else:
+                config = queue.config
             size += broker.sending.check(send, config)[0]
             groups_of.setdefault(send.queue, []).extend(send.groups or [])
         _check_work_size(size)

@@ -146,6 +146,10 @@ class Channel:
         return sum(copy.state is state for copy in self.copies.values())
 
 
+RECALLED_ATTEMPTS_MAX = 1 << 24
+"""Nobody is taken to have got a message more often."""
+
+
 @dataclass(slots=True)
 class Queue:
     name: str
@@ -179,7 +183,7 @@ class Queue:
     def was_forgotten(self, copy: Copy, attempt: int) -> bool:
         """Whether somebody who got a message on this attempt may have got it just before a crash, which forgot it."""
         may_forget = not self.config.leases_are_durable and copy.message.sequence < self.opened_to
-        return may_forget and copy.attempts < attempt
+        return may_forget and copy.attempts < attempt <= RECALLED_ATTEMPTS_MAX
 
     def is_held(self, sequence: int) -> bool:
         return self.held_from is not None and sequence >= self.held_from
