@@ -38,8 +38,8 @@ ACKED_KEPT: Final = 64
 """How many acked messages of a FIFO channel its record remembers."""
 _HOLDERS = 1 << 32
 _ATTEMPTS_MAX = 1 << 24
-"""No receipt on a higher attempt is taken for one of a forgotten delivery: whoever makes one up shall not reach the end of
-what a row can count."""
+"""No receipt on a higher attempt is taken for one of a forgotten delivery: who makes one up does not reach the end of what
+a row can count."""
 Part = tuple[int, int]
 """Sequence numbers from the first up to, not including, the second."""
 Judge = Callable[[Window, slice], NDArray[np.bool_]]
@@ -542,7 +542,7 @@ class Settlement:
         return done, left
 
     def _own(self) -> int:
-        """Who holds what was recalled: nobody; or this process, where it serves itself alone, and its leases end with it."""
+        """Who holds what was recalled: nobody; or this process, where it serves itself alone."""
         broker = self.queue.broker
         own = broker.session_register.own()
         broker.leased(self.channel, own)

@@ -141,10 +141,7 @@ class UnitsOfWork:
                 broker.sending.check_whole(queue, send)
             elif not send.create:
                 raise QueueNotFound(f"there is no queue {send.queue!r}: create it first")
-            if queue is None:
-                config = new.setdefault(send.queue, config_for(send.queue, send.config))
-            else:
-                config = queue.config
+            config = new.setdefault(send.queue, config_for(send.queue, send.config)) if queue is None else queue.config
             size += broker.sending.check(send, config)[0]
             groups_of.setdefault(send.queue, []).extend(send.groups or [])
         _check_work_size(size)
