@@ -32,6 +32,9 @@ BackoffShape = Literal["none", "fixed", "linear", "exponential"]
 PolicyName = Literal["at_least_once", "consume_times", "consume_once"]
 
 
+_TICK_MS_MAX = 100
+
+
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a message waits in the retry lane before its next delivery.
 
@@ -62,6 +65,15 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         span = min(self.base_ms << min(failures - 1, 40), self.ceiling_ms)
         part = (_jitter(self.seed, sequence, (failures + 1) // 2) * (span + 1)) >> 64
         return part if failures % 2 else span - part
+
+    @property
+    def tick_ms(self) -> int:
+        """Waits end at multiples of this. Jitter would wake the channel for every message of a large outage apart.
+
+        >>> Backoff("exponential").tick_ms, Backoff("exponential", base_ms=10).tick_ms, Backoff("fixed").tick_ms
+        (100, 1, 1)
+        """
+        return min(_TICK_MS_MAX, max(1, self.base_ms // 10)) if self.shape == "exponential" else 1
 
 
 def _jitter(seed: int, sequence: int, failures: int) -> int:

@@ -91,8 +91,9 @@ class Ladder:
         self, first: int, stop: int, attempt: int, now_ms: int, delay_ms: int | None
     ) -> NDArray[np.int64] | None:
         """When each message may be tried again; None for at once."""
-        backoff = self.queue.config.backoff
+        backoff, tick_ms = self.queue.config.backoff, 1
         if delay_ms is None and attempt > 1 and backoff.shape == "exponential":
+            tick_ms = backoff.tick_ms
             delays = [backoff.delay_ms(attempt - 1, sequence) for sequence in range(first, stop)]
         else:
             if delay_ms is None:
@@ -100,7 +101,9 @@ class Ladder:
             delays = [delay_ms] * (stop - first)
         if not any(delays):
             return None
-        return np.asarray(delays, dtype=np.int64) + now_ms
+        waits_ms = np.asarray(delays, dtype=np.int64)
+        due_ms = waits_ms + now_ms
+        return due_ms if tick_ms == 1 else np.where(waits_ms > 0, -(-due_ms // tick_ms) * tick_ms, due_ms)
 
     def _fail_in_place(
         self, window: Window, entry: Entry, first: int, stop: int, due_ms: NDArray[np.int64] | None, attempt: int

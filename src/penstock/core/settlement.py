@@ -38,8 +38,8 @@ ACKED_KEPT: Final = 64
 """How many acked messages of a FIFO channel its record remembers."""
 _HOLDERS = 1 << 32
 _ATTEMPTS_MAX = 1 << 24
-"""No receipt on a higher attempt is taken for one of a forgotten delivery: who makes one up does not reach the end of what
-a row can count."""
+"""No receipt on a higher attempt is taken for one of a forgotten delivery: who makes one up does not reach the end of
+what a row can count."""
 Part = tuple[int, int]
 """Sequence numbers from the first up to, not including, the second."""
 Judge = Callable[[Window, slice], NDArray[np.bool_]]

@@ -26,10 +26,12 @@ class Failing(Ground):
             self._dead_letter(queue, channel, copy)
             return
         is_first = copy.attempts == 1
+        tick_ms = 1
         if delay_ms is None:
             delay_ms = 0 if is_first else config.backoff.delay_ms(copy.attempts - 1, copy.message.sequence)
+            tick_ms = config.backoff.tick_ms
         copy.state = State.DELAYED if delay_ms else State.READY
-        copy.deadline_ms = self.now_ms + delay_ms if delay_ms else 0
+        copy.deadline_ms = -(-(self.now_ms + delay_ms) // tick_ms) * tick_ms if delay_ms else 0
         stays = config.is_fifo or (is_first and not delay_ms)
         copy.place = Place.AGAIN if stays else Place.RETRY
         if not stays:
