@@ -104,12 +104,13 @@ def refusals_told(section: str, given: dict[str, Any]) -> Iterator[None]:
     What is wrong with a flag is said of the flag, and not of the line of penstock.toml that it stands for.
     """
     from penstock.cli.exits import Exit, exit_of
+    from penstock.server.settings import InvalidSettings
 
     try:
         yield
     except PenstockError as error:
         text = str(error)
-        for name, value in given.items():
+        for name, value in given.items() if isinstance(error, InvalidSettings) else ():
             if value is not None:
                 text = re.sub(rf"(?:\[{section}\] )?\b{name}(?= is )", f"--{name.replace('_', '-')}", text)
         print(f"penstock: {text}", file=sys.stderr)
