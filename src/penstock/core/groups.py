@@ -107,18 +107,16 @@ class FifoIndex:
         self.size -= 1
         self._offer(group)
 
-    def hold(self, sequence: int) -> None:
+    def hold(self, sequence: int, name: str | None) -> None:
         """A message that waits is in flight, although nobody took it now: its delivery had been forgotten.
 
         >>> index = FifoIndex()
         >>> index.add(7, "a")
-        >>> index.hold(7)
+        >>> index.hold(7, "a")
         >>> index.has_free()
         False
         """
-        group = self._holding.get(sequence)
-        if group is None:
-            group = next(group for group in self._groups.values() if sequence in group.waiting)
+        group = self._holding.get(sequence) or self._groups[name]
         group.postponed.discard(sequence)
         group.waiting.remove(sequence)
         group.in_flight += 1
@@ -209,23 +207,23 @@ class FairIndex:
         waiting.append(sequence)
         self.size += 1
 
-    def remove(self, sequence: int) -> None:
-        """A message is not to be handed out any more, if it was.
+    def remove(self, sequence: int, name: str | None) -> None:
+        """A message of a group is not to be handed out any more, if it was.
 
         >>> index = FairIndex()
         >>> index.add(0, ["a", "b"])
-        >>> index.remove(0)
+        >>> index.remove(0, "a")
         >>> index.take(2)
         [1]
         """
-        for name, waiting in self._groups.items():
-            if sequence in waiting:
-                waiting.remove(sequence)
-                self.size -= 1
-                if not waiting:
-                    del self._groups[name]
-                    self._turns.remove(name)
-                return
+        waiting = self._groups.get(name)
+        if waiting is None or sequence not in waiting:
+            return
+        waiting.remove(sequence)
+        self.size -= 1
+        if not waiting:
+            del self._groups[name]
+            self._turns.remove(name)
 
     def take(self, limit: int) -> list[int]:
         """Up to `limit` messages, a turn a group."""

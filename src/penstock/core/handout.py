@@ -12,6 +12,7 @@ fewest deliveries is next. A message that was delivered before goes ahead only o
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -170,14 +171,18 @@ class Handout:
             base = page[-1].base + 1
         return False
 
-    def withdraw(self, window: Window, first: int, stop: int) -> None:
+    def withdraw(self, window: Window, entry: Entry, first: int, stop: int) -> None:
         """Messages that wait are about to be leased again, to whoever had them before a crash: offer them to nobody."""
-        if self.fifo is not None:
-            for sequence in range(first, stop):
-                self.fifo.hold(sequence)
-        elif window.lane in self._fair:
-            for sequence in range(first, stop):
-                self._fair[window.lane].remove(sequence)
+        fair = self._fair.get(window.lane)
+        if self.fifo is None and fair is None:
+            return
+        names = self.channel.load(entry).group_list()
+        for sequence in range(first, stop):
+            name = names[sequence - entry.base]
+            if self.fifo is not None:
+                self.fifo.hold(sequence, name)
+            elif fair is not None:
+                fair.remove(sequence, name)
 
     def offer(self, window: Window, entry: Entry, chunk: Chunk, now_ms: int) -> None:
         """Make the messages of an entry that has just come in known to whatever hands them out."""
@@ -256,17 +261,24 @@ class Handout:
         index = self._fair.get(window.lane)
         if index is None:
             index = self._fair[window.lane] = FairIndex()
+            given_back: list[
+                tuple[int, int]
+            ] = []  # to be handed out from elsewhere
+            for first, stop in sorted((first, stop) for attempts, first, stop in window.again if not attempts):
+                if given_back and first <= given_back[-1][1]:
+                    first, stop = given_back[-1][0], max(stop, given_back.pop()[1])
+                given_back.append((first, stop))
             for base in list(window.bases):
-                self._index_fair(index, window, window.entries[base])
+                self._index_fair(index, window, window.entries[base], given_back)
             window.fresh.clear()
         return index
 
-    def _index_fair(self, index: FairIndex, window: Window, entry: Entry) -> None:
+    def _index_fair(self, index: FairIndex, window: Window, entry: Entry, given_back: list[tuple[int, int]]) -> None:
         rows = window.all_rows(entry)
         fresh = (window.columns.state[rows] == READY) & (window.columns.attempts[rows] == 0)
-        for attempts, first, stop in window.again:
-            if not attempts:  # given back: handed out from there
-                fresh[max(first - entry.base, 0) : max(stop - entry.base, 0)] = False
+        at = bisect_left(given_back, (entry.base, 0))
+        for first, stop in given_back[max(0, at - 1) : bisect_left(given_back, (entry.stop, 0))]:
+            fresh[max(first - entry.base, 0) : max(stop - entry.base, 0)] = False  # handed out from there
         wanted = np.flatnonzero(fresh).tolist()
         if wanted:
             groups = self.channel.load(entry).group_list()

@@ -554,7 +554,7 @@ class Settlement:
         self.channel.freed_rows(window, entry, first, stop)
         for is_leased, low, high in cut(columns.state[rows] == LEASED, first):
             if not is_leased:
-                self.channel.handout.withdraw(window, low, high)
+                self.channel.handout.withdraw(window, entry, low, high)
         window.uncount(entry, first, stop)
         window.leased += stop - first
         columns.attempts[rows] = attempt - 1
