@@ -592,6 +592,45 @@ def test_who_is_refused_hears_why(sent: bytes, status: int) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("start", [b"X: ", b"X: y\r\n" * 10_000])
+def test_a_trailer_without_end_is_refused(start: bytes) -> None:
+    async def main() -> None:
+        async with serving() as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n")
+            for _ in range(4):
+                await asyncio.sleep(0.01)
+                writer.write(start + b"y" * 20_000)
+            status, _, reason = await read_response(reader)
+            assert (status, reason) == (431, b"the trailer is larger than 32768 bytes\n")
+            writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX: "])
+def test_a_header_without_end_behind_a_request_that_waits_is_not_read_on(start: bytes) -> None:
+    async def main() -> None:
+        handler = Holding(waits=True)
+        async with serving(handler) as server:
+            reader, writer = await server.connect()
+            writer.write(GET + start)
+            await handler.arrived.wait()
+            [connection] = server.http._connections
+            writer.write(b"y" * 30_000_000)
+            await until(lambda: connection._is_read_paused)
+            await asyncio.sleep(0.05)
+            assert connection._fed_bytes < 2_000_000
+            assert connection._transport is not None
+            assert not connection._transport.is_reading()
+            handler.exchanges[0].respond(200, (), b"")
+            assert (await read_response(reader))[0] == 200
+            assert (await read_response(reader))[0] == 431
+            writer.close()
+
+    run(main())
+
+
 def test_the_limits_are_exact() -> None:
     async def main() -> None:
         async with serving(limits=HttpLimits(body_bytes_max=1_000)) as server:

@@ -112,7 +112,7 @@ class HttpConnection:
         """Of headers that nobody reads."""
         self._body: bytes | bytearray = b""
         self._fed_bytes = 0
-        """Read since the last complete request."""
+        """Read since the last complete request, header or piece of a body."""
         self._waiting: list[tuple[Request, bool]] = []
         """Complete requests, and whether the connection stays open after each."""
         self._in_flight: Exchange | None = None
@@ -177,6 +177,8 @@ class HttpConnection:
         if parser is None:
             self._throw_away()
             return
+        if self._rejection is not None:
+            return
         was_reading = self._reading
         self._fed_bytes += len(data)
         try:
@@ -185,8 +187,9 @@ class HttpConnection:
             self._ignore_upgrades(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._reject(400, f"this is not HTTP: {error}")
-        if self._reading == _HEAD and self._fed_bytes > self._server.limits.header_bytes_max:
-            self._reject(431, f"the header is larger than {self._server.limits.header_bytes_max} bytes")
+        if self._reading != _IDLE and self._fed_bytes > self._server.limits.header_bytes_max:
+            part = "header" if self._reading == _HEAD else "trailer"
+            self._reject(431, f"the {part} is larger than {self._server.limits.header_bytes_max} bytes")
         elif self._reading == _BODY and self._rejection is None:
             self._make_room()
         if self._waiting or self._rejection is not None:
@@ -287,9 +290,11 @@ class HttpConnection:
             self._reject_body()
         elif "expect" in headers:
             self._meet_expectation(headers["expect"])
+        self._fed_bytes = 0
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body."""
+        self._fed_bytes = 0
         if self._rejection is not None:
             return
         if not self._body:
@@ -504,9 +509,10 @@ class HttpConnection:
         )
 
     def _mind_reading(self) -> None:
-        """Do not read from one who pipelines too much; read again when the line is short."""
+        """Do not read from one who pipelines too much, or is to be refused; read again when the line is short."""
         is_full = not self._is_closing and (
-            len(self._waiting) > self._server.limits.pipelined_max
+            self._rejection is not None
+            or len(self._waiting) > self._server.limits.pipelined_max
             or self._share.is_waiting
             or (self._is_unscreened and self._reading == _BODY)
         )
