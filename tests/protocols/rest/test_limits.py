@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 
 import httpx
+import pytest
 
 from penstock.core.commands import Send
 from tests.protocols.rest.asking import done, refused
@@ -49,6 +51,26 @@ def test_a_header_that_is_too_large_is_refused(serve: Callable[..., Server]) -> 
     assert talk(server, HEAD + many + b"\r\n").startswith(b"HTTP/1.1 431 ")
     with server.client() as http:
         done(http.get("/v1/queues"))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /",
+        HEAD + b"x: ",
+        HEAD + b"y",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nx: ",
+    ],
+)
+def test_a_header_without_end_is_refused_long_before_its_time_is_up(server: Server, start: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
+        connection.sendall(start)
+        for _ in range(4):
+            time.sleep(0.02)
+            connection.sendall(b"y" * 12_000)
+        answer = connection.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b'"code":"header_too_large"' in answer
 
 
 def test_slow_headers_and_bodies_are_not_waited_for(serve: Callable[..., Server]) -> None:
