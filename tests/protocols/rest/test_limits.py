@@ -53,6 +53,14 @@ def test_a_header_that_is_too_large_is_refused(serve: Callable[..., Server]) -> 
         done(http.get("/v1/queues"))
 
 
+def test_a_length_of_thousands_of_digits_is_a_problem_of_the_client(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as connection:
+        connection.sendall(HEAD + b"content-length: " + b"0" * 5_000 + b"2\r\n\r\n{}")
+        answer = connection.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"application/problem+json" in answer
+
+
 @pytest.mark.parametrize(
     "start",
     [
