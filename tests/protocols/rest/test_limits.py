@@ -88,6 +88,39 @@ def test_slow_headers_and_bodies_are_not_waited_for(serve: Callable[..., Server]
     assert talk(server) == b""
 
 
+GUARDED = '[[credentials]]\nname = "root"\naccess_key = "A"\nsecret_key = "s"\ntoken = "t"\n'
+
+
+def problem(connection: socket.socket) -> bytes:
+    """One answer, whole."""
+    answer = b""
+    while not answer.endswith(b"}") and (part := connection.recv(65_536)):
+        answer += part
+    return answer
+
+
+def refused_before_its_body(server: Server) -> socket.socket:
+    """A connection whose request was refused, and whose body came then."""
+    connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
+    connection.sendall(HEAD + b"content-length: 2\r\n\r\n")
+    assert problem(connection).startswith(b"HTTP/1.1 401 ")
+    connection.sendall(b"{}")
+    return connection
+
+
+def test_who_was_refused_before_its_body_came_is_idle_after_it(serve: Callable[..., Server]) -> None:
+    server = serve(GUARDED + "[http]\nheader_timeout_s = 0.2\nidle_timeout_s = 1")
+    with refused_before_its_body(server) as connection:
+        time.sleep(0.5)
+        connection.sendall(HEAD + b"content-length: 2\r\n\r\n{}")
+        assert problem(connection).startswith(b"HTTP/1.1 401 ")
+    with refused_before_its_body(server) as connection:
+        assert connection.recv(65_536) == b"", "closed without a word, as all that are idle"
+    with refused_before_its_body(server) as connection:
+        connection.sendall(HEAD)
+        assert problem(connection).startswith(b"HTTP/1.1 408 "), "a header's time runs as before"
+
+
 def test_a_client_that_does_not_read_is_not_waited_for(serve: Callable[..., Server]) -> None:
     server = serve("[http]\nbody_timeout_s = 0.3")
     server.call(Send(queue="q", bodies=[b"x" * 1_000_000] * 20))

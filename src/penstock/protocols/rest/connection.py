@@ -121,9 +121,9 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
                 return
-            if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
-                self._header_timer = self.loop.call_later(limits.header_timeout_s, self._refuse, 408)
-            if self._rest_timer is not None and not self._is_lingering:
+            if self._rest_timer is None:
+                self._start_timer()
+            elif not self._is_lingering:
                 self._is_lingering = True
                 self.flow.pause_reading()
                 budget.linger(self._read_on)
@@ -164,6 +164,7 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
+            self._start_timer()
             self._header_bytes = self._fed_bytes = 0
             scope: Any = self.scope
             scope[TRANSPORT] = self.transport
@@ -197,7 +198,12 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
 
         def on_message_complete(self) -> None:
             self._fed_bytes = 0
-            self._stop_rest_timer()
+            if self._rest_timer is not None:
+                self._stop_rest_timer()
+                self._unset_keepalive_if_required()
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
             if self.cycle is not None:
                 super().on_message_complete()
 
@@ -205,6 +211,12 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
             self._header_bytes += size
             if self._header_bytes > limits.header_bytes_max:
                 self._refuse(431)
+
+        def _start_timer(self) -> None:
+            """A header begins; behind a request that is not answered yet it has the time of that one as well."""
+            if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
+                self._unset_keepalive_if_required()
+                self._header_timer = self.loop.call_later(limits.header_timeout_s, self._refuse, 408)
 
         def _stop_timer(self) -> None:
             if self._header_timer is not None:
