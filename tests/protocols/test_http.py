@@ -9,6 +9,7 @@ import socket
 import ssl
 import struct
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocols.http import Exchange, Handler, HttpServer, Request
+from penstock.protocols.http.connection import PUMPED_AT_ONCE
 from penstock.server.settings import HttpLimits
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -271,6 +273,55 @@ def test_one_who_pipelines_without_end_is_not_read_from_but_gets_every_answer() 
             received = await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert len(responses_in(received)) == count + 1
             writer.close()
+
+    run(main())
+
+
+def test_thousands_of_requests_in_one_read_leave_their_turn_to_others_and_keep_their_order() -> None:
+    async def main() -> None:
+        turn, turns = 0, []
+
+        async def others() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        def handler(exchange: Exchange) -> None:
+            turns.append(turn)
+            exchange.respond(200, (), exchange.request.path.encode())
+
+        async with serving(handler) as server:
+            counting = asyncio.create_task(others())
+            sent = b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % n for n in range(5_000))
+            received = await server.talk(sent, half_close=True)
+            counting.cancel()
+        assert [body for _, body in responses_in(received)] == [b"/%d" % n for n in range(5_000)]
+        assert max(Counter(turns).values()) <= 2 * PUMPED_AT_ONCE, "one turn's work, or two reads in one turn"
+
+    run(main())
+
+
+def test_who_pipelines_and_does_not_read_is_not_answered_without_end() -> None:
+    async def main() -> None:
+        async with serving(lambda exchange: (exchange.respond(200, (), b"x" * 60_000), None)[1]) as server:
+            reader, writer = await server.connect()
+            writer.write(GET * 500 + LAST)
+            await until(lambda: server.http.counters.requests > 0)
+            await asyncio.sleep(0.1)
+            assert server.http.counters.requests < 400
+            received = await asyncio.wait_for(reader.read(), PATIENCE_S)
+            assert received.count(b"HTTP/1.1 200 ") == 501
+            writer.close()
+
+    run(main())
+
+
+def test_what_is_cut_off_behind_pipelined_requests_is_refused_after_their_answers() -> None:
+    async def main() -> None:
+        async with serving() as server:
+            received = await server.talk(GET * 300 + b"GET /half", half_close=True)
+        assert [status for status, _ in responses_in(received)] == [200] * 300 + [400]
 
     run(main())
 
@@ -536,6 +587,45 @@ def test_who_is_refused_hears_why(sent: bytes, status: int) -> None:
             assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
             assert server.http.counters.rejections == {status: 1}
             assert server.http.counters.requests == 0
+            writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("start", [b"X: ", b"X: y\r\n" * 10_000])
+def test_a_trailer_without_end_is_refused(start: bytes) -> None:
+    async def main() -> None:
+        async with serving() as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n")
+            for _ in range(4):
+                await asyncio.sleep(0.01)
+                writer.write(start + b"y" * 20_000)
+            status, _, reason = await read_response(reader)
+            assert (status, reason) == (431, b"the trailer is larger than 32768 bytes\n")
+            writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX: "])
+def test_a_header_without_end_behind_a_request_that_waits_is_not_read_on(start: bytes) -> None:
+    async def main() -> None:
+        handler = Holding(waits=True)
+        async with serving(handler) as server:
+            reader, writer = await server.connect()
+            writer.write(GET + start)
+            await handler.arrived.wait()
+            [connection] = server.http._connections
+            writer.write(b"y" * 30_000_000)
+            await until(lambda: connection._is_read_paused)
+            await asyncio.sleep(0.05)
+            assert connection._fed_bytes < 2_000_000
+            assert connection._transport is not None
+            assert not connection._transport.is_reading()
+            handler.exchanges[0].respond(200, (), b"")
+            assert (await read_response(reader))[0] == 200
+            assert (await read_response(reader))[0] == 431
             writer.close()
 
     run(main())

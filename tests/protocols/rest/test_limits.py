@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 
 import httpx
+import pytest
 
 from penstock.core.commands import Send
 from tests.protocols.rest.asking import done, refused
@@ -51,11 +53,72 @@ def test_a_header_that_is_too_large_is_refused(serve: Callable[..., Server]) -> 
         done(http.get("/v1/queues"))
 
 
+def test_a_length_of_thousands_of_digits_is_a_problem_of_the_client(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as connection:
+        connection.sendall(HEAD + b"content-length: " + b"0" * 5_000 + b"2\r\n\r\n{}")
+        answer = connection.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"application/problem+json" in answer
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /",
+        HEAD + b"x: ",
+        HEAD + b"y",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nx: ",
+    ],
+)
+def test_a_header_without_end_is_refused_long_before_its_time_is_up(server: Server, start: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
+        connection.sendall(start)
+        for _ in range(4):
+            time.sleep(0.02)
+            connection.sendall(b"y" * 12_000)
+        answer = connection.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b'"code":"header_too_large"' in answer
+
+
 def test_slow_headers_and_bodies_are_not_waited_for(serve: Callable[..., Server]) -> None:
     server = serve("[http]\nheader_timeout_s = 0.2\nbody_timeout_s = 0.2\nidle_timeout_s = 1")
     assert talk(server, HEAD).startswith(b"HTTP/1.1 408 ")
     assert talk(server, HEAD + b"content-length: 10\r\n\r\n{").startswith(b"HTTP/1.1 408 ")
     assert talk(server) == b""
+
+
+GUARDED = '[[credentials]]\nname = "root"\naccess_key = "A"\nsecret_key = "s"\ntoken = "t"\n'
+
+
+def problem(connection: socket.socket) -> bytes:
+    """One answer, whole."""
+    answer = b""
+    while not answer.endswith(b"}") and (part := connection.recv(65_536)):
+        answer += part
+    return answer
+
+
+def refused_before_its_body(server: Server) -> socket.socket:
+    """A connection whose request was refused, and whose body came then."""
+    connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE_S)
+    connection.sendall(HEAD + b"content-length: 2\r\n\r\n")
+    assert problem(connection).startswith(b"HTTP/1.1 401 ")
+    connection.sendall(b"{}")
+    return connection
+
+
+def test_who_was_refused_before_its_body_came_is_idle_after_it(serve: Callable[..., Server]) -> None:
+    server = serve(GUARDED + "[http]\nheader_timeout_s = 0.2\nidle_timeout_s = 1")
+    with refused_before_its_body(server) as connection:
+        time.sleep(0.5)
+        connection.sendall(HEAD + b"content-length: 2\r\n\r\n{}")
+        assert problem(connection).startswith(b"HTTP/1.1 401 ")
+    with refused_before_its_body(server) as connection:
+        assert connection.recv(65_536) == b"", "closed without a word, as all that are idle"
+    with refused_before_its_body(server) as connection:
+        connection.sendall(HEAD)
+        assert problem(connection).startswith(b"HTTP/1.1 408 "), "a header's time runs as before"
 
 
 def test_a_client_that_does_not_read_is_not_waited_for(serve: Callable[..., Server]) -> None:

@@ -391,6 +391,25 @@ def until_heard(connection: Connection) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.parametrize(
+    ("start", "status"),
+    [
+        (b"GET /v1/ws HTTP/1.1\r\nx: " + b"y" * 10_000 + b"\r\n", 431),
+        (b"GET /v1/ws HTTP/1.1\r\n" + b"x: y\r\n" * 200, 431),
+        (b"GET /v1/ws?" + b"y" * 10_000 + b" HTTP/1.1\r\n", 414),
+        (b"GET /v1/ws HTTP/1.1\r\ncontent-length: 1\r\n", 400),
+    ],
+)
+def test_a_handshake_that_cannot_be_read_is_answered_and_over(server: Server, start: bytes, status: int) -> None:
+    offer = b"host: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
+        connection.sendall(start + offer + b"sec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n")
+        answer = b""
+        while part := connection.recv(65_536):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+
+
 def test_sessions_are_counted(make_server: Callable[..., Server]) -> None:
     rest = msgspec.structs.replace(Settings().rest, sessions_max=3)
     client = Client(make_server(settings=Settings(rest=rest)))

@@ -32,6 +32,9 @@ LINGER_S: Final = 2.0
 _JOIN_BYTES_MAX: Final = 64 * 1024
 """Responses up to this size are written as one piece; larger ones as head and body, to save the copy."""
 
+PUMPED_AT_ONCE: Final = 64
+"""Requests of one connection that are handed out in one turn of the loop: a single read may hold thousands."""
+
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _METHODS: Final[dict[bytes, str]] = {
     name.encode(): name for name in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS")
@@ -72,6 +75,7 @@ class HttpConnection:
         "_in_flight",
         "_is_closing",
         "_is_eof",
+        "_is_pump_due",
         "_is_pumping",
         "_is_read_paused",
         "_is_tls",
@@ -108,7 +112,7 @@ class HttpConnection:
         """Of headers that nobody reads."""
         self._body: bytes | bytearray = b""
         self._fed_bytes = 0
-        """Read since the last complete request."""
+        """Read since the last complete request, header or piece of a body."""
         self._waiting: list[tuple[Request, bool]] = []
         """Complete requests, and whether the connection stays open after each."""
         self._in_flight: Exchange | None = None
@@ -118,9 +122,11 @@ class HttpConnection:
         self._is_eof = False
         self._is_closing = False
         self._is_pumping = False
+        self._is_pump_due = False
+        """The loop calls `_go_on` in its next turn."""
         self._is_read_paused = False
         self._is_write_paused = False
-        self._unsent = b""
+        self._unsent: list[bytes] = []
         """Responses that are written when this turn's work is done."""
         self._share = server.budget.share()
         self._is_unscreened = False
@@ -171,6 +177,8 @@ class HttpConnection:
         if parser is None:
             self._throw_away()
             return
+        if self._rejection is not None:
+            return
         was_reading = self._reading
         self._fed_bytes += len(data)
         try:
@@ -179,8 +187,9 @@ class HttpConnection:
             self._ignore_upgrades(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._reject(400, f"this is not HTTP: {error}")
-        if self._reading == _HEAD and self._fed_bytes > self._server.limits.header_bytes_max:
-            self._reject(431, f"the header is larger than {self._server.limits.header_bytes_max} bytes")
+        if self._reading != _IDLE and self._fed_bytes > self._server.limits.header_bytes_max:
+            part = "header" if self._reading == _HEAD else "trailer"
+            self._reject(431, f"the {part} is larger than {self._server.limits.header_bytes_max} bytes")
         elif self._reading == _BODY and self._rejection is None:
             self._make_room()
         if self._waiting or self._rejection is not None:
@@ -281,9 +290,11 @@ class HttpConnection:
             self._reject_body()
         elif "expect" in headers:
             self._meet_expectation(headers["expect"])
+        self._fed_bytes = 0
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body."""
+        self._fed_bytes = 0
         if self._rejection is not None:
             return
         if not self._body:
@@ -313,9 +324,14 @@ class HttpConnection:
         if self._is_pumping:
             return
         self._is_pumping = True
+        left = PUMPED_AT_ONCE
         while self._waiting and self._in_flight is None and not self._is_closing and not self._is_write_paused:
             if self._server.budget.is_full and not self._share.held_bytes and not self._is_welcome():
                 break
+            if not left:
+                self._pump_soon()
+                break
+            left -= 1
             request, self._last_keeps_alive = self._waiting.pop(0)
             self._handle(request)
         self._is_pumping = False
@@ -327,6 +343,16 @@ class HttpConnection:
             elif self._is_unscreened and self._reading == _BODY:
                 self._make_room()
         self._mind_reading()
+
+    def _pump_soon(self) -> None:
+        """It is the others' turn, and that of what was answered: it is written before more is."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_pump_due = False
+        self._pump()
 
     def _handle(self, request: Request) -> None:
         exchange = self._in_flight = Exchange(self, request, _now_s())
@@ -341,7 +367,8 @@ class HttpConnection:
 
     def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
         """Write the response to the request in flight, and go on. For `Exchange.respond`."""
-        keeps_alive = self._last_keeps_alive and not self._server.is_draining and not self._is_eof
+        is_last = self._is_eof and not self._waiting and self._rejection is None
+        keeps_alive = self._last_keeps_alive and not self._server.is_draining and not is_last
         head = self._head(status, headers, len(body), keeps_alive, exchange.request)
         self._write(exchange, status, head, body, keeps_alive)
 
@@ -382,17 +409,17 @@ class HttpConnection:
 
     def _put(self, data: bytes) -> None:
         """Write soon: with the responses of others, one right after the other (see the package)."""
-        if self._unsent:
-            self._unsent += data
-        else:
-            self._unsent = data
+        if not self._unsent:
             self._server.flush_soon(self)
+        self._unsent.append(data)
 
     def flush(self) -> None:
         """Write what is there to be written."""
-        data, self._unsent = self._unsent, b""
-        if data and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+        if not self._unsent:
+            return
+        pieces, self._unsent = self._unsent, []
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def has_hung_up(self) -> bool:
         """Ask the kernel whether the client has closed; give up the request in flight if so. For `Exchange.respond`.
@@ -482,9 +509,10 @@ class HttpConnection:
         )
 
     def _mind_reading(self) -> None:
-        """Do not read from one who pipelines too much; read again when the line is short."""
+        """Do not read from one who pipelines too much, or is to be refused; read again when the line is short."""
         is_full = not self._is_closing and (
-            len(self._waiting) > self._server.limits.pipelined_max
+            self._rejection is not None
+            or len(self._waiting) > self._server.limits.pipelined_max
             or self._share.is_waiting
             or (self._is_unscreened and self._reading == _BODY)
         )

@@ -14,6 +14,8 @@ from penstock.core.errors import PenstockError
 from penstock.protocols.rest.problems import RestError
 from penstock.server.budget import GROWTH_BYTES, GROWTH_TIMEOUT_S, NoRoom, Share
 
+_DIGITS_MAX = 20
+"""Of a length: more are zeros in front, and nobody's."""
 _CLOSE = (b"connection", b"close")
 
 
@@ -47,6 +49,8 @@ async def read_body(
     too_large: Callable[[int], PenstockError] = too_large,
 ) -> bytes:
     """The body of a request, which has announced this length. What it holds of the budget stays held."""
+    if announced and len(announced) > _DIGITS_MAX:
+        raise too_large(bytes_max)
     length = int(announced) if announced and announced.isascii() and announced.isdigit() else 0
     if length > bytes_max:
         raise too_large(bytes_max)

@@ -54,6 +54,8 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
         """One connection."""
 
         _header_bytes = 0
+        _fed_bytes = 0
+        """Read since the last complete request, header or piece of a body: the parser keeps a header until it ends."""
         _unparsed = b""
         _is_owed = False
         """An answer is complete, and the next request has not begun, because the client does not read."""
@@ -119,9 +121,9 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
                 return
-            if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
-                self._header_timer = self.loop.call_later(limits.header_timeout_s, self._refuse, 408)
-            if self._rest_timer is not None and not self._is_lingering:
+            if self._rest_timer is None:
+                self._start_timer()
+            elif not self._is_lingering:
                 self._is_lingering = True
                 self.flow.pause_reading()
                 budget.linger(self._read_on)
@@ -129,7 +131,13 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
                 self._unparsed += data
                 self._parse()
             else:
-                super().data_received(data)
+                self._feed(data)
+
+        def _feed(self, data: bytes) -> None:
+            self._fed_bytes += len(data)
+            super().data_received(data)
+            if self._fed_bytes > limits.header_bytes_max:
+                self._refuse(431)
 
         def _read_on(self) -> None:
             self._is_lingering = False
@@ -140,7 +148,7 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
             data, at = self._unparsed, 0
             self._unparsed = b""
             while at < len(data) and len(self.pipeline) < limits.pipelined_max and not self.transport.is_closing():
-                super().data_received(data[at : at + _SLICE_BYTES])
+                self._feed(data[at : at + _SLICE_BYTES])
                 at += _SLICE_BYTES
                 upgraded = self.transport.get_protocol()
                 if upgraded is not self:
@@ -156,7 +164,8 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._header_bytes = 0
+            self._start_timer()
+            self._header_bytes = self._fed_bytes = 0
             scope: Any = self.scope
             scope[TRANSPORT] = self.transport
 
@@ -170,6 +179,7 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
 
         def on_headers_complete(self) -> None:
             self._stop_timer()
+            self._fed_bytes = 0
             if not self.url.startswith(b"/"):
                 self._name_host_of_target()
             if not self.transport.is_closing():
@@ -182,11 +192,18 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
                 self.headers.append(host)
 
         def on_body(self, body: bytes) -> None:
+            self._fed_bytes = 0
             if self.cycle is not None:
                 super().on_body(body)
 
         def on_message_complete(self) -> None:
-            self._stop_rest_timer()
+            self._fed_bytes = 0
+            if self._rest_timer is not None:
+                self._stop_rest_timer()
+                self._unset_keepalive_if_required()
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
             if self.cycle is not None:
                 super().on_message_complete()
 
@@ -194,6 +211,12 @@ def limited(limits: HttpLimits, counters: HttpCounters, budget: Budget) -> type[
             self._header_bytes += size
             if self._header_bytes > limits.header_bytes_max:
                 self._refuse(431)
+
+        def _start_timer(self) -> None:
+            """A header begins; behind a request that is not answered yet it has the time of that one as well."""
+            if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
+                self._unset_keepalive_if_required()
+                self._header_timer = self.loop.call_later(limits.header_timeout_s, self._refuse, 408)
 
         def _stop_timer(self) -> None:
             if self._header_timer is not None:

@@ -46,6 +46,7 @@ PONGS_UNREAD_MAX = 100
 _LARGE_BYTES = 64 * 1024
 """A frame from which on it costs less to write its head by itself than to copy it."""
 _REFUSED, _BUSY = 1008, 1013
+_NO_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class Connection(WebSocketsSansIOProtocol):
@@ -68,6 +69,7 @@ class Connection(WebSocketsSansIOProtocol):
     _unread_bytes = 0
     """Held for answers that the client does not read."""
     _room_timer: asyncio.TimerHandle | None = None
+    _handshake_timer: asyncio.TimerHandle | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -88,6 +90,7 @@ class Connection(WebSocketsSansIOProtocol):
     def start_keepalive(self) -> None:
         """The handshake is done: now there are frames."""
         super().start_keepalive()
+        self._stop_handshake_timer()
         self._frames = Frames(masked=True, bytes_max=UNKNOWN_BYTES_MAX)
         self._go_on()
 
@@ -104,13 +107,29 @@ class Connection(WebSocketsSansIOProtocol):
         """Bytes came."""
         if not self._is_asked:
             self._is_asked = True
+            self._handshake_timer = self.loop.call_later(self.room_timeout_s, self.transport.abort)
             super().data_received(data)
+            if self.conn.handshake_exc is not None and not self.close_sent:
+                self._refuse_handshake()
+            return
+        if self._frames is None and self.transport.is_closing():
             return
         if self._later or self._frames is None or self._is_blocked:
             self._later += data
         else:
             self._take(data)
         self._mind_reading()
+
+    def _refuse_handshake(self) -> None:
+        """The library does not take the request: most often it has made an answer, which nobody else writes."""
+        self.handshake_complete = self.close_sent = True
+        self.transport.write(b"".join(self.conn.data_to_send()) or _NO_HANDSHAKE)
+        self.transport.close()
+
+    def _stop_handshake_timer(self) -> None:
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+            self._handshake_timer = None
 
     def _take(self, data: bytes) -> None:
         frames = self._frames
@@ -269,6 +288,7 @@ class Connection(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over. What was read is let go of here: these objects know each other, and may live on for a while."""
         super().connection_lost(exc)
+        self._stop_handshake_timer()
         if self._room_timer is not None:
             self._room_timer.cancel()
         self._later = b""
