@@ -28,6 +28,8 @@ import msgspec
 Right = Literal["read", "write", "admin"]
 RIGHTS: tuple[Right, ...] = ("read", "write", "admin")
 _REMEMBERED_MAX = 10_000
+_REMEMBERED_LENGTH_MAX = 200
+"""No queue has a longer name: who asks for one may ask for anything, and as often as he likes."""
 _HASH_KEY_BYTES = 32
 _OWNER_BYTES = 12
 
@@ -89,9 +91,10 @@ class Principal:
         known = self._known.get((right, queue))
         if known is None:
             known = any(_matches(grant, queue) for grant in self._grants if right in grant.rights)
-            if len(self._known) >= _REMEMBERED_MAX:
-                self._known.clear()
-            self._known[right, queue] = known
+            if len(queue) <= _REMEMBERED_LENGTH_MAX:
+                if len(self._known) >= _REMEMBERED_MAX:
+                    self._known.clear()
+                self._known[right, queue] = known
         return known
 
     def has(self, right: Right) -> bool:
