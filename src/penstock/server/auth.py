@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -32,6 +33,8 @@ _REMEMBERED_LENGTH_MAX = 200
 """No queue has a longer name: who asks for one may ask for anything, and as often as he likes."""
 _HASH_KEY_BYTES = 32
 _OWNER_BYTES = 12
+_OWNED = re.compile(rf"[0-9A-Fa-f]{{{2 * _OWNER_BYTES}}}-")
+"""In capitals as well: not every file system tells them apart."""
 
 
 class Secret:
@@ -124,6 +127,15 @@ def owned(principal: Principal, name: str) -> str:
     if principal is ANYBODY:
         return name
     return f"{hashlib.blake2b(principal.name.encode(), digest_size=_OWNER_BYTES).hexdigest()}-{name}"
+
+
+def is_owned(name: str) -> bool:
+    """Whether a kept name has an owner: an owner's digest can be computed, so nobody else may ask for such a name.
+
+    >>> is_owned(owned(Principal("shop", "AK1", []), "stream")), is_owned("stream")
+    (True, False)
+    """
+    return _OWNED.match(name) is not None
 
 
 class Credential:

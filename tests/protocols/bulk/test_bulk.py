@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import select
@@ -11,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,15 @@ token = "other-token"
 [[credentials.allow]]
 queues = ["orders*"]
 rights = ["write"]
+
+[[credentials]]
+name = "twin"
+access_key = "AKTWIN"
+secret_key = "twin-secret"
+token = "twin-token"
+[[credentials.allow]]
+queues = ["r*"]
+rights = ["write", "read"]
 """
 
 
@@ -577,6 +587,24 @@ def test_who_writes_elsewhere_has_nothing_to_do_with_what_others_have_staged(
         publish(other, "t-own-2", ["a"], "stream-2", 0)
     assert publish(writer, "t-own-2", ["a"], "stream-2", 0)["messages"] == 1
     assert values(reader, "r-own-2") == [b"mine"]
+
+
+@pytest.mark.parametrize("write", [str, str.upper])
+def test_who_computes_an_owners_prefix_reaches_nothing_of_the_owner(
+    server: Server, reader: ServerPlace, write: Callable[[str], str]
+) -> None:
+    queue, stream = f"r-prefix-{write('a')}", f"prefix-{write('a')}"
+    prefix = write(hashlib.blake2b(b"writer", digest_size=12).hexdigest())
+    with (
+        contextlib.closing(Connection(where(server, "write-token"))) as writer,
+        contextlib.closing(Connection(where(server, "twin-token"))) as twin,
+    ):
+        stage(writer, stream, "a", piece(queue, b"mine"))
+        with pytest.raises(ServerFailed, match="there is no piece 'a'"):
+            publish(twin, f"{prefix}-{stream}", ["a"], stream, 0)
+        assert publish(writer, stream, ["a"], stream, 5)["messages"] == 1
+        assert not publish(twin, "no-token", [], f"{prefix}-{stream}", 3)["already_done"]
+    assert values(reader, queue) == [b"mine"]
 
 
 def test_over_a_websocket_marks_are_the_callers_own_as_well(server: Server) -> None:
