@@ -640,6 +640,24 @@ def test_marks_and_pieces_from_before_they_had_owners_count(tmp_path: Path) -> N
             assert values(place, "r") == [b"zero", b"six"]
 
 
+def test_pages_of_names_name_no_queue_that_the_caller_may_not_read(server: Server, writer: Connection) -> None:
+    """Also not as the place to go on from."""
+    send(Connection(where(server, "other-token")), piece("orders-secret", b"x") + piece("orders-secret-2", b"x"))
+    for number in range(3):
+        send(writer, piece(f"r-page-{number}", b"x"))
+    expected = writer.ask("POST", "/v1/bulk/queues", {})
+    assert expected["last"] == ""
+    found: list[str] = []
+    after, pages = "", 0
+    while after or not pages:
+        page = writer.ask("POST", "/v1/bulk/queues", {"after": after, "limit": 1})
+        found += page["queues"]
+        assert page["last"] in ("", *page["queues"])
+        after, pages = page["last"], pages + 1
+    assert found == expected["queues"]
+    assert {"r-page-0", "r-page-1", "r-page-2"} <= set(found)
+
+
 def test_rights_end_where_the_pattern_does(writer: Connection, reader: ServerPlace) -> None:
     with pytest.raises(ServerFailed, match="no write right on queue 'other'"):
         send(writer, piece("other", b"x"))

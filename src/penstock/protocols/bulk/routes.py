@@ -50,7 +50,6 @@ from penstock.core.commands import (
     FindOffsets,
     LastMark,
     ListChunks,
-    ListQueues,
     Offsets,
     Once,
     ReadRecords,
@@ -91,6 +90,7 @@ from penstock.protocols.rest.body import BodyLeft, no_room, read_body
 from penstock.protocols.rest.guard import Guard
 from penstock.protocols.rest.naming import KEY, request_name
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, code_of, headers_of, invalid, problem_of
+from penstock.protocols.rest.queues import QueuesQuery, page_of_names
 from penstock.server.auth import Principal, Right, is_owned, owned
 from penstock.server.budget import NoRoom, Share, asked_bytes
 from penstock.server.node import Services
@@ -101,7 +101,6 @@ PROTOCOL = "bulk"
 STAGING_NAME = "staging"
 CLEAN_EVERY_S = 600.0
 JSON_BYTES_MAX = 8 * 1024 * 1024
-_QUEUES_PER_CALL = 1_000
 _BLOCK_BYTES = 1024 * 1024
 ARROW = "application/vnd.apache.arrow.stream"
 NEXT_OFFSET = "penstock-next-offset"
@@ -197,9 +196,9 @@ class Bulk:
     async def queues(self, request: Request, principal: Principal) -> QueuesReply:
         """Names of the queues that the caller may read, a page at a time."""
         asked = await _body(request, QueuesRequest)
-        names: list[str] = await self._shard.call(ListQueues(after=asked.after, limit=asked.limit))
-        last = names[-1] if len(names) == asked.limit else ""
-        return QueuesReply([name for name in names if principal.allows("read", name)], last)
+        query = QueuesQuery(after=asked.after, limit=asked.limit)
+        names, last = await page_of_names(self._shard, query, lambda name: principal.allows("read", name))
+        return QueuesReply(names, last or "")
 
     async def offsets(self, request: Request, principal: Principal) -> OffsetsReply:
         """Where the messages of some queues stand."""
