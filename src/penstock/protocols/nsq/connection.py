@@ -145,6 +145,8 @@ class Connection(asyncio.Protocol):
         self._is_tls = False
         self._share = endpoint.budget.share()
         """For the command that is being read."""
+        self._room_timer: asyncio.TimerHandle | None = None
+        """While it waits for room: how long it may."""
         self._held = endpoint.budget.share()
         """For what is on its way to a commit, and for messages that the client does not read."""
         self._held_unread_bytes = 0
@@ -178,6 +180,7 @@ class Connection(asyncio.Protocol):
         self._deliveries.clear()
         if self._parser is not None:
             self._parser.end()
+        self._wait_no_longer()
         self._share.close()
         self._held.close()
         if self._timer is not None:
@@ -250,14 +253,21 @@ class Connection(asyncio.Protocol):
             if held:
                 self._share.let_go()
         elif wanted > held and not self._share.is_waiting and not self._share.claim(wanted - held, self._room_came):
-            self._loop.call_later(self._settings.client_timeout_s, self._no_room, self._share.wanted_bytes)
+            self._room_timer = self._loop.call_later(self._settings.client_timeout_s, self._no_room)
             self._mind_reading()
 
     def _room_came(self) -> None:
+        self._wait_no_longer()
         self._mind_reading()
 
-    def _no_room(self, wanted: int) -> None:
-        if self._share.is_waiting and self._share.wanted_bytes == wanted and self._parser is not None:
+    def _wait_no_longer(self) -> None:
+        if self._room_timer is not None:
+            self._room_timer.cancel()
+            self._room_timer = None
+
+    def _no_room(self) -> None:
+        self._room_timer = None
+        if self._share.is_waiting and self._parser is not None:
             verb = self._parser.verb or "PUB"
             self._fail(
                 f"E_{verb}_FAILED", f"{verb} failed: other clients take all the memory there is, try again later"
