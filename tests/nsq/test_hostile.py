@@ -6,6 +6,8 @@ import contextlib
 import os
 import socket
 import struct
+import threading
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,6 +226,38 @@ def test_little_that_unpacks_to_much_keeps_nobody_waiting(server: Broker, topic:
             serves(server, f"{topic}-other")
         assert server.memory_bytes() - before < 200 * MB
     serves(server, f"{topic}-other")
+
+
+@pytest.mark.parametrize(
+    "what", [b"NOP\n", identify(), b"PUB one\n\0\0\0\1xPUB other\n\0\0\0\1x"], ids=["NOP", "IDENTIFY", "PUB"]
+)
+def test_who_never_stops_talking_keeps_nobody_waiting(server: Broker, what: bytes) -> None:
+    until_s = time.monotonic() + 10
+
+    def talk() -> None:
+        with contextlib.suppress(OSError):
+            while time.monotonic() < until_s:
+                talker.send(what * (MB // len(what)))
+
+    def listen() -> None:
+        with contextlib.suppress(OSError):
+            while talker.receive():
+                pass
+
+    with server.connect() as talker:
+        threads = [threading.Thread(target=each) for each in (talk, listen)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        waited_s = []
+        for _ in range(5):
+            started_s = time.monotonic()
+            assert server.http("GET", "/ping")[0] == 200
+            waited_s.append(time.monotonic() - started_s)
+        talker.socket.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+    assert max(waited_s) < 1, waited_s
 
 
 @pytest.mark.skipif(AGAINST_NSQD, reason="nsqd has no such limit")

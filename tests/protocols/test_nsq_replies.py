@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import msgspec
 import pytest
 
 from penstock.core.errors import StaleReceipt, StoreError
@@ -126,3 +127,48 @@ def test_who_does_not_read_that_fins_are_refused_is_not_read_from_and_then_gets_
         desk.transport.resume_reading.assert_called()
 
     with_desk(0, body)
+
+
+def test_a_publish_that_waits_for_room_has_its_own_time_and_not_what_another_has_left() -> None:
+    async def main() -> None:
+        desk = Desk(0)
+        desk.connection._settings = msgspec.structs.replace(NsqSettings(), client_timeout_s=1.0)
+        budget, others = desk.connection._endpoint.budget, desk.connection._endpoint.budget.share()
+        length = 1024 * 1024
+        for _ in range(2):
+            others.hold(budget.bytes_max)
+            desk.connection.data_received(b"PUB topic\n" + length.to_bytes(4, "big"))
+            await asyncio.sleep(0.6)
+            others.let_go()
+            await asyncio.sleep(0)
+            desk.connection.data_received(bytes(length))
+            desk.shard.answer(-1)
+        assert desk.written == wire.OK_FRAME * 2
+        others.hold(budget.bytes_max)
+        desk.connection.data_received(b"PUB topic\n" + length.to_bytes(4, "big"))
+        await asyncio.sleep(1.2)
+        assert b"E_PUB_FAILED" in desk.written
+        desk.close()
+
+    asyncio.run(main())
+
+
+def test_very_many_commands_are_handled_in_several_turns_and_in_their_order() -> None:
+    async def main() -> None:
+        desk = Desk(0)
+        desk.connection.data_received(b"".join(b"PUB topic-%d\n\x00\x00\x00\x01x" % number for number in range(1_200)))
+        assert len(desk.shard.calls) == 500
+        desk.transport.pause_reading.assert_called()
+        desk.connection.eof_received()
+        await asyncio.sleep(0)
+        assert len(desk.shard.calls) == 1_000
+        await asyncio.sleep(0)
+        assert len(desk.shard.calls) == 1_200
+        assert not desk.transport.close.called
+        for number in range(1_200):
+            desk.shard.answer(number)
+        assert desk.written == wire.OK_FRAME * 1_200
+        assert desk.transport.close.called
+        desk.close()
+
+    asyncio.run(main())

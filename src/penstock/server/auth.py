@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -28,8 +29,12 @@ import msgspec
 Right = Literal["read", "write", "admin"]
 RIGHTS: tuple[Right, ...] = ("read", "write", "admin")
 _REMEMBERED_MAX = 10_000
+_REMEMBERED_LENGTH_MAX = 200
+"""No queue has a longer name: who asks for one may ask for anything, and as often as he likes."""
 _HASH_KEY_BYTES = 32
 _OWNER_BYTES = 12
+_OWNED = re.compile(rf"[0-9A-Fa-f]{{{2 * _OWNER_BYTES}}}-")
+"""In capitals as well: not every file system tells them apart."""
 
 
 class Secret:
@@ -89,9 +94,10 @@ class Principal:
         known = self._known.get((right, queue))
         if known is None:
             known = any(_matches(grant, queue) for grant in self._grants if right in grant.rights)
-            if len(self._known) >= _REMEMBERED_MAX:
-                self._known.clear()
-            self._known[right, queue] = known
+            if len(queue) <= _REMEMBERED_LENGTH_MAX:
+                if len(self._known) >= _REMEMBERED_MAX:
+                    self._known.clear()
+                self._known[right, queue] = known
         return known
 
     def has(self, right: Right) -> bool:
@@ -121,6 +127,15 @@ def owned(principal: Principal, name: str) -> str:
     if principal is ANYBODY:
         return name
     return f"{hashlib.blake2b(principal.name.encode(), digest_size=_OWNER_BYTES).hexdigest()}-{name}"
+
+
+def is_owned(name: str) -> bool:
+    """Whether a kept name has an owner: an owner's digest can be computed, so nobody else may ask for such a name.
+
+    >>> is_owned(owned(Principal("shop", "AK1", []), "stream")), is_owned("stream")
+    (True, False)
+    """
+    return _OWNED.match(name) is not None
 
 
 class Credential:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import select
@@ -11,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,15 @@ token = "other-token"
 [[credentials.allow]]
 queues = ["orders*"]
 rights = ["write"]
+
+[[credentials]]
+name = "twin"
+access_key = "AKTWIN"
+secret_key = "twin-secret"
+token = "twin-token"
+[[credentials.allow]]
+queues = ["r*"]
+rights = ["write", "read"]
 """
 
 
@@ -579,6 +589,24 @@ def test_who_writes_elsewhere_has_nothing_to_do_with_what_others_have_staged(
     assert values(reader, "r-own-2") == [b"mine"]
 
 
+@pytest.mark.parametrize("write", [str, str.upper])
+def test_who_computes_an_owners_prefix_reaches_nothing_of_the_owner(
+    server: Server, reader: ServerPlace, write: Callable[[str], str]
+) -> None:
+    queue, stream = f"r-prefix-{write('a')}", f"prefix-{write('a')}"
+    prefix = write(hashlib.blake2b(b"writer", digest_size=12).hexdigest())
+    with (
+        contextlib.closing(Connection(where(server, "write-token"))) as writer,
+        contextlib.closing(Connection(where(server, "twin-token"))) as twin,
+    ):
+        stage(writer, stream, "a", piece(queue, b"mine"))
+        with pytest.raises(ServerFailed, match="there is no piece 'a'"):
+            publish(twin, f"{prefix}-{stream}", ["a"], stream, 0)
+        assert publish(writer, stream, ["a"], stream, 5)["messages"] == 1
+        assert not publish(twin, "no-token", [], f"{prefix}-{stream}", 3)["already_done"]
+    assert values(reader, queue) == [b"mine"]
+
+
 def test_over_a_websocket_marks_are_the_callers_own_as_well(server: Server) -> None:
     def ask(token: str, *requests: list[Any]) -> list[Any]:
         with connect(f"ws://127.0.0.1:{server.http_port}/v1/ws") as socket:
@@ -610,6 +638,24 @@ def test_marks_and_pieces_from_before_they_had_owners_count(tmp_path: Path) -> N
         assert publish(writer, "t6", ["a"], "stream", 6)["already_done"]
         with contextlib.closing(ServerPlace(where(guarded, "read-token"))) as place:
             assert values(place, "r") == [b"zero", b"six"]
+
+
+def test_pages_of_names_name_no_queue_that_the_caller_may_not_read(server: Server, writer: Connection) -> None:
+    """Also not as the place to go on from."""
+    send(Connection(where(server, "other-token")), piece("orders-secret", b"x") + piece("orders-secret-2", b"x"))
+    for number in range(3):
+        send(writer, piece(f"r-page-{number}", b"x"))
+    expected = writer.ask("POST", "/v1/bulk/queues", {})
+    assert expected["last"] == ""
+    found: list[str] = []
+    after, pages = "", 0
+    while after or not pages:
+        page = writer.ask("POST", "/v1/bulk/queues", {"after": after, "limit": 1})
+        found += page["queues"]
+        assert page["last"] in ("", *page["queues"])
+        after, pages = page["last"], pages + 1
+    assert found == expected["queues"]
+    assert {"r-page-0", "r-page-1", "r-page-2"} <= set(found)
 
 
 def test_rights_end_where_the_pattern_does(writer: Connection, reader: ServerPlace) -> None:

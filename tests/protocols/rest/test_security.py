@@ -299,3 +299,11 @@ def test_requests_are_logged_and_counted_without_secrets(serve: Callable[..., Se
     assert 'penstock_requests_total{action="list_queues",outcome="unauthorized",protocol="rest"} 1.0' in metrics
     assert 'penstock_http_connections_total{protocol="rest"} 1.0' in metrics
     assert 'penstock_http_connections_open{protocol="rest"} 1.0' in metrics
+
+
+def test_one_request_for_metrics_takes_so_many_patterns_and_no_more(http: httpx.Client) -> None:
+    """Each is compared with the name of each queue."""
+    patterns = [f"a{number}*" for number in range(21)]
+    assert http.get("/metrics", params={"queue": patterns[:20]}).status_code == 200
+    response = http.get("/metrics", params={"queue": patterns})
+    assert (response.status_code, response.text) == (400, "there are 21 patterns: one request takes 20\n")

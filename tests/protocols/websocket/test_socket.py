@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import httpx
@@ -22,7 +23,7 @@ from penstock.protocols.websocket.connection import Connection
 from penstock.protocols.websocket.desk import Desk
 from penstock.protocols.websocket.socket import Conversation, Flushes
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
-from penstock.server.settings import Settings, WebsocketSettings
+from penstock.server.settings import ServerSettings, Settings, WebsocketSettings
 from tests.client.serving import Server
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
@@ -107,6 +108,33 @@ def test_who_polls_and_confirms_what_cannot_be_a_number_is_answered_all_the_same
     headers = {"penstock-session": str(session), "penstock-received": f"{'9' * 5_000}, 1"}
     answer = httpx.post(url, content=pack([[2, ["Send", "orders", [b"x"]]]]), headers=headers)
     assert (answer.status_code, unpack(answer.content)[1][0][:2]) == (200, [2, REPLY])
+
+
+@pytest.mark.parametrize("body_bytes", [1, 200_000], ids=["small", "large"])
+def test_who_polls_holds_nothing_that_others_wait_for_while_it_waits_for_room(
+    make_server: Callable[..., Server], body_bytes: int
+) -> None:
+    """Two that held their bodies, and waited for room for their answers, waited for each other for ever."""
+    server = make_server(settings=Settings(server=ServerSettings(buffer_bytes_max=600_000)))
+    url = server.url.replace("penstock://", "http://") + "/v1/commands"
+    sender = Client(server)
+    for number in range(20):
+        sender.ask(["Send", "orders", [b"x" * 30_000]], number + 1)
+
+    def poll(times: int) -> int:
+        session = unpack(httpx.post(url, content=pack([[1, ["Hello", 1]]])).content)[1][0][2]["session"]
+        requests = [[2, ["Send", "other", [b"x" * body_bytes]]], [3, ["ReadRecords", "orders", None, 0, 10]]]
+        requests.append([4, ["ReadRecords", "orders", None, 0, 10]])
+        headers = {"penstock-session": str(session)}
+        answered = 0
+        for _ in range(times):
+            answer = httpx.post(url, content=pack(requests), headers=headers, timeout=10)
+            answered += [each[1] for each in unpack(answer.content)[1]] == [REPLY] * 3
+        return answered
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(poll, [10] * 4)) == [10] * 4
+    assert server.services.budget.held_bytes == 0
 
 
 def test_messages_are_pushed_while_there_is_credit(server: Server) -> None:

@@ -23,6 +23,7 @@ what was published, belong to the caller: another one may use the same names, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -49,7 +50,6 @@ from penstock.core.commands import (
     FindOffsets,
     LastMark,
     ListChunks,
-    ListQueues,
     Offsets,
     Once,
     ReadRecords,
@@ -90,7 +90,8 @@ from penstock.protocols.rest.body import BodyLeft, no_room, read_body
 from penstock.protocols.rest.guard import Guard
 from penstock.protocols.rest.naming import KEY, request_name
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, code_of, headers_of, invalid, problem_of
-from penstock.server.auth import Principal, Right, owned
+from penstock.protocols.rest.queues import QueuesQuery, page_of_names
+from penstock.server.auth import Principal, Right, is_owned, owned
 from penstock.server.budget import NoRoom, Share, asked_bytes
 from penstock.server.node import Services
 from penstock.server.settings import MEMORY
@@ -100,7 +101,6 @@ PROTOCOL = "bulk"
 STAGING_NAME = "staging"
 CLEAN_EVERY_S = 600.0
 JSON_BYTES_MAX = 8 * 1024 * 1024
-_QUEUES_PER_CALL = 1_000
 _BLOCK_BYTES = 1024 * 1024
 ARROW = "application/vnd.apache.arrow.stream"
 NEXT_OFFSET = "penstock-next-offset"
@@ -196,9 +196,9 @@ class Bulk:
     async def queues(self, request: Request, principal: Principal) -> QueuesReply:
         """Names of the queues that the caller may read, a page at a time."""
         asked = await _body(request, QueuesRequest)
-        names: list[str] = await self._shard.call(ListQueues(after=asked.after, limit=asked.limit))
-        last = names[-1] if len(names) == asked.limit else ""
-        return QueuesReply([name for name in names if principal.allows("read", name)], last)
+        query = QueuesQuery(after=asked.after, limit=asked.limit)
+        names, last = await page_of_names(self._shard, query, lambda name: principal.allows("read", name))
+        return QueuesReply(names, last or "")
 
     async def offsets(self, request: Request, principal: Principal) -> OffsetsReply:
         """Where the messages of some queues stand."""
@@ -362,7 +362,7 @@ class Bulk:
             await asyncio.to_thread(staging.drop, token)
             return PublishReply(0, already_done=True)
         try:
-            pieces = await asyncio.to_thread(_staged, staging, (token, asked.token), asked.pieces)
+            pieces = await asyncio.to_thread(_staged, staging, _kept_names(principal, asked.token), asked.pieces)
         except PieceNotFound:
             if await self._was_published(asked, principal):  # just now: asked before, over a connection that broke
                 return PublishReply(0, already_done=True)
@@ -376,8 +376,8 @@ class Bulk:
         return PublishReply(sum(len(each.bodies) for each in sends))
 
     async def _was_published(self, asked: PublishRequest, principal: Principal) -> bool:
-        """By this caller; or before marks had owners, which nobody can set any more where there are credentials."""
-        for name in dict.fromkeys((owned(principal, asked.name), asked.name)):
+        """By this caller; or before marks had owners."""
+        for name in _kept_names(principal, asked.name):
             if await self._shard.call(LastMark(name=name)) >= asked.number:
                 return True
         return False
@@ -417,16 +417,27 @@ def _need(principal: Principal, right: Right, queue: str) -> None:
         raise RestError(403, "forbidden", f"{principal.name!r} has no {right} right on queue {queue!r}")
 
 
-def _staged(staging: Staging, tokens: tuple[str, str], pieces: list[str]) -> list[memoryview]:
-    """Pieces, mapped into memory: of the caller, or staged before that counted."""
-    owner, anybody = tokens
-    found: list[memoryview] = []
-    for piece in pieces:
-        try:
-            found += staging.open(owner, [piece])
-        except PieceNotFound:
-            found += staging.open(anybody, [piece])
-    return found
+def _kept_names(principal: Principal, name: str) -> list[str]:
+    """How what a caller names may be kept: as its own; or without an owner, from before names had one.
+
+    Nothing is kept without an owner any more where there are credentials. A name that looks like one with an owner is
+    another caller's, if anybody's.
+    """
+    own = owned(principal, name)
+    return [own] if own == name or is_owned(name) else [own, name]
+
+
+def _staged(staging: Staging, tokens: list[str], pieces: list[str]) -> list[memoryview]:
+    """Pieces, mapped into memory: each from the first token that has it."""
+    return [_staged_piece(staging, tokens, piece) for piece in pieces]
+
+
+def _staged_piece(staging: Staging, tokens: list[str], piece: str) -> memoryview:
+    *earlier, last = tokens
+    for token in earlier:
+        with contextlib.suppress(PieceNotFound):
+            return staging.open(token, [piece])[0]
+    return staging.open(last, [piece])[0]
 
 
 def _offsets(given: Offset) -> list[int]:

@@ -20,6 +20,7 @@ Who does not keep up is slowed down, and costs no memory:
 - A client that publishes faster than the disk: with `PENDING_BYTES_MAX` on their way to a commit, or its answers
   unread, commands wait; while commands wait, nothing is read. So do all others of who does not read, once there are
   `UNREAD_BYTES_MAX` of answers to them (a FIN may be refused, and that is three times as long as the FIN).
+- A client that never stops: so many commands, and so many bytes, in a turn of the loop; others have theirs between.
 - All clients together: a large body is claimed from the budget (`penstock.server.budget`) before it is read; what is on
   its way to a commit, and messages that a client does not read, count as well. Without room nothing is read.
 - A client that has to say who it is: its bodies are small, and nothing of a PUB is read before AUTH.
@@ -74,6 +75,8 @@ UNREAD_BYTES_MAX = 64 * 1024
 """Of answers to a client that does not read, beyond what the transport takes."""
 LARGE_BYTES = 4 * 1024
 """Above this length it costs less to write a piece by itself than to copy it."""
+TURN_BYTES_MAX = 512 * 1024
+"""How much is read from one client in a turn of the loop, which would read on for as long as there is something."""
 TLS_HANDSHAKE_S = 5.0
 LINGER_S = 5.0
 """How long a client has to read the error with which its connection ends."""
@@ -116,6 +119,10 @@ class Connection(asyncio.Protocol):
         self._is_reading = True
         self._is_unpacking = False
         """More of what was read is to be decompressed, in the loop's next turns."""
+        self._turn_bytes = 0
+        """Read in this turn of the loop."""
+        self._awaits_turn = False
+        """Nothing is read before the loop's next turn."""
         self._is_ending = False
         """Nothing is read or pushed any more; the connection closes when all is written."""
         self._is_lost = False
@@ -138,6 +145,8 @@ class Connection(asyncio.Protocol):
         self._is_tls = False
         self._share = endpoint.budget.share()
         """For the command that is being read."""
+        self._room_timer: asyncio.TimerHandle | None = None
+        """While it waits for room: how long it may."""
         self._held = endpoint.budget.share()
         """For what is on its way to a commit, and for messages that the client does not read."""
         self._held_unread_bytes = 0
@@ -171,6 +180,7 @@ class Connection(asyncio.Protocol):
         self._deliveries.clear()
         if self._parser is not None:
             self._parser.end()
+        self._wait_no_longer()
         self._share.close()
         self._held.close()
         if self._timer is not None:
@@ -186,7 +196,7 @@ class Connection(asyncio.Protocol):
         return not self._is_tls and not self._is_ending
 
     def _end_if_done(self) -> None:
-        if not (self._commands or self._pending or self._is_unpacking or self._task is not None):
+        if self._is_free and not (self._pending or self._is_unpacking):
             self._end()
 
     def _leave(self) -> None:
@@ -198,7 +208,11 @@ class Connection(asyncio.Protocol):
         """Something was read."""
         if self._is_ending:
             return
-        self._heard_s = self._loop.time()
+        now_s = self._loop.time()
+        self._turn_bytes = len(data) + (self._turn_bytes if now_s == self._heard_s else 0)
+        self._heard_s = now_s
+        if self._turn_bytes >= TURN_BYTES_MAX:
+            self._await_turn()
         if self._parser is None:
             data = self._start(data)
             if self._parser is None:
@@ -212,6 +226,25 @@ class Connection(asyncio.Protocol):
             if self._parser.rest or self._share.held_bytes:
                 self._make_room()
 
+    def _await_turn(self) -> None:
+        """That was enough for this turn of the loop: others have theirs before this client is read from again."""
+        if not self._awaits_turn:
+            self._awaits_turn = True
+            self._loop.call_soon(self._take_turn)
+            self._mind_reading()
+
+    def _take_turn(self) -> None:
+        """Go on with what was read before, and then read on."""
+        self._awaits_turn = False
+        self._turn_bytes = 0
+        if self._is_ending:
+            return
+        if self._parser is not None and self._parser.has_more and not self._commands and self._task is None:
+            self._take_in(self._parser.feed(b""))
+            self._make_room()
+            self._unpack_on()
+        self._mind_reading()
+
     def _make_room(self) -> None:
         """A command has begun that is so long: read on when there is room for it."""
         wanted = 0 if self._parser is None or self._is_ending else self._parser.wanted
@@ -220,14 +253,21 @@ class Connection(asyncio.Protocol):
             if held:
                 self._share.let_go()
         elif wanted > held and not self._share.is_waiting and not self._share.claim(wanted - held, self._room_came):
-            self._loop.call_later(self._settings.client_timeout_s, self._no_room, self._share.wanted_bytes)
+            self._room_timer = self._loop.call_later(self._settings.client_timeout_s, self._no_room)
             self._mind_reading()
 
     def _room_came(self) -> None:
+        self._wait_no_longer()
         self._mind_reading()
 
-    def _no_room(self, wanted: int) -> None:
-        if self._share.is_waiting and self._share.wanted_bytes == wanted and self._parser is not None:
+    def _wait_no_longer(self) -> None:
+        if self._room_timer is not None:
+            self._room_timer.cancel()
+            self._room_timer = None
+
+    def _no_room(self) -> None:
+        self._room_timer = None
+        if self._share.is_waiting and self._parser is not None:
             verb = self._parser.verb or "PUB"
             self._fail(
                 f"E_{verb}_FAILED", f"{verb} failed: other clients take all the memory there is, try again later"
@@ -259,16 +299,30 @@ class Connection(asyncio.Protocol):
         if self._is_ending:
             return
         try:
-            if not self._commands and self._task is None:
+            if self._is_free:
                 self._take_in(self._parser.feed(self._codec.take()))
                 self._make_room()
             self._is_unpacking = self._codec.has_more and not self._is_ending
         except Corrupt as error:
             log.info("client %s: %s", self.client.remote_address, error)
             self._end()
-        if self._is_unpacking and not self._commands and self._task is None:
+        if self._is_unpacking and self._is_free:
             self._loop.call_soon(self._unpack)
         self._mind_reading()
+
+    def _unpack_on(self) -> None:
+        """What kept more from being decompressed may be done."""
+        if self._is_unpacking and self._is_free:
+            self._unpack()
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether everything that was read, and decompressed, is handled."""
+        return not (self._commands or self._task is not None or self._has_more)
+
+    @property
+    def _has_more(self) -> bool:
+        return self._parser is not None and self._parser.has_more
 
     def _take_in(self, commands: list[wire.WireCommand]) -> None:
         if commands:
@@ -313,7 +367,13 @@ class Connection(asyncio.Protocol):
         if self._has_said_all:
             return self._end_if_done()
         wanted = not (
-            self._commands or self._task is not None or self._is_unpacking or self._is_ending or self._share.is_waiting
+            self._commands
+            or self._task is not None
+            or self._awaits_turn
+            or self._is_unpacking
+            or self._is_ending
+            or self._share.is_waiting
+            or self._has_more
         )
         if wanted == self._is_reading or self._is_lost:
             return None
@@ -428,6 +488,8 @@ class Connection(asyncio.Protocol):
                 handle(self, command)
             except Refusal as refusal:
                 self._fail(refusal.code, refusal.reason)
+        if not commands and self._task is None and self._has_more:
+            self._await_turn()
         self._mind_reading()
 
     def _may_publish(self) -> bool:
@@ -442,8 +504,7 @@ class Connection(asyncio.Protocol):
                 self._end_if_done()
             return
         self._run()
-        if self._is_unpacking and not self._commands and self._task is None:
-            self._unpack()
+        self._unpack_on()
 
     def _submit(self, command: Command, on_settled: Callable[[Call], None]) -> None:
         try:
@@ -577,8 +638,7 @@ class Connection(asyncio.Protocol):
             self._leave()
             return
         self._run()
-        if self._is_unpacking and not self._commands:
-            self._unpack()
+        self._unpack_on()
 
     def _upgrade_failed(self, error: BaseException) -> None:
         if not isinstance(error, ssl.SSLError | OSError | asyncio.TimeoutError):

@@ -43,6 +43,8 @@ from penstock.server.budget import UNKNOWN_BYTES_MAX
 
 MAGIC = b"  V2"
 LINE_BYTES_MAX = 16 * 1024
+COMMANDS_MAX = 500
+"""How many commands are given at once. A run of PUB to one topic, of FIN, TOUCH or REQ is one."""
 ID_LENGTH = 16
 AUTH_FIRST = "E_AUTH_FIRST"
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
@@ -181,6 +183,7 @@ class Parser:
     __slots__ = (
         "_body_bytes_max",
         "_delay_ms_max",
+        "_has_more",
         "_have",
         "_message_bytes_max",
         "_need",
@@ -199,6 +202,7 @@ class Parser:
         self._pieces: list[bytes] = []
         self._have = 0
         self._need = 0
+        self._has_more = False
         self.is_known = is_known
         """Whether the client has said who it is. Before that nothing is published, and bodies are small."""
         self.is_over = False
@@ -212,9 +216,14 @@ class Parser:
         return self._have
 
     @property
+    def has_more(self) -> bool:
+        """Whether what was read has more commands than are given at once: feed it nothing, and they come."""
+        return self._has_more and not self.is_over
+
+    @property
     def wanted(self) -> int:
         """How many bytes the command has, at least, that has begun and is not whole; 0 if there is none."""
-        return max(self._have, self._need) if self._have else 0
+        return max(self._have, self._need) if self._have and not self._has_more else 0
 
     def end(self) -> None:
         """Nobody wants more commands: let go of what was read."""
@@ -223,7 +232,7 @@ class Parser:
         self._have = 0
 
     def feed(self, data: bytes) -> list[WireCommand]:
-        """The commands that are whole now."""
+        """The commands that are whole now; of very many the first."""
         if self.is_over:
             return []
         if self._have:
@@ -246,12 +255,15 @@ class Parser:
     def _parse(self, data: bytes, commands: list[WireCommand]) -> int:
         """Take commands off the buffer. Returns where the first that is not whole begins."""
         at, end = 0, len(data)
+        self._has_more = False
         try:
-            while at < end:
+            while at < end and len(commands) < COMMANDS_MAX:
                 start = at
                 at = _parse_runs(data, at, commands)
                 if at == start:
                     at = self._parse_one(data, at, commands)
+            self._need = at
+            self._has_more = at < end
         except _Incomplete as incomplete:
             self._need = incomplete.need
         except Refused as refused:

@@ -30,7 +30,7 @@ from penstock.protocols.rest.mounted import MOUNTED
 from penstock.protocols.rest.openapi import document
 from penstock.protocols.rest.operations import Operation, operations_of
 from penstock.protocols.rest.page import PAGE, POLICY
-from penstock.protocols.rest.problems import RestError
+from penstock.protocols.rest.problems import RestError, invalid
 from penstock.protocols.rest.queues import Channels, Queues, Server
 from penstock.protocols.rest.records import RecordReading
 from penstock.protocols.rest.resource import Resource
@@ -42,6 +42,8 @@ from penstock.server.node import Services
 from penstock.server.tally import Tally
 
 _EXPOSED = ["x-request-id", "retry-after", "penstock-next-offset", "penstock-end-offset"]
+_PATTERNS_MAX = 20
+"""Of names of queues, in one request for metrics: each is compared with each name."""
 
 
 def resources_of(services: Services, version: str) -> list[Resource]:
@@ -148,7 +150,10 @@ class RestApp:
         """Everything that is counted here, for Prometheus: with several nodes, each tells of what it has."""
         try:
             principal = self.desk.guard.principal(request.headers)
-            tally, stats = await self._count_queues(principal, request.query_params.getlist("queue"))
+            patterns = request.query_params.getlist("queue")
+            if len(patterns) > _PATTERNS_MAX:
+                raise invalid(f"there are {len(patterns)} patterns: one request takes {_PATTERNS_MAX}")
+            tally, stats = await self._count_queues(principal, patterns)
         except RestError as error:
             if error.status != 401:
                 return PlainTextResponse(f"{error}\n", error.status)

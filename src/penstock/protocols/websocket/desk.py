@@ -220,9 +220,16 @@ class Desk:
                 return False
             command.limit = 1  # who polls gets all its answers together
             return True
-        if self._share.is_waiting or not self._share.claim(wanted_bytes, self._room_came):
+        if self._share.is_waiting:
             return False
-        self._claimed_bytes += wanted_bytes
+        holds_something = self._share.held_bytes > 0
+        if self._share.claim(wanted_bytes, self._room_came):
+            self._claimed_bytes += wanted_bytes
+            return True
+        if self._desks is None or not holds_something:
+            return False
+        self._share.withdraw()  # who holds a body, or answers, until all is answered must not wait for others who do
+        command.limit = 1
         return True
 
     def _room_came(self) -> None:

@@ -42,7 +42,7 @@ from penstock.protocols.websocket.conversation import admit, limits_of
 from penstock.protocols.websocket.desk import Desk
 from penstock.protocols.websocket.handles import session_number
 from penstock.server.auth import Principal
-from penstock.server.budget import UNKNOWN_BYTES_MAX, Share
+from penstock.server.budget import SMALL_BYTES, UNKNOWN_BYTES_MAX, Share
 from penstock.server.node import Services
 from penstock.server.shards import Names
 from penstock.wire.answers import Kind, encode_answers
@@ -169,6 +169,8 @@ class CommandsEndpoint:
         session = self._session(principal, handle)
         await self._services.shard.call(Heartbeat(session=session))
         frame = await self._body(headers, receive, share, self._services.settings.websocket.frame_bytes_max)
+        if len(frame) < SMALL_BYTES:
+            share.let_go()  # who waits for room for an answer holds nothing that others wait for
         conversation = self._conversations.setdefault(session, _Conversation())
         conversation.seen_s = time.monotonic()
         conversation.confirm(header_of(headers, RECEIVED_HEADER.encode()) or "")
