@@ -261,9 +261,7 @@ class Handout:
         index = self._fair.get(window.lane)
         if index is None:
             index = self._fair[window.lane] = FairIndex()
-            given_back: list[
-                tuple[int, int]
-            ] = []  # to be handed out from elsewhere
+            given_back: list[tuple[int, int]] = []  # to be handed out from elsewhere
             for first, stop in sorted((first, stop) for attempts, first, stop in window.again if not attempts):
                 if given_back and first <= given_back[-1][1]:
                     first, stop = given_back[-1][0], max(stop, given_back.pop()[1])
