@@ -90,7 +90,8 @@ from penstock.protocols.rest.body import BodyLeft, no_room, read_body
 from penstock.protocols.rest.guard import Guard
 from penstock.protocols.rest.naming import KEY, request_name
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, code_of, headers_of, invalid, problem_of
-from penstock.protocols.rest.queues import QueuesQuery, page_of_names
+from penstock.protocols.rest.queues import page_of_names
+from penstock.protocols.rest.shapes import QueuesQuery
 from penstock.server.auth import Principal, Right, is_owned, owned
 from penstock.server.budget import NoRoom, Share, asked_bytes
 from penstock.server.node import Services
