@@ -18,9 +18,8 @@ from tests.attacks.target import BUDGET_BYTES, MIB, SETTINGS, Watch, attack, tar
 
 RETURN_SECONDS = 10.0
 MEMORY_BYTES_MORE = 192 * MIB
-"""Beside the budget: what the store holds before it is applied to the table (64 MiB, twice while that is going on), and
-what malloc keeps of it."""
-"""What a server may have beyond its memory at rest and its budget: requests at work, the store, the allocator."""
+"""What a server may have beyond its memory at rest and its budget: requests at work, what the store holds before it is
+applied to the table (64 MiB, twice while that is going on), and what malloc keeps of it."""
 HEALTH_SECONDS_MAX = 0.1
 """The 99th percentile, beyond what it is without an attack."""
 
