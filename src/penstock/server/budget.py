@@ -20,7 +20,7 @@ Memory goes back to the system. The C library keeps freed pieces for later. Afte
 told to return them (`_trim`).
 
 Only authenticated clients use the budget. Of all others a protocol takes at most `UNKNOWN_BYTES_MAX`, which is enough
-to say who they are. So strangers cannot use the budget up.
+to say who they are. One exception: SQS signs bodies, so who knows an access key's id has room for one, signed or not.
 """
 
 from __future__ import annotations
