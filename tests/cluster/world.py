@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.cluster.disks import SmallDisk, small_disk
 from tests.cluster.load import Ports
-from tests.cluster.nodes import SHARDS, ProcessNode
+from tests.cluster.nodes import SHARDS, ProcessNode, until
 from tests.cluster.test_workers import WorkersServer
 from tests.faults.proxy import Proxy
 from tools.kafka import QUICK_TO_START, KafkaCluster, KafkaError, free_ports
@@ -244,7 +244,8 @@ class WorkersWorld(World):
     def kill_worker(self, chance: random.Random) -> None:
         """kill -9; whoever started it starts another one."""
         time.sleep(chance.random())
-        os.kill(chance.choice(self._server.pids()), signal.SIGKILL)
+        running = until(self._server.pids, "a worker running")  # two kills in a row leave none for a moment
+        os.kill(chance.choice(running), signal.SIGKILL)
 
     def tend(self) -> None:
         """Nothing to do: the server looks after its workers."""
