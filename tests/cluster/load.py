@@ -115,9 +115,9 @@ def left_in_queues(port: int) -> list[str]:
     with penstock.connect(f"penstock://127.0.0.1:{port}", timeout=ANSWER_S) as ps:
         for queue in QUEUES:
             for name, channel in ps.queue(queue).stats().channels.items():
-                count = channel.ready + channel.leased + channel.delayed
-                if count and (queue, name) != ("news", "main"):
-                    found.append(f"{queue}/{name}: {count}")
+                counts = {"ready": channel.ready, "leased": channel.leased, "delayed": channel.delayed}
+                if any(counts.values()) and (queue, name) != ("news", "main"):
+                    found.append(f"{queue}/{name}: {', '.join(f'{n} {state}' for state, n in counts.items() if n)}")
     return found
 
 
