@@ -128,6 +128,11 @@ class Books:
                 group, _, number = body.rpartition("-")
                 self._groups.setdefault(group, []).append(int(number))
 
+    def backlog(self, queue: str) -> int:
+        """About how many messages were sent and have not come yet."""
+        with self._lock:
+            return len(self._confirmed[queue]) - len(self._received.get(queue, ()))
+
     def acked(self, queue: str, body: str, identity: str = "") -> None:
         """An ack was confirmed."""
         with self._lock:

@@ -29,6 +29,7 @@ LEASE_S = 8
 HELD_S = 30
 """The lease of what is held: longer than it takes until another node has a shard whose owner was killed."""
 HELD_TOGETHER = 30
+HELD_BACKLOG = 200
 WAIT_S = 1
 ANSWER_S = 25.0
 """A router waits 15 s for a shard's owner."""
@@ -236,7 +237,8 @@ class Load:
     def _send_held(self, chance: random.Random, ending: threading.Event) -> None:
         client = Sqs(self._ports.sqs)
         while not ending.is_set():
-            bodies = [self._bodies(chance) for _ in range(10)]
+            count = 10 if self._books.backlog("held") < HELD_BACKLOG else 1  # on a busy machine they are slow to go
+            bodies = [self._bodies(chance) for _ in range(count)]
             entries = [{"Id": str(number), "MessageBody": body} for number, body in enumerate(bodies)]
             answer = client.call("SendMessageBatch", "held", Entries=entries)
             for entry in answer["Successful"]:
