@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.core import commands as c
 from penstock.core.channel import _TURN_AND_SAVED, Channel
 from penstock.core.config import Backoff
-from tests.core.driver import Desk, attempts_of, bodies_of, spans_of
+from tests.core.driver import Desk, attempts_of, bodies_of, calls_of, sequences_of, spans_of
 
 
 def _desk(**settings: object) -> Desk:
@@ -125,6 +125,50 @@ def test_a_subscriber_with_room_for_little_gets_both_kinds_by_turns() -> None:
         desk.do(c.SetCredit(subscription=number, room_bytes=1))
         got += desk.take_woken("t")
     assert got == [b"bad", b"good"] * 10
+
+
+_Sent = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 40))
+"""How often a message failed, its priority, how long it is."""
+
+
+@given(st.lists(_Sent, min_size=1, max_size=40), st.integers(1, 1_000), st.booleans())
+def test_where_bytes_are_counted_the_same_are_handed_out_as_one_by_one(
+    messages: list[tuple[int, int, int]], room_bytes: int, owes_fresh: bool
+) -> None:
+    def prepared() -> Desk:
+        desk = _desk()
+        desk.checks = False
+        for failed in (3, 2, 1, 0):
+            for times, priority, length in messages:
+                if times == failed:
+                    desk.send(b"x" * length, priority=priority)
+            if failed and any(times >= failed for times, _, _ in messages):
+                desk.fail(1)
+        desk.broker.queues["q"].channels["main"].owes_fresh = owes_fresh
+        return desk
+
+    desk = prepared()
+    desk.do(c.Subscribe(queue="q", credit=1_000, ticket="t", room_bytes=room_bytes))
+    pushed = [each for delivery in desk.woken["t"] for each in sequences_of(delivery)]
+    turn = desk.broker.queues["q"].channels["main"].owes_fresh
+    desk = prepared()
+    one_by_one = [sequence for _ in pushed for sequence in sequences_of(desk.receive(1))]
+    assert sorted(pushed) == sorted(one_by_one)
+    assert turn == desk.broker.queues["q"].channels["main"].owes_fresh
+
+
+@pytest.mark.parametrize("failed, priority", [(1, 5), (1, 0), (1_000, 0), (2_000, 0)])
+def test_bytes_are_counted_for_many_messages_at_a_time(failed: int, priority: int) -> None:
+    desk = _desk()
+    desk.checks = False
+    desk.send(*[b"bad"] * failed)
+    desk.release(desk.receive(failed), delay_ms=0)
+    if failed < 2_000:
+        desk.send(*[b"good"] * (2_000 - failed), priority=priority)
+    number = desk.do(c.Subscribe(queue="q", credit=0, ticket="t", room_bytes=1_000_000)).subscription
+    calls = calls_of(lambda: desk.do(c.SetCredit(subscription=number, credit=1_000)))
+    assert sum(delivery.count for delivery in desk.woken["t"]) == 1_000
+    assert calls < 10_000
 
 
 def test_whose_turn_it_is_outlives_a_restart() -> None:

@@ -38,7 +38,9 @@ LOOK_AHEAD = 250_000
 """How many waiting messages a FIFO or fair channel looks at."""
 _PAGE: Final = 256
 _PICKED_TOGETHER = 32
-"""How many messages a fair channel picks before it looks again how many bytes more may be handed out."""
+"""How many messages are picked by turns before it is looked again how many bytes more may be handed out."""
+Fresh = tuple[int, Window, Heap, Cursor | None]
+"""Where messages lie that were never delivered, with their priority."""
 
 
 class Grant:
@@ -63,6 +65,23 @@ class Grant:
             if self.room_bytes <= 0:
                 self.left = 0
 
+    def part(self, left: int) -> Grant:
+        """Some of it, whatever their bytes; what is given goes to the same runs."""
+        part = Grant(left, self.now_ms, self.deadline_ms, self.session, None)
+        part.runs = self.runs
+        return part
+
+    def take_in(self, known: int) -> tuple[int, int]:
+        """Count what a part was given, after so many runs: messages and bytes."""
+        assert self.room_bytes is not None
+        count, size = 0, 0
+        for run in self.runs[known:]:
+            count += run.stop - run.start
+            size += run.nbytes
+        self.room_bytes -= size
+        self.left = self.left - count if self.room_bytes > 0 else 0
+        return count, size
+
 
 class Handout:
     """Leases messages of one channel."""
@@ -72,8 +91,8 @@ class Handout:
         self.queue = channel.queue
         self.shelf = channel.shelf
         self.windows = channel.windows
-        self._fresh: list[tuple[int, Window, Heap, Cursor | None]] = []
-        """Where messages lie that were never delivered, with their priority; the highest first."""
+        self._fresh: list[Fresh] = []
+        """The highest priority first."""
         self._again: list[tuple[int, Window]] = []
         """Every window with its priority."""
         self.fifo: FifoIndex | None = None
@@ -336,22 +355,41 @@ class Handout:
             self._take_from(window, heap, cursor, grant)
 
     def _take_by_turns(self, grant: Grant) -> None:
-        """Some messages were delivered before. Where bytes are counted nobody knows where the grant will end: then one
-        by one, so that it may end anywhere.
+        """Some messages were delivered before. Where bytes are counted nobody knows where the grant will end: then a
+        few at a time, one at first, so that it may end anywhere.
         """
         if grant.room_bytes is None:
             self._take_turns(grant)
             return
-        is_again = True
-        while grant.left and is_again:
-            left, grant.left = grant.left, 1
-            self._take_turns(grant)
-            if grant.left:  # nothing was there
+        together = 1
+        while grant.left and any(window.again for _, window in self._again):
+            left, fresh = grant.left, next((each for each in self._fresh if self._has_fresh(*each[1:])), None)
+            if fresh is not None and not any(window.again for each, window in self._again if each >= fresh[0]):
+                self._take_fresh(*fresh[1:], grant)  # nothing that failed goes ahead of these
+                if grant.left < left:
+                    self._owe_fresh(False)
+                    continue
+            known, part = len(grant.runs), grant.part(min(together, left))
+            try:
+                if fresh is not None and together > 1 and not self.channel.owes_fresh:
+                    self._take_pairs(fresh, part)
+                else:
+                    part.left = 1 if fresh is not None else part.left
+                    self._take_turns(part)
+            finally:
+                count, size = grant.take_in(known)
+            if not count and together == 1:
                 return
-            grant.left = left - 1 if grant.room_bytes > 0 else 0
-            is_again = any(window.again for _, window in self._again)
+            together = max(1, min(2 * together, _PICKED_TOGETHER, grant.room_bytes * count // max(size, 1)))
         if grant.left:
             self._take_standard(grant)
+
+    def _take_pairs(self, fresh: Fresh, grant: Grant) -> None:
+        """As many messages that were delivered before as others, of one priority: what turns of one by one come to."""
+        grant.left = pairs = grant.left // 2
+        self._take_fresh(*fresh[1:], grant)
+        grant.left = pairs = pairs - grant.left
+        self._take_again(pairs, fresh[0], grant)
 
     def _take_turns(self, grant: Grant) -> None:
         surplus = int(self.channel.owes_fresh)  # so many more that were delivered before were handed out than others
