@@ -215,3 +215,76 @@ def test_order_within_a_fifo_group_holds_whatever_fails() -> None:
         delivery = desk.receive(10)
         assert bodies_of(delivery) == [b"bad", b"behind"]
         desk.release(delivery, delay_ms=0)
+
+
+def _fifo_desk(*groups: str, **settings: object) -> Desk:
+    desk = _desk(kind="fifo", **settings)
+    for group in groups:
+        desk.send_fifo(group, f"{group}1".encode(), f"{group}2".encode())
+    return desk
+
+
+def _work_by_group(desk: Desk, receives: int) -> list[bytes]:
+    """One at a time: messages of groups that begin with `bad` fail, and may come again at once; the rest is done."""
+    got: list[bytes] = []
+    for _ in range(receives):
+        delivery = desk.receive(1)
+        got += bodies_of(delivery)
+        if bodies_of(delivery)[0].startswith(b"bad"):
+            desk.extend(delivery, 0)
+        else:
+            desk.ack(delivery)
+    return got
+
+
+def test_a_fifo_group_that_fails_leaves_the_others_every_other_receive() -> None:
+    desk = _fifo_desk("bad", "a", "b")
+    assert _work_by_group(desk, 9) == [b"bad1", b"bad1", b"a1", b"bad1", b"a2", b"bad1", b"b1", b"bad1", b"b2"]
+
+
+def test_of_fifo_groups_that_fail_the_one_with_the_fewest_deliveries_is_next() -> None:
+    desk = _fifo_desk("bad-x", "bad-y", "bad-z")
+    got = _work_by_group(desk, 12)
+    assert {body: got.count(body) for body in set(got)} == {b"bad-x1": 4, b"bad-y1": 4, b"bad-z1": 4}
+
+
+def test_whose_turn_it_is_among_fifo_groups_outlives_a_restart() -> None:
+    desk = _fifo_desk("bad", "a")
+    got = []
+    for _ in range(5):
+        got += _work_by_group(desk, 1)
+        desk.reopen()
+    assert got == [b"bad1", b"bad1", b"a1", b"bad1", b"a2"]
+
+
+def test_a_batch_gives_half_of_its_places_to_fifo_groups_that_did_not_fail() -> None:
+    desk = _desk(kind="fifo")
+    desk.send_fifo("bad", *[b"bad%d" % number for number in range(10)])
+    desk.extend(desk.receive(10), 0)
+    for group in "abc":
+        desk.send_fifo(group, *[f"{group}{number}".encode() for number in range(2)])
+    assert bodies_of(desk.receive(8)) == [b"bad0", b"bad1", b"bad2", b"bad3", b"a0", b"a1", b"b0", b"b1"]
+
+
+def test_a_batch_of_a_fifo_queue_is_full_although_the_group_that_failed_has_most() -> None:
+    desk = _desk(kind="fifo")
+    desk.send_fifo("bad", *[b"bad%d" % number for number in range(6)])
+    desk.extend(desk.receive(6), 0)
+    desk.send_fifo("a", b"a0")
+    bodies = bodies_of(desk.receive(6))
+    assert sorted(bodies) == [b"a0", *(b"bad%d" % number for number in range(5))]
+    assert [body for body in bodies if body != b"a0"] == [b"bad%d" % number for number in range(5)]
+
+
+@given(st.lists(st.sampled_from(["bad-x", "bad-y", "a", "b", "c"]), min_size=1, max_size=20))
+def test_whatever_fifo_groups_fail_the_others_get_half_of_the_receives(groups: list[str]) -> None:
+    desk = _desk(kind="fifo")
+    for number, group in enumerate(groups):
+        desk.send_fifo(group, f"{group} {number}".encode())
+    healthy = [f"{group} {number}".encode() for number, group in enumerate(groups) if not group.startswith("bad")]
+    # each of the bad heads is new once, and then there is one for each of the others
+    receives = 2 * (len(healthy) + len({group for group in groups if group.startswith("bad")}))
+    done = _work_by_group(desk, receives if len(healthy) < len(groups) else len(healthy))
+    for group in "abc":
+        ours = [body for body in healthy if body.startswith(group.encode())]
+        assert [body for body in done if body.startswith(group.encode()) and b"bad" not in body] == ours

@@ -8,6 +8,7 @@ What was delivered before (`again` of every window) takes turns with what was no
 half at most, while there are messages for the rest, and receives of one message take the one kind after the other
 (`Channel.owes_fresh`). So one that always fails cannot keep the others back, and of those that fail the one with the
 fewest deliveries is next. A message that was delivered before goes ahead only of those that have no higher priority.
+In a FIFO channel groups take turns in the same way, by what their head is (`FifoIndex.take`).
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ class Handout:
         """Leased messages are ready again, in place, having been delivered so often: make them known."""
         if self.fifo is not None:
             for sequence in range(stop - 1, first - 1, -1):  # each goes before those that are back already
-                self.fifo.give_back(sequence)
+                self.fifo.give_back(sequence, attempts)
         elif not self.queue.is_fifo:
             window.offer_again(first, stop, attempts)
         self.queue.broker.woke(self.channel)
@@ -258,14 +259,14 @@ class Handout:
     @staticmethod
     def _index(index: FifoIndex, window: Window, entry: Entry, groups: list[str | None]) -> None:
         rows = window.all_rows(entry)
-        states = window.columns.state[rows].tolist()
-        for sequence, (state, group) in enumerate(zip(states, groups, strict=True), entry.base):
+        known = zip(window.columns.state[rows].tolist(), window.columns.attempts[rows].tolist(), groups, strict=True)
+        for sequence, (state, attempts, group) in enumerate(known, entry.base):
             if state == READY:
-                index.add(sequence, group)
+                index.add(sequence, group, attempts)
             elif state == LEASED:
                 index.add_leased(sequence, group)
             elif state == DELAYED:
-                index.add_postponed(sequence, group)
+                index.add_postponed(sequence, group, attempts)
 
     def look_ahead_fifo(self, now_ms: int, *, announced_only: bool = False) -> None:
         """Bring in what comes next, while there is room. Chunks that were just announced are in memory."""
@@ -333,7 +334,9 @@ class Handout:
         index = self._fifo_index(grant.now_ms)
         self.look_ahead_fifo(grant.now_ms)
         if index.has_free():
-            self._lease_sequences(self.windows[lane_code(LaneKind.NORMAL, 0)], index.take(grant.left), grant)
+            sequences, owes_fresh = index.take(grant.left, self.channel.owes_fresh)
+            self._owe_fresh(owes_fresh)
+            self._lease_sequences(self.windows[lane_code(LaneKind.NORMAL, 0)], sequences, grant)
 
     def _take_standard(self, grant: Grant) -> None:
         for _, window in self._again:
