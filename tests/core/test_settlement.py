@@ -8,9 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.core import commands as c
+from penstock.core import handout
 from penstock.core.columns import FEW
-from penstock.core.errors import InvalidRequest
-from tests.core.driver import Desk
+from penstock.core.errors import InvalidRequest, StaleReceipt
+from tests.core.driver import DAY_MS, Desk
 
 sends = st.lists(st.just(1) | st.integers(1, 30), min_size=1, max_size=12)
 receives = st.tuples(st.just("receive"), st.integers(1, 25), st.just(0), st.just(0))
@@ -112,3 +113,57 @@ def test_a_span_that_ends_before_it_begins_is_refused_and_changes_nothing(span: 
         with pytest.raises(InvalidRequest, match="a span goes from"):
             desk.do(command)
     assert desk.stats() == before
+
+
+def _reopened(chunks: int, count: int, **fields: int) -> Desk:
+    """A backlog that a process finds which was started again."""
+    desk = Desk(checks=False)
+    desk.create()
+    for _ in range(chunks):
+        desk.send(*[b"x"] * count, **fields)
+    desk.reopen()
+    return desk
+
+
+def _in_windows(desk: Desk) -> int:
+    windows = desk.broker.queues["q"].channels["main"].windows.values()
+    return sum(window.ready + window.leased + window.delayed for window in windows)
+
+
+MADE_UP: list[c.Command] = [
+    c.Ack(queue="q", spans=[c.Span(900, 1 << 60, 1)]),
+    c.Ack(queue="q", spans=[c.Span(each, each, 1) for each in range(5, 1_000, 10)]),
+    c.Release(queue="q", spans=[c.Span(0, 1 << 60, 3)]),
+    c.Extend(queue="q", spans=[c.Span(0, 1 << 60, 1)], lease_ms=1_000),
+    c.CommitWork(acks=[c.Ack(queue="q", spans=[c.Span(0, 1 << 60, 1)])], sends=[]),
+]
+
+
+@pytest.mark.parametrize("command", MADE_UP)
+@pytest.mark.parametrize("delay_ms", [0, 365 * DAY_MS])
+def test_a_span_that_somebody_made_up_brings_in_a_few_messages_only(
+    monkeypatch: pytest.MonkeyPatch, command: c.Command, delay_ms: int
+) -> None:
+    monkeypatch.setattr(handout, "RECALLED_MAX", 100)
+    desk = _reopened(100, 10, delay_ms=delay_ms)
+    before = desk.stats().messages
+    desk.step(command)
+    assert _in_windows(desk) <= 100
+    assert desk.stats().messages >= before - 100
+
+
+def test_spans_that_somebody_makes_up_one_after_the_other_do_not_bring_in_all_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handout, "RECALLED_MAX", 100)
+    monkeypatch.setattr(handout, "LOOK_AHEAD", 300)
+    desk = _reopened(100, 10)
+    for first in range(900, 990):
+        (settled,) = desk.step(c.Ack(queue="q", spans=[c.Span(first, first, 1)]))
+        assert isinstance(settled.refused[0].error, StaleReceipt)
+    assert _in_windows(desk) <= 300
+
+
+def test_deliveries_that_a_crash_forgot_are_settled_many_at_a_time() -> None:
+    desk = _reopened(5, 2_000)
+    assert desk.do(c.Ack(queue="q", spans=[c.Span(0, 9_999, 1)])).count == 10_000

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 LOOK_AHEAD = 250_000
 """How many waiting messages a FIFO or fair channel looks at."""
+RECALLED_MAX = 16_384
+"""How many messages whose delivery was forgotten, perhaps, one command brings in."""
 _PAGE: Final = 256
 _PICKED_TOGETHER = 32
 """How many messages are picked by turns before it is looked again how many bytes more may be handed out."""
@@ -98,6 +100,10 @@ class Handout:
         """Every window with its priority."""
         self.fifo: FifoIndex | None = None
         self._fair: dict[int, FairIndex] = {}
+        self._recalled = 0
+        """Messages that were brought in because somebody named them, since the store was opened."""
+        self.recall_left = 0
+        """How many more may be, by the command that is being done."""
 
     def plan(self) -> None:
         """Lay down the order in which a receive looks at the windows."""
@@ -164,20 +170,31 @@ class Handout:
         """Bring in what of a run of sequence numbers lies ahead of the cursors: whether there was any.
 
         What lies before it comes in as well, in its order; so nothing is handed out in another order than without this.
-        A crash forgets less than `LOOK_AHEAD` messages at a time, and more are not brought in.
+        A crash forgets less than `LOOK_AHEAD` messages at a time, and more are not brought in: whoever makes up spans
+        costs `RECALLED_MAX` messages a command, and then nothing.
         """
         found = False
         for lane, cursor in self.channel.cursors.items():
             if not cursor.ahead or stop <= cursor.sequence or not self._lies_ahead(lane, cursor, first, stop):
                 continue
-            enough = cursor.ahead - LOOK_AHEAD
-            while cursor.ahead > max(enough, 0) and cursor.sequence < stop:
+            while cursor.ahead and cursor.sequence < stop and self.recall_left > 0:
                 try:
                     entry = self.enter_next(self.windows[lane], cursor, now_ms)
                 except ChunkDamaged:
                     continue  # quarantined and reported by now
-                found = found or (entry is not None and entry.stop > first)
+                if entry is not None:
+                    self.count_recalled(entry.count)
+                    found = found or entry.stop > first
         return found
+
+    def allow_recall(self) -> None:
+        """A command begins that may name messages whose delivery was forgotten."""
+        self.recall_left = min(RECALLED_MAX, max(0, LOOK_AHEAD - self._recalled))
+
+    def count_recalled(self, count: int) -> None:
+        """Messages were brought in because somebody named them."""
+        self._recalled += count
+        self.recall_left -= count
 
     def _lies_ahead(self, lane: int, cursor: Cursor, first: int, stop: int) -> bool:
         """Whether a chunk ahead of a cursor has any of a run of sequence numbers."""
