@@ -14,6 +14,7 @@ from penstock.core.changes import Changes, Flaw
 from penstock.core.chunk import Chunk
 from penstock.core.errors import QueueDamaged, QueueNotFound, StoreDamaged
 from penstock.core.keys import Kind
+from penstock.core.queue import Queue
 from penstock.store.memory import MemoryStore
 from tests.core.driver import Desk
 
@@ -251,3 +252,19 @@ def test_two_queues_of_one_name_are_not_mixed_up() -> None:
     desk = opened(store)
     assert desk.receive(1, queue="well").count == 1
     assert queue_id + 100 in desk.broker.quarantine
+
+
+def test_nothing_of_a_damaged_queue_is_dropped_because_the_clock_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.create("hit", kind="fifo")
+    desk.advance(3_600_000)
+    desk.send_fifo("g", b"1", queue="hit")
+    before = dict(desk.store.scan(b""))
+
+    def fail(*_: object) -> None:
+        raise ValueError("a record makes no sense")
+
+    monkeypatch.setattr(Queue, "watch_consumers", fail)
+    late = Desk(desk.store, now_ms=desk.now_ms - 3_600_000, checks=False)
+    assert len(late.broker.quarantine) == 1
+    assert dict(late.store.scan(b"")) == before
