@@ -11,7 +11,7 @@ from penstock.core import commands as c
 from penstock.core import handout
 from penstock.core.columns import FEW
 from penstock.core.errors import InvalidRequest, StaleReceipt
-from tests.core.driver import DAY_MS, Desk
+from tests.core.driver import DAY_MS, Desk, sequences_of
 
 sends = st.lists(st.just(1) | st.integers(1, 30), min_size=1, max_size=12)
 receives = st.tuples(st.just("receive"), st.integers(1, 25), st.just(0), st.just(0))
@@ -58,6 +58,47 @@ def test_acks_of_a_span_are_the_acks_of_its_messages(sends: list[int], steps: li
     assert [(seen.sequence, seen.state, seen.attempts) for seen in together.browse(limit=200)] == [
         (seen.sequence, seen.state, seen.attempts) for seen in alone.browse(limit=200)
     ]
+
+
+crashes = st.tuples(st.just("crash"), st.integers(0, 25), st.just(0), st.just(0))
+extends = st.tuples(st.just("extend"), st.integers(0, 60), st.integers(1, 25), st.integers(1, 3))
+steps_with_crashes = st.lists(receives | acks | releases | extends | crashes, max_size=20)
+
+
+@given(sends, steps_with_crashes, st.sampled_from(["standard", "fair", "fifo"]))
+def test_what_a_crash_forgot_is_settled_together_as_it_is_one_by_one(
+    sends: list[int], steps: list[tuple[str, int, int, int]], kind: str
+) -> None:
+    together, alone = Desk(checks=False), Desk(checks=False)
+    for desk in (together, alone):
+        desk.create(kind="fifo" if kind == "fifo" else "standard", lease_ms=60_000, max_receives=0, content_dedup=False)
+        for number, count in enumerate(sends):
+            groups = None if kind == "standard" else [f"g{each % 3}" for each in range(count)]
+            dedup_ids = [f"{number} {each}" for each in range(count)] if kind == "fifo" else None
+            desk.send(*[b"body"] * count, groups=groups, dedup_ids=dedup_ids)
+    for what, first, count, attempt in steps:
+        if what in ("receive", "crash"):
+            for desk in (together, alone):
+                if first:
+                    desk.do(c.Receive(queue="q", limit=first, wait_ms=0), commit=what == "receive")
+                if what == "crash":
+                    desk.reopen(after_ms=1)
+            continue
+        command = {"ack": c.Ack, "release": c.Release, "extend": c.Extend}[what]
+        fields = {"lease_ms": 30_000} if what == "extend" else {"delay_ms": 0} if what == "release" else {}
+        settled = together.do(command(queue="q", spans=[c.Span(first, first + count - 1, attempt)], **fields))
+        each = alone.do(command(queue="q", spans=_one_by_one(first, count, attempt), **fields))
+        assert (settled.count, _refused(settled)) == (each.count, _refused(each))
+        assert together.counts() == alone.counts()
+    assert [(seen.sequence, seen.state, seen.attempts) for seen in together.browse(limit=400)] == [
+        (seen.sequence, seen.state, seen.attempts) for seen in alone.browse(limit=400)
+    ]
+    for desk in (together, alone):  # whatever was said, nothing is lost, and nothing is handed out twice
+        desk.advance(60_000)
+        ready, leased, delayed = desk.counts()
+        assert (leased, delayed) == (0, 0)
+        got = desk.receive(1_000)
+        assert got.count == ready == len(set(sequences_of(got)))
 
 
 def test_chunks_that_are_acked_as_one_leave_the_ones_before_and_behind_them_alone() -> None:
