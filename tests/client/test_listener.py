@@ -488,6 +488,28 @@ def test_with_an_at_most_policy_a_failure_consumes_nobody_behind_it_in_its_group
     assert handled == [*((b"a", 1 + time) for time in range(times)), (b"b", 1), (b"c", 1)]
 
 
+def test_a_handler_that_raises_is_a_warning_of_one_line_that_says_when_the_message_comes_again(
+    ps: Any, room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    ps.create_queue("in", max_receives=3, backoff=penstock.Backoff("fixed", base_ms=10))
+    ps.queue("in").send(b"x")
+
+    def work(message: Any) -> None:
+        raise RuntimeError("no such\norder")
+
+    with caplog.at_level(logging.WARNING, "penstock.listener"), ps.listen("in", room.handler(work), name="worker"):
+        until(lambda: is_empty(ps, "in"))
+    said = [record.getMessage() for record in caplog.records if record.name == "penstock.listener"]
+    (seen,) = ps.queue("in.dead").browse()
+    begin = f"listener 'worker' on 'in': message {seen.id} failed on attempt"
+    assert said == [
+        f"{begin} 1, and comes again at once: RuntimeError: no such order",
+        f"{begin} 2, and comes again in 0.01 s: RuntimeError: no such order",
+        f"{begin} 3, and goes to 'in.dead': RuntimeError: no such order",
+    ]
+    assert not any(record.exc_info for record in caplog.records), "the traceback is for whoever looks closer"
+
+
 def test_policy_and_backoff_are_set_on_the_queue_and_it_says_so(ps: Any, caplog: pytest.LogCaptureFixture) -> None:
     ps.create_queue("in", lease=77)
     backoff = penstock.Backoff("fixed", base_ms=5)

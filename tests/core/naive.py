@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from penstock.core.states import State
 
@@ -40,13 +41,15 @@ class Row:
 
 
 class NaiveFifo:
-    """A FIFO channel as a list of (sequence, group, state)."""
+    """A FIFO channel as a list of (sequence, group, state), with how often each was delivered."""
 
     def __init__(self) -> None:
         self.messages: dict[int, tuple[str, State]] = {}
+        self.attempts: dict[int, int] = {}
 
     def add(self, sequence: int, group: str, state: State = State.READY) -> None:
         self.messages[sequence] = (group, state)
+        self.attempts[sequence] = 0
 
     def put(self, sequence: int, state: State) -> None:
         self.messages[sequence] = (self.messages[sequence][0], state)
@@ -57,26 +60,35 @@ class NaiveFifo:
     def of_state(self, state: State) -> list[int]:
         return [sequence for sequence, (_, each) in sorted(self.messages.items()) if each == state]
 
-    def heads(self) -> list[tuple[int, str]]:
-        """The heads of free groups, oldest first."""
+    def heads(self) -> list[tuple[int, int, str]]:
+        """The heads of free groups: how often delivered, sequence, group; those delivered least, and oldest, first."""
         found = []
         for group in {group for group, _ in self.messages.values()}:
             mine = [(number, state) for number, (name, state) in sorted(self.messages.items()) if name == group]
             if mine[0][1] == State.READY and all(state != State.LEASED for _, state in mine):
-                found.append((mine[0][0], group))
+                found.append((self.attempts[mine[0][0]], mine[0][0], group))
         return sorted(found)
 
-    def take(self, limit: int) -> list[int]:
-        taken: list[int] = []
-        while len(taken) < limit and (heads := self.heads()):
-            _, group = heads[0]
-            for sequence, (name, state) in sorted(self.messages.items()):
-                if name == group:
-                    if state != State.READY or len(taken) == limit:
-                        break
-                    taken.append(sequence)
-                    self.put(sequence, State.LEASED)
-        return taken
+    def _of_groups(self, groups: list[str]) -> list[int]:
+        """What can be handed out of free groups, one group after the other."""
+        found: list[int] = []
+        for group in groups:
+            mine = [(number, state) for number, (name, state) in sorted(self.messages.items()) if name == group]
+            found += [number for number, _ in takewhile(lambda each: each[1] == State.READY, mine)]
+        return found
+
+    def take(self, limit: int, owes_fresh: bool) -> tuple[list[int], bool]:
+        heads = self.heads()
+        again = self._of_groups([group for attempts, _, group in heads if attempts])
+        fresh = self._of_groups([group for attempts, _, group in heads if not attempts])
+        share = (limit - owes_fresh + 1) // 2 if fresh else limit
+        first = again[:share]
+        second = fresh[: limit - len(first)]
+        third = again[share : share + limit - len(first) - len(second)]
+        for sequence in first + second + third:
+            self.put(sequence, State.LEASED)
+            self.attempts[sequence] += 1
+        return first + second + third, max(0, owes_fresh + len(first) - len(second)) + len(third) > 0
 
 
 class NaiveFair:

@@ -121,3 +121,20 @@ def test_end_of_a_session_ends_its_subscriptions() -> None:
 def test_time_to_live_must_be_positive() -> None:
     with pytest.raises(InvalidRequest):
         Desk().do(c.OpenSession(name="worker", ttl_ms=0))
+
+
+def test_what_a_process_holds_stays_leased_when_it_closes_in_order_although_its_broker_was_opened_again() -> None:
+    desk = Desk(checks=False)
+    desk.broker.in_process = True
+    desk.create()
+    desk.send(b"x")
+    desk.receive(1)
+    first = desk.broker
+    desk.broker = desk.opened_anew()
+    desk.broker.in_process = True
+    desk.broker.adopt(first, ())
+    desk.broker.leave_sessions()
+    desk.commit()
+    desk.broker = desk.opened_anew()
+    assert desk.broker.end_bound_sessions() == 0
+    assert desk.counts() == (0, 1, 0)

@@ -21,6 +21,7 @@ class FifoBesideNaive(RuleBasedStateMachine):
         self.index = FifoIndex()
         self.naive = NaiveFifo()
         self.next_sequence = 0
+        self.owes_fresh = False
 
     @rule(group=groups, count=st.integers(1, 4))
     def add(self, group: str, count: int) -> None:
@@ -37,7 +38,9 @@ class FifoBesideNaive(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 6))
     def take(self, limit: int) -> None:
-        assert self.index.take(limit) == self.naive.take(limit)
+        taken, owes_fresh = self.index.take(limit, self.owes_fresh)
+        assert (taken, owes_fresh) == self.naive.take(limit, self.owes_fresh)
+        self.owes_fresh = owes_fresh
 
     def _one(self, data: st.DataObject, *states: State) -> int | None:
         found = [sequence for state in states for sequence in self.naive.of_state(state)]
@@ -60,14 +63,32 @@ class FifoBesideNaive(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         sequence = self._one(data, State.LEASED)
         if sequence is not None:
-            self.index.give_back(sequence)
+            self.index.give_back(sequence, self.naive.attempts[sequence])
             self.naive.put(sequence, State.READY)
+
+    @rule(data=st.data())
+    def undo(self, data: st.DataObject) -> None:
+        """As if it had not been handed out."""
+        sequence = self._one(data, State.LEASED)
+        if sequence is not None:
+            self.naive.attempts[sequence] -= 1
+            self.index.give_back(sequence, self.naive.attempts[sequence])
+            self.naive.put(sequence, State.READY)
+
+    @rule(data=st.data())
+    def hold(self, data: st.DataObject) -> None:
+        """A delivery that had been forgotten."""
+        sequence = self._one(data, State.READY, State.DELAYED)
+        if sequence is not None:
+            self.index.hold(sequence, self.naive.messages[sequence][0])
+            self.naive.put(sequence, State.LEASED)
+            self.naive.attempts[sequence] += 1
 
     @rule(data=st.data())
     def postpone(self, data: st.DataObject) -> None:
         sequence = self._one(data, State.LEASED)
         if sequence is not None:
-            self.index.postpone(sequence)
+            self.index.postpone(sequence, self.naive.attempts[sequence])
             self.naive.put(sequence, State.DELAYED)
 
     @rule(data=st.data())
@@ -82,12 +103,11 @@ class FifoBesideNaive(RuleBasedStateMachine):
     def build_anew(self) -> None:
         self.index = FifoIndex()
         for sequence, (group, state) in sorted(self.naive.messages.items()):
-            add = {
-                State.READY: self.index.add,
-                State.LEASED: self.index.add_leased,
-                State.DELAYED: self.index.add_postponed,
-            }[state]
-            add(sequence, group)
+            if state == State.LEASED:
+                self.index.add_leased(sequence, group)
+            else:
+                add = self.index.add if state == State.READY else self.index.add_postponed
+                add(sequence, group, self.naive.attempts[sequence])
 
     @invariant()
     def same_answers(self) -> None:
@@ -120,6 +140,9 @@ def test_fifo_index_forgets_groups_that_are_empty() -> None:
     index = FifoIndex()
     for sequence in range(1_000):
         index.add(sequence, str(sequence))
-        (taken,) = index.take(1)
+        (taken,), _ = index.take(1)
+        index.give_back(taken, 1)
+        (taken,), _ = index.take(1)
         index.settle(taken)
-    assert index.size == len(index._groups) == len(index._holding) == len(index._free) == 0
+    assert index.size == len(index._groups) == len(index._holding) == len(index._attempts) == 0
+    assert not index._fresh and not index._again

@@ -11,8 +11,10 @@ from penstock.core import commands as c
 from penstock.core import keys
 from penstock.core.broker import Broker
 from penstock.core.changes import Changes, Flaw
+from penstock.core.chunk import Chunk
 from penstock.core.errors import QueueDamaged, QueueNotFound, StoreDamaged
 from penstock.core.keys import Kind
+from penstock.core.queue import Queue
 from penstock.store.memory import MemoryStore
 from tests.core.driver import Desk
 
@@ -147,6 +149,52 @@ def test_dead_letters_for_a_damaged_queue_are_kept_aside() -> None:
         desk.broker.find_queue("nowhere")
 
 
+def buried(*damaged: str, is_nameless: bool = False) -> Desk:
+    """A dead letter was on its way while some queues were damaged; their names are perhaps not readable."""
+    desk = Desk()
+    desk.create("work", max_receives=1, dead_letter="grave")
+    for name in ("grave", "grave.refused"):
+        desk.create(name)
+        desk.send(b"earlier", queue=name)
+    desk.send(b"x", queue="work")
+    ids = {name: desk.broker.queues[name].id for name in damaged}
+    if is_nameless:
+        for queue_id in ids.values():
+            spoil(desk.store, keys.record(Kind.QUEUE, queue_id), None)
+    flaws = [Flaw(keys.queue_chunks(queue_id), "damage") for queue_id in ids.values()]
+    desk = Desk(FlawedStore(desk.store, *flaws), checks=False)
+    desk.release(desk.receive(1, queue="work"))
+    return desk
+
+
+@pytest.mark.parametrize("is_nameless", [False, True])
+@pytest.mark.parametrize("damaged", [("grave", "grave.refused"), ("grave.refused",), ("grave",)])
+def test_no_queue_is_made_that_could_be_one_of_the_damaged(damaged: tuple[str, ...], is_nameless: bool) -> None:
+    desk = buried(*damaged, is_nameless=is_nameless)
+    assert not set(damaged) & set(desk.broker.queues)
+    for _ in range(2):
+        desk.send(b"x", queue="work")
+        desk.release(desk.receive(1, queue="work"))
+    kept = {name: queue.messages for name, queue in desk.broker.queues.items() if name.startswith("grave")}
+    assert sum(kept.values()) == 3 + 2 - len(damaged), "every dead letter is somewhere"
+    assert len(kept) <= 2, "the second one went where the first one did"
+    again = Desk(desk.store, checks=False).broker
+    assert len(again.quarantine) == len(damaged)
+    assert {name: queue.messages for name, queue in again.queues.items() if name.startswith("grave")} == kept
+
+
+@pytest.mark.parametrize("is_nameless", [False, True])
+def test_messages_of_another_shard_make_no_queue_that_could_be_a_damaged_one(is_nameless: bool) -> None:
+    desk = buried("grave", "grave.refused", is_nameless=is_nameless)
+    chunk = b"".join(Chunk.of(0, 0, [b"y"]).parts())
+    for number, name in enumerate(("grave", "grave.refused")):
+        effect = c.ForwardedMessages(name, moved=True, due_ms=0)
+        entry = c.OutboxEntry(number, 0, effect, chunk)
+        desk.do(c.TakeOutbox(source="1 0", after=number - 1, up_to=number, entries=[entry]))
+    assert not {"grave", "grave.refused"} & set(desk.broker.queues)
+    assert sum(queue.messages for name, queue in desk.broker.queues.items() if name.startswith("grave")) == 3
+
+
 def test_redrive_of_a_damaged_queue_says_so() -> None:
     desk = Desk()
     desk.create("grave")
@@ -204,3 +252,19 @@ def test_two_queues_of_one_name_are_not_mixed_up() -> None:
     desk = opened(store)
     assert desk.receive(1, queue="well").count == 1
     assert queue_id + 100 in desk.broker.quarantine
+
+
+def test_nothing_of_a_damaged_queue_is_dropped_because_the_clock_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.create("hit", kind="fifo")
+    desk.advance(3_600_000)
+    desk.send_fifo("g", b"1", queue="hit")
+    before = dict(desk.store.scan(b""))
+
+    def fail(*_: object) -> None:
+        raise ValueError("a record makes no sense")
+
+    monkeypatch.setattr(Queue, "watch_consumers", fail)
+    late = Desk(desk.store, now_ms=desk.now_ms - 3_600_000, checks=False)
+    assert len(late.broker.quarantine) == 1
+    assert dict(late.store.scan(b"")) == before

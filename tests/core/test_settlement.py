@@ -8,9 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.core import commands as c
+from penstock.core import handout
 from penstock.core.columns import FEW
-from penstock.core.errors import InvalidRequest
-from tests.core.driver import Desk
+from penstock.core.errors import InvalidRequest, StaleReceipt
+from tests.core.driver import DAY_MS, Desk, sequences_of
 
 sends = st.lists(st.just(1) | st.integers(1, 30), min_size=1, max_size=12)
 receives = st.tuples(st.just("receive"), st.integers(1, 25), st.just(0), st.just(0))
@@ -57,6 +58,47 @@ def test_acks_of_a_span_are_the_acks_of_its_messages(sends: list[int], steps: li
     assert [(seen.sequence, seen.state, seen.attempts) for seen in together.browse(limit=200)] == [
         (seen.sequence, seen.state, seen.attempts) for seen in alone.browse(limit=200)
     ]
+
+
+crashes = st.tuples(st.just("crash"), st.integers(0, 25), st.just(0), st.just(0))
+extends = st.tuples(st.just("extend"), st.integers(0, 60), st.integers(1, 25), st.integers(1, 3))
+steps_with_crashes = st.lists(receives | acks | releases | extends | crashes, max_size=20)
+
+
+@given(sends, steps_with_crashes, st.sampled_from(["standard", "fair", "fifo"]))
+def test_what_a_crash_forgot_is_settled_together_as_it_is_one_by_one(
+    sends: list[int], steps: list[tuple[str, int, int, int]], kind: str
+) -> None:
+    together, alone = Desk(checks=False), Desk(checks=False)
+    for desk in (together, alone):
+        desk.create(kind="fifo" if kind == "fifo" else "standard", lease_ms=60_000, max_receives=0, content_dedup=False)
+        for number, count in enumerate(sends):
+            groups = None if kind == "standard" else [f"g{each % 3}" for each in range(count)]
+            dedup_ids = [f"{number} {each}" for each in range(count)] if kind == "fifo" else None
+            desk.send(*[b"body"] * count, groups=groups, dedup_ids=dedup_ids)
+    for what, first, count, attempt in steps:
+        if what in ("receive", "crash"):
+            for desk in (together, alone):
+                if first:
+                    desk.do(c.Receive(queue="q", limit=first, wait_ms=0), commit=what == "receive")
+                if what == "crash":
+                    desk.reopen(after_ms=1)
+            continue
+        command = {"ack": c.Ack, "release": c.Release, "extend": c.Extend}[what]
+        fields = {"lease_ms": 30_000} if what == "extend" else {"delay_ms": 0} if what == "release" else {}
+        settled = together.do(command(queue="q", spans=[c.Span(first, first + count - 1, attempt)], **fields))
+        each = alone.do(command(queue="q", spans=_one_by_one(first, count, attempt), **fields))
+        assert (settled.count, _refused(settled)) == (each.count, _refused(each))
+        assert together.counts() == alone.counts()
+    assert [(seen.sequence, seen.state, seen.attempts) for seen in together.browse(limit=400)] == [
+        (seen.sequence, seen.state, seen.attempts) for seen in alone.browse(limit=400)
+    ]
+    for desk in (together, alone):  # whatever was said, nothing is lost, and nothing is handed out twice
+        desk.advance(60_000)
+        ready, leased, delayed = desk.counts()
+        assert (leased, delayed) == (0, 0)
+        got = desk.receive(1_000)
+        assert got.count == ready == len(set(sequences_of(got)))
 
 
 def test_chunks_that_are_acked_as_one_leave_the_ones_before_and_behind_them_alone() -> None:
@@ -112,3 +154,57 @@ def test_a_span_that_ends_before_it_begins_is_refused_and_changes_nothing(span: 
         with pytest.raises(InvalidRequest, match="a span goes from"):
             desk.do(command)
     assert desk.stats() == before
+
+
+def _reopened(chunks: int, count: int, **fields: int) -> Desk:
+    """A backlog that a process finds which was started again."""
+    desk = Desk(checks=False)
+    desk.create()
+    for _ in range(chunks):
+        desk.send(*[b"x"] * count, **fields)
+    desk.reopen()
+    return desk
+
+
+def _in_windows(desk: Desk) -> int:
+    windows = desk.broker.queues["q"].channels["main"].windows.values()
+    return sum(window.ready + window.leased + window.delayed for window in windows)
+
+
+MADE_UP: list[c.Command] = [
+    c.Ack(queue="q", spans=[c.Span(900, 1 << 60, 1)]),
+    c.Ack(queue="q", spans=[c.Span(each, each, 1) for each in range(5, 1_000, 10)]),
+    c.Release(queue="q", spans=[c.Span(0, 1 << 60, 3)]),
+    c.Extend(queue="q", spans=[c.Span(0, 1 << 60, 1)], lease_ms=1_000),
+    c.CommitWork(acks=[c.Ack(queue="q", spans=[c.Span(0, 1 << 60, 1)])], sends=[]),
+]
+
+
+@pytest.mark.parametrize("command", MADE_UP)
+@pytest.mark.parametrize("delay_ms", [0, 365 * DAY_MS])
+def test_a_span_that_somebody_made_up_brings_in_a_few_messages_only(
+    monkeypatch: pytest.MonkeyPatch, command: c.Command, delay_ms: int
+) -> None:
+    monkeypatch.setattr(handout, "RECALLED_MAX", 100)
+    desk = _reopened(100, 10, delay_ms=delay_ms)
+    before = desk.stats().messages
+    desk.step(command)
+    assert _in_windows(desk) <= 100
+    assert desk.stats().messages >= before - 100
+
+
+def test_spans_that_somebody_makes_up_one_after_the_other_do_not_bring_in_all_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handout, "RECALLED_MAX", 100)
+    monkeypatch.setattr(handout, "LOOK_AHEAD", 300)
+    desk = _reopened(100, 10)
+    for first in range(900, 990):
+        (settled,) = desk.step(c.Ack(queue="q", spans=[c.Span(first, first, 1)]))
+        assert isinstance(settled.refused[0].error, StaleReceipt)
+    assert _in_windows(desk) <= 300
+
+
+def test_deliveries_that_a_crash_forgot_are_settled_many_at_a_time() -> None:
+    desk = _reopened(5, 2_000)
+    assert desk.do(c.Ack(queue="q", spans=[c.Span(0, 9_999, 1)])).count == 10_000

@@ -288,6 +288,10 @@ class World:
         self.model.identify = self.broker.message_id
         self.model.reopened(now_ms)
         taken_back = self.model.everybody_is_gone() if self.in_process else 0
+        if taken_back:  # as dead letters, perhaps: the next crash must find the model knowing their numbers
+            self.broker.handle(c.ListQueues(limit=1), now_ms)
+            self.model.due(now_ms)
+            self._read_arrivals(now_ms)
         if self.broker.has_changes:
             self.commit()
         return taken_back

@@ -125,6 +125,22 @@ def test_damaged_sums_are_made_anew_of_rows_that_are_whole(
     assert not caplog.text, "once is enough"
 
 
+def test_queue_that_lost_a_record_is_kept_out_although_the_sums_of_another_are_damaged_later(
+    closed: tuple[Path, Content],
+) -> None:
+    directory, content = closed
+    number = queue_id(content, here("work"))
+    entry = next(key for key in content.records if key[0] == Kind.ENTRY and keys.number_of(key) == number)
+    spoil(directory, "DELETE FROM records WHERE key = ?", entry)
+    other = next(keys.number_of(k) for k in content.records if k[0] == Kind.QUEUE and keys.number_of(k) != number)
+    for _ in range(2):
+        store = open_embedded(directory, options=OPTIONS, background=False)
+        assert Broker.open(store, START_MS, ENTROPY, 0, SHARDS).quarantine.ids == [number]
+        store.close()
+        spoil(directory, "UPDATE groups SET seal = seal + 1 WHERE name = ?", keys.queue_chunks(other))
+    assert judge(directory, content) == "quarantine"
+
+
 def test_chunk_that_the_index_lost_is_found_again(closed: tuple[Path, Content]) -> None:
     """The index of the chunks can be made anew of the chunks."""
     directory, content = closed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
 from penstock.client.times import Seconds
 from penstock.core.commands import Delivery
-from penstock.core.config import Backoff, PolicyName
+from penstock.core.config import Backoff, PolicyName, QueueConfig, dead_letter_name
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -53,6 +53,18 @@ def pause_seconds(failures: int) -> float:
     """
     longest = min(_FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 20), _PAUSE_SECONDS_MAX)
     return random.uniform(0, longest)
+
+
+def next_try(config: QueueConfig, queue: str, sequence: int, attempts: int) -> str:
+    """What becomes of a message whose handler raised, for people.
+
+    >>> next_try(QueueConfig(), "orders", 7, 1), next_try(QueueConfig(), "orders", 7, 10)
+    ('comes again at once', "goes to 'orders.dead'")
+    """
+    if config.receives_max and attempts >= config.receives_max:
+        return f"goes to {config.dead_letter or dead_letter_name(queue)!r}"
+    delay_ms = 0 if attempts == 1 else config.backoff.delay_ms(attempts - 1, sequence)
+    return f"comes again in {delay_ms / 1_000:g} s" if delay_ms else "comes again at once"
 
 
 class Hearer(Protocol):

@@ -364,6 +364,7 @@ class Broker:
                 del changes.records[key]
             for key in [key for key in changes.chunks if key.startswith(number)]:
                 del changes.chunks[key]
+            changes.dropped = [prefix for prefix in changes.dropped if keys.group_of(prefix) != number]
             self.shelf.forget_queue(number)
             self._report(self.quarantine.label(queue_id), f"{self.quarantine.reason(queue_id)}; it is not served")
 
@@ -496,6 +497,7 @@ class Broker:
 
         Returns the tickets of those whose channel and session are still there: the others are over.
         """
+        self.session_register.adopt(other.session_register)
         return self.receiving.adopt(other.receiving, tickets)
 
     @property

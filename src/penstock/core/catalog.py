@@ -132,6 +132,7 @@ class Catalog:
     ) -> Queue:
         """Create a queue that is not there; with `part`, as this partition of the queue with this id."""
         broker = self.broker
+        broker.quarantine.refuse(name)
         if part is None:
             queue = Queue(broker, broker.meta.next_queue, name, config, broker.now_ms)
             broker.meta.next_queue += 1

@@ -4,8 +4,9 @@ Both indexes hold sequence numbers of messages that are in the window. They are 
 never stored, and rebuilt when something rare happens (opening, purge, retention).
 
 `FifoIndex`: a group is free when none of its messages is leased and its head is not waiting for a due time. Free
-groups lie in a heap by their head's sequence number, so finding the oldest free group costs the same whatever is
-blocked before it.
+groups lie in two heaps: by their head's sequence number, so that finding the oldest free group costs the same whatever
+is blocked before it; and those whose head was delivered before by how often that was. The two take turns, half of a
+receive each, so that a group whose head always fails does not keep the others back.
 
 `FairIndex`: groups that have something waiting take turns, one message each.
 """
@@ -34,6 +35,10 @@ class Group:
         return not self.in_flight and bool(self.waiting) and self.waiting[0] not in self.postponed
 
 
+FreeGroup = tuple[int, int, str | None]
+"""How often a group's head was delivered, its sequence number, and the group's name."""
+
+
 class FifoIndex:
     """Groups of a FIFO channel.
 
@@ -41,25 +46,31 @@ class FifoIndex:
     >>> for sequence, group in enumerate(["a", "a", "b"]):
     ...     index.add(sequence, group)
     >>> index.take(1), index.take(5)
-    ([0], [2])
+    (([0], False), ([2], False))
     >>> index.settle(0)
     >>> index.take(5)
-    [1]
+    ([1], False)
     """
 
     def __init__(self) -> None:
         self._groups: dict[str | None, Group] = {}
-        self._free: list[tuple[int, str | None]] = []
+        self._fresh: list[FreeGroup] = []
+        self._again: list[FreeGroup] = []
+        """Those whose head was delivered before."""
+        self._attempts: dict[int, int] = {}
+        """Waiting message -> how often it was delivered, if ever."""
         self._holding: dict[int, Group] = {}
         """Leased or postponed message -> its group."""
         self.size = 0
         """How many messages wait."""
 
-    def add(self, sequence: int, name: str | None) -> None:
+    def add(self, sequence: int, name: str | None, attempts: int = 0) -> None:
         """A ready message, newer than all of its group."""
         group = self._group(name)
         group.waiting.append(sequence)
         self.size += 1
+        if attempts:
+            self._attempts[sequence] = attempts
         if len(group.waiting) == 1:
             self._offer(group)
 
@@ -69,26 +80,64 @@ class FifoIndex:
         group.in_flight += 1
         self._holding[sequence] = group
 
-    def add_postponed(self, sequence: int, name: str | None) -> None:
+    def add_postponed(self, sequence: int, name: str | None, attempts: int = 0) -> None:
         """A message that waits for its due time, newer than all of its group."""
         group = self._group(name)
         group.postponed.add(sequence)
         group.waiting.append(sequence)
         self._holding[sequence] = group
         self.size += 1
+        if attempts:
+            self._attempts[sequence] = attempts
 
-    def take(self, limit: int) -> list[int]:
-        """Up to `limit` messages: the oldest free group's first, as many as there are, then the next group's."""
+    def take(self, limit: int, owes_fresh: bool = False) -> tuple[list[int], bool]:
+        """Up to `limit` messages: a group's first, as many as there are, then the next group's.
+
+        Half of them are of groups whose head was delivered before, while there are others. `owes_fresh` says that it is
+        the turn of the others; so does what is returned beside the messages.
+
+        >>> index = FifoIndex()
+        >>> for sequence, group in enumerate(["bad", "a", "b"]):
+        ...     index.add(sequence, group)
+        >>> (failed,), _ = index.take(1)
+        >>> index.give_back(failed, attempts=1)
+        >>> index.take(1)
+        ([0], True)
+        >>> index.give_back(failed, attempts=2)
+        >>> index.take(1, owes_fresh=True)
+        ([1], False)
+        """
         taken: list[int] = []
-        while len(taken) < limit and (group := self._next_free()) is not None:
-            waiting = group.waiting
-            while len(taken) < limit and waiting and waiting[0] not in group.postponed:
-                sequence = waiting.popleft()
-                taken.append(sequence)
-                self._holding[sequence] = group
-                group.in_flight += 1
-                self.size -= 1
-        return taken
+        if self._first(self._again) is None:
+            self._take_groups(self._fresh, limit, taken)
+            return taken, owes_fresh and not taken
+        share = limit if self._first(self._fresh) is None else (limit - owes_fresh + 1) // 2
+        interrupted = self._take_groups(self._again, share, taken)
+        again = len(taken)
+        self._take_groups(self._fresh, limit, taken)
+        surplus, so_far = max(0, owes_fresh + 2 * again - len(taken)), len(taken)
+        if interrupted is not None:
+            self._take_of(interrupted, limit, taken)
+        self._take_groups(self._again, limit, taken)
+        return taken, surplus + len(taken) - so_far > 0
+
+    def _take_groups(self, heap: list[FreeGroup], limit: int, taken: list[int]) -> Group | None:
+        """Go on until so many are taken. Returns the last group, which may have more."""
+        group = None
+        while len(taken) < limit and (group := self._first(heap)) is not None:
+            heappop(heap)
+            self._take_of(group, limit, taken)
+        return group
+
+    def _take_of(self, group: Group, limit: int, taken: list[int]) -> None:
+        waiting = group.waiting
+        while len(taken) < limit and waiting and waiting[0] not in group.postponed:
+            sequence = waiting.popleft()
+            taken.append(sequence)
+            self._attempts.pop(sequence, None)
+            self._holding[sequence] = group
+            group.in_flight += 1
+            self.size -= 1
 
     def settle(self, sequence: int) -> None:
         """A message is done, wherever it was."""
@@ -104,6 +153,7 @@ class FifoIndex:
             group = next(group for group in self._groups.values() if sequence in group.waiting)
         group.postponed.discard(sequence)
         group.waiting.remove(sequence)
+        self._attempts.pop(sequence, None)
         self.size -= 1
         self._offer(group)
 
@@ -119,21 +169,22 @@ class FifoIndex:
         group = self._holding.get(sequence) or self._groups[name]
         group.postponed.discard(sequence)
         group.waiting.remove(sequence)
+        self._attempts.pop(sequence, None)
         group.in_flight += 1
         self._holding[sequence] = group
         self.size -= 1
 
-    def give_back(self, sequence: int) -> None:
-        """A leased message is ready again, before the newer ones of its group."""
+    def give_back(self, sequence: int, attempts: int) -> None:
+        """A leased message is ready again, before the newer ones of its group, having been delivered so often."""
         group = self._holding.pop(sequence)
-        self._put_back(group, sequence)
+        self._put_back(group, sequence, attempts)
         self._offer(group)
 
-    def postpone(self, sequence: int) -> None:
+    def postpone(self, sequence: int, attempts: int) -> None:
         """A leased message waits for a due time, and its group with it."""
         group = self._holding[sequence]
         group.postponed.add(sequence)
-        self._put_back(group, sequence)
+        self._put_back(group, sequence, attempts)
         self._offer(group)
 
     def come_due(self, sequence: int) -> None:
@@ -144,13 +195,18 @@ class FifoIndex:
 
     def has_free(self) -> bool:
         """Whether any message can be handed out."""
-        while self._free:
-            sequence, name = self._free[0]
+        return self._first(self._fresh) is not None or self._first(self._again) is not None
+
+    def _first(self, heap: list[FreeGroup]) -> Group | None:
+        """The first group in a heap that is what the heap says."""
+        while heap:
+            attempts, sequence, name = heap[0]
             group = self._groups.get(name)
-            if group is not None and group.is_free and group.waiting[0] == sequence:
-                return True
-            heappop(self._free)
-        return False
+            is_known = self._attempts.get(sequence, 0) == attempts
+            if is_known and group is not None and group.is_free and group.waiting[0] == sequence:
+                return group
+            heappop(heap)
+        return None
 
     def _group(self, name: str | None) -> Group:
         group = self._groups.get(name)
@@ -158,9 +214,11 @@ class FifoIndex:
             group = self._groups[name] = Group(name)
         return group
 
-    def _put_back(self, group: Group, sequence: int) -> None:
+    def _put_back(self, group: Group, sequence: int, attempts: int) -> None:
         group.in_flight -= 1
         self.size += 1
+        if attempts:
+            self._attempts[sequence] = attempts
         waiting = group.waiting
         if waiting and sequence > waiting[0]:
             group.waiting = deque(sorted([sequence, *waiting]))
@@ -169,14 +227,11 @@ class FifoIndex:
 
     def _offer(self, group: Group) -> None:
         if group.is_free:
-            heappush(self._free, (group.waiting[0], group.name))
+            head = group.waiting[0]
+            attempts = self._attempts.get(head, 0)
+            heappush(self._again if attempts else self._fresh, (attempts, head, group.name))
         elif not group.waiting and not group.in_flight:
             self._groups.pop(group.name, None)
-
-    def _next_free(self) -> Group | None:
-        if not self.has_free():
-            return None
-        return self._groups[heappop(self._free)[1]]
 
 
 class FairIndex:

@@ -8,6 +8,7 @@ What was delivered before (`again` of every window) takes turns with what was no
 half at most, while there are messages for the rest, and receives of one message take the one kind after the other
 (`Channel.owes_fresh`). So one that always fails cannot keep the others back, and of those that fail the one with the
 fewest deliveries is next. A message that was delivered before goes ahead only of those that have no higher priority.
+In a FIFO channel groups take turns in the same way, by what their head is (`FifoIndex.take`).
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ if TYPE_CHECKING:
 
 LOOK_AHEAD = 250_000
 """How many waiting messages a FIFO or fair channel looks at."""
+RECALLED_MAX = 16_384
+"""How many messages whose delivery was forgotten, perhaps, one command brings in."""
 _PAGE: Final = 256
 _PICKED_TOGETHER = 32
-"""How many messages a fair channel picks before it looks again how many bytes more may be handed out."""
+"""How many messages are picked by turns before it is looked again how many bytes more may be handed out."""
+Fresh = tuple[int, Window, Heap, Cursor | None]
+"""Where messages lie that were never delivered, with their priority."""
 
 
 class Grant:
@@ -63,6 +68,23 @@ class Grant:
             if self.room_bytes <= 0:
                 self.left = 0
 
+    def part(self, left: int) -> Grant:
+        """Some of it, whatever their bytes; what is given goes to the same runs."""
+        part = Grant(left, self.now_ms, self.deadline_ms, self.session, None)
+        part.runs = self.runs
+        return part
+
+    def take_in(self, known: int) -> tuple[int, int]:
+        """Count what a part was given, after so many runs: messages and bytes."""
+        assert self.room_bytes is not None
+        count, size = 0, 0
+        for run in self.runs[known:]:
+            count += run.stop - run.start
+            size += run.nbytes
+        self.room_bytes -= size
+        self.left = self.left - count if self.room_bytes > 0 else 0
+        return count, size
+
 
 class Handout:
     """Leases messages of one channel."""
@@ -72,12 +94,16 @@ class Handout:
         self.queue = channel.queue
         self.shelf = channel.shelf
         self.windows = channel.windows
-        self._fresh: list[tuple[int, Window, Heap, Cursor | None]] = []
-        """Where messages lie that were never delivered, with their priority; the highest first."""
+        self._fresh: list[Fresh] = []
+        """The highest priority first."""
         self._again: list[tuple[int, Window]] = []
         """Every window with its priority."""
         self.fifo: FifoIndex | None = None
         self._fair: dict[int, FairIndex] = {}
+        self._recalled = 0
+        """Messages that were brought in because somebody named them, since the store was opened."""
+        self.recall_left = 0
+        """How many more may be, by the command that is being done."""
 
     def plan(self) -> None:
         """Lay down the order in which a receive looks at the windows."""
@@ -144,20 +170,31 @@ class Handout:
         """Bring in what of a run of sequence numbers lies ahead of the cursors: whether there was any.
 
         What lies before it comes in as well, in its order; so nothing is handed out in another order than without this.
-        A crash forgets less than `LOOK_AHEAD` messages at a time, and more are not brought in.
+        A crash forgets less than `LOOK_AHEAD` messages at a time, and more are not brought in: whoever makes up spans
+        costs `RECALLED_MAX` messages a command, and then nothing.
         """
         found = False
         for lane, cursor in self.channel.cursors.items():
             if not cursor.ahead or stop <= cursor.sequence or not self._lies_ahead(lane, cursor, first, stop):
                 continue
-            enough = cursor.ahead - LOOK_AHEAD
-            while cursor.ahead > max(enough, 0) and cursor.sequence < stop:
+            while cursor.ahead and cursor.sequence < stop and self.recall_left > 0:
                 try:
                     entry = self.enter_next(self.windows[lane], cursor, now_ms)
                 except ChunkDamaged:
                     continue  # quarantined and reported by now
-                found = found or (entry is not None and entry.stop > first)
+                if entry is not None:
+                    self.count_recalled(entry.count)
+                    found = found or entry.stop > first
         return found
+
+    def allow_recall(self) -> None:
+        """A command begins that may name messages whose delivery was forgotten."""
+        self.recall_left = min(RECALLED_MAX, max(0, LOOK_AHEAD - self._recalled))
+
+    def count_recalled(self, count: int) -> None:
+        """Messages were brought in because somebody named them."""
+        self._recalled += count
+        self.recall_left -= count
 
     def _lies_ahead(self, lane: int, cursor: Cursor, first: int, stop: int) -> bool:
         """Whether a chunk ahead of a cursor has any of a run of sequence numbers."""
@@ -206,7 +243,7 @@ class Handout:
         """Leased messages are ready again, in place, having been delivered so often: make them known."""
         if self.fifo is not None:
             for sequence in range(stop - 1, first - 1, -1):  # each goes before those that are back already
-                self.fifo.give_back(sequence)
+                self.fifo.give_back(sequence, attempts)
         elif not self.queue.is_fifo:
             window.offer_again(first, stop, attempts)
         self.queue.broker.woke(self.channel)
@@ -239,14 +276,14 @@ class Handout:
     @staticmethod
     def _index(index: FifoIndex, window: Window, entry: Entry, groups: list[str | None]) -> None:
         rows = window.all_rows(entry)
-        states = window.columns.state[rows].tolist()
-        for sequence, (state, group) in enumerate(zip(states, groups, strict=True), entry.base):
+        known = zip(window.columns.state[rows].tolist(), window.columns.attempts[rows].tolist(), groups, strict=True)
+        for sequence, (state, attempts, group) in enumerate(known, entry.base):
             if state == READY:
-                index.add(sequence, group)
+                index.add(sequence, group, attempts)
             elif state == LEASED:
                 index.add_leased(sequence, group)
             elif state == DELAYED:
-                index.add_postponed(sequence, group)
+                index.add_postponed(sequence, group, attempts)
 
     def look_ahead_fifo(self, now_ms: int, *, announced_only: bool = False) -> None:
         """Bring in what comes next, while there is room. Chunks that were just announced are in memory."""
@@ -314,7 +351,9 @@ class Handout:
         index = self._fifo_index(grant.now_ms)
         self.look_ahead_fifo(grant.now_ms)
         if index.has_free():
-            self._lease_sequences(self.windows[lane_code(LaneKind.NORMAL, 0)], index.take(grant.left), grant)
+            sequences, owes_fresh = index.take(grant.left, self.channel.owes_fresh)
+            self._owe_fresh(owes_fresh)
+            self._lease_sequences(self.windows[lane_code(LaneKind.NORMAL, 0)], sequences, grant)
 
     def _take_standard(self, grant: Grant) -> None:
         for _, window in self._again:
@@ -336,22 +375,41 @@ class Handout:
             self._take_from(window, heap, cursor, grant)
 
     def _take_by_turns(self, grant: Grant) -> None:
-        """Some messages were delivered before. Where bytes are counted nobody knows where the grant will end: then one
-        by one, so that it may end anywhere.
+        """Some messages were delivered before. Where bytes are counted nobody knows where the grant will end: then a
+        few at a time, one at first, so that it may end anywhere.
         """
         if grant.room_bytes is None:
             self._take_turns(grant)
             return
-        is_again = True
-        while grant.left and is_again:
-            left, grant.left = grant.left, 1
-            self._take_turns(grant)
-            if grant.left:  # nothing was there
+        together = 1
+        while grant.left and any(window.again for _, window in self._again):
+            left, fresh = grant.left, next((each for each in self._fresh if self._has_fresh(*each[1:])), None)
+            if fresh is not None and not any(window.again for each, window in self._again if each >= fresh[0]):
+                self._take_fresh(*fresh[1:], grant)  # nothing that failed goes ahead of these
+                if grant.left < left:
+                    self._owe_fresh(False)
+                    continue
+            known, part = len(grant.runs), grant.part(min(together, left))
+            try:
+                if fresh is not None and together > 1 and not self.channel.owes_fresh:
+                    self._take_pairs(fresh, part)
+                else:
+                    part.left = 1 if fresh is not None else part.left
+                    self._take_turns(part)
+            finally:
+                count, size = grant.take_in(known)
+            if not count and together == 1:
                 return
-            grant.left = left - 1 if grant.room_bytes > 0 else 0
-            is_again = any(window.again for _, window in self._again)
+            together = max(1, min(2 * together, _PICKED_TOGETHER, grant.room_bytes * count // max(size, 1)))
         if grant.left:
             self._take_standard(grant)
+
+    def _take_pairs(self, fresh: Fresh, grant: Grant) -> None:
+        """As many messages that were delivered before as others, of one priority: what turns of one by one come to."""
+        grant.left = pairs = grant.left // 2
+        self._take_fresh(*fresh[1:], grant)
+        grant.left = pairs = pairs - grant.left
+        self._take_again(pairs, fresh[0], grant)
 
     def _take_turns(self, grant: Grant) -> None:
         surplus = int(self.channel.owes_fresh)  # so many more that were delivered before were handed out than others

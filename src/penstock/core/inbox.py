@@ -11,7 +11,7 @@ No entry may hold up those behind it, and none may be lost. So a batch is never 
 - Messages of a unit of work are checked as any send is, but for the queue's rate: the unit is committed already.
 - What a queue does not take (it is not there and not to be created, the messages are too large for it, or of the wrong
   kind) goes to the queue named `<queue>.refused`, a standard queue, which is created when needed. The messages'
-  history says why; a redrive of that queue tries them again.
+  history says why; a redrive of that queue tries them again. If that one is in quarantine, too, there is another.
 - An ack that comes too late, because the lease is over and somebody else was handed the message, is counted.
 
 Messages for a partition of a queue that was deleted and made again meanwhile are sent on, once: to the first partition
@@ -51,15 +51,17 @@ REFUSED = ".refused"
 _SOURCE_LENGTH_MAX = 64
 
 
-def refused_name(queue: str) -> str:
-    """The name of the queue for what a queue did not take from another shard.
+def refused_name(queue: str, mark: str = "") -> str:
+    """The name of the queue for what a queue did not take from another shard. `mark` is that of a quarantine.
 
-    >>> refused_name("orders")
-    'orders.refused'
+    >>> refused_name("orders"), refused_name("orders", ".beside-7")
+    ('orders.refused', 'orders.beside-7.refused')
     """
-    if len(queue) + len(REFUSED) > NAME_LENGTH_MAX:
-        queue = f"{queue[:100]}.{hashlib.sha256(queue.encode()).hexdigest()[:12]}"
-    return queue + REFUSED
+    ending = mark + REFUSED
+    if len(queue) + len(ending) > NAME_LENGTH_MAX:
+        digest = hashlib.sha256(queue.encode()).hexdigest()[:12]
+        queue = f"{queue[: NAME_LENGTH_MAX - len(ending) - 20]}.{digest}"
+    return queue + ending
 
 
 def take(broker: Broker, command: TakeOutbox) -> Taken:
@@ -186,7 +188,7 @@ def _decoded(values: list[bytes | None] | None) -> list[str | None] | None:
 
 def _move_in(broker: Broker, effect: ForwardedMessages, messages: Messages, size: int) -> None:
     queue = broker.queues.get(effect.queue)
-    if queue is None and not effect.queue.endswith(REFUSED):
+    if queue is None:
         broker.quarantine.refuse(effect.queue)
     if effect.of_queue and (queue is None or queue.id != effect.of_queue):
         raise QueueReplaced(f"queue {effect.queue!r} is not the one that the messages were for")
@@ -213,7 +215,8 @@ def _put_aside(broker: Broker, letter: _Letter, reason: str) -> None:
     messages = letter.messages
     messages.origins = [_origin(broker, letter, reason)]
     config = broker.moves.config_for_moved(QueueConfig(message_bytes_max=MESSAGE_BYTES_CEILING))
-    effect = ForwardedMessages(refused_name(letter.effect.queue), True, due_ms=0, config=config)
+    name = broker.moves.able_to_take(refused_name(letter.effect.queue))
+    effect = ForwardedMessages(name, True, due_ms=0, config=config)
     shard = broker.shard_of(effect.queue)
     if shard == broker.meta.shard:
         _move_in(broker, effect, messages, letter.size)

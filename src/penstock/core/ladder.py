@@ -121,7 +121,7 @@ class Ladder:
             self.channel.handout.offer_again(window, first, stop, attempt)
         elif self.channel.fifo is not None:
             for sequence in range(stop - 1, first - 1, -1):
-                self.channel.fifo.postpone(sequence)
+                self.channel.fifo.postpone(sequence, attempt)
 
     def _move_to_retry(
         self,

@@ -14,7 +14,7 @@ from penstock.core.chunk import Chunk
 from penstock.core.commands import MAIN, ForwardedMessages
 from penstock.core.config import DAY_MS, QueueConfig, dead_letter_name
 from penstock.core.draft import Messages
-from penstock.core.inbox import refused_name
+from penstock.core.inbox import REFUSED, refused_name
 from penstock.core.origin import Origin
 from penstock.core.partition import partition_of
 from penstock.core.queue import Queue
@@ -36,11 +36,8 @@ class Moves:
         A queue that is not there is created, of the same kind, and keeps what it gets. What a queue in quarantine
         cannot take goes to the queue for what was refused.
         """
-        broker = self.broker
-        is_here = broker.shard_of(name) == broker.meta.shard
-        if is_here and name not in broker.queues and broker.quarantine.might_be(name):
-            name = refused_name(name)
-        shard = broker.shard_of(name)
+        name = self.able_to_take(name)
+        shard = self.broker.shard_of(name)
         if shard != self.broker.meta.shard:
             config = self.config_for_moved(like)
             effect = ForwardedMessages(name, moved=True, priority=priority, due_ms=0, config=config)
@@ -50,6 +47,15 @@ class Moves:
         if queue is None:
             queue = self.broker.catalog.add_queue(name, self.config_for_moved(like), (MAIN,))
         self.move_in(queue, messages, size, ForwardedMessages(name, moved=True, priority=priority, due_ms=0))
+
+    def able_to_take(self, name: str) -> str:
+        """The queue itself, or one for what it refuses: none of this shard that is in quarantine, or could be."""
+        broker, stem = self.broker, name.removesuffix(REFUSED)
+        for is_last in (False, True):
+            is_here = name not in broker.queues and broker.shard_of(name) == broker.meta.shard
+            if is_here and broker.quarantine.might_be(name):
+                name = refused_name(stem, broker.quarantine.mark if is_last else "")
+        return name
 
     def move_in(self, queue: Queue, messages: Messages, size: int, effect: ForwardedMessages) -> None:
         """Messages of another queue arrive in one of this shard."""

@@ -5,7 +5,8 @@ delivered once would be delivered again, and numbers given twice. So nothing of 
 changed or deleted. Every command that names it is refused with `QueueDamaged`.
 
 If the record with a queue's name is damaged, nobody knows which name that is. Queues that are known are served, and no
-other one is created meanwhile: it could be that one.
+other one is created meanwhile: it could be that one. Dead letters that no other queue can take get one all the same,
+whose name no damaged queue can have (`mark`).
 """
 
 from __future__ import annotations
@@ -61,9 +62,14 @@ class Quarantine:
         reasons = self._what[queue_id]
         return reasons[0] if len(reasons) == 1 else f"{reasons[0]}, and {len(reasons) - 1} more"
 
+    @property
+    def mark(self) -> str:
+        """No queue in quarantine has this in its name: it tells of the newest of them, and none of them is newer."""
+        return f".beside-{max(self._what):x}"
+
     def might_be(self, name: str) -> bool:
         """Whether the queue with this name, which is not among the served ones, is in quarantine, or could be."""
-        return name in self._names or len(self._names) < len(self._what)
+        return name in self._names or (len(self._names) < len(self._what) and self.mark not in name)
 
     def refuse(self, name: str) -> None:
         """Raise if a queue that is not among the served ones is in quarantine, or could be."""

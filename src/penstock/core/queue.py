@@ -664,14 +664,16 @@ class Queue:
 
         It came near and was handed out in the same moment, and the clock went back when the store was opened again.
         """
-        found = False
+        found, handout = False, channel.handout
         for lane, order in [place for place in self.far if keys.lane_channel(place[0]) in (0, channel.id)]:
-            for key in list(self._keys_of(lane, order, max(0, first - CHUNK_MESSAGES_MAX))):
-                if key.base >= stop:
+            upcoming = self._keys_of(lane, order, max(0, first - CHUNK_MESSAGES_MAX))
+            for key in list(islice(upcoming, max(0, handout.recall_left))):
+                if key.base >= stop or handout.recall_left <= 0:
                     break
                 if key.base + key.messages > first and key not in self.quarantined:
                     count = self._forgotten_far(channel, key, first, stop, attempt)
                     if count:
+                        handout.count_recalled(count)
                         self._take_from_bucket(key, count)
                         self._bring_chunk_near(key, now_ms)
                         found = True

@@ -76,6 +76,11 @@ class SessionRegister:
             self._own = self._begin(Session("", None, self.broker.now_ms, bound=True))
         return self._own
 
+    def adopt(self, other: SessionRegister) -> None:
+        """This process goes on with another broker: its own session is the one it had, if that was committed."""
+        if other._own in self.broker.sessions:
+            self._own = other._own
+
     def leave(self) -> None:
         """This process closes the store in order. See `Broker.leave_sessions`."""
         if not self.broker.in_process:

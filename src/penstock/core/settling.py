@@ -115,6 +115,7 @@ class Settling:
     def spans_of(self, command: Ack | Release | Extend, channel: Channel) -> list[Span]:
         """The messages that a command names, as spans. `ForeignReceipt` for a receipt of another queue or channel."""
         self._check_spans(command.spans)
+        channel.handout.allow_recall()
         if not command.receipts:
             return command.spans
         opened = [self.broker.open_receipt(text) for text in command.receipts]

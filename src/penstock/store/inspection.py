@@ -38,7 +38,7 @@ class Inspection(NamedTuple):
     misplaced: bool
     """Whether records are out of order, so that nothing can be looked up reliably."""
     lost_groups: bool
-    """Whether what the groups should add up to was damaged itself; the answer is then made of what is there."""
+    """Whether what some groups should add up to was damaged itself; for these the answer is made of what is there."""
     records: int
     chunks: int
 
@@ -102,9 +102,11 @@ def inspect(connection: sqlite3.Connection, meta: dict[str, int]) -> Inspection:
             sums[2] += 1
             sums[3] += seal_of_key(key)
     there = {name: Group(sums[0], sums[1] & SUM_MASK, sums[2], sums[3] & SUM_MASK) for name, sums in found.items()}
-    if lost_groups:
-        return Inspection(there, _unseen(there, bad), frozenset(left_out), misplaced, lost_groups, records, chunks)
-    flaws = [
+    unseen: list[Flaw] = []
+    if lost_groups:  # those whose row is whole still say what should be there
+        unseen = _unseen(there, {name: rows for name, rows in bad.items() if name not in expected})
+        expected = there | expected
+    flaws = unseen + [
         _flaw(name, expected.get(name, Group()), there.get(name, Group()), bad.get(name, []))
         for name in sorted(expected.keys() | there.keys())
         if expected.get(name, Group()) != there.get(name, Group())
@@ -119,15 +121,16 @@ def _rows(connection: sqlite3.Connection, query: str) -> Iterator[Any]:
 
 
 def _expected(connection: sqlite3.Connection, meta: dict[str, int]) -> tuple[dict[bytes, Group], bool]:
-    """What the groups have to add up to, and whether that is damaged itself."""
+    """What the groups have to add up to, as far as it is readable, and whether some of it is damaged itself."""
     groups: dict[bytes, Group] = {}
-    total = 0
+    total, is_damaged = 0, False
     for name, value, seal in _rows(connection, "SELECT name, value, seal FROM groups"):
-        if not is_sealed(name, value, seal):
-            return {}, True
-        groups[name] = Group.unpack(value)
-        total += seal
-    return groups, total & SUM_MASK != meta.get(GROUPS_SUM)
+        if is_sealed(name, value, seal):
+            groups[name] = Group.unpack(value)
+            total += seal
+        else:
+            is_damaged = True
+    return groups, is_damaged or total & SUM_MASK != meta.get(GROUPS_SUM)
 
 
 def _flaw(name: bytes, expected: Group, there: Group, bad: list[tuple[bytes, int]]) -> Flaw:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.commands import CreateQueue, DeleteQueue, QueueStats, Stats
+from penstock.core.commands import CreateQueue, DeleteQueue, QueueStats, Receive, Release, Stats
 from penstock.server.node import Node
 from tests.nsq.wire import Message, fin, mpub, pub, req, touch
 from tests.protocols.nsq_http.serving import RunningNode, node
@@ -294,6 +294,16 @@ def test_a_message_that_is_always_requeued_leaves_the_others_every_other_deliver
             got.append(message.body)
             client.send(req(message) if message.body == b"bad" else fin(message))
         assert got == [b"bad", b"bad", b"1", b"bad", b"2", b"bad", b"3"]
+
+
+def test_a_topic_made_by_nsq_backs_off_for_who_releases_with_an_error(server: RunningNode) -> None:
+    with server.connect() as client:
+        client.publish("shared", b"x")
+    for _ in range(2):
+        delivery = server.call(Receive(queue="shared", limit=1, wait_ms=0))
+        spans = [span for run in delivery.runs for span in run.spans()]
+        server.call(Release(queue="shared", spans=spans, error="ValueError: no such order"))
+    assert stats_of(server, "shared").channels["main"].delayed == 1
 
 
 def test_a_requeue_is_as_long_as_it_says_on_a_queue_that_was_not_made_here(server: RunningNode) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import takewhile
 
 import msgspec
 
@@ -74,22 +75,28 @@ class Receiving(Ground):
         if channel.paused or room <= 0:
             return 0
         if queue.config.is_fifo:
-            return len(self._fifo_choice(channel, room))
+            return len(self._fifo_choice(channel, room)[0])
         return min(room, channel.count(State.READY))
 
-    def _fifo_choice(self, channel: Channel, room: int) -> list[Copy]:
+    def _fifo_choice(self, channel: Channel, room: int) -> tuple[list[Copy], bool]:
+        """What is handed out, and whether it is the turn of groups that did not fail after that.
+
+        Groups whose head was delivered before get half of the places, while there are others.
+        """
         groups: dict[str | None, list[Copy]] = {}
         for copy in channel.ordered():
             groups.setdefault(copy.message.group, []).append(copy)
-        chosen: list[Copy] = []
-        for copies in groups.values():
-            if any(copy.state is State.LEASED for copy in copies):
-                continue
-            for copy in copies:
-                if copy.state is not State.READY or len(chosen) >= room:
-                    break
-                chosen.append(copy)
-        return chosen
+        free = [group for group in groups.values() if all(copy.state is not State.LEASED for copy in group)]
+        free.sort(key=lambda group: (group[0].attempts, group[0].message.sequence))
+        runs = [(group[0].attempts, list(takewhile(lambda copy: copy.state is State.READY, group))) for group in free]
+        again = [copy for attempts, run in runs if attempts for copy in run]
+        fresh = [copy for attempts, run in runs if not attempts for copy in run]
+        owed = int(channel.owes_fresh)
+        share = (room - owed + 1) // 2 if fresh else room
+        chosen = again[: max(0, share)]
+        others = fresh[: max(0, room - len(chosen))]
+        rest = again[len(chosen) :][: max(0, room - len(chosen) - len(others))]
+        return chosen + others + rest, max(0, owed + len(chosen) - len(others)) + len(rest) > 0
 
     # -- the same attempt again --
 
@@ -176,7 +183,10 @@ class Receiving(Ground):
             copy.first_received_ms = self.now_ms
 
     def _check_fifo(self, where: str, channel: Channel, copies: list[Copy]) -> None:
-        right = [copy.message.sequence for copy in self._fifo_choice(channel, len(copies))]
+        choice, owes_fresh = self._fifo_choice(channel, len(copies))
+        right = [copy.message.sequence for copy in choice]
+        if copies:
+            channel.owes_fresh = owes_fresh
         got = [copy.message.sequence for copy in copies]
         demand(sorted(got) == sorted(right), f"{where}: FIFO handed out {got}, not {right}")
         for group in {copy.message.group for copy in copies}:

@@ -28,11 +28,12 @@ from penstock.client.listening import (
     GroupOrder,
     HandlerTimes,
     ListenerMetrics,
+    next_try,
     pause_seconds,
 )
 from penstock.client.settings import QueueSettings, changes_of, config_of
 from penstock.client.sync.caller import Caller, Stream, Streaming
-from penstock.client.sync.message import Message, messages_of
+from penstock.client.sync.message import Message, error_text, messages_of
 from penstock.client.sync.settler import LeaseLost, Outcome, Settler
 from penstock.client.sync.unit_of_work import UnitOfWork
 from penstock.client.thread_workers import (
@@ -56,7 +57,7 @@ from penstock.core.commands import (
     QueueInfo,
     Receive,
 )
-from penstock.core.config import Backoff, PolicyName
+from penstock.core.config import Backoff, PolicyName, QueueConfig
 from penstock.core.errors import InvalidRequest, QueueExists, QueueNotFound
 
 _LOG = logging.getLogger("penstock.listener")
@@ -71,6 +72,7 @@ _GRACE_SECONDS = 5.0
 """How long a stop waits for the last settlement."""
 _LAST_WAIT_SECONDS = 0.5
 """How long a receive waits that no stop calls off, because what it brings would be gone."""
+_LOGGED_LETTERS_MAX = 500
 _LOOK_SECONDS = 0.05
 """How often it looks whether handlers have ended, if nobody tells."""
 
@@ -112,6 +114,8 @@ class Listener:
         self._state = "new"
         self._info: QueueInfo | None = None
         """The queue, if it was asked for before the start."""
+        self._config = QueueConfig()
+        """The queue's, as it was at the start."""
         self._lock = threading.Lock()
         self._stopping = False
         self._handles_all = False
@@ -170,6 +174,7 @@ class Listener:
         if self._state != "new":
             raise InvalidRequest(f"the listener {self.name!r} is {self._state}: make another one")
         info, self._info = self._info or self._prepare(), None
+        self._config = info.config
         self._settler.order = GroupOrder() if info.config.is_fifo else None
         self._settler.begin = self._line.put
         if info.config.leases_are_durable:
@@ -428,9 +433,18 @@ class Listener:
         except BaseException as error:
             if is_cancelled(error, self._settling):
                 raise
-            _LOG.info("listener %r: message %s failed", self.name, message.id, exc_info=error)
+            self._tell_of(error, message)
             return Outcome(message, work, error)
         return Outcome(message, work, None)
+
+    def _tell_of(self, error: BaseException, message: Message) -> None:
+        attempts, text = message.attempts, " ".join(error_text(error).split())[:_LOGGED_LETTERS_MAX]
+        then = next_try(self._config, self._queue, message.span.first, attempts)
+        if message.is_settled:
+            then = "was settled by its handler"
+        told = (self.name, self._queue, message.id, attempts, then, text)
+        _LOG.warning("listener %r on %r: message %s failed on attempt %d, and %s: %s", *told)
+        _LOG.info("listener %r: where message %s failed", self.name, message.id, exc_info=error)
 
     def __repr__(self) -> str:
         return f"<Listener {self.name!r} on {self._queue!r}: {self._state}>"

@@ -41,7 +41,7 @@ from penstock.core.commands import (
     Subscribe,
     Subscribed,
 )
-from penstock.core.config import Backoff, QueueConfig
+from penstock.core.config import QueueConfig
 from penstock.core.errors import NotFound, OverLimit, PenstockError, QueueExists
 from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.names import is_ephemeral
@@ -88,7 +88,6 @@ class Topics:
             retention_ms=None,
             message_bytes_max=self.settings.message_bytes_max,
             max_receives=0,
-            backoff=Backoff("none"),
             in_flight_max=self.settings.in_flight_max,
         )
         """What a topic created here is told."""

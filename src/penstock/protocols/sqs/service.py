@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue, ListQueues
-from penstock.core.config import Backoff, Kind, QueueConfig, kind_of
+from penstock.core.config import Kind, QueueConfig, kind_of
 from penstock.core.errors import PenstockError, QueueChanged, QueueExists, QueueNotFound
 from penstock.core.receipt import Recent, Seal
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
@@ -272,10 +272,9 @@ class ServiceBase:
 
 
 def default_config(kind: Kind) -> QueueConfig:
-    """A queue as SQS creates it when nobody says more: no dead letters, and no backoff."""
+    """A queue as SQS creates it when nobody says more: no dead letters."""
     return QueueConfig(
         kind=kind,
         max_receives=0,
-        backoff=Backoff("none"),
         message_bytes_max=MESSAGE_BYTES_CEILING + STORED_OVERHEAD_BYTES,
     )
