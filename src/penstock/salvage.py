@@ -44,7 +44,7 @@ from penstock.remains import (
     finding_of_flaw,
     without_advice,
 )
-from penstock.store.cache_directory import refuse_cache
+from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.errors import StoreLocked
 from penstock.store.inspection import quick_check
@@ -63,11 +63,12 @@ LIST_NAME = "not-salvaged.jsonl"
 _PAGE = 1000
 _COMMIT_BYTES = 4 << 20
 _ENTROPY_BYTES = 64
+_PROGRESS_CHUNKS = 100
 _OUTBOX = keys.OUTBOX_QUEUES >> 56
 _SHARD = "shard-"
 
-Progress = Callable[[str, int, int], None]
-"""Told how far a long work is: in which store, how many chunks are done, of how many."""
+Progress = Callable[[int, int], None]
+"""Told how many chunks of a store are copied, and of how many."""
 
 
 class Salvaged(msgspec.Struct):
@@ -225,7 +226,7 @@ def _check_file(path: Path) -> list[Finding]:
 # -- salvaging ---------------------------------------------------------------------------------------------------------
 
 
-def salvage(source: Path, target: Path, progress: Progress = lambda store, done, total: None) -> Salvaged:
+def salvage(source: Path, target: Path, progress: Progress = lambda done, total: None) -> Salvaged:
     """Copy everything that is readable of a directory, which nobody may have open, to a new one.
 
     >>> import tempfile
@@ -236,8 +237,7 @@ def salvage(source: Path, target: Path, progress: Progress = lambda store, done,
     """
     if target.exists() and not target.is_dir():
         raise StoreError(f"{target} is a file: name a directory that is new, or empty")
-    if (target / INCOMPLETE_NAME).exists():
-        raise StoreError(f"a salvage into {target} was cut short: delete it, and start again")
+    refuse_incomplete(target)
     if target.exists() and any(target.iterdir()):
         raise StoreError(f"{target} is not empty: name a directory that is new, or empty")
     if not source.is_dir():
@@ -406,7 +406,8 @@ class _Salvage:
         size = 0
         packed_keys = self._remains.chunk_keys()
         for done, packed in enumerate(packed_keys):
-            self._progress(self._source_name, done, len(packed_keys))
+            if done % _PROGRESS_CHUNKS == 0:
+                self._progress(done, len(packed_keys))
             queue_id = int.from_bytes(packed[:NUMBER_BYTES], "big")
             try:
                 body = self._remains.read_chunk(packed)

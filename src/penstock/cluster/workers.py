@@ -35,7 +35,7 @@ import msgspec
 from penstock.core.errors import PenstockError
 from penstock.server.node import Ready
 from penstock.server.settings import MEMORY, InvalidSettings, Settings
-from penstock.store.cache_directory import refuse_cache
+from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
 from penstock.store.private import DIRECTORY_MODE
@@ -95,6 +95,7 @@ class WorkerFailed(PenstockError):
 def open_cluster_file(data: Path, workers: int) -> ClusterFile:
     """What the directory was made with; made now if it is new. `InvalidSettings` if it was made for something else."""
     path = data / CLUSTER_NAME
+    refuse_incomplete(data)
     if path.exists():
         found = read_cluster_file(path)
         if found.shards != workers:
