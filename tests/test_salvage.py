@@ -58,9 +58,13 @@ def spoil(directory: Path, statement: str, *arguments: object) -> None:
     connection.close()
 
 
-def penstock_store(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [*PENSTOCK, "store", *map(str, arguments)]
+def penstock_command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*PENSTOCK, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def penstock_store(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return penstock_command("store", *arguments)
 
 
 @pytest.fixture
@@ -118,8 +122,7 @@ def test_check_of_a_directory_that_is_not_there_says_so() -> None:
 
 def test_opening_a_store_that_is_damaged_altogether_is_one_line_without_a_traceback(plain: Path) -> None:
     spoil(plain, "UPDATE meta SET value = value + 1 WHERE name = 'position'")
-    command = [*PENSTOCK, "send", "--data", str(plain), "orders", "x"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = penstock_command("send", "--data", plain, "orders", "x")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "penstock store salvage" in done.stderr
 
@@ -129,17 +132,57 @@ def test_queue_list_shows_the_others_and_says_which_is_damaged(plain: Path) -> N
         number = ps.queue("orders").stats()
     assert number.messages == 20
     spoil(plain, "UPDATE records SET value = value || x'00' WHERE key = ?", keys.record(Kind.COUNTERS, 1))
-    command = [*PENSTOCK, "queue", "list", "--data", str(plain), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    (row,) = [json.loads(line) for line in done.stdout.splitlines()]
-    assert row["queue"] == "mails"
+    done = penstock_command("queue", "list", "--data", plain, "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["queue"], row["damaged"], row.get("messages")) for row in rows] == [
+        ("mails", False, 20),
+        ("orders", True, None),
+    ]
     assert "queue 'orders' is in quarantine" in done.stderr
+    for arguments in (["queue", "list"], ["stats"]):
+        done = penstock_command(*arguments, "--data", plain)
+        assert any("orders" in line and "in quarantine" in line for line in done.stdout.splitlines()), done.stdout
     with penstock.open(plain) as ps:
         assert ps.queues() == ["mails", "orders"]
         with pytest.raises(penstock.QueueDamaged):
             ps.queue("orders").send("x")
         (report,) = ps.damage
         assert report.queue == "orders"
+
+
+def test_damage_that_was_found_is_told_by_who_opens_the_directory_later(plain: Path) -> None:
+    spoil(plain, "UPDATE chunks SET body = x'00' WHERE id = 3")
+    with penstock.open(plain) as ps:
+        assert len(ps.queue("orders").receive(40)) == 19
+        (found,) = ps.damage
+    for read_only in (False, True):
+        with penstock.open(plain, read_only=read_only) as ps:
+            assert ps.damage == [found]
+    done = penstock_command("queue", "list", "--data", plain, "--json")
+    assert [json.loads(line)["quarantined"] for line in done.stdout.splitlines()] == [0, 1]
+
+
+@pytest.mark.parametrize("command", [("receive", "q"), ("redrive", "q"), ("queue", "purge", "q", "--yes"), ("stats",)])
+def test_only_commands_that_send_or_create_make_a_store(tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.txt").write_text("mine")
+    for directory in (tmp_path / "foreign", tmp_path / "missing"):
+        done = penstock_command(*command, "--data", directory)
+        assert (done.returncode, len(done.stderr.splitlines())) == (3, 1), done.stderr
+        assert str(directory) in done.stderr and "--data" in done.stderr
+    assert not (tmp_path / "missing").exists()
+    assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["notes.txt"]
+
+
+def test_advice_about_a_directory_that_is_in_use_fits_who_asks(plain: Path, tmp_path: Path) -> None:
+    with penstock.open(plain):
+        done = penstock_command("receive", "orders", "--data", plain)
+        assert "--url" in done.stderr and "read_only" not in done.stderr and "connect()" not in done.stderr
+        with pytest.raises(StoreLocked, match=r"penstock\.connect\(\).*read_only=True"):
+            penstock.open(plain)
+        done = penstock_store("salvage", plain, tmp_path / "new")
+        assert "stop that process first" in done.stderr and "read_only" not in done.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_salvage_of_a_whole_directory_is_a_copy(directory: Path, tmp_path: Path) -> None:

@@ -24,13 +24,22 @@ from penstock.store.disk import RealDisk
 from penstock.store.errors import ADVICE
 from penstock.store.inspection import inspect, is_sealed, sealed_meta
 from penstock.store.journal.file import read_segment
-from penstock.store.journal.frames import ALIGNMENT, FRAMES_START, check_segment_header, find_frame, find_mark
+from penstock.store.journal.frames import (
+    ALIGNMENT,
+    FRAMES_START,
+    check_segment_header,
+    find_frame,
+    find_mark,
+    mark_at,
+)
 from penstock.store.journal.walk import segment_name, segment_sequences
 from penstock.store.layer import Layer, Missing, joined, open_flaws
 from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
 from penstock.store.table import SEALED_VERSION, SQLITE_ERRORS, connect, translate
 
 NUMBER_BYTES = 8
+CUT_SHORT = "it was cut short: what was sent or acknowledged last may be missing"
+"""Of a journal's file: opening takes the end of one for a commit that was never finished."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -233,6 +242,11 @@ class Remains:
             durable = find_mark(data, offset, identity, above=last)
             if durable is not None:
                 self._note_gap(path, last + 1, durable)
+            rolled = mark_at(memoryview(data), offset, identity)
+            if len(data) % ALIGNMENT:
+                self._note_lacking(path, CUT_SHORT)
+            if rolled == (last, True) and sequence + 1 not in sequences:
+                self._note_lacking(path.with_name(segment_name(sequence + 1)), "it is missing: commits went on there")
 
     def _note_gap(self, path: Path, first: int, last: int) -> None:
         self.lacks_commits = True

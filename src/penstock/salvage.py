@@ -36,6 +36,7 @@ from penstock.core.partition import SHARD_SHIFT
 from penstock.core.queue import Queue
 from penstock.core.records import Meta, QueueRecord
 from penstock.remains import (
+    CUT_SHORT,
     NUMBER_BYTES,
     Finding,
     Remains,
@@ -48,8 +49,9 @@ from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.errors import StoreLocked
 from penstock.store.inspection import quick_check
-from penstock.store.journal.frames import StoredChunk
-from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, INCOMPLETE_NAME, JOURNAL_NAME, TABLE_NAME
+from penstock.store.journal.frames import ALIGNMENT, StoredChunk
+from penstock.store.journal.walk import SEGMENT_SUFFIX
+from penstock.store.layout import CLUSTER_NAME, INCOMPLETE_NAME, JOURNAL_NAME, TABLE_NAME, is_store
 from penstock.store.lock import DirectoryLock
 from penstock.store.private import DIRECTORY_MODE, make_file
 from penstock.store.table import SQLITE_ERRORS, connect, translate
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
 LIST_NAME = "not-salvaged.jsonl"
 """The file in the new directory that says what could not be copied, an object a line."""
+_LOCK_ADVICE = "A salvage needs the directory for itself: stop that process first."
 _PAGE = 1000
 _COMMIT_BYTES = 4 << 20
 _ENTROPY_BYTES = 64
@@ -84,15 +87,6 @@ class Salvaged(msgspec.Struct):
 
 
 # -- directories -------------------------------------------------------------------------------------------------------
-
-
-def is_store(directory: Path) -> bool:
-    """Whether a directory has a store in it, or something of one.
-
-    >>> is_store(Path("/nowhere"))
-    False
-    """
-    return any((directory / name).exists() for name in (TABLE_NAME, JOURNAL_NAME, BALLAST_NAME))
 
 
 def stores_in(directory: Path) -> list[Path]:
@@ -140,6 +134,9 @@ def check(directory: Path) -> list[Finding]:
         findings, names = _check_broker(view)
         findings += _check_chunks(view, names)
     findings += _check_file(directory / TABLE_NAME)
+    for path in sorted((directory / JOURNAL_NAME).glob(f"*{SEGMENT_SUFFIX}")):
+        if path.stat().st_size % ALIGNMENT:
+            findings.append(Finding(path.name, CUT_SHORT))
     return list(dict.fromkeys(findings))
 
 
@@ -252,7 +249,7 @@ def salvage(source: Path, target: Path, progress: Progress = lambda done, total:
         for each in dict.fromkeys([source, *stores]):
             try:
                 if each.is_dir():
-                    locked.callback(DirectoryLock(each).release)
+                    locked.callback(DirectoryLock(each, _LOCK_ADVICE).release)
             except StoreLocked:
                 raise
             except OSError:  # a disk that cannot be written: nobody writes to it

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, print_done, print_json, print_rows, progress
-from penstock.cli.store import Data, chosen
+from penstock.cli.store import Data, chosen, require_store
 
 stores = typer.Typer(help="Check a data directory for damage; salvage what is readable of it.", no_args_is_help=True)
 
@@ -23,16 +23,13 @@ def check(data: Data = None, as_json: AsJson = False) -> None:
     """
     import msgspec
 
-    from penstock import NotFound
     from penstock import salvage as care
 
     directory = chosen(data, None)
     if not isinstance(directory, Path):
         raise typer.BadParameter("this works on a directory: give --data")
-    if not directory.is_dir():
-        raise NotFound(f"there is no directory {directory}: name the data directory with --data")
-    if care.stores_in(directory) == [directory] and not care.is_store(directory):
-        raise NotFound(f"{directory} holds no store: name the data directory with --data")
+    if not directory.is_dir() or care.stores_in(directory) == [directory]:
+        require_store(directory)
     findings = [
         ({"store": store.name} if store != directory else {}) | msgspec.to_builtins(finding)
         for store in care.stores_in(directory)
