@@ -32,8 +32,10 @@ from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, Desk, attempts_of, bodies_of, spans_of
 from tests.store import flips
 from tests.store.flips import DAMAGED, ENTROPY, OPTIONS, START_MS, Content, Flipper, here
+from tests.store.salvages import Salvages
 
-FLIPS = 25
+FLIPS = 10
+SEEDS = 10
 PENSTOCK = (sys.executable, "-c", "from penstock.cli import main; main()")
 
 
@@ -549,6 +551,16 @@ def test_salvage_goes_nowhere_where_something_is(plain: Path, tmp_path: Path) ->
 def test_salvage_needs_the_directory_for_itself(plain: Path, tmp_path: Path) -> None:
     with penstock.open(plain), pytest.raises(StoreLocked):
         salvage(plain, tmp_path / "new")
+
+
+@pytest.fixture(scope="module")
+def salvages(tmp_path_factory: pytest.TempPathFactory) -> Salvages:
+    return Salvages(tmp_path_factory.mktemp("salvages"))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_every_readable_message_comes_once_and_none_is_missing_without_a_word(salvages: Salvages, seed: int) -> None:
+    salvages.run(seed)
 
 
 @pytest.fixture(scope="module")

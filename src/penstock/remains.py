@@ -249,10 +249,12 @@ class Remains:
                 self._note_lacking(path.with_name(segment_name(sequence + 1)), "it is missing: commits went on there")
 
     def _note_gap(self, path: Path, first: int, last: int) -> None:
+        what = f"commits {first} to {last} are not readable: what they sent or acknowledged is not known"
+        self._note_lacking(path, what)
+
+    def _note_lacking(self, path: Path, what: str) -> None:
         self.lacks_commits = True
-        self._note(
-            path.name, f"commits {first} to {last} are not readable: what they sent or acknowledged is not known"
-        )
+        self._note(path.name, what)
 
     # What there is.
 
