@@ -13,8 +13,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import typer
 
 import penstock
+from penstock.cli import care
 from penstock.cluster.worker_node import shard_directory
 from penstock.cluster.workers import open_cluster_file
 from penstock.core import commands as c
@@ -532,6 +534,19 @@ def test_salvage_that_was_cut_short_says_so_and_its_directory_is_not_opened(plai
         salvage(plain, tmp_path / "new")
     (finding,) = check(tmp_path / "new")
     assert "cut short" in finding.what
+
+
+def test_interrupted_command_says_that_its_directory_is_incomplete(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.salvage._Salvage.run", interrupt)
+    with pytest.raises(typer.Exit) as ended:
+        care.salvage(plain, tmp_path / "new")
+    assert ended.value.exit_code == 130
+    assert f"{tmp_path / 'new'} is incomplete. Delete it" in capsys.readouterr().err
 
 
 def test_directory_without_its_own_record_is_salvaged(plain: Path, tmp_path: Path) -> None:

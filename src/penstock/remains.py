@@ -2,13 +2,15 @@
 
 A damaged directory does not open. So this reads its files in its own way: rows of the table from the front and from
 the back, up to what cannot be read; chunks by the index and by the rows, so that what is lost in one is found in the
-other; and every whole frame of the journal, whatever is between them.
+other; and every whole frame of the journal, whatever is between them. Frames that the table has count, too: they are
+the same once more, and make good what is damaged there. Of a broken frame, chunks count whose own checksums match.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import msgspec
 
 from penstock.core import keys
-from penstock.core.changes import Flaw
+from penstock.core.changes import Changes, Encodable, Flaw
 from penstock.core.chunk import Chunk
 from penstock.core.errors import ChunkDamaged, StoreError
 from penstock.core.keys import ChunkKey, Kind
@@ -27,6 +29,7 @@ from penstock.store.journal.file import read_segment
 from penstock.store.journal.frames import (
     ALIGNMENT,
     FRAMES_START,
+    broken_frames,
     check_segment_header,
     find_frame,
     find_mark,
@@ -87,6 +90,11 @@ def decoded(packed: bytes, body: bytes) -> Chunk:
     return chunk
 
 
+def _overlap(one: ChunkKey, other: ChunkKey) -> bool:
+    ends = min(one.base + one.messages, other.base + other.messages)
+    return one.queue_id == other.queue_id and max(one.base, other.base) < ends
+
+
 class Remains:
     """Everything that can be read of one store."""
 
@@ -103,13 +111,15 @@ class Remains:
         self._flaws: list[Flaw] = []
         self._connection: sqlite3.Connection | None = None
         self._meta: dict[str, int] = {}
+        self._unsure: set[bytes] = set()
+        """Keys of chunks that have no checksum: their queues and channels have to be known from elsewhere."""
         self._is_torn = False
         """Whether the table could not be read from one end to the other."""
         if self._path.exists():
             self._read_table(is_ours)
         else:
             self._note(TABLE_NAME, "it is missing")
-        self._layer = Layer(self._meta.get("position", 0))
+        self._layer = Layer(0)
         self._read_journal(directory / JOURNAL_NAME)
         self._exact: dict[bytes, set[bytes]] = {}
         for flaw in open_flaws((self._layer,), self._flaws):
@@ -149,8 +159,6 @@ class Remains:
         for row in self._both_ways(self._connection, f"SELECT {columns} FROM records", "key"):
             if type(row[0]) is bytes and (not is_sealed_table or is_sealed(*row)):
                 self._records[row[0]] = row[1]
-            elif type(row[0]) is bytes:
-                self.suspects.add(keys.group_of(row[0]))
         if is_sealed_table:
             seen = inspect(self._connection, self._meta, self._both_ways)
             self._flaws = seen.flaws
@@ -212,7 +220,8 @@ class Remains:
         if not sequences:
             self._note(JOURNAL_NAME, "it is missing: what was sent or acknowledged last may be missing, too")
             self.lacks_commits = True
-        last = self._layer.position
+        position = self._meta.get("position", 0)
+        last = 0
         is_broken = self.lacks_commits or "position" not in self._meta
         for sequence in sequences:
             path = directory / segment_name(sequence)
@@ -220,8 +229,8 @@ class Remains:
                 with contextlib.closing(disk.open(path, writable=False)) as file:
                     data = read_segment(file, path)
             except (OSError, StoreError) as error:
-                self._note(path.name, without_advice(error))
-                self.lacks_commits = is_broken = True
+                self._note_lacking(path, without_advice(error))
+                is_broken = True
                 continue
             identity = self._meta.get("identity") or int.from_bytes(data[16:24], "little")
             try:
@@ -230,23 +239,54 @@ class Remains:
                 self._note(path.name, without_advice(error))
             offset = FRAMES_START
             while (frame := find_frame(data, offset, identity, above=last)) is not None:
-                if frame.number != last + 1 and last:
-                    self._note_gap(path, last + 1, frame.number - 1)
+                known = max(last, position)
+                if frame.number > known + 1 and known:
+                    self._note_gap(path, known + 1, frame.number - 1)
+                    self._take_from_broken(data, offset, frame.offset, range(known + 1, frame.number))
                     is_broken = True
+                elif last and frame.number != last + 1:  # the table has what is between
+                    self._layer = Layer(0)
                 changes = frame.changes()
                 self._layer.absorb(changes, frame.number)
                 if is_broken:
-                    self.suspects.update(map(keys.group_of, changes.records))
-                    self.suspects.update(key[:NUMBER_BYTES] for key in changes.chunks)
+                    self._suspect(changes)
                 last, offset = frame.number, frame.end
-            durable = find_mark(data, offset, identity, above=last)
+            known = max(last, position)
+            durable = find_mark(data, offset, identity, above=known)
             if durable is not None:
-                self._note_gap(path, last + 1, durable)
+                self._note_gap(path, known + 1, durable)
+                self._take_from_broken(data, offset, len(data), range(known + 1, durable + 1))
             rolled = mark_at(memoryview(data), offset, identity)
             if len(data) % ALIGNMENT:
                 self._note_lacking(path, CUT_SHORT)
             if rolled == (last, True) and sequence + 1 not in sequences:
                 self._note_lacking(path.with_name(segment_name(sequence + 1)), "it is missing: commits went on there")
+
+    def _take_from_broken(self, data: bytes, start: int, stop: int, numbers: range) -> None:
+        """A frame whose checksum does not match may have chunks whose own ones do; and chunks that these replace."""
+        for number, changes in broken_frames(data, start, stop):
+            if number not in numbers:
+                continue
+            whole: dict[bytes, Encodable | None] = {}
+            for packed, chunk in changes.chunks.items():
+                with contextlib.suppress(ChunkDamaged, struct.error):
+                    key = ChunkKey.unpack(packed)
+                    found = None if chunk is None else decoded(packed, bytes(joined(chunk)))
+                    if found is not None and found.size == key.size and found.sent_ms <= key.aged_ms:
+                        whole[packed] = chunk
+            for packed, chunk in changes.chunks.items():
+                with contextlib.suppress(struct.error):
+                    if chunk is None and any(_overlap(ChunkKey.unpack(packed), ChunkKey.unpack(put)) for put in whole):
+                        whole[packed] = None
+            taken = Changes()
+            taken.chunks = whole
+            self._layer.absorb(taken, number)
+            self._suspect(taken)
+            self._unsure.update(whole)
+
+    def _suspect(self, changes: Changes) -> None:
+        self.suspects.update(map(keys.group_of, changes.records))
+        self.suspects.update(key[:NUMBER_BYTES] for key in changes.chunks)
 
     def _note_gap(self, path: Path, first: int, last: int) -> None:
         what = f"commits {first} to {last} are not readable: what they sent or acknowledged is not known"
@@ -276,7 +316,15 @@ class Remains:
     def chunk_keys(self) -> list[bytes]:
         """The keys of the chunks that are there, readable or not, in order."""
         table = {key for key in self._rows if not self._layer.hides_chunk(key)}
-        return sorted(table | set(self._layer.chunk_keys(b"", None)))
+        found = table | set(self._layer.chunk_keys(b"", None))
+        records = {key for key, _ in self.records()} if self._unsure else set()
+        for packed in self._unsure & found:
+            key = ChunkKey.unpack(packed)
+            owner = keys.lane_channel(key.lane)
+            is_owned = not owner or keys.channel_record(key.queue_id, owner) in records
+            if keys.record(Kind.QUEUE, key.queue_id) not in records or not is_owned:
+                found.discard(packed)
+        return sorted(found)
 
     def read_chunk(self, key: bytes) -> bytes:
         """The stored form of a chunk; `ChunkDamaged` if that is not what was written."""

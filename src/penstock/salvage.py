@@ -356,6 +356,9 @@ class _Salvage:
         self._source_name = source_name
         self._progress = progress
         self._records = dict(remains.records())
+        self._by_group: dict[bytes, dict[bytes, bytes]] = defaultdict(dict)
+        for key, value in self._records.items():
+            self._by_group[keys.group_of(key)][key] = value
         self._names = _queue_names({**shared.queues, **self._records})
         self._chunks: dict[int, list[ChunkKey]] = defaultdict(list)
         """The readable chunks of each queue."""
@@ -425,8 +428,7 @@ class _Salvage:
     def _damaged_queues(self) -> set[int]:
         """The queues that are not copied as they are. Without its name, or in part, a queue is none."""
         groups = {group for group in self._remains.suspects if len(group) == NUMBER_BYTES and group[0] != _OUTBOX}
-        of_records = {keys.group_of(key) for key in self._records}
-        there = {int.from_bytes(group, "big") for group in of_records if len(group) == NUMBER_BYTES}
+        there = {int.from_bytes(group, "big") for group in self._by_group if len(group) == NUMBER_BYTES}
         named = {keys.number_of(key) for key in self._records if key[0] == Kind.QUEUE}
         damaged = {int.from_bytes(group, "big") for group in groups} | ((there | self._chunks.keys()) - named)
         damaged |= {queue_id for queue_id in self._lost if queue_id >> 56 != _OUTBOX}
@@ -485,7 +487,7 @@ class _Salvage:
 
     def _mend(self, broker: Broker, queue_id: int, *, exact: bool) -> None:
         number = keys.queue_chunks(queue_id)
-        records = {key: value for key, value in self._records.items() if keys.group_of(key) == number}
+        records = self._by_group[number]
         chunks = self._chunks.get(queue_id, [])
         own = keys.record(Kind.QUEUE, queue_id)
         if own not in records and own in self._shared.queues:

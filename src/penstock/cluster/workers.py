@@ -122,7 +122,7 @@ def read_cluster_file(path: Path) -> ClusterFile:
         if version is None or msgspec.json.decode(version) != FORMAT:
             raise InvalidSettings(f"{path} is of a version of Penstock that this one does not know")
         return msgspec.json.decode(path.read_bytes(), type=ClusterFile)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{path} cannot be read: {error}") from None
 
 
