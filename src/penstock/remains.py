@@ -21,7 +21,7 @@ from penstock.core import keys
 from penstock.core.changes import Changes, Encodable, Flaw
 from penstock.core.chunk import Chunk
 from penstock.core.errors import ChunkDamaged, StoreError
-from penstock.core.keys import ChunkKey, Kind
+from penstock.core.keys import ChunkKey, Kind, LaneKind
 from penstock.store.disk import RealDisk
 from penstock.store.errors import ADVICE
 from penstock.store.inspection import inspect, is_sealed, sealed_meta
@@ -272,8 +272,15 @@ class Remains:
                 with contextlib.suppress(ChunkDamaged, struct.error):
                     key = ChunkKey.unpack(packed)
                     found = None if chunk is None else decoded(packed, bytes(joined(chunk)))
-                    if found is not None and found.size == key.size and found.sent_ms <= key.aged_ms:
-                        whole[packed] = chunk
+                    is_far = keys.lane_kind(key.lane) == LaneKind.FAR
+                    if (
+                        found is None
+                        or found.size != key.size
+                        or found.sent_ms > key.aged_ms
+                        or is_far != (key.order > 0)
+                    ):
+                        continue  # deleted, or its key is damaged
+                    whole[packed] = chunk
             for packed, chunk in changes.chunks.items():
                 with contextlib.suppress(struct.error):
                     if chunk is None and any(_overlap(ChunkKey.unpack(packed), ChunkKey.unpack(put)) for put in whole):
