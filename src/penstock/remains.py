@@ -240,12 +240,12 @@ class Remains:
             offset = FRAMES_START
             while (frame := find_frame(data, offset, identity, above=last)) is not None:
                 known = max(last, position)
+                if last < position and frame.number != last + 1:  # the table has what is between, and is newer
+                    self._layer = Layer(0)
                 if frame.number > known + 1 and known:
                     self._note_gap(path, known + 1, frame.number - 1)
                     self._take_from_broken(data, offset, frame.offset, range(known + 1, frame.number))
                     is_broken = True
-                elif last and frame.number != last + 1:  # the table has what is between
-                    self._layer = Layer(0)
                 changes = frame.changes()
                 self._layer.absorb(changes, frame.number)
                 if is_broken:
@@ -254,6 +254,8 @@ class Remains:
             known = max(last, position)
             durable = find_mark(data, offset, identity, above=known)
             if durable is not None:
+                if last < position:
+                    self._layer = Layer(0)
                 self._note_gap(path, known + 1, durable)
                 self._take_from_broken(data, offset, len(data), range(known + 1, durable + 1))
             rolled = mark_at(memoryview(data), offset, identity)
@@ -261,6 +263,8 @@ class Remains:
                 self._note_lacking(path, CUT_SHORT)
             if rolled == (last, True) and sequence + 1 not in sequences:
                 self._note_lacking(path.with_name(segment_name(sequence + 1)), "it is missing: commits went on there")
+        if last < position and not self._unsure:
+            self._layer = Layer(0)
 
     def _take_from_broken(self, data: bytes, start: int, stop: int, numbers: range) -> None:
         """A frame whose checksum does not match may have chunks whose own ones do; and chunks that these replace."""
