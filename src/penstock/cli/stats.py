@@ -24,7 +24,7 @@ ANSWER_SECONDS = 2.0
 GONE_SECONDS = 60.0
 """Without a terminal, `top` ends when the server was gone for so long."""
 
-IN_QUARANTINE = "in quarantine"
+IN_QUARANTINE = "(quarantine)"
 """What tables say of a damaged queue, instead of counts that nobody knows."""
 
 Names = Annotated[list[str] | None, typer.Argument(help="Queues. Without any: all of them.", show_default=False)]
