@@ -14,6 +14,7 @@ EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,dev
 SEEDS ?= 10000
 KILLS ?= 500
 FAULT_SEEDS ?= 100
+SALVAGE_SEEDS ?= 1000
 SOAK_SECONDS ?= 180
 CLUSTER_SUITES := protocols-sqs protocols-rest protocols-websocket client nsq cluster-test_group_silence.py shards
 PIPELINE_KILLS ?= 20
@@ -72,12 +73,13 @@ format: $(INSTALLED) ## Format the code, and repair what the linter can
 bench: compile ## Run every benchmark on the compiled package and rewrite docs/benchmarks.md
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m bench.run
 
-soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks and connections at every byte, flip every byte of a directory, attack servers, kill listeners, outboxes and pipelines (*_KILLS)
+soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks and connections at every byte, flip every byte of a directory, salvage SALVAGE_SEEDS damaged ones, attack servers, kill listeners, outboxes and pipelines (*_KILLS)
 	$(BIN)/python -m tests.simulation.soak --seeds $(SEEDS)
 	$(BIN)/python -m tests.kill.soak --kills $(KILLS)
 	$(BIN)/python -m tests.faults.soak --seeds $(FAULT_SEEDS)
 	$(BIN)/python -m tests.faults.broken
 	$(BIN)/python -m tests.store.flips
+	$(BIN)/python -m tests.store.salvages --seeds $(SALVAGE_SEEDS)
 	$(BIN)/python -m tests.attacks.soak
 	$(BIN)/python -m tests.client.soak --kills $(LISTENER_KILLS) --seed $(SEED)
 	$(BIN)/python -m tests.outbox.soak --kills $(OUTBOX_KILLS) --seed $(SEED)

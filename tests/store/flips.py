@@ -180,7 +180,7 @@ def _judge_open(store: EmbeddedStore, before: Content) -> str:
     broker = Broker.open(store, START_MS, ENTROPY, 0, SHARDS)
     told = {keys.queue_chunks(queue_id) for queue_id in broker.quarantine.ids}
     told |= {flaw.group for flaw in store.flaws()}
-    reports = broker.take_reports()
+    reports = [report for report in broker.take_reports() if report.last < report.first]
     told |= {bytes([kind]) for kind in Kind for report in reports if report.reason.startswith(f"{kind.name.lower()}")}
     records = dict(store.scan(b""))
     for key in records.keys() | before.records.keys():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.cli.exits import Exit
-from penstock.cli.output import AsJson, print_done, print_json, print_rows
-from penstock.cli.store import Data, chosen
+from penstock.cli.output import AsJson, print_done, print_json, print_rows, progress
+from penstock.cli.store import Data, chosen, require_store
 
 stores = typer.Typer(help="Check a data directory for damage; salvage what is readable of it.", no_args_is_help=True)
 
@@ -22,14 +23,13 @@ def check(data: Data = None, as_json: AsJson = False) -> None:
     """
     import msgspec
 
-    from penstock import NotFound
     from penstock import salvage as care
 
     directory = chosen(data, None)
     if not isinstance(directory, Path):
         raise typer.BadParameter("this works on a directory: give --data")
-    if not directory.is_dir():
-        raise NotFound(f"there is no directory {directory}: name the data directory with --data")
+    if not directory.is_dir() or care.stores_in(directory) == [directory]:
+        require_store(directory)
     findings = [
         ({"store": store.name} if store != directory else {}) | msgspec.to_builtins(finding)
         for store in care.stores_in(directory)
@@ -39,6 +39,8 @@ def check(data: Data = None, as_json: AsJson = False) -> None:
         print_json(findings)
     elif findings:
         print_rows(findings, as_json, f"Damage in {directory}")
+        advice = "restore a backup, or stop the server and copy what is readable:"
+        print(f"{advice} penstock store salvage {directory} NEW", file=sys.stderr)
     else:
         print(f"{directory} is whole", flush=True)
     if findings:
@@ -56,7 +58,12 @@ def salvage(
 
     from penstock import salvage as care
 
-    done = care.salvage(source, target)
+    try:
+        with progress(f"salvaging {source}", unit="chunks") as show:
+            done = care.salvage(source, target, show)
+    except KeyboardInterrupt:
+        print(f"penstock: interrupted: {target} is incomplete. Delete it, and start again.", file=sys.stderr)
+        raise typer.Exit(Exit.INTERRUPTED) from None
     rows = msgspec.to_builtins(done.findings)
     if as_json:
         print_json(rows)
@@ -64,7 +71,7 @@ def salvage(
         print_rows(rows, as_json, "Not copied as it was")
     counts = {"queues": done.queues, "rebuilt": done.rebuilt, "messages": done.messages, "findings": len(rows)}
     text = (
-        f"{target}: {done.queues} queues as they were, {done.rebuilt} made anew, {done.messages} messages; "
+        f"{target}: {done.queues} queues as they were, {done.rebuilt} made whole, {done.messages} messages; "
         f"{len(rows)} findings, in {target / care.LIST_NAME}"
     )
     print_done(text, counts, as_json)

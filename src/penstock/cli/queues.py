@@ -10,7 +10,7 @@ import typer
 from penstock.cli.asking import Yes, confirm
 from penstock.cli.messages import Name, existing
 from penstock.cli.output import AsJson, cell, print_done, print_json, print_rows, progress
-from penstock.cli.stats import channel_row, counts, queue_row, with_age
+from penstock.cli.stats import IN_QUARANTINE, channel_row, counts, queue_row, with_age
 from penstock.cli.store import on_store
 
 if TYPE_CHECKING:
@@ -93,7 +93,14 @@ def list_queues(
     as_json: AsJson = False,
 ) -> None:
     """List queues and what is in them. Works on a directory while another process has it open."""
-    print_rows((queue_row(each) for each in counts(ps, None, prefix)), as_json, "Queues")
+    damaged: list[str] = []
+    rows = [queue_row(each) for each in counts(ps, None, prefix, damaged)]
+    if as_json:
+        rows += [{"queue": name, "damaged": True} for name in damaged]
+    else:
+        rows = [row | {"damaged": None, "quarantined": row["quarantined"] or None} for row in rows]
+        rows += [{"queue": name, "channels": IN_QUARANTINE} for name in damaged]
+    print_rows(rows, as_json, "Queues")
 
 
 @queues.command()

@@ -24,6 +24,9 @@ ANSWER_SECONDS = 2.0
 GONE_SECONDS = 60.0
 """Without a terminal, `top` ends when the server was gone for so long."""
 
+IN_QUARANTINE = "(quarantine)"
+"""What tables say of a damaged queue, instead of counts that nobody knows."""
+
 Names = Annotated[list[str] | None, typer.Argument(help="Queues. Without any: all of them.", show_default=False)]
 Prefix = Annotated[str, typer.Option(help="Only queues whose names start with this.")]
 
@@ -38,7 +41,9 @@ def queue_row(stats: Stats) -> dict[str, Any]:
         "delayed": sum(channel.delayed for channel in channels),
         "messages": stats.messages,
         "bytes": stats.bytes,
+        "quarantined": stats.quarantined,
         "channels": list(stats.channels),
+        "damaged": False,
     }
 
 
@@ -62,14 +67,20 @@ def channel_row(queue: str, stats: ChannelStats) -> dict[str, Any]:
 @on_store(read_only=True)
 def stats(ps: Penstock, queues: Names = None, prefix: Prefix = "", as_json: AsJson = False) -> None:
     """Show exact counts of queues: a line for each channel. Works on a directory while another process has it open."""
+    damaged: list[str] = []
     rows = [
-        channel_row(each.name, channel) for each in counts(ps, queues, prefix) for channel in each.channels.values()
+        channel_row(each.name, channel)
+        for each in counts(ps, queues, prefix, damaged)
+        for channel in each.channels.values()
     ]
+    rows += [{"queue": name, "damaged": True} for name in damaged]
     print_rows(rows if as_json else map(with_age, rows), as_json, "Channels")
 
 
 def with_age(row: dict[str, Any]) -> dict[str, Any]:
     """A row for people: how old the oldest message is, instead of when it was sent."""
+    if row.get("damaged"):
+        return {"queue": row["queue"], "channel": IN_QUARANTINE}
     shown = {name: value for name, value in row.items() if name != "oldest_at"}
     at = row["oldest_at"]
     return shown | {"oldest": "" if at is None else age(time.time() - at)}
@@ -87,8 +98,11 @@ def age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f}s"
 
 
-def counts(ps: Penstock, queues: list[str] | None, prefix: str) -> Iterator[Stats]:
-    """The counts of these queues, or of all. One that goes meanwhile is left out; one that was named must be there."""
+def counts(ps: Penstock, queues: list[str] | None, prefix: str, damaged: list[str] | None = None) -> Iterator[Stats]:
+    """The counts of these queues, or of all. One that goes meanwhile is left out; one that was named must be there.
+
+    Queues in quarantine have none: they are told, and noted in `damaged`.
+    """
     import penstock
 
     for name in queues or ps.queues(prefix):
@@ -100,6 +114,8 @@ def counts(ps: Penstock, queues: list[str] | None, prefix: str) -> Iterator[Stat
         except penstock.QueueDamaged as error:
             if queues:
                 raise
+            if damaged is not None:
+                damaged.append(name)
             print(f"penstock: {error}", file=sys.stderr)
 
 

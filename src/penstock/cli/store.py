@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVa
 
 import typer
 
+from penstock.store.layout import CLUSTER_NAME, is_store
+
 if TYPE_CHECKING:
     from penstock import Penstock
 
@@ -59,7 +61,7 @@ def on_store(
     """Make a command of a function that works on an open store: it gets `--data`, `--url` and `--token` in front.
 
     `read_only` commands may run beside the process that has the directory open. Only a command that `creates`
-    makes a directory that is not there. `timeout`: how long a server has to answer, if not as long as usual.
+    makes a store where there is none. `timeout`: how long a server has to answer, if not as long as usual.
     """
 
     def decorate(function: Callable[Concatenate[Penstock, P], R]) -> Callable[..., R]:
@@ -135,13 +137,25 @@ def chosen(data: Path | None, url: str | None) -> Path | str:
 
 def _directory(directory: Path, *, read_only: bool, creates: bool) -> Penstock:
     import penstock
+    from penstock.store.lock import ADVICE
 
-    if not creates and not directory.is_dir():
-        raise penstock.NotFound(f"there is no directory {directory}: name the data directory with --data")
+    if not creates:
+        require_store(directory)
     try:
         return penstock.open(directory, read_only=read_only)
     except penstock.StoreLocked as error:
-        raise penstock.StoreLocked(f"{error} Ask that process instead, with --url, if it is a server.") from None
+        where = str(error).removesuffix(ADVICE)
+        raise penstock.StoreLocked(f"{where}Ask that process instead, with --url; or stop it first.") from None
+
+
+def require_store(directory: Path) -> None:
+    """`NotFound` unless a directory has a store in it, be it damaged, or the stores of workers."""
+    import penstock
+
+    if not directory.is_dir():
+        raise penstock.NotFound(f"there is no directory {directory}: name the data directory with --data")
+    if not is_store(directory) and not (directory / CLUSTER_NAME).exists():
+        raise penstock.NotFound(f"{directory} holds no store: name the data directory with --data")
 
 
 def _server(url: str, token: str | None, timeout: float | None) -> Penstock:

@@ -35,7 +35,7 @@ import msgspec
 from penstock.core.errors import PenstockError
 from penstock.server.node import Ready
 from penstock.server.settings import MEMORY, InvalidSettings, Settings
-from penstock.store.cache_directory import refuse_cache
+from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
 from penstock.store.private import DIRECTORY_MODE
@@ -95,8 +95,9 @@ class WorkerFailed(PenstockError):
 def open_cluster_file(data: Path, workers: int) -> ClusterFile:
     """What the directory was made with; made now if it is new. `InvalidSettings` if it was made for something else."""
     path = data / CLUSTER_NAME
+    refuse_incomplete(data)
     if path.exists():
-        found = _read(path)
+        found = read_cluster_file(path)
         if found.shards != workers:
             raise InvalidSettings(
                 f"{data} was made with {found.shards} workers, and cannot be served with {workers}: start it with "
@@ -110,27 +111,28 @@ def open_cluster_file(data: Path, workers: int) -> ClusterFile:
         )
     refuse_cache(data)
     made = ClusterFile(FORMAT, workers, os.urandom(ENTROPY_BYTES), os.urandom(SECRET_BYTES))
-    _write(path, msgspec.json.encode(made) + b"\n")
+    write_cluster_file(path, made)
     return made
 
 
-def _read(path: Path) -> ClusterFile:
+def read_cluster_file(path: Path) -> ClusterFile:
+    """What a directory was made with; `InvalidSettings` if that cannot be read."""
     try:
         version = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw]).get("format")
         if version is None or msgspec.json.decode(version) != FORMAT:
             raise InvalidSettings(f"{path} is of a version of Penstock that this one does not know")
         return msgspec.json.decode(path.read_bytes(), type=ClusterFile)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{path} cannot be read: {error}") from None
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_cluster_file(path: Path, made: ClusterFile) -> None:
     """Whole or not at all, and durable before anything depends on it; for nobody else's eyes."""
     partial = path.with_name(f"{path.name}.partial")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+        file.write(msgspec.json.encode(made) + b"\n")
         file.flush()
         os.fsync(descriptor)
     partial.replace(path)

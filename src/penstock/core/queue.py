@@ -1136,8 +1136,10 @@ class Queue:
             self._save_consumer(name)
 
     def restore_quarantine(self, key: bytes, data: bytes) -> None:
-        """Take a quarantined chunk back from its record."""
-        self.quarantined[ChunkKey.unpack(key)] = msgspec.msgpack.decode(data, type=QuarantineRecord).reason
+        """Take a quarantined chunk back from its record; what was found once is told again."""
+        found, reason = ChunkKey.unpack(key), msgspec.msgpack.decode(data, type=QuarantineRecord).reason
+        self.quarantined[found] = reason
+        self.broker.reports.append(Damage(self.name, found.base, found.base + found.messages - 1, reason))
 
     def snapshot(self) -> dict[str, Any]:
         """All that is stored of the queue, comparable."""

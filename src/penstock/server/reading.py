@@ -43,7 +43,7 @@ class ReadingShard:
         self._lock = threading.Lock()
         self._closed = False
         self._broker = Broker.open(store, clock.now_ms(), _NO_ENTROPY, shard=None)
-        self._reports: list[Damage] = []
+        self._reports: dict[Damage, None] = dict.fromkeys(self._broker.take_reports())
 
     def call(self, command: Command) -> Any:
         """The reply to a command that changes nothing; `StoreReadOnly` for any other."""
@@ -61,7 +61,7 @@ class ReadingShard:
             try:
                 return self._broker.handle(command, now_ms)
             finally:
-                self._reports += self._broker.take_reports()
+                self._reports |= dict.fromkeys(self._broker.take_reports())
 
     def sleep(self, seconds: float) -> None:
         """Let some time pass."""

@@ -625,10 +625,10 @@ class Shard:
 
     def _collect_reports(self) -> None:
         for damage in self.broker.take_reports():
+            if damage in self._reports:  # a broker that is opened again finds it again
+                continue
             if damage.last >= damage.first:
                 log.error("queue %s: messages %d to %d: %s", damage.queue, damage.first, damage.last, damage.reason)
-            elif damage in self._reports:  # a broker that is opened again finds it again
-                continue
             else:
                 log.error("damage in the store: %s: %s", damage.queue or "no queue", damage.reason)
             self._reports.append(damage)

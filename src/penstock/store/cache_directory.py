@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.core.errors import StoreError
-from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, POSITION_NAME
+from penstock.store.layout import CLUSTER_NAME, INCOMPLETE_NAME, JOURNAL_NAME, POSITION_NAME
 from penstock.store.lock import DirectoryLock
 from penstock.store.private import DIRECTORY_MODE
 
@@ -47,3 +47,12 @@ def refuse_cache(directory: Path) -> None:
             f"{directory} holds what a node has cached of Kafka, and no messages of its own: serve it with the engine "
             '"kafka", or give another directory'
         )
+
+
+def refuse_incomplete(directory: Path) -> None:
+    """Do not open what a salvage has copied in part.
+
+    >>> refuse_incomplete(Path("/nowhere"))
+    """
+    if (directory / INCOMPLETE_NAME).exists():
+        raise StoreError(f"a salvage into {directory} was cut short: delete it, and salvage again")

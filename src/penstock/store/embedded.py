@@ -40,7 +40,7 @@ from penstock.core.errors import StoreError
 from penstock.store.ahead import ReadAhead
 from penstock.store.ballast import Ballast
 from penstock.store.base import Store, Table
-from penstock.store.cache_directory import refuse_cache
+from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.disk import Disk, RealDisk, is_full
 from penstock.store.errors import ADVICE, CommitFailed, DiskFailed, DiskFull, StoreDamaged
 from penstock.store.journal.base import Journal
@@ -523,6 +523,7 @@ def open_embedded(
     """Open a data directory for writing, making it if it is not there."""
     directory = Path(directory)
     refuse_cache(directory)
+    refuse_incomplete(directory)
     disk = disk or RealDisk()
     options = options or StoreOptions()
     with contextlib.ExitStack() as opened:

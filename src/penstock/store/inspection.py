@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from penstock.core.changes import Flaw
@@ -72,16 +72,26 @@ def sealed_meta(connection: sqlite3.Connection, path: object) -> dict[str, int]:
     return found
 
 
-def inspect(connection: sqlite3.Connection, meta: dict[str, int]) -> Inspection:
-    """Look a sealed table over."""
-    expected, lost_groups = _expected(connection, meta)
+def rows_in_order(connection: sqlite3.Connection, select: str, order: str) -> Iterator[Any]:
+    """The rows of a query in order, a page at a time."""
+    cursor = connection.execute(f"{select} ORDER BY {order}")
+    while page := cursor.fetchmany(PAGE_ROWS):
+        yield from page
+
+
+Rows = Callable[[sqlite3.Connection, str, str], Iterator[Any]]
+
+
+def inspect(connection: sqlite3.Connection, meta: dict[str, int], rows: Rows = rows_in_order) -> Inspection:
+    """Look a sealed table over. Where some of it cannot be read, `rows` gives what can."""
+    expected, lost_groups = _expected(rows(connection, "SELECT name, value, seal FROM groups", "name"), meta)
     found: dict[bytes, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     bad: dict[bytes, list[tuple[bytes, int]]] = defaultdict(list)
     left_out: set[bytes] = set()
     misplaced = False
     records = chunks = 0
     before = b""
-    for key, value, seal in _rows(connection, "SELECT key, value, seal FROM records"):
+    for key, value, seal in rows(connection, "SELECT key, value, seal FROM records", "key"):
         records += 1
         if is_sealed(key, value, seal):
             sums = found[group_of(key)]
@@ -95,7 +105,7 @@ def inspect(connection: sqlite3.Connection, meta: dict[str, int]) -> Inspection:
             misplaced = True
         else:
             before = key
-    for (key,) in _rows(connection, "SELECT key FROM chunks ORDER BY key"):
+    for (key,) in rows(connection, "SELECT key FROM chunks", "key"):
         chunks += 1
         if type(key) is bytes:
             sums = found[key[:8]]
@@ -114,17 +124,11 @@ def inspect(connection: sqlite3.Connection, meta: dict[str, int]) -> Inspection:
     return Inspection(expected, flaws, frozenset(left_out), misplaced, lost_groups, records, chunks)
 
 
-def _rows(connection: sqlite3.Connection, query: str) -> Iterator[Any]:
-    cursor = connection.execute(query)
-    while page := cursor.fetchmany(PAGE_ROWS):
-        yield from page
-
-
-def _expected(connection: sqlite3.Connection, meta: dict[str, int]) -> tuple[dict[bytes, Group], bool]:
+def _expected(rows: Iterator[Any], meta: dict[str, int]) -> tuple[dict[bytes, Group], bool]:
     """What the groups have to add up to, as far as it is readable, and whether some of it is damaged itself."""
     groups: dict[bytes, Group] = {}
     total, is_damaged = 0, False
-    for name, value, seal in _rows(connection, "SELECT name, value, seal FROM groups"):
+    for name, value, seal in rows:
         if is_sealed(name, value, seal):
             groups[name] = Group.unpack(value)
             total += seal

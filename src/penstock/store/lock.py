@@ -12,10 +12,11 @@ from penstock.store.errors import StoreLocked
 from penstock.store.layout import LOCK_NAME
 from penstock.store.private import FILE_MODE
 
-_ADVICE = (
-    "Only one process at a time may open it for writing: stop that one, talk to it instead, or open the directory with "
-    "read_only=True."
+ADVICE = (
+    "Only one process at a time may open it for writing: stop that one; or talk to it with penstock.connect(), if it "
+    "is a server; or read the directory with read_only=True."
 )
+"""For whoever opens a directory in Python."""
 
 
 class DirectoryLock:
@@ -26,7 +27,7 @@ class DirectoryLock:
     it, for the error message alone; one that was left by a process that is gone locks nobody out.
     """
 
-    def __init__(self, directory: Path, advice: str = _ADVICE) -> None:
+    def __init__(self, directory: Path, advice: str = ADVICE) -> None:
         self._path = directory / LOCK_NAME
         self._descriptors = [os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         try:

@@ -39,6 +39,7 @@ for a frame.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -184,6 +185,8 @@ def check_segment_header(sector: bytes, identity: int, path: object) -> None:
     if len(sector) < ALIGNMENT or sector[: len(SEGMENT_MAGIC)] != SEGMENT_MAGIC or sector[24:32] != summed:
         raise StoreDamaged(f"journal segment {path}: its header, at byte 0, is damaged. {ADVICE}")
     _, version, _, found = _SEGMENT_HEADER.unpack(unsummed)
+    if found == identity and version == SEGMENT_VERSION:
+        raise StoreDamaged(f"journal segment {path}: its header, at byte 0, is damaged. {ADVICE}")
     if version > SEGMENT_VERSION:
         raise StoreVersion(
             f"journal segment {path} has format {version}; this version of Penstock knows {SEGMENT_VERSION}. "
@@ -233,6 +236,19 @@ def frame_at(data: memoryview, offset: int, identity: int, above: int = 0) -> Fr
     if _checksum(data[offset : offset + _UNSUMMED.size], (payload,), identity) != checksum:
         return None
     return Frame(number, offset, contents_bytes, payload)
+
+
+def broken_frames(data: bytes, start: int, stop: int) -> Iterator[tuple[int, Changes]]:
+    """The numbers and commits of frames between two offsets whose checksums do not match, as far as they can be read.
+
+    Nothing of them is to be trusted that has no checksum of its own.
+    """
+    view = memoryview(data)
+    for offset in range(aligned(start), stop - HEADER_BYTES, ALIGNMENT):
+        magic, contents_bytes, payload_bytes, number, _ = HEADER.unpack_from(view, offset)
+        if magic == MAGIC and contents_bytes <= payload_bytes:
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, ValueError, TypeError):
+                yield number, _decode_payload(view[offset + HEADER_BYTES :][:payload_bytes], contents_bytes)
 
 
 def frames_from(data: memoryview, offset: int, identity: int) -> Iterator[Frame]:
