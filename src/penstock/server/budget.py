@@ -264,7 +264,12 @@ class Share:
         if not nbytes:
             return
         came = asyncio.get_running_loop().create_future()
-        if self.claim(nbytes, lambda: came.set_result(True), lambda: came.set_result(False), seconds):
+
+        def tell(has_come: bool) -> None:
+            if not came.done():  # who waits for it may have been cancelled in this turn of the loop
+                came.set_result(has_come)
+
+        if self.claim(nbytes, lambda: tell(True), lambda: tell(False), seconds):
             return
         try:
             if not await came:

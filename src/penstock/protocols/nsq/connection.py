@@ -274,6 +274,8 @@ class Connection(asyncio.Protocol):
 
     def _fail_reading(self, reason: str) -> None:
         """The command that is being read, or that waits to be begun, is given up, and the connection with it."""
+        if self._is_ending:
+            return
         verb = (self._parser.verb if self._parser is not None else "") or "PUB"
         self._fail(f"E_{verb}_FAILED", f"{verb} failed: {reason}")
         self._share.close()
