@@ -86,7 +86,7 @@ from penstock.protocols.bulk.requests import (
 )
 from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, PieceNotFound, Staging, remove
 from penstock.protocols.bulk.takes import Takes, spans_of
-from penstock.protocols.rest.body import BodyLeft, no_room, read_body
+from penstock.protocols.rest.body import BodyLeft, no_room, paced, read_body
 from penstock.protocols.rest.guard import Guard
 from penstock.protocols.rest.naming import KEY, request_name
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, code_of, headers_of, invalid, problem_of
@@ -302,7 +302,7 @@ class Bulk:
         share: Share = request.scope[_SHARE]
         nbytes = asked_bytes(self._shard.identity.queues.get(queue), count, bytes_max)
         try:
-            await share.claimed(nbytes, self._services.settings.http.body_timeout_s)
+            await share.claimed(nbytes)
         except NoRoom:
             raise no_room() from None
 
@@ -486,19 +486,32 @@ def _too_large(bytes_max: int) -> MessageTooLarge:
 
 
 async def _read_in_blocks(request: Request, bytes_max: int) -> AsyncIterator[list[bytes]]:
-    """The body as it comes, some parts at a time."""
-    length, block_length = 0, 0
-    block: list[bytes] = []
-    async for part in request.stream():
-        length += len(part)
-        if length > bytes_max:
-            raise _too_large(bytes_max)
-        block.append(part)
-        block_length += len(part)
-        if block_length >= _BLOCK_BYTES:
-            yield block
-            block, block_length = [], 0
-    yield block
+    """The body as it comes, some parts at a time. It may take long, but not stand still."""
+    share: Share = request.scope[_SHARE]
+    try:
+        await share.claimed(_BLOCK_BYTES)
+    except NoRoom:
+        raise no_room() from None
+    stream, length, is_over = request.stream(), 0, False
+
+    def received() -> int:
+        return length
+
+    while not is_over:
+        block: list[bytes] = []
+        block_end = length + _BLOCK_BYTES
+        async with paced(share.budget, received) as pace:
+            pace.start()
+            while not is_over and length < block_end:
+                part = await anext(stream, None)
+                if part is None:
+                    is_over = True
+                    continue
+                length += len(part)
+                if length > bytes_max:
+                    raise _too_large(bytes_max)
+                block.append(part)
+        yield block
 
 
 async def _body(request: Request, shape: type[Body]) -> Body:

@@ -17,7 +17,7 @@ import httptools
 
 from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers
 from penstock.protocols.http.request import Request
-from penstock.server.budget import GROWTH_BYTES, GROWTH_TIMEOUT_S
+from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, Pace
 from penstock.server.descriptors import CUT_OFF, NO_ROOM, REFUSED, room_for
 
 if TYPE_CHECKING:
@@ -69,12 +69,14 @@ class HttpConnection:
     """
 
     __slots__ = (
+        "_answers",
         "_body",
         "_fed_bytes",
         "_headers",
         "_in_flight",
         "_is_closing",
         "_is_eof",
+        "_is_known",
         "_is_pump_due",
         "_is_pumping",
         "_is_read_paused",
@@ -83,6 +85,7 @@ class HttpConnection:
         "_is_write_paused",
         "_last_keeps_alive",
         "_names",
+        "_pace",
         "_parser",
         "_peer",
         "_reading",
@@ -91,10 +94,10 @@ class HttpConnection:
         "_share",
         "_target",
         "_transport",
-        "_unread_answer_bytes",
         "_unread_bytes",
         "_unsent",
         "_waiting",
+        "_written_bytes",
         "deadline",
     )
 
@@ -129,10 +132,17 @@ class HttpConnection:
         self._unsent: list[bytes] = []
         """Responses that are written when this turn's work is done."""
         self._share = server.budget.share()
+        """For requests. Of the strangers' budget, while it has to be read who the client is."""
+        self._answers = server.budget.share()
+        """For responses that the client does not read."""
+        self._is_known = False
+        """The client has proven who it is, with something that its requests have in them."""
+        self._pace: Pace | None = None
+        """Of a body that did not come at once."""
         self._is_unscreened = False
         """Nobody has looked at the head of the request that is being read."""
-        self._unread_answer_bytes = 0
-        """Held for responses that the client does not read."""
+        self._written_bytes = 0
+        """Of a response that is being written: the transport keeps it whole until its last byte is gone."""
         self.deadline = _NEVER
         """When the sweep has to look after this connection."""
 
@@ -165,7 +175,10 @@ class HttpConnection:
         self._parser = None
         self._waiting.clear()
         self._body = b""
+        if self._pace is not None:
+            self._end_pace()
         self._share.close()
+        self._answers.close()
         self.deadline = _NEVER
         self._server.forget(self)
         if self._in_flight is not None:
@@ -228,15 +241,13 @@ class HttpConnection:
         """The client does not read: no further request is begun, and its time runs."""
         self._is_write_paused = True
         if self._transport is not None:
-            self._unread_answer_bytes = self._transport.get_write_buffer_size()
-            self._share.hold(self._unread_answer_bytes)
+            self._answers.hold(max(self._transport.get_write_buffer_size(), self._written_bytes))
         self.deadline = self._server.now + self._server.limits.body_timeout_s
 
     def resume_writing(self) -> None:
         """The client reads again."""
         self._is_write_paused = False
-        self._share.let_go(self._unread_answer_bytes)
-        self._unread_answer_bytes = 0
+        self._answers.let_go()
         if self._reading == _LINGER:
             self.deadline = self._server.now + LINGER_S
             return
@@ -308,6 +319,8 @@ class HttpConnection:
 
     def on_message_complete(self) -> None:
         """A request is there."""
+        if self._pace is not None:
+            self._end_pace()
         if self._rejection is not None:
             return
         body = self._body
@@ -389,6 +402,8 @@ class HttpConnection:
         assert transport is not None
         exchange.end()
         self._in_flight = None
+        if exchange.is_known:
+            self._is_known = True
         if self._share.held_bytes:
             self._let_go_of_requests()
         if exchange.request.method == "HEAD":
@@ -397,7 +412,9 @@ class HttpConnection:
             self._put(head + body)
         elif not transport.is_closing():
             self.flush()
+            self._written_bytes = len(body)
             transport.writelines((head, body))
+            self._written_bytes = 0
         if self._server.observer is not None:
             self._server.observe(exchange, status)
         if not keeps_alive:
@@ -476,7 +493,7 @@ class HttpConnection:
             self.leave()
         elif self._share.is_waiting:
             self._share.withdraw()
-            self._reject(503, "the requests and answers of others take all the memory there is: try again later")
+            self._reject(503, BUSY)
             self._waiting.clear()
             self._pump()
         elif self._reading == _HEAD:
@@ -488,9 +505,17 @@ class HttpConnection:
         else:
             self._close()
 
+    def _come_too_slowly(self) -> None:
+        assert self._pace is not None
+        self._reject(408, self._pace.reason)
+        self._pump()
+
     def _set_deadline(self) -> None:
         if self._in_flight is not None:
             self.deadline = _NEVER
+            return
+        if self._share.is_waiting:
+            self.deadline = self._server.now + self._server.budget.room_timeout_s
             return
         if self._reading == _IDLE:
             self.deadline = self._server.idle_until
@@ -530,12 +555,17 @@ class HttpConnection:
             self._mind_reading()
             return
         wanted = int(self._headers.get("content-length", 0))
-        held = self._share.held_bytes - self._unread_answer_bytes
+        held = self._share.held_bytes
         if not wanted and len(self._body) >= held:
             wanted = len(self._body) + GROWTH_BYTES
-        if wanted > held and not self._share.is_waiting and not self._share.claim(wanted - held, self._room_came):
-            if held:
-                self.deadline = min(self.deadline, self._server.now + GROWTH_TIMEOUT_S)
+        if wanted <= held or self._share.is_waiting:
+            return
+        if self._share.claim(wanted - held, self._room_came):
+            self._watch_pace()
+        else:
+            if self._pace is not None:
+                self._pace.stop()
+            self.deadline = self._server.now + (GROWTH_TIMEOUT_S if held else self._server.budget.room_timeout_s)
             self._mind_reading()
 
     def _screen(self) -> bool:
@@ -552,6 +582,9 @@ class HttpConnection:
         self._in_flight = None
         self._last_keeps_alive = kept_alive
         exchange.end()
+        if exchange.is_known is False and not self._is_known:
+            self._share.close()
+            self._share = self._server.budget.strangers.share()
         return True
 
     def _request(self, body: bytes) -> Request:
@@ -563,16 +596,25 @@ class HttpConnection:
         """Whether a request may be handed out now; else it is, when answers of others have been read."""
         if self._share.is_waiting:
             return False
-        self.deadline = self._server.now + self._server.limits.body_timeout_s
+        self.deadline = self._server.now + self._server.budget.room_timeout_s
         return self._share.claim(0, self._room_came)
 
     def _let_go_of_requests(self) -> None:
         """What was claimed for bodies is not needed any more, if none is left."""
         if not self._waiting and self._reading == _IDLE:
-            self._share.let_go(self._share.held_bytes - self._unread_answer_bytes)
+            self._share.close()
+            if self._share.budget is not self._server.budget:
+                self._share = self._server.budget.share()
+
+    def _watch_pace(self) -> None:
+        if self._pace is None:
+            self._pace = Pace(self._server.budget, lambda: len(self._body), self._come_too_slowly)
+        self._pace.start()
 
     def _room_came(self) -> None:
         if self._transport is not None:
+            if self._share.wanted_bytes:
+                self._watch_pace()
             self._set_deadline()
             self._pump()
 
@@ -612,6 +654,14 @@ class HttpConnection:
         """End the connection with a reason, as soon as nothing is in flight. The first reason stands."""
         if self._rejection is None and not self._is_closing:
             self._rejection = _Rejection(status, reason)
+            self._body = b""
+            if self._pace is not None:
+                self._end_pace()
+
+    def _end_pace(self) -> None:
+        assert self._pace is not None
+        self._pace.stop()
+        self._pace = None  # they know each other
 
     def _reject_body(self) -> None:
         self._reject(413, f"the body is larger than {self._server.limits.body_bytes_max} bytes")
@@ -628,6 +678,7 @@ class HttpConnection:
         self._server.count_rejection(rejection.status)
         self._is_closing = True
         self._parser = None
+        self._share.close()
         self._put(self._head(rejection.status, PLAIN_TEXT, len(body), False) + body)
         self._close_after_response()
 

@@ -36,6 +36,7 @@ class Exchange:
         "_connection",
         "_started",
         "action",
+        "is_known",
         "on_abandoned",
         "outcome",
         "principal",
@@ -52,6 +53,8 @@ class Exchange:
         """Set by a handler that waits; called once if the client hangs up before `respond`.
 
         `respond` looks again, and returns False for one who has hung up in this turn of the loop."""
+        self.is_known: bool | None = None
+        """False: the client has still to prove who it is. True: it has, and so have those who ask after it here."""
         self.request_id = ""
         self.principal = ""
         self.action = ""

@@ -15,7 +15,7 @@ from typing import Any, cast
 from penstock.protocols.http.connection import LINGER_S, HttpConnection
 from penstock.protocols.http.exchange import Exchange, Handler, Observer
 from penstock.server.budget import Budget
-from penstock.server.descriptors import backlog
+from penstock.server.descriptors import TLS_HANDSHAKE_S, backlog
 from penstock.server.settings import HttpLimits, ServerSettings
 
 log = logging.getLogger("penstock.http")
@@ -88,18 +88,14 @@ class HttpServer:
         """Listen, on a socket that is there already or on one of its own. Port 0 picks a free one; returns the port."""
         loop = asyncio.get_running_loop()
         self._sweep()
+        options: dict[str, Any] = {"ssl": ssl, "backlog": backlog(_BACKLOG)}
+        if ssl is not None:
+            options["ssl_handshake_timeout"] = TLS_HANDSHAKE_S
         if listener is not None:
-            self._listener = await loop.create_server(
-                self._make_connection, sock=listener, ssl=ssl, backlog=backlog(_BACKLOG)
-            )
+            self._listener = await loop.create_server(self._make_connection, sock=listener, **options)
         else:
             self._listener = await loop.create_server(
-                self._make_connection,
-                host,
-                port,
-                ssl=ssl,
-                backlog=backlog(_BACKLOG),
-                family=socket.AF_UNSPEC,
+                self._make_connection, host, port, family=socket.AF_UNSPEC, **options
             )
         return int(self._listener.sockets[0].getsockname()[1])
 

@@ -7,12 +7,13 @@ of one that is not admitted costs no more than that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.core.errors import PenstockError
 from penstock.protocols.rest.problems import RestError
-from penstock.server.budget import GROWTH_BYTES, GROWTH_TIMEOUT_S, NoRoom, Share
+from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, Budget, NoRoom, Pace, Share
 
 _DIGITS_MAX = 20
 """Of a length: more are zeros in front, and nobody's."""
@@ -28,8 +29,7 @@ def no_room() -> PenstockError:
     return RestError(
         503,
         "no_room",
-        "the requests and answers of others take all the memory there is: try again later, or raise [server] "
-        "buffer_bytes_max",
+        f"{BUSY}, or raise [server] buffer_bytes_max",
         ((b"retry-after", b"1"), _CLOSE),
     )
 
@@ -57,7 +57,7 @@ async def read_body(
     parts: list[bytes] = []
     size, room_bytes, is_out_of_room = 0, 0, False
     try:
-        async with asyncio.timeout(seconds):
+        async with paced(share.budget, lambda: size, seconds) as pace:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -71,13 +71,36 @@ async def read_body(
                     return parts[0] if len(parts) == 1 else b"".join(parts)
                 if size > room_bytes or not room_bytes:
                     more_bytes = max(length - room_bytes, size - room_bytes, 0 if length else GROWTH_BYTES)
+                    pace.stop()
                     is_out_of_room = True
-                    await share.claimed(more_bytes, min(seconds, GROWTH_TIMEOUT_S) if room_bytes else seconds)
+                    await share.claimed(more_bytes, GROWTH_TIMEOUT_S if room_bytes else None)
                     is_out_of_room = False
                     room_bytes += more_bytes
+                    pace.start()
     except NoRoom:
         raise no_room() from None
+    except RestError as error:
+        raise (no_room() if is_out_of_room and error.status == 408 else error) from None
+
+
+@asynccontextmanager
+async def paced(budget: Budget, received: Callable[[], int], seconds: float | None = None) -> AsyncIterator[Pace]:
+    """A body is read here: 408 if it takes longer, or, from when the pace is started, comes too slowly."""
+    pace: Pace | None = None
+    late = f"the body took longer than {seconds:g} s" if seconds else ""
+
+    def hurry() -> None:
+        nonlocal late
+        assert pace is not None
+        late = pace.reason
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            pace = Pace(budget, received, hurry)
+            try:
+                yield pace
+            finally:
+                pace.stop()
     except TimeoutError:
-        if is_out_of_room:
-            raise no_room() from None
-        raise RestError(408, "body_timeout", "the body took too long", (_CLOSE,)) from None
+        raise RestError(408, "body_timeout", late, (_CLOSE,)) from None

@@ -108,7 +108,7 @@ class Caller:
         bytes_max = limits.rest.response_bytes_max
         try:
             nbytes = asked_bytes(shard.identity.queues.get(queue), count, bytes_max)
-            await self._share.claimed(2 * nbytes, limits.http.body_timeout_s)
+            await self._share.claimed(2 * nbytes)
         except NoRoom:
             raise no_room() from None
 

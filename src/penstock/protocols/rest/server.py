@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import uvicorn
 from prometheus_client.core import Metric
@@ -17,7 +18,7 @@ from penstock.protocols.rest.caller import Waits
 from penstock.protocols.rest.connection import limited
 from penstock.protocols.rest.endpoint import PROTOCOL
 from penstock.protocols.websocket.routes import uvicorn_options
-from penstock.server.descriptors import backlog
+from penstock.server.descriptors import TLS_HANDSHAKE_S, backlog
 from penstock.server.node import Address, Services
 from penstock.server.partition_map import OneNode
 
@@ -25,7 +26,24 @@ _BACKLOG = 2_048
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves the process's signals to the node."""
+    """Leaves the process's signals to the node, and no client more time for its handshake than other ports do."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on these sockets."""
+        await super().startup([])
+        self.started = False
+        config = self.config
+        make: Any = config.http_protocol_class
+        for each in sockets or ():
+            listening = await asyncio.get_running_loop().create_server(
+                lambda: make(config=config, server_state=self.server_state, app_state=self.lifespan.state),
+                sock=each,
+                ssl=config.ssl,
+                ssl_handshake_timeout=None if config.ssl is None else TLS_HANDSHAKE_S,
+                backlog=config.backlog,
+            )
+            self.servers.append(listening)
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

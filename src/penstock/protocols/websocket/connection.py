@@ -14,7 +14,8 @@ What a client may cost:
 - In one turn of the loop, `FRAMES_AT_ONCE` frames: an empty one costs as much time as any other, and a single read may
   hold forty thousand. The rest is kept, nothing is read meanwhile, and it is the others' turn.
 - A message that does not come at once has to be claimed from the budget (see `penstock.server.budget`) before it is
-  read; the connection is not read from until there is room. Without any for `room_timeout_s` it is closed.
+  read; the connection is not read from until there is room. Without any for `room_timeout_s` it is closed; so it is
+  if the message then comes too slowly.
 - A stranger, who has not been admitted yet, may send one message of `UNKNOWN_BYTES_MAX` in `UNKNOWN_FRAMES_MAX` frames.
 """
 
@@ -29,7 +30,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from penstock.server.budget import GROWTH_BYTES, GROWTH_TIMEOUT_S, UNKNOWN_BYTES_MAX, Budget, Share
+from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, UNKNOWN_BYTES_MAX, Budget, Pace, Share
 from penstock.wire.frames import Frames, binary_frame, binary_head
 
 _OPEN = State.OPEN
@@ -53,7 +54,7 @@ class Connection(WebSocketsSansIOProtocol):
     """One websocket."""
 
     budget: ClassVar[Budget]
-    room_timeout_s: ClassVar[float]
+    handshake_timeout_s: ClassVar[float]
     hear: Callable[[bytes], None] | None = None
     """Takes a binary frame. None: frames go to the application's queue."""
     is_admitted = False
@@ -68,7 +69,10 @@ class Connection(WebSocketsSansIOProtocol):
     _pongs_unread = 0
     _unread_bytes = 0
     """Held for answers that the client does not read."""
-    _room_timer: asyncio.TimerHandle | None = None
+    _read_bytes = 0
+    """Since the handshake."""
+    _alive_bytes = -1
+    """As many were read when the client was last asked whether it is alive; -1: nothing was read from it since."""
     _handshake_timer: asyncio.TimerHandle | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -77,6 +81,7 @@ class Connection(WebSocketsSansIOProtocol):
         """For the message that is being read."""
         self.answers: Share = self.budget.share()
         """For answers, from the asking to the reading."""
+        self._pace = Pace(self.budget, lambda: self._read_bytes, self._come_too_slowly)
         self._bytes_max = self.conn.max_message_size or 0
         self.conn.max_message_size = min(self._bytes_max, UNKNOWN_BYTES_MAX)
 
@@ -107,13 +112,14 @@ class Connection(WebSocketsSansIOProtocol):
         """Bytes came."""
         if not self._is_asked:
             self._is_asked = True
-            self._handshake_timer = self.loop.call_later(self.room_timeout_s, self.transport.abort)
+            self._handshake_timer = self.loop.call_later(self.handshake_timeout_s, self.transport.abort)
             super().data_received(data)
             if self.conn.handshake_exc is not None and not self.close_sent:
                 self._refuse_handshake()
             return
         if self._frames is None and self.transport.is_closing():
             return
+        self._read_bytes += len(data)
         if self._later or self._frames is None or self._is_blocked:
             self._later += data
         else:
@@ -163,21 +169,23 @@ class Connection(WebSocketsSansIOProtocol):
         if not message_bytes:
             if claimed:
                 self.share.let_go(claimed)
+                self._pace.stop()
         elif message_bytes > claimed and self.is_admitted and not self.share.is_waiting:
             wanted = max(message_bytes - claimed, min(GROWTH_BYTES, self._bytes_max))
-            if not self.share.claim(wanted, self._room_came):
-                seconds = min(GROWTH_TIMEOUT_S, self.room_timeout_s) if claimed else self.room_timeout_s
-                self._room_timer = self.loop.call_later(seconds, self._no_room)
+            if self.share.claim(wanted, self._room_came, self._find_no_room, GROWTH_TIMEOUT_S if claimed else None):
+                self._pace.start()
+            else:
+                self._pace.stop()
 
     def _room_came(self) -> None:
-        if self._room_timer is not None:
-            self._room_timer.cancel()
-            self._room_timer = None
+        self._pace.start()
         self._go_on()
 
-    def _no_room(self) -> None:
-        self._room_timer = None
-        self.refuse(_BUSY, "the requests and answers of others take all the memory there is: try again later")
+    def _find_no_room(self) -> None:
+        self.refuse(_BUSY, BUSY)
+
+    def _come_too_slowly(self) -> None:
+        self.refuse(_REFUSED, self._pace.reason)
 
     @property
     def _is_blocked(self) -> bool:
@@ -189,6 +197,7 @@ class Connection(WebSocketsSansIOProtocol):
         wanted = not self._later and not self._is_blocked
         if wanted != self._is_reading and not self.transport.is_closing():
             self._is_reading = wanted
+            self._alive_bytes = -1
             (self.transport.resume_reading if wanted else self.transport.pause_reading)()
 
     async def receive(self) -> Any:
@@ -262,6 +271,8 @@ class Connection(WebSocketsSansIOProtocol):
     def refuse(self, code: int, reason: str) -> None:
         """End the connection, and say why."""
         self._later = b""
+        self._pace.stop()
+        self.share.close()
         if not self.close_sent and not self.transport.is_closing():
             self.conn.fail(code, reason)
             self.handle_parser_exception()
@@ -271,9 +282,15 @@ class Connection(WebSocketsSansIOProtocol):
         """The client has said its last."""
         self._end_soon()
 
+    def send_keepalive_ping(self) -> None:
+        """Ask the client whether it is alive."""
+        super().send_keepalive_ping()
+        self._alive_bytes = self._read_bytes if self._is_reading else -1
+
     def keepalive_timeout(self) -> None:
-        """The client has not said that it is alive; unless it is not read from, for want of room."""
-        if self.share.is_waiting:
+        """The client has not said that it is alive. It is, if it sends: its answer comes behind that, or was not read,
+        because there was no room for what is before it."""
+        if self._read_bytes != self._alive_bytes or not self._is_reading:
             self.pong_timer = self.pending_ping_payload = None
             self.schedule_ping()
             return
@@ -289,8 +306,7 @@ class Connection(WebSocketsSansIOProtocol):
         """It is over. What was read is let go of here: these objects know each other, and may live on for a while."""
         super().connection_lost(exc)
         self._stop_handshake_timer()
-        if self._room_timer is not None:
-            self._room_timer.cancel()
+        self._pace.stop()
         self._later = b""
         self.frames = []
         self.conn.reader.buffer.clear()

@@ -25,7 +25,7 @@ def routes(services: Services) -> list[BaseRoute]:
 def uvicorn_options(services: Services) -> dict[str, Any]:
     """What uvicorn has to be told. Bodies are the users' own, and mostly do not shrink: nothing is compressed."""
     settings = services.settings.websocket
-    limits = {"budget": services.budget, "room_timeout_s": settings.read_timeout_s}
+    limits = {"budget": services.budget, "handshake_timeout_s": settings.read_timeout_s}
     return {
         "ws": type("LimitedWebsocket", (Connection,), limits),
         "ws_max_size": settings.frame_bytes_max,
