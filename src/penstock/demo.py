@@ -31,8 +31,9 @@ class Happening:
     reason: str = ""
 
 
-def run(console: Console) -> None:
-    """Run the demonstration and print what happened."""
+def demo() -> None:
+    """Send, receive, fail, retry, dead-letter and redrive on a temporary directory, and show what happened."""
+    console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as directory:
         started = time.perf_counter()
         with penstock.open(directory) as ps:

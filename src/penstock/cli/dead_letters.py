@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
+from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, print_done, print_rows, progress
 from penstock.cli.store import on_store
@@ -20,14 +21,14 @@ _LOOK_MESSAGES = 100
 @on_store()
 def redrive(
     ps: Penstock,
-    queue: Annotated[str, typer.Argument(help="The dead-letter queue.", show_default=False)],
-    to: Annotated[str | None, typer.Option(help="Move them to this queue, and not to where they came from.")] = None,
-    message_id: Annotated[list[str] | None, typer.Option("--id", help="Only this message. Can be repeated.")] = None,
-    contains: Annotated[str | None, typer.Option(help="Only messages whose body contains this text.")] = None,
-    error: Annotated[str | None, typer.Option(help="Only messages that failed with this text in an error.")] = None,
-    rate: Annotated[int | None, typer.Option(min=1, help="Messages a second at most.")] = None,
-    wait: Annotated[bool, typer.Option(help="Wait until it is done. A server goes on without waiting.")] = True,
-    tasks: Annotated[bool, typer.Option("--tasks", help="List the redrives of the queue, and start none.")] = False,
+    queue: Annotated[str, Argument(help="The dead-letter queue.")],
+    to: Annotated[str | None, Option(help="Move them to this queue, and not to where they came from.")] = None,
+    message_id: Annotated[list[str] | None, Option("--id", help="Only this message. Can be repeated.")] = None,
+    contains: Annotated[str | None, Option(help="Only messages whose body contains this text.")] = None,
+    error: Annotated[str | None, Option(help="Only messages that failed with this text in an error.")] = None,
+    rate: Annotated[int | None, Option(min=1, help="Messages a second at most.")] = None,
+    wait: Annotated[bool, Option(help="Wait until it is done. A server goes on without waiting.")] = True,
+    tasks: Annotated[bool, Option("--tasks", help="List the redrives of the queue, and start none.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Move dead letters back to the queues where they failed, and wait until that is done.
@@ -45,7 +46,7 @@ def redrive(
     text = f"{task.status}: {task.moved} moved, {task.skipped} left where they are"
     print_done(text + (f" ({task.error})" if task.error else ""), _row(task), as_json)
     if task.status in ("failed", "cancelled"):
-        raise typer.Exit(Exit.FAILED)
+        raise click.exceptions.Exit(Exit.FAILED)
 
 
 def _check_has_dead_letters(ps: Penstock, queue: str) -> None:

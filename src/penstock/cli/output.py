@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-import typer
+from penstock.cli.command import Option
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock import Message, PeekedMessage, Record
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON, one object a line.")]
 Row = Mapping[str, Any]
 HEADINGS = {"sent_per_s": "in/s", "acked_per_s": "out/s", "failed_per_s": "fail/s", "receivers": "waiting"}
 WORD_MAX = 12

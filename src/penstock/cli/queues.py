@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from penstock.cli.asking import Yes, confirm
+from penstock.cli.command import Argument, Group, Option
 from penstock.cli.messages import Name, existing
 from penstock.cli.output import AsJson, cell, print_done, print_json, print_rows, progress
 from penstock.cli.stats import channel_row, counts, queue_row, with_age
@@ -16,24 +17,24 @@ from penstock.cli.store import on_store
 if TYPE_CHECKING:
     from penstock import Penstock
 
-queues = typer.Typer(help="Create, list, describe, change, empty and delete queues.", no_args_is_help=True)
-channels = typer.Typer(help="Create, list, pause, empty and delete the channels of a queue.", no_args_is_help=True)
+queues = Group(help="Create, list, describe, change, empty and delete queues.")
+channels = Group(help="Create, list, pause, empty and delete the channels of a queue.")
 
-ChannelName = Annotated[str, typer.Argument(help="The channel's name.", show_default=False)]
-Lease = Annotated[float | None, typer.Option(help="Seconds that a receiver has for a message (30).")]
-Retention = Annotated[str | None, typer.Option(help="Seconds that messages are kept (345600: 4 days), or `none`.")]
-Delay = Annotated[float | None, typer.Option(help="Seconds that every message waits before it can be received (0).")]
+ChannelName = Annotated[str, Argument(help="The channel's name.")]
+Lease = Annotated[float | None, Option(help="Seconds that a receiver has for a message (30).")]
+Retention = Annotated[str | None, Option(help="Seconds that messages are kept (345600: 4 days), or `none`.")]
+Delay = Annotated[float | None, Option(help="Seconds that every message waits before it can be received (0).")]
 MaxReceives = Annotated[
-    int | None, typer.Option(help="After so many failed deliveries a message is a dead letter (10). 0: never.")
+    int | None, Option(help="After so many failed deliveries a message is a dead letter (10). 0: never.")
 ]
-DeadLetter = Annotated[str | None, typer.Option(help="The queue that dead letters go to (NAME.dead).")]
-Policy = Annotated[str | None, typer.Option(help="at_least_once (the default), consume_times or consume_once.")]
+DeadLetter = Annotated[str | None, Option(help="The queue that dead letters go to (NAME.dead).")]
+Policy = Annotated[str | None, Option(help="at_least_once (the default), consume_times or consume_once.")]
 ConsumeTimes = Annotated[
-    int | None, typer.Option(help="With --policy consume_times: a message is delivered so often at most.")
+    int | None, Option(help="With --policy consume_times: a message is delivered so often at most.")
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         help="SETTING=VALUE for any other setting, the value as JSON. Can be repeated. docs/delivery.md lists them.",
     ),
@@ -52,7 +53,7 @@ def settings_of(given: dict[str, Any], others: list[str] | None) -> dict[str, An
     for each in others or ():
         name, equals, value = each.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{each!r} is not SETTING=VALUE", param_hint="--set")
+            raise click.BadParameter(f"{each!r} is not SETTING=VALUE", param_hint="--set")
         settings[name] = _value(name, value)
     return settings
 
@@ -63,7 +64,7 @@ def _retention(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither seconds nor `none`", param_hint="--retention") from None
+        raise click.BadParameter(f"{text!r} is neither seconds nor `none`", param_hint="--retention") from None
 
 
 def _value(name: str, text: str) -> Any:
@@ -78,7 +79,7 @@ def _value(name: str, text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         if name == "backoff":
-            raise typer.BadParameter(f"{text!r}: {error}", param_hint="--set") from None
+            raise click.BadParameter(f"{text!r}: {error}", param_hint="--set") from None
         return text
 
 
@@ -89,7 +90,7 @@ def _value(name: str, text: str) -> Any:
 @on_store(read_only=True)
 def list_queues(
     ps: Penstock,
-    prefix: Annotated[str, typer.Option(help="Only queues whose names start so.")] = "",
+    prefix: Annotated[str, Option(help="Only queues whose names start so.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """List queues and what is in them. Works on a directory while another process has it open."""
@@ -102,7 +103,7 @@ def create(
     ps: Penstock,
     queue: Name,
     fifo: Annotated[
-        bool, typer.Option("--fifo", help="Keep the order within groups. A name that ends with .fifo says so, too.")
+        bool, Option("--fifo", help="Keep the order within groups. A name that ends with .fifo says so, too.")
     ] = False,
     lease: Lease = None,
     retention: Retention = None,
@@ -148,7 +149,7 @@ def configure(
     given |= {"max_receives": max_receives, "dead_letter": dead_letter}
     changes = settings_of(given, settings)
     if not changes:
-        raise typer.BadParameter("say what to change, such as --lease 60; `--set` has any setting")
+        raise click.BadParameter("say what to change, such as --lease 60; `--set` has any setting")
     ps.queue(queue).configure(**changes)
     print_done(f"configured {queue}", {"queue": queue, "configured": sorted(changes)}, as_json)
 
@@ -250,7 +251,7 @@ def create_channel(
     channel: ChannelName,
     start: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Where it starts: `head` (with all that is stored), `tail` (with what comes later), or a time in "
             "seconds since 1970."
         ),
@@ -270,7 +271,7 @@ def _start(text: str) -> str | float:
     try:
         return float(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither head, tail nor a time", param_hint="--start") from None
+        raise click.BadParameter(f"{text!r} is neither head, tail nor a time", param_hint="--start") from None
 
 
 @channels.command()

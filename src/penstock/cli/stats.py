@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
+from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, print_json, print_rows, stdout, table
 from penstock.cli.store import on_store
@@ -24,8 +25,8 @@ ANSWER_SECONDS = 2.0
 GONE_SECONDS = 60.0
 """Without a terminal, `top` ends when the server was gone for so long."""
 
-Names = Annotated[list[str] | None, typer.Argument(help="Queues. Without any: all of them.", show_default=False)]
-Prefix = Annotated[str, typer.Option(help="Only queues whose names start with this.")]
+Names = Annotated[list[str] | None, Argument(help="Queues. Without any: all of them.")]
+Prefix = Annotated[str, Option(help="Only queues whose names start with this.")]
 
 
 def queue_row(stats: Stats) -> dict[str, Any]:
@@ -124,9 +125,9 @@ def top(
     ps: Penstock,
     queues: Names = None,
     prefix: Prefix = "",
-    interval: Annotated[float, typer.Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print one table, and end.")] = False,
-    looks: Annotated[int | None, typer.Option(min=1, help="End after so many tables.", show_default=False)] = None,
+    interval: Annotated[float, Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, Option("--once", help="Look for one interval, print one table, and end.")] = False,
+    looks: Annotated[int | None, Option(min=1, help="End after so many tables.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch queues: how many messages wait, how many are in flight, and how many come and go a second.
@@ -149,7 +150,7 @@ def top(
         else:
             stdout().print(table(rows, "Queues"))
         if once and not rows:
-            raise typer.Exit(Exit.NOTHING)
+            raise click.exceptions.Exit(Exit.NOTHING)
 
 
 def _sleep(seconds: float) -> bool:
