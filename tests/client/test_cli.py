@@ -842,18 +842,18 @@ def on_a_terminal(*arguments: str) -> tuple[int, str]:
 
 
 def test_long_sends_show_a_bar_on_a_terminal(directory: Path, tmp_path: Path) -> None:
-    (tmp_path / "input").write_text("line\n" * 5_000)
+    (tmp_path / "input").write_text("line\n" * 300_000)
     status, written = on_a_terminal("send", "orders", "--lines", "-f", str(tmp_path / "input"), "-d", str(directory))
     assert status == 0
     assert "Sending to orders" in written
-    assert "5,000 messages sent" in written
+    assert "300,000 messages sent" in written
 
 
 def test_a_redrive_shows_a_bar_on_a_terminal(directory: Path) -> None:
     kill(Place(Shell(), partial(penstock.open, directory), partial(penstock.open, directory)), *map(str, range(10)))
-    status, written = on_a_terminal("redrive", "orders.dead", "--rate", "20", "-d", str(directory))
+    status, written = on_a_terminal("redrive", "orders.dead", "--rate", "10", "-d", str(directory))
     assert status == 0
-    assert "Redriving orders.dead" in written
+    assert "Redriving orders.dead  [" in written
     assert "done: 10 moved" in written
 
 
@@ -868,6 +868,39 @@ def test_tables_of_counts_fit_into_80_columns(
     assert len(titles.rstrip()) <= 80
     assert titles.split()[0] == "queue"
     assert {"ready", "leased", "delayed"} <= set(titles.split())
+
+
+def test_a_piped_table_has_every_row_on_one_whole_line(local: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    local("send", "orders", "two\nlines " + "x" * 500)
+    _, heading, _, row = local("peek", "orders").splitlines()
+    assert heading.split() == ["id", "sequence", "body", "state", "attempts"]
+    assert r"two\nlines " + "x" * 500 + "  READY" in row
+
+
+def test_on_a_terminal_a_wide_table_is_folded_to_fit(local: Shell, directory: Path) -> None:
+    local("send", "orders", "x" * 500, "茶" * 200)
+    status, written = on_a_terminal("peek", "orders", "-d", str(directory))
+    lines = written.splitlines()
+    assert (status, written.count("x"), written.count("茶")) == (0, 500, 200)
+    assert max(len(line) + line.count("茶") for line in lines) <= 120
+
+
+def test_one_message_is_called_one_message(local: Shell) -> None:
+    assert local("send", "orders", stdin=b"tea\n") == "1 message sent to orders\n"
+    assert local("queue", "purge", "orders") == "1 message of orders deleted\n"
+
+
+def test_nothing_is_drawn_between_the_lines_that_somebody_types(directory: Path) -> None:
+    terminal = Terminal("send", "orders", "-d", str(directory))
+    terminal.until("Ctrl-D")
+    for _ in range(8):
+        terminal.type("tea\n")
+        time.sleep(0.2)
+    terminal.type("\x04")
+    terminal.until("8 messages sent")
+    assert terminal.ended() == Exit.OK
+    assert "\x1b" not in terminal.shown and "Sending" not in terminal.shown
 
 
 def test_top_draws_its_table_anew_on_a_terminal(local: Shell, directory: Path) -> None:

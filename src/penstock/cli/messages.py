@@ -12,7 +12,7 @@ import click
 from penstock.cli import bodies as inputs
 from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit
-from penstock.cli.output import AsJson, described, for_people, print_done, print_json, print_rows, progress
+from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
 from penstock.cli.received import Held, writer
 from penstock.cli.store import on_store
 from penstock.cli.streams import NobodyReads, drop_output
@@ -122,25 +122,26 @@ def _send_files(
     """Send run by run. If one fails, those before it are sent, and the user is told how many that was."""
     count = done_bytes = under_way = 0
     try:
-        with progress(f"Sending to {queue}", total=size, unit="bytes") as told:
+        typed = size is None and sys.stdin is not None and sys.stdin.isatty()
+        with progress(f"Sending to {queue}", "bytes", typed=typed) as told:
             for run in runs:
                 under_way = len(run)
                 sent = send_run(run)
                 count, under_way = count + len(run), 0
                 done_bytes += sum(map(len, run)) + len(run)
-                told(done_bytes)
+                told(done_bytes, size)
                 if as_json and not quiet:
                     quiet = not _told(sent)
     except KeyboardInterrupt:
         more = f", and perhaps {under_way:,} more" if under_way else ""
-        print(f"penstock: interrupted. {count:,} messages were sent to {queue}{more}.", file=sys.stderr)
+        print(f"penstock: interrupted. Sent to {queue}: {counted(count, 'message')}{more}.", file=sys.stderr)
         raise
     except BaseException:
         if count:
-            print(f"penstock: {count:,} messages were sent to {queue} before this:", file=sys.stderr)
+            print(f"penstock: sent to {queue} before this: {counted(count, 'message')}.", file=sys.stderr)
         raise
     if not as_json and not quiet:
-        print(f"{count:,} messages sent to {queue}")
+        print(f"{counted(count, 'message')} sent to {queue}")
 
 
 def _told(sent: SentMessages) -> bool:

@@ -10,9 +10,10 @@ import click
 from penstock.cli.asking import Yes, confirm
 from penstock.cli.command import Argument, Group, Option
 from penstock.cli.messages import Name, existing
-from penstock.cli.output import AsJson, cell, print_done, print_json, print_rows, progress
+from penstock.cli.output import AsJson, counted, print_done, print_json, print_rows
 from penstock.cli.stats import channel_row, counts, queue_row, with_age
 from penstock.cli.store import on_store
+from penstock.tables import cell
 
 if TYPE_CHECKING:
     from penstock import Penstock
@@ -170,7 +171,7 @@ def describe(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
         return
     rows = [{"setting": name.removesuffix("_ms"), "value": _shown(name, value)} for name, value in settings.items()]
     print_rows([row for row in rows if row["value"]], False, f"Settings of {queue}")
-    print(f"\n{stats.messages:,} messages, {stats.bytes:,} bytes; created {_when(info.created_ms)}\n")
+    print(f"\n{counted(stats.messages, 'message')}, {counted(stats.bytes, 'byte')}; created {_when(info.created_ms)}\n")
     print_rows([with_age(channel_row(queue, each)) for each in stats.channels.values()], False, "Channels")
 
 
@@ -216,19 +217,17 @@ def _when(time_ms: int) -> str:
 @on_store()
 def purge(ps: Penstock, queue: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete every message of a queue, also those that somebody is working on. Asks first, on a terminal."""
-    confirm(f"Delete all {ps.queue(queue).stats().messages:,} messages of {queue}?", yes)
-    with progress(f"Purging {queue}"):
-        count = ps.queue(queue).purge()
-    print_done(f"{count:,} messages of {queue} deleted", {"queue": queue, "purged": count}, as_json)
+    confirm(f"Delete all of {queue}: {counted(ps.queue(queue).stats().messages, 'message')}?", yes)
+    count = ps.queue(queue).purge()
+    print_done(f"{counted(count, 'message')} of {queue} deleted", {"queue": queue, "purged": count}, as_json)
 
 
 @queues.command()
 @on_store()
 def delete(ps: Penstock, queue: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete a queue with its messages, channels and consumers. Asks first, on a terminal."""
-    confirm(f"Delete {queue} with its {ps.queue(queue).stats().messages:,} messages?", yes)
-    with progress(f"Deleting {queue}"):
-        ps.queue(queue).delete()
+    confirm(f"Delete {queue}, with {counted(ps.queue(queue).stats().messages, 'message')}?", yes)
+    ps.queue(queue).delete()
     print_done(f"deleted {queue}", {"queue": queue, "deleted": True}, as_json)
 
 
@@ -298,7 +297,7 @@ def purge_channel(ps: Penstock, queue: Name, channel: ChannelName, yes: Yes = Fa
     confirm(f"Delete all messages that wait in channel {channel} of {queue}?", yes)
     count = handle.purge()
     facts = {"queue": queue, "channel": channel, "purged": count}
-    print_done(f"{count:,} messages of {channel} deleted", facts, as_json)
+    print_done(f"{counted(count, 'message')} of {channel} deleted", facts, as_json)
 
 
 @channels.command("delete")

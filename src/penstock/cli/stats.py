@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,8 +15,9 @@ import click
 
 from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit
-from penstock.cli.output import AsJson, print_json, print_rows, stdout, table
+from penstock.cli.output import AsJson, print_json, print_rows
 from penstock.cli.store import on_store
+from penstock.tables import table
 
 if TYPE_CHECKING:
     from penstock import ChannelStats, ConnectionLost, Penstock, Stats
@@ -148,7 +150,7 @@ def top(
         if as_json:
             print_json(rows)
         else:
-            stdout().print(table(rows, "Queues"))
+            print_rows(rows, False, "Queues")
         if once and not rows:
             raise click.exceptions.Exit(Exit.NOTHING)
 
@@ -259,16 +261,18 @@ def _rate(before: int | None, now: int, seconds: float) -> float:
 
 
 def _live(tables: Iterable[tuple[list[dict[str, Any]], Lost | None]]) -> None:
-    from rich.live import Live
-    from rich.text import Text
-
-    console = stdout()
-    with Live(Text("looking ..."), console=console, screen=True, auto_refresh=False) as live:
+    """Each table in the place of the last, on a screen of its own; the screen before it comes back at the end."""
+    print("\x1b[?1049h\x1b[?25l", end="")
+    try:
         for rows, lost in tables:
-            shown = rows[: max(1, console.height - 6)]
+            size = shutil.get_terminal_size()
+            shown = rows[: max(1, size.lines - 6)]
             more = f" ({len(rows) - len(shown):,} more)" if len(shown) < len(rows) else ""
             title = f"{time.strftime('%H:%M:%S')}  q ends{more}"
             if lost is not None:
                 seconds = age(time.monotonic() - lost.at)
                 title = f"{title}  The server is gone for {seconds}, trying again: {lost.error}"
-            live.update(table(shown, title), refresh=True)
+            lines = table(shown, title[: size.columns]).splitlines()[: size.lines - 1]
+            print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines), end="\x1b[J", flush=True)
+    finally:
+        print("\x1b[?25h\x1b[?1049l", end="", flush=True)
