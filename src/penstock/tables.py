@@ -32,18 +32,21 @@ def table(rows: Sequence[Row], title: str, stream: TextIO | None = None) -> str:
     cells = [[HEADINGS.get(column, column.replace("_", " ")) for column in columns]]
     cells += [[visible(cell(row.get(column, "")), one_line=not is_read) for column in columns] for row in rows]
     widths = [max(map(_longest, column)) for column in zip(*cells, strict=True)]
+    gap = "  "
     if is_read:
-        widths = _fitting(widths, numbers, shutil.get_terminal_size().columns)
-    lines = [line for row in cells for line in _lines(row, widths, numbers)]
+        room = shutil.get_terminal_size().columns
+        gap = "  " if sum(widths) + 2 * len(widths) - 2 <= room else " "
+        widths = _fitting(widths, numbers, room - len(gap) * (len(widths) - 1))
+    lines = [line for row in cells for line in _lines(row, widths, numbers, gap)]
     rule = "─" if (stream.encoding or "utf-8").lower().startswith("utf") else "-"
-    lines.insert(1, rule * (sum(widths) + 2 * len(widths) - 2))
+    lines.insert(1, rule * (sum(widths) + len(gap) * (len(widths) - 1)))
     return "\n".join([visible(title, one_line=True), *lines, ""])
 
 
 def _fitting(widths: list[int], numbers: list[bool], room: int) -> list[int]:
     """Columns of text made narrower, the widest first, until all fit, or none can give more."""
     widths = list(widths)
-    while (over := sum(widths) + 2 * len(widths) - 2 - room) > 0:
+    while (over := sum(widths) - room) > 0:
         wide = [at for at, width in enumerate(widths) if width > NARROWEST and not numbers[at]]
         if not wide:
             break
@@ -53,7 +56,7 @@ def _fitting(widths: list[int], numbers: list[bool], room: int) -> list[int]:
     return widths
 
 
-def _lines(row: list[str], widths: list[int], numbers: list[bool]) -> Iterator[str]:
+def _lines(row: list[str], widths: list[int], numbers: list[bool], gap: str) -> Iterator[str]:
     """A row of the table: more than one line, if a cell was folded."""
     folded = [list(_folded(text, width)) for text, width in zip(row, widths, strict=True)]
     for at in range(max(map(len, folded))):
@@ -62,7 +65,7 @@ def _lines(row: list[str], widths: list[int], numbers: list[bool]) -> Iterator[s
             text = lines[at] if at < len(lines) else ""
             space = " " * (width - _width(text))
             parts.append(space + text if number else text + space)
-        yield "  ".join(parts).rstrip()
+        yield gap.join(parts).rstrip()
 
 
 def _folded(text: str, width: int) -> Iterator[str]:

@@ -11,8 +11,10 @@ import re
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -189,7 +191,7 @@ def test_a_failure_in_the_middle_of_a_file_says_how_much_was_sent(shell: Shell, 
     (tmp_path / "input").write_text("fine\n" * 2_500 + "x" * 2_000)
     ended = shell.ended("send", "orders", "--lines", "--file", str(tmp_path / "input"))
     assert ended.status == Exit.FAILED
-    assert "2,500 messages were sent to orders before this" in ended.err
+    assert "sent to orders before this: 2,500 messages." in ended.err
     assert shell.json("stats", "orders")[0]["ready"] == 2_500
 
 
@@ -300,7 +302,7 @@ def test_queues_are_created_listed_described_purged_and_deleted(shell: Shell) ->
     (described,) = shell.json("queue", "describe", "orders")
     assert described["config"]["lease_ms"] == 5_000
     assert described["stats"]["messages"] == 1
-    assert shell("queue", "purge", "orders") == "1 messages of orders deleted\n"
+    assert shell("queue", "purge", "orders") == "1 message of orders deleted\n"
     shell("queue", "delete", "orders")
     assert shell.json("queue", "list") == []
 
@@ -332,7 +334,7 @@ REFUSALS = {
     "queue create orders --set max_receives=many": "max_receives: Expected `int`, got `str`",
     "queue configure there --lease 50000": "--lease is 50000 seconds: it must be from 0 to 43200 seconds",
     "receive there --lease 50000": "--lease is 50000 seconds: it must be from 0 to 43200 seconds",
-    "receive there --wait -3": "--wait is -3.0: give seconds, from 0 up to 1e+15",
+    "receive there --wait -3": "--wait is -3.0: give seconds, 0 or more",
     "send there x --delay 5000000000": "--delay is 5000000000 seconds: it must be from 0 to 3162240000 seconds",
 }
 
@@ -443,7 +445,7 @@ def test_a_redrive_of_what_is_no_dead_letter_queue_is_an_error(shell: Shell, pla
     shell("send", "orders", "cake")
     ended = shell.ended("redrive", "orders")
     assert ended.status == Exit.USAGE
-    assert "orders is not a dead-letter queue" in ended.err and "orders.dead" in ended.err
+    assert "'orders' is not a dead-letter queue" in ended.err and "orders.dead" in ended.err
     assert "done: 1 moved" in shell("redrive", "orders", "--to", "others")
     assert "done: 1 moved" in shell("redrive", "orders.dead")
     assert "done: 0 moved" in shell("redrive", "orders.dead"), "it is empty, and still for dead letters"
@@ -633,6 +635,73 @@ def test_help_names_every_command() -> None:
     commands = ("demo", "send", "receive", "ack", "peek", "redrive", "queue", "channel", "consumer", "top", "stats")
     for command in commands:
         assert command in ended.stdout
+
+
+MISTAKES = {
+    "--url http://here:1 stats": "--url goes after the command, as in `penstock COMMAND --url`",
+    "queue --data x list": "--data goes after the command, as in `penstock queue COMMAND --data`",
+    "sned orders tea": "No such command 'sned'. Did you mean 'send'?",
+    "receive orders --max 0": "0 is less than 1",
+    "send orders tea --priority 10": "10 is not from 0 to 9",
+    "queue create orders --kind fifo": "Did you mean '--fifo'?",
+    "queue create bad/name": "because of '/': use 1 to 128 letters",
+    "queue create orders --set backoff=linear": "the shapes are none, fixed, linear, exponential",
+    "send orders --file missing": "penstock: missing: No such file or directory",
+    "receive orders --url localhost": "'localhost' is no address of a server: write penstock://host:9325",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_answered_with_what_to_do(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = run(*line.split())
+    assert ended.status in (Exit.USAGE, Exit.FAILED)
+    assert len(ended.err.splitlines()) == 1
+    assert MISTAKES[line] in ended.err
+
+
+def test_a_file_is_no_data_directory(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("")
+    for command in ("send orders tea", "stats"):
+        ended = run(*command.split(), "-d", str(tmp_path / "notes"))
+        assert (ended.status, "notes is a file: name the directory" in ended.err) == (Exit.USAGE, True)
+
+
+def test_an_address_needs_no_scheme_and_a_server_that_is_away_is_asked_after(directory: Path) -> None:
+    node = ThreadedNode(directory)
+    try:
+        shell = Shell("--url", f"127.0.0.1:{node.port}")
+        shell("send", "orders", "tea")  # without a scheme
+    finally:
+        node.stop()
+    ended = shell.ended("stats")
+    assert ended.status == Exit.UNREACHABLE
+    assert "cannot be reached" in ended.err and "Does a server run there?" in ended.err
+
+
+def test_a_port_that_speaks_something_else_is_told_from_a_server() -> None:
+    """As NSQ's port does: it answers with something that is no HTTP, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1_000)
+                connection.sendall(b"\0\0\0\x11\0\0\0\1E_BAD_PROTOCOL")
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        ended = run("stats", "--url", f"127.0.0.1:{listening.getsockname()[1]}")
+        answering.join(DEADLINE_SECONDS)
+    assert ended.status == Exit.UNREACHABLE
+    assert "is that the HTTP port of a Penstock server? It is 9325 by default." in ended.err
+
+
+def test_a_queue_is_described_with_where_its_dead_letters_go(local: Shell) -> None:
+    local("queue", "create", "orders")
+    assert re.search(r"^dead_letter +orders\.dead$", local("queue", "describe", "orders"), re.MULTILINE)
+    local("queue", "create", "immortal", "--max-receives", "0")
+    assert "dead_letter" not in local("queue", "describe", "immortal")
 
 
 def test_the_list_of_commands_begins_for_each_as_its_own_help_does() -> None:
@@ -826,10 +895,10 @@ def test_sending_a_slow_pipe_does_not_wait_for_its_end(local: Shell, directory: 
     assert local("receive", "orders", "--max", "5", "--raw") == "first\nsecond\n"
 
 
-def on_a_terminal(*arguments: str) -> tuple[int, str]:
+def on_a_terminal(*arguments: str, columns: int = 100) -> tuple[int, str]:
     """Run a command on a pseudo-terminal: the status, and all that it wrote there."""
     parent, child = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": str(columns), "LINES": "30"}
     command = [sys.executable, "-m", "penstock", *arguments]
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment)
     os.close(child)
@@ -858,13 +927,11 @@ def test_a_redrive_shows_a_bar_on_a_terminal(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["top --once --interval 0.05", "stats", "queue list"])
-def test_tables_of_counts_fit_into_80_columns(
-    local: Shell, directory: Path, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_counts_fit_into_80_columns(directory: Path, command: str) -> None:
     with penstock.open(directory) as ps:
         ps.queue("some-orders").send_many([b"x"] * 12_345)
-    monkeypatch.setenv("COLUMNS", "80")
-    titles = local(*command.split()).splitlines()[1]
+    _, written = on_a_terminal(*command.split(), "-d", str(directory), columns=80)
+    titles = written.splitlines()[1]
     assert len(titles.rstrip()) <= 80
     assert titles.split()[0] == "queue"
     assert {"ready", "leased", "delayed"} <= set(titles.split())
@@ -952,8 +1019,8 @@ class Terminal:
 
 
 DELETIONS = {
-    "queue delete orders": "Delete orders with its 1 messages? [y/N]",
-    "queue purge orders": "Delete all 1 messages of orders? [y/N]",
+    "queue delete orders": "Delete orders, with 1 message? [y/N]",
+    "queue purge orders": "Delete everything in orders: 1 message? [y/N]",
     "channel purge orders audit": "Delete all messages that wait in channel audit of orders? [y/N]",
     "channel delete orders audit": "Delete channel audit of orders, with the messages that only it waits for? [y/N]",
     "consumer delete orders report": "Delete consumer report of orders? [y/N]",
@@ -996,7 +1063,7 @@ def test_ctrl_c_in_a_send_says_how_many_messages_were_sent(local: Shell, directo
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=DEADLINE_SECONDS)
     assert child.returncode == Exit.INTERRUPTED
-    assert errors.decode() == "penstock: interrupted. 2 messages were sent to orders.\n"
+    assert errors.decode() == "penstock: interrupted. Sent to orders: 2 messages.\n"
 
 
 def test_the_version_is_printed() -> None:

@@ -43,7 +43,7 @@ SECTIONS = {
         "sql": Place("penstock.cli.pipelines:sql", "Ask queues in SQL, on Spark."),
     },
     "To begin with": {
-        "demo": Place("penstock.demo:demo", "Send, fail, retry, dead-letter and redrive on a temporary directory."),
+        "demo": Place("penstock.demo:demo", "Send, receive, fail, retry and redrive on a temporary directory."),
     },
 }
 

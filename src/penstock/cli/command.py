@@ -23,6 +23,7 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+_CALLED_HERE = {"--kind": "--fifo", "--visibility-timeout": "--lease", "--limit": "--max", "--count": "--max"}
 _EXAMPLE = re.compile(r"(^|\| )penstock [a-z-]")
 """A paragraph of a docstring that is an example: a command line, perhaps behind a pipe."""
 
@@ -67,6 +68,16 @@ class Command(click.Command):
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; for an option of the API that has another name here, say which."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = _CALLED_HERE.get(error.option_name)
+            if meant is None or not any(meant in each.opts for each in self.params):
+                raise
+            raise click.UsageError(f"No such option {error.option_name!r}. Did you mean {meant!r}?", ctx) from None
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The docstring, and then its examples."""

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from penstock import Penstock, Redrive, RedriveTask
 
 _LOOK_SECONDS = 0.1
-_LOOK_MESSAGES = 100
 
 
 @on_store()
@@ -39,29 +38,12 @@ def redrive(
         print_rows(map(_row, ps.redrives(queue)), as_json, f"Redrives of {queue}")
         return
     needle = None if contains is None else contains.encode(errors="surrogateescape")
-    if to is None:
-        _check_has_dead_letters(ps, queue)
     started = ps.redrive(queue, to=to, ids=message_id, contains=needle, error=error, rate=rate)
     task = _followed(started, queue) if wait else started.progress()
-    text = f"{task.status}: {task.moved} moved, {task.skipped} left where they are"
+    text = f"{task.status}: {task.moved:,} moved, {task.skipped:,} left where they are"
     print_done(text + (f" ({task.error})" if task.error else ""), _row(task), as_json)
     if task.status in ("failed", "cancelled"):
         raise click.exceptions.Exit(Exit.FAILED)
-
-
-def _check_has_dead_letters(ps: Penstock, queue: str) -> None:
-    """Without a target, messages go back to where they came from: those of other queues came from nowhere."""
-    from penstock import InvalidRequest
-    from penstock.core.config import dead_letter_name
-
-    handle = ps.queue(queue)
-    if ps.queues(dead_letters_to=queue) or any(message.origin for message in handle.browse(limit=_LOOK_MESSAGES)):
-        return
-    own = handle.info().config.dead_letter or dead_letter_name(queue)
-    raise InvalidRequest(
-        f"{queue} is not a dead-letter queue: no queue has its dead letters there. Those of {queue} are in {own}; "
-        "with --to QUEUE, messages of any queue can be moved"
-    )
 
 
 def _followed(started: Redrive, queue: str) -> RedriveTask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,7 +76,9 @@ def errors_reported() -> Iterator[None]:
     except Exception as error:
         if not is_expected(error):
             raise
-        print(f"penstock: {' '.join(str(error).split())}", file=sys.stderr)
+        is_of_a_file = isinstance(error, OSError) and error.filename is not None and error.strerror is not None
+        text = f"{error.filename}: {error.strerror}" if is_of_a_file else str(error)
+        print(f"penstock: {' '.join(text.split())}", file=sys.stderr)
         raise SystemExit(exit_of(error)) from None
 
 
@@ -86,7 +89,9 @@ def _tell_usage(error: click.UsageError) -> None:
         return
     command = "penstock" if error.ctx is None else error.ctx.command_path
     text = " ".join(error.format_message().split())
-    end = "" if text.endswith((".", "?")) else "."
+    text = re.sub(r"is not in the range x>=(\S+)", r"is less than \1", text).removesuffix(".")
+    text = re.sub(r"is not in the range (\S+)<=x<=(\S+)", r"is not from \1 to \2", text)
+    end = "" if text.endswith("?") else "."
     print(f"penstock: {text}{end} `{command} --help` says more.", file=sys.stderr)
 
 

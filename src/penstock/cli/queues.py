@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import click
 
@@ -42,6 +42,9 @@ Set = Annotated[
 ]
 
 
+_BACKOFF = '{"shape": "linear", "base_ms": 1000}'
+
+
 def settings_of(given: dict[str, Any], others: list[str] | None) -> dict[str, Any]:
     """Settings as `create_queue` takes them: what was given on the command line, and nothing else.
 
@@ -72,15 +75,18 @@ def _value(name: str, text: str) -> Any:
     """A setting's value: JSON, or else the text itself."""
     import msgspec
 
-    from penstock.core.config import Backoff
+    from penstock.core.config import Backoff, BackoffShape
 
     try:
         if name == "backoff":
             return msgspec.json.decode(text, type=Backoff)
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except msgspec.DecodeError:
         if name == "backoff":
-            raise click.BadParameter(f"{text!r}: {error}", param_hint="--set") from None
+            raise click.BadParameter(
+                f"backoff is {text!r}: write it as {_BACKOFF}; the shapes are {', '.join(get_args(BackoffShape))}",
+                param_hint="--set",
+            ) from None
         return text
 
 
@@ -164,11 +170,15 @@ def describe(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
     """
     import msgspec
 
+    from penstock.core.config import dead_letter_name
+
     info, stats = ps.queue(queue).info(), ps.queue(queue).stats()
     settings = msgspec.structs.asdict(info.config) | {"backoff": msgspec.structs.asdict(info.config.backoff)}
     if as_json:
         print_json([msgspec.to_builtins(info) | {"config": settings, "stats": msgspec.to_builtins(stats)}])
         return
+    if info.config.receives_max:
+        settings["dead_letter"] = info.config.dead_letter or dead_letter_name(queue)
     rows = [{"setting": name.removesuffix("_ms"), "value": _shown(name, value)} for name, value in settings.items()]
     print_rows([row for row in rows if row["value"]], False, f"Settings of {queue}")
     print(f"\n{counted(stats.messages, 'message')}, {counted(stats.bytes, 'byte')}; created {_when(info.created_ms)}\n")
@@ -217,7 +227,7 @@ def _when(time_ms: int) -> str:
 @on_store()
 def purge(ps: Penstock, queue: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete every message of a queue, also those that somebody is working on. Asks first, on a terminal."""
-    confirm(f"Delete all of {queue}: {counted(ps.queue(queue).stats().messages, 'message')}?", yes)
+    confirm(f"Delete everything in {queue}: {counted(ps.queue(queue).stats().messages, 'message')}?", yes)
     count = ps.queue(queue).purge()
     print_done(f"{counted(count, 'message')} of {queue} deleted", {"queue": queue, "purged": count}, as_json)
 

@@ -138,6 +138,8 @@ def chosen(data: Path | None, url: str | None) -> Path | str:
 def _directory(directory: Path, *, read_only: bool, creates: bool) -> Penstock:
     import penstock
 
+    if directory.exists() and not directory.is_dir():
+        raise click.BadParameter(f"{directory} is a file: name the directory that has the queues", param_hint="--data")
     if not creates and not directory.is_dir():
         raise penstock.NotFound(f"there is no directory {directory}: name the data directory with --data")
     try:

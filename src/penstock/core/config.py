@@ -291,6 +291,7 @@ def config_for(name: str, config: QueueConfig) -> QueueConfig:
 
 NAME_LENGTH_MAX = 128
 _NAME = re.compile(r"[A-Za-z0-9._#-]{1,128}\Z")
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._#-]")
 
 
 def check_name(name: str, what: str) -> str:
@@ -298,10 +299,17 @@ def check_name(name: str, what: str) -> str:
 
     >>> check_name("orders.fifo", "queue")
     'orders.fifo'
+    >>> check_name("my orders", "queue")
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidName: 'my orders' cannot name a queue because of ' ': use 1 to 128 letters (a to z), ...
     """
     if not isinstance(name, str) or not _NAME.match(name):
+        wrong = _NOT_IN_A_NAME.search(name) if isinstance(name, str) else None
+        reason = f" because of {wrong[0]!r}" if wrong else ""
         raise InvalidName(
-            f"{name!r} cannot name a {what}: use 1 to 128 letters, digits, dots, dashes, underscores or '#'"
+            f"{name!r} cannot name a {what}{reason}: use 1 to {NAME_LENGTH_MAX} letters (a to z), digits, dots, dashes, "
+            "underscores or '#'"
         )
     return name
 
