@@ -41,3 +41,13 @@ def test_help_of_a_command_loads_its_module_and_no_library() -> None:
 
 def test_import_penstock_loads_nothing_until_a_name_is_used() -> None:
     assert loaded("import penstock") == {"penstock"}
+
+
+def test_a_server_loads_what_it_serves_with_and_nothing_of_clients_commands_or_spark() -> None:
+    names = loaded("import penstock.assembly")
+    parts = {".".join(name.split(".")[:2]) for name in names if name.startswith("penstock.")}
+    assert not parts & {"penstock.client", "penstock.cli", "penstock.spark", "penstock.pipelines", "penstock.outbox"}
+    needed = {"penstock", "click", "httptools", "msgspec", "numpy", "prometheus_client", "starlette", "uvicorn"}
+    needed |= {"uvloop", "websockets", "xxhash"}
+    brought = {"anyio", "h11", "idna", "sniffio", "typing_extensions", "snappy", "cramjam", "cython_runtime"}
+    assert {name.partition(".")[0] for name in names if not name.startswith("_")} <= needed | brought

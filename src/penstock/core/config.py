@@ -308,8 +308,8 @@ def check_name(name: str, what: str) -> str:
         wrong = _NOT_IN_A_NAME.search(name) if isinstance(name, str) else None
         reason = f" because of {wrong[0]!r}" if wrong else ""
         raise InvalidName(
-            f"{name!r} cannot name a {what}{reason}: use 1 to {NAME_LENGTH_MAX} letters (a to z), digits, dots, dashes, "
-            "underscores or '#'"
+            f"{name!r} cannot name a {what}{reason}: use 1 to {NAME_LENGTH_MAX} letters (a to z), digits, dots, "
+            "dashes, underscores or '#'"
         )
     return name
 
