@@ -76,8 +76,9 @@ def errors_reported() -> Iterator[None]:
     except Exception as error:
         if not is_expected(error):
             raise
-        is_of_a_file = isinstance(error, OSError) and error.filename is not None and error.strerror is not None
-        text = f"{error.filename}: {error.strerror}" if is_of_a_file else str(error)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+            text = f"{error.filename}: {error.strerror}"
         print(f"penstock: {' '.join(text.split())}", file=sys.stderr)
         raise SystemExit(exit_of(error)) from None
 
