@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
@@ -42,9 +42,6 @@ Set = Annotated[
 ]
 
 
-_BACKOFF = '{"shape": "linear", "base_ms": 1000}'
-
-
 def settings_of(given: dict[str, Any], others: list[str] | None) -> dict[str, Any]:
     """Settings as `create_queue` takes them: what was given on the command line, and nothing else.
 
@@ -58,7 +55,7 @@ def settings_of(given: dict[str, Any], others: list[str] | None) -> dict[str, An
         name, equals, value = each.partition("=")
         if not equals:
             raise click.BadParameter(f"{each!r} is not SETTING=VALUE", param_hint="--set")
-        settings[name] = _value(name, value)
+        settings[name] = _value(value)
     return settings
 
 
@@ -71,22 +68,13 @@ def _retention(text: str) -> float | None:
         raise click.BadParameter(f"{text!r} is neither seconds nor `none`", param_hint="--retention") from None
 
 
-def _value(name: str, text: str) -> Any:
+def _value(text: str) -> Any:
     """A setting's value: JSON, or else the text itself."""
     import msgspec
 
-    from penstock.core.config import Backoff, BackoffShape
-
     try:
-        if name == "backoff":
-            return msgspec.json.decode(text, type=Backoff)
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
-        if name == "backoff":
-            raise click.BadParameter(
-                f"backoff is {text!r}: write it as {_BACKOFF}; the shapes are {', '.join(get_args(BackoffShape))}",
-                param_hint="--set",
-            ) from None
         return text
 
 

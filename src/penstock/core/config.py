@@ -246,6 +246,11 @@ def _explained(error: Exception) -> str:
     if found is None:
         return str(error)
     text, name = found[1], found[2]
+    if name == "backoff":
+        shapes = ", ".join(get_args(BackoffShape))
+        return (
+            f'backoff must say a shape, and how long: {{"shape": "linear", "base_ms": 1000}}; the shapes are {shapes}'
+        )
     if name not in _CHOICES or not text.startswith("Invalid enum value "):
         return f"{name}: {text}"
     *others, last = get_args(_CHOICES[name])
