@@ -40,7 +40,7 @@ $(INSTALLED): $(SERVING)
 	$(INSTALL) --editable '.[$(EXTRAS)]'
 	@touch $@
 
-run: $(SERVING) ## Serve the queues in ./data: SQS on port 9324, REST and metrics on 9325
+run: $(SERVING) ## Serve the queues in ./data: SQS on port 9324, REST and metrics on 9325, NSQ on 4150
 	@$(BIN)/python -m tools.run serve --data ./data
 
 demo: $(SERVING) ## Run the demo: send, receive, fail, retry, dead-letter

@@ -64,3 +64,8 @@ def test_every_module_has_its_line_in_the_architecture(room: str) -> None:
 def test_the_architecture_explains_every_kind_of_record_and_lane() -> None:
     text = (DOCS / "architecture.md").read_text()
     assert not [kind.name for kind in (*Kind, *LaneKind) if f"`{kind.name}`" not in text]
+
+
+def test_decisions_are_numbered_without_a_hole() -> None:
+    numbers = sorted(int(path.name[:4]) for path in (DOCS / "adr").glob("*.md"))
+    assert numbers == list(range(1, len(numbers) + 1))

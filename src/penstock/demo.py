@@ -7,11 +7,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 import penstock
+from penstock.tables import table
 
 _SHORT_LEASE_SECONDS = 0.15
 _BACKOFF_MS = 50
@@ -31,17 +28,15 @@ class Happening:
     reason: str = ""
 
 
-def run(console: Console) -> None:
-    """Run the demonstration and print what happened."""
+def demo() -> None:
+    """Send, receive, fail, retry, dead-letter and redrive on a temporary directory, and show what happened."""
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as directory:
         started = time.perf_counter()
         with penstock.open(directory) as ps:
-            table = _table(list(happenings(ps)))
-            counts = _counts(ps)
-        console.print(table)
-        console.print(counts)
+            print(table([_row(each) for each in happenings(ps)], "What happened"))
+            print(table([_counts(ps, name) for name in ps.queues()], "What is left"))
         seconds = time.perf_counter() - started
-        console.print(f"Every send and every ack above was on disk before it was answered. {seconds:.1f} s in all.")
+        print(f"Every send and every ack above was on disk before it was answered. {seconds:.1f} s in all.")
 
 
 def happenings(ps: penstock.Penstock) -> Iterator[Happening]:
@@ -113,29 +108,19 @@ def _happening(what: str, message: penstock.Message, state: str, reason: str = "
     return Happening(what, message.text, message.id, message.queue, message.attempts, state, reason)
 
 
-def _table(lines: list[Happening]) -> Table:
-    table = Table(title="What happened", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("", "message", "id", "queue", "try", "state"):
-        table.add_column(column, justify="right" if column == "try" else "left", no_wrap=True)
-    table.add_column("why", overflow="fold")
-    for line in lines:
-        style = {"DEAD": "red", "DELAYED": "yellow", "DONE": "green"}.get(line.state)
-        table.add_row(
-            line.what, line.body, _short(line.id), line.queue, str(line.attempts), line.state, line.reason, style=style
-        )
-    return table
+def _row(line: Happening) -> dict[str, object]:
+    return {
+        "what": line.what,
+        "message": line.body,
+        "id": f"{line.id[:4]}…{line.id[-4:]}",
+        "queue": line.queue,
+        "try": line.attempts,
+        "state": line.state,
+        "why": line.reason,
+    }
 
 
-def _short(identity: str) -> str:
-    return f"{identity[:4]}…{identity[-4:]}"
-
-
-def _counts(ps: penstock.Penstock) -> Table:
-    table = Table(title="What is left", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("queue", "ready", "leased", "delayed", "acked", "failed", "dead"):
-        table.add_column(column, justify="left" if column == "queue" else "right")
-    for name in ps.queues():
-        main = ps.queue(name).stats().channels["main"]
-        numbers = (main.ready, main.leased, main.delayed, main.acked, main.failed, main.dead)
-        table.add_row(name, *map(str, numbers))
-    return table
+def _counts(ps: penstock.Penstock, queue: str) -> dict[str, object]:
+    main = ps.queue(queue).stats().channels["main"]
+    names = ("ready", "leased", "delayed", "acked", "failed", "dead")
+    return {"queue": queue} | {name: getattr(main, name) for name in names}

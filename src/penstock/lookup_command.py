@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from penstock.cli.command import Option
 from penstock.serve import refusals_told
 
 if TYPE_CHECKING:
@@ -14,25 +13,25 @@ if TYPE_CHECKING:
 
 
 def lookup(
-    config: Annotated[Path | None, typer.Option(help="penstock.toml; flags override it.")] = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    config: Annotated[Path | None, Option(help="penstock.toml; flags override it.")] = None,
+    host: Annotated[str | None, Option(help="The address to listen on.")] = None,
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--hosts", help="A name by which clients reach the service; more than one may be given."),
+        Option("--hosts", help="A name by which clients reach the service; more than one may be given."),
     ] = None,
-    tcp_port: Annotated[int | None, typer.Option(help="For nodes (4160); 0 picks a free one.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="For clients (4161); 0 picks a free one.")] = None,
-    broadcast_address: Annotated[str | None, typer.Option(help="Where others reach us; by default the host.")] = None,
+    tcp_port: Annotated[int | None, Option(help="For nodes (4160); 0 picks a free one.")] = None,
+    http_port: Annotated[int | None, Option(help="For clients (4161); 0 picks a free one.")] = None,
+    broadcast_address: Annotated[str | None, Option(help="Where others reach us; by default the host.")] = None,
     inactive_producer_timeout: Annotated[
-        float | None, typer.Option(help="Seconds of silence after which a node is not named (300).")
+        float | None, Option(help="Seconds of silence after which a node is not named (300).")
     ] = None,
     tombstone_lifetime: Annotated[
-        float | None, typer.Option(help="Seconds for which a tombstone hides a node's topic (45).")
+        float | None, Option(help="Seconds for which a tombstone hides a node's topic (45).")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines, without credentials.")] = False,
-    ready_file: Annotated[Path | None, typer.Option(help="Written, as JSON, when everything listens.")] = None,
+    insecure: Annotated[bool, Option("--insecure", help="Serve other machines, without credentials.")] = False,
+    ready_file: Annotated[Path | None, Option(help="Written, as JSON, when everything listens.")] = None,
 ) -> None:
-    """Tell clients which nodes have a topic, until SIGTERM or SIGINT."""
+    """Tell NSQ clients which nodes have a topic, until SIGTERM or SIGINT."""
     from penstock.server import settings
 
     flags = {"host": host, "tcp_port": tcp_port, "http_port": http_port}

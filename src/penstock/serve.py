@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
+from penstock.cli.command import Option
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -22,41 +21,37 @@ CLUSTER = "Many nodes, on Kafka (docs/cluster.md)"
 
 
 def serve(
-    config: Annotated[Path | None, typer.Option(help="A penstock.toml. Flags override it.")] = None,
+    config: Annotated[Path | None, Option(help="A penstock.toml. Flags override it.")] = None,
     data: Annotated[
-        str | None, typer.Option("--data", "-d", help="The data directory (./data).", envvar="PENSTOCK_DATA")
+        str | None, Option("--data", "-d", help="The data directory (./data).", envvar="PENSTOCK_DATA")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen on (127.0.0.1).")] = None,
+    host: Annotated[str | None, Option(help="The address to listen on (127.0.0.1).")] = None,
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--hosts", help="A name by which clients reach the server; more than one may be given."),
+        Option("--hosts", help="A name by which clients reach the server; more than one may be given."),
     ] = None,
-    sqs_port: Annotated[int | None, typer.Option(help="SQS (9324); 0 picks a free one.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="REST, websocket, metrics (9325); 0 picks a free one.")] = None,
-    nsq_tcp_port: Annotated[int | None, typer.Option(help="NSQ over TCP (4150); 0 picks a free one.")] = None,
-    nsq_http_port: Annotated[int | None, typer.Option(help="NSQ's HTTP API (4151); 0 picks a free one.")] = None,
+    sqs_port: Annotated[int | None, Option(help="SQS (9324); 0 picks a free one.")] = None,
+    http_port: Annotated[int | None, Option(help="REST, websocket, metrics (9325); 0 picks a free one.")] = None,
+    nsq_tcp_port: Annotated[int | None, Option(help="NSQ over TCP (4150); 0 picks a free one.")] = None,
+    nsq_http_port: Annotated[int | None, Option(help="NSQ's HTTP API (4151); 0 picks a free one.")] = None,
     lookup: Annotated[
         list[str] | None,
-        typer.Option("--lookup", help="HOST:TCPPORT of a lookup service that is told of our topics. Can be repeated."),
+        Option("--lookup", help="HOST:TCPPORT of a lookup service that is told of our topics. Can be repeated."),
     ] = None,
-    sqs_limits: Annotated[Limits | None, typer.Option(help="AWS's limits (strict), or wider ones for tests.")] = None,
+    sqs_limits: Annotated[Limits | None, Option(help="AWS's limits (strict), or wider ones for tests.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="How many processes serve the queues; fixed at the first start.")
+        int | None, Option(help="How many processes serve the queues; fixed at the first start.")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without credentials.")] = False,
-    ready_file: Annotated[Path | None, typer.Option(help="Written, as JSON, when everything listens.")] = None,
-    engine: Annotated[Engine | None, typer.Option(help="Where messages are kept.", rich_help_panel=CLUSTER)] = None,
-    bootstrap: Annotated[
-        str | None, typer.Option(help="HOST:PORT of some Kafka brokers.", rich_help_panel=CLUSTER)
-    ] = None,
+    insecure: Annotated[bool, Option("--insecure", help="Serve other machines without credentials.")] = False,
+    ready_file: Annotated[Path | None, Option(help="Written, as JSON, when everything listens.")] = None,
+    engine: Annotated[Engine | None, Option(help="Where messages are kept.", section=CLUSTER)] = None,
+    bootstrap: Annotated[str | None, Option(help="HOST:PORT of some Kafka brokers.", section=CLUSTER)] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="The cluster's name: all its nodes say the same.", rich_help_panel=CLUSTER)
+        str | None, Option(help="The cluster's name: all its nodes say the same.", section=CLUSTER)
     ] = None,
-    node: Annotated[
-        str | None, typer.Option(help="This node's name; by default the machine's.", rich_help_panel=CLUSTER)
-    ] = None,
+    node: Annotated[str | None, Option(help="This node's name; by default the machine's.", section=CLUSTER)] = None,
     link_port: Annotated[
-        int | None, typer.Option(help="For the other nodes (9326); 0 picks a free one.", rich_help_panel=CLUSTER)
+        int | None, Option(help="For the other nodes (9326); 0 picks a free one.", section=CLUSTER)
     ] = None,
 ) -> None:
     """Serve queues over SQS, REST, websocket and NSQ, until Ctrl-C or SIGTERM."""

@@ -226,7 +226,7 @@ def test_something_else_there_is_said_so(head: bytes, said: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "localhost:9325",
+        "localhost",
         "http://localhost:9325/v1/docs",
         "ftp://localhost",
         "penstock://",

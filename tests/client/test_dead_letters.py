@@ -86,3 +86,15 @@ def test_a_redrive_at_a_rate_can_be_watched_and_cancelled_and_goes_on_after_a_re
     world.advance(5)
     task, *_ = world.ps.redrives("orders.dead")
     assert (task.status, task.moved) == ("cancelled", moved)
+
+
+def test_a_queue_without_dead_letters_is_not_redriven_to_where_it_came_from(ps: penstock.Penstock) -> None:
+    ps.queue("orders").send(b"tea")
+    with pytest.raises(penstock.InvalidRequest, match="'orders' is not a dead-letter queue"):
+        ps.redrive("orders")
+    assert ps.redrive("orders", to="elsewhere").wait(10).moved == 1
+
+
+def test_a_backoff_that_is_only_a_word_is_answered_with_the_shapes(ps: penstock.Penstock) -> None:
+    with pytest.raises(penstock.InvalidConfig, match="the shapes are none, fixed, linear, exponential"):
+        ps.create_queue("orders", backoff="linear")  # type: ignore[arg-type]

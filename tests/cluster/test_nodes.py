@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import penstock
 from penstock.cli import app

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
-from penstock.core.config import Backoff
+from penstock.core.config import Backoff, QueueConfig
 from penstock.core.errors import InvalidRequest, TaskNotFound
 from penstock.core.origin import Origin
 from penstock.core.states import State
@@ -379,6 +379,21 @@ def test_cancelled_redrive_moves_nothing_more() -> None:
     assert desk.counts()[0] == moved < 20
     with pytest.raises(TaskNotFound):
         desk.do(c.CancelRedrive(task=99))
+
+
+def test_a_queue_without_dead_letters_is_redriven_to_a_target_only() -> None:
+    desk = _dead(b"a")
+    with pytest.raises(InvalidRequest, match=r"'q' is not a dead-letter queue.* Those of 'q' are in 'q\.dead'"):
+        desk.do(c.StartRedrive(queue="q"))
+    desk.do(c.CreateQueue(name="fresh"))
+    with pytest.raises(InvalidRequest, match="'fresh' has none"):
+        desk.do(c.StartRedrive(queue="fresh"))
+    assert desk.do(c.StartRedrive(queue="q", target="elsewhere")).status == "running"
+    desk.do(c.CreateQueue(name="grave"))
+    desk.do(c.CreateQueue(name="other", config=QueueConfig(dead_letter="grave")))
+    assert desk.do(c.StartRedrive(queue="grave")).status == "running", "it is empty, and still for dead letters"
+    desk.do(c.DeleteQueue(name="q"))
+    assert desk.do(c.StartRedrive(queue="q.dead")).status == "running", "where they came from is in the messages"
 
 
 def test_one_redrive_a_queue_and_never_to_itself() -> None:

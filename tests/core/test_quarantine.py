@@ -199,7 +199,7 @@ def test_redrive_of_a_damaged_queue_says_so() -> None:
     desk = Desk()
     desk.create("grave")
     desk.send(b"x", queue="grave")
-    desk.do(c.StartRedrive(queue="grave", per_second=1))
+    desk.do(c.StartRedrive(queue="grave", target="elsewhere", per_second=1))
     grave = desk.broker.queues["grave"].id
     desk = Desk(FlawedStore(desk.store, Flaw(keys.queue_chunks(grave), "damage")), checks=False)
     desk.step()

@@ -1,79 +1,84 @@
 """The command line: `penstock`. On a data directory, or on a server: `--data` or `--url`, see `penstock.cli.store`.
 
-A command's libraries are loaded when it runs. `penstock --help` must not wait for numpy.
+A command's module and libraries are loaded when it runs. `penstock --help` must not wait for numpy.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
 
-import typer
+import click
 
 from penstock import __version__
-from penstock.cli.care import stores
-from penstock.cli.cluster import clusters
-from penstock.cli.consumers import consumers
-from penstock.cli.dead_letters import redrive
+from penstock.cli.command import Group, Place
 from penstock.cli.exits import Exit, errors_reported
-from penstock.cli.messages import ack, peek, receive, release, send
-from penstock.cli.outbox import outboxes
-from penstock.cli.pipelines import pipelines, sql
-from penstock.cli.queues import channels, queues
-from penstock.cli.stats import stats, top
 from penstock.cli.streams import dependable_streams
-from penstock.lookup_command import lookup
-from penstock.serve import serve
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+SECTIONS = {
+    "Messages": {
+        "send": Place("penstock.cli.messages:send", "Send messages: the arguments, lines of standard input, or files."),
+        "receive": Place("penstock.cli.messages:receive", "Receive messages, print them and acknowledge them."),
+        "ack": Place("penstock.cli.messages:ack", "Acknowledge messages that were received with --no-ack."),
+        "release": Place("penstock.cli.messages:release", "Return messages that were received with --no-ack."),
+        "peek": Place("penstock.cli.messages:peek", "Show messages without receiving them."),
+        "redrive": Place("penstock.cli.dead_letters:redrive", "Move dead letters back to where they failed."),
+    },
+    "Queues": {
+        "queue": Place("penstock.cli.queues:queues", "Create, list, describe, change, empty and delete queues."),
+        "channel": Place("penstock.cli.queues:channels", "Create, list, pause, empty and delete channels of a queue."),
+        "consumer": Place("penstock.cli.consumers:consumers", "List, read as, move and delete named consumers."),
+        "stats": Place("penstock.cli.stats:stats", "Show exact counts of queues."),
+        "top": Place("penstock.cli.stats:top", "Watch queues: depth and rates, the busiest first."),
+    },
+    "Servers and directories": {
+        "serve": Place("penstock.serve:serve", "Serve queues over SQS, REST, websocket and NSQ."),
+        "lookup": Place("penstock.lookup_command:lookup", "Tell NSQ clients which nodes have a topic."),
+        "cluster": Place("penstock.cli.cluster:clusters", "Nodes and shards: see them, move them, drain nodes."),
+        "store": Place("penstock.cli.care:stores", "Check a data directory for damage; salvage what is readable."),
+    },
+    "Data": {
+        "outbox": Place("penstock.cli.outbox:outboxes", "Move messages from a database's outbox to queues."),
+        "pipeline": Place("penstock.cli.pipelines:pipelines", "Run pipelines on Spark: queues to queues and tables."),
+        "sql": Place("penstock.cli.pipelines:sql", "Ask queues in SQL, on Spark."),
+    },
+    "To begin with": {
+        "demo": Place("penstock.demo:demo", "Send, receive, fail, retry and redrive on a temporary directory."),
+    },
+}
+
+
+def _print_version(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked:
+        print(f"penstock {__version__}")
+        context.exit()
+
+
+app = Group(
+    help="""A durable message queue in one directory, or on a server.
+
+    `penstock send orders tea` sends a message to the queue `orders` in ./data. `penstock receive orders` receives it.
+    With --url, after the command, both work on a server.""",
     epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 3 nothing there, 4 unreachable, 5 not allowed.",
+    sections=SECTIONS,
 )
-app.add_typer(queues, name="queue")
-app.add_typer(channels, name="channel")
-app.add_typer(consumers, name="consumer")
-app.add_typer(outboxes, name="outbox")
-app.add_typer(pipelines, name="pipeline")
-app.add_typer(clusters, name="cluster")
-app.add_typer(stores, name="store")
-for command in (serve, lookup, send, receive, ack, release, peek, redrive, stats, top, sql):
-    app.command()(command)
+app.params.append(
+    click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_print_version,
+        help="Print the version.",
+    )
+)
 
 
 def main() -> None:
     """Run the command line; what goes wrong is one line on the error stream, and an exit status."""
     with errors_reported(), dependable_streams():
-        raise SystemExit(app(prog_name="penstock", standalone_mode=False) or Exit.OK)
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        print(f"penstock {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def penstock_command(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """A durable message queue in one directory, or on a server.
-
-    `penstock send orders tea` sends a message to the queue `orders` in ./data. `penstock receive orders` receives it.
-    With --url both work on a server.
-    """
-
-
-@app.command()
-def demo() -> None:
-    """Send, receive, fail, retry, dead-letter and redrive on a temporary directory, and show what happened."""
-    from penstock import demo as demonstration
-    from penstock.cli.output import stdout
-
-    demonstration.run(stdout())
-
-
-if __name__ == "__main__":
-    main()
+        if "_PENSTOCK_COMPLETE" in os.environ:  # a shell asks what may follow
+            app(prog_name="penstock")
+        with app.make_context("penstock", sys.argv[1:]) as context:
+            app.invoke(context)
+    raise SystemExit(Exit.OK)

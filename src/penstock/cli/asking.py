@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+import click
 
+from penstock.cli.command import Option
 from penstock.cli.exits import Exit
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")]
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -19,4 +20,4 @@ def confirm(question: str, yes: bool) -> None:
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         print("penstock: nothing was done", file=sys.stderr)
-        raise typer.Exit(Exit.FAILED)
+        raise click.exceptions.Exit(Exit.FAILED)

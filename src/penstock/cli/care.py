@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
+from penstock.cli.command import Argument, Group
 from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, print_done, print_json, print_rows, progress
 from penstock.cli.store import Data, chosen, require_store
 
-stores = typer.Typer(help="Check a data directory for damage; salvage what is readable of it.", no_args_is_help=True)
+stores = Group(help="Check a data directory for damage; salvage what is readable of it.")
 
 
 @stores.command()
@@ -27,7 +28,7 @@ def check(data: Data = None, as_json: AsJson = False) -> None:
 
     directory = chosen(data, None)
     if not isinstance(directory, Path):
-        raise typer.BadParameter("this works on a directory: give --data")
+        raise click.BadParameter("this works on a directory: give --data")
     if not directory.is_dir() or care.stores_in(directory) == [directory]:
         require_store(directory)
     findings = [
@@ -44,13 +45,13 @@ def check(data: Data = None, as_json: AsJson = False) -> None:
     else:
         print(f"{directory} is whole", flush=True)
     if findings:
-        raise typer.Exit(Exit.FAILED)
+        raise click.exceptions.Exit(Exit.FAILED)
 
 
 @stores.command()
 def salvage(
-    source: Annotated[Path, typer.Argument(help="The damaged directory. No server may have it open.")],
-    target: Annotated[Path, typer.Argument(help="A directory that is new, or empty.")],
+    source: Annotated[Path, Argument(help="The damaged directory. No server may have it open.")],
+    target: Annotated[Path, Argument(help="A directory that is new, or empty.")],
     as_json: AsJson = False,
 ) -> None:
     """Copy everything that is readable to a new directory, and list what is not, there and here."""
@@ -63,7 +64,7 @@ def salvage(
             done = care.salvage(source, target, show)
     except KeyboardInterrupt:
         print(f"penstock: interrupted: {target} is incomplete. Delete it, and start again.", file=sys.stderr)
-        raise typer.Exit(Exit.INTERRUPTED) from None
+        raise click.exceptions.Exit(Exit.INTERRUPTED) from None
     rows = msgspec.to_builtins(done.findings)
     if as_json:
         print_json(rows)

@@ -8,22 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from penstock.cli.command import Argument, Group, Option
 from penstock.cli.output import AsJson, print_done, print_json, print_rows
 
 if TYPE_CHECKING:
     from penstock.cluster.inspection import Inspection
 
-clusters = typer.Typer(no_args_is_help=True, help="Nodes and shards of a cluster: see them, move them, drain nodes.")
+clusters = Group(help="Nodes and shards of a cluster: see them, move them, drain nodes.")
 
 POLL_S = 0.5
 ANY = "any"
 
-Config = Annotated[Path | None, typer.Option("--config", help="penstock.toml, for [cluster] and [kafka].")]
-Bootstrap = Annotated[str | None, typer.Option("--bootstrap", help="HOST:PORT of some Kafka brokers.")]
-Cluster = Annotated[str | None, typer.Option("--cluster", help="The cluster's name.")]
-Wait = Annotated[float, typer.Option("--wait", help="Wait so many seconds until it is done.")]
+Config = Annotated[Path | None, Option("--config", help="penstock.toml, for [cluster] and [kafka].")]
+Bootstrap = Annotated[str | None, Option("--bootstrap", help="HOST:PORT of some Kafka brokers.")]
+Cluster = Annotated[str | None, Option("--cluster", help="The cluster's name.")]
+Wait = Annotated[float, Option("--wait", help="Wait so many seconds until it is done.")]
 
 
 def _look(config: Path | None, bootstrap: str | None, cluster: str | None, *, in_haste: bool = False) -> Inspection:
@@ -64,8 +63,8 @@ def _gaps(found: Inspection) -> Iterator[str]:
 
 @clusters.command()
 def move(
-    shard: Annotated[int, typer.Argument(help="The shard's number.")],
-    node: Annotated[str, typer.Argument(help=f"The node that shall have it; {ANY!r}: let the controller decide.")],
+    shard: Annotated[int, Argument(help="The shard's number.")],
+    node: Annotated[str, Argument(help=f"The node that shall have it; {ANY!r}: let the controller decide.")],
     config: Config = None,
     bootstrap: Bootstrap = None,
     cluster: Cluster = None,
@@ -82,7 +81,7 @@ def move(
 
 @clusters.command()
 def drain(
-    node: Annotated[str, typer.Argument(help="The node.")],
+    node: Annotated[str, Argument(help="The node.")],
     config: Config = None,
     bootstrap: Bootstrap = None,
     cluster: Cluster = None,
@@ -97,7 +96,7 @@ def drain(
 
 @clusters.command()
 def undrain(
-    node: Annotated[str, typer.Argument(help="The node.")],
+    node: Annotated[str, Argument(help="The node.")],
     config: Config = None,
     bootstrap: Bootstrap = None,
     cluster: Cluster = None,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from penstock.cli.asking import Yes, confirm
+from penstock.cli.command import Argument, Group, Option
 from penstock.cli.exits import Exit
 from penstock.cli.messages import Name
 from penstock.cli.output import AsJson, described, for_people, print_done, print_rows
@@ -15,9 +16,9 @@ from penstock.cli.store import on_store
 if TYPE_CHECKING:
     from penstock import Penstock
 
-consumers = typer.Typer(help="List, read as, move and delete the named consumers of a queue.", no_args_is_help=True)
+consumers = Group(help="List, read as, move and delete the named consumers of a queue.")
 
-ConsumerName = Annotated[str, typer.Argument(help="The consumer's name.", show_default=False)]
+ConsumerName = Annotated[str, Argument(help="The consumer's name.")]
 
 
 @consumers.command("list")
@@ -38,9 +39,9 @@ def read(
     ps: Penstock,
     queue: Name,
     consumer: ConsumerName,
-    max: Annotated[int, typer.Option("--max", "-n", min=1, help="How many messages at most.")] = 10,
-    offset: Annotated[int | None, typer.Option(help="Read from this offset instead.")] = None,
-    ack: Annotated[bool, typer.Option(help="Move the consumer behind what was printed.")] = True,
+    max: Annotated[int, Option("--max", "-n", min=1, help="How many messages at most.")] = 10,
+    offset: Annotated[int | None, Option(help="Read from this offset instead.")] = None,
+    ack: Annotated[bool, Option(help="Move the consumer behind what was printed.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Print the next messages for a consumer, and move it behind them. Exit status 3 when there is none."""
@@ -51,7 +52,7 @@ def read(
     if ack and rows:
         handle.ack(records.next_offset, allow_rewind=offset is not None)
     if not rows:
-        raise typer.Exit(Exit.NOTHING)
+        raise click.exceptions.Exit(Exit.NOTHING)
 
 
 @consumers.command()
@@ -60,8 +61,8 @@ def move(
     ps: Penstock,
     queue: Name,
     consumer: ConsumerName,
-    offset: Annotated[int, typer.Argument(min=0, help="The offset of the first message that it has not read.")],
-    allow_rewind: Annotated[bool, typer.Option("--allow-rewind", help="Allow to move backwards.")] = False,
+    offset: Annotated[int, Argument(min=0, help="The offset of the first message that it has not read.")],
+    allow_rewind: Annotated[bool, Option("--allow-rewind", help="Allow to move backwards.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Move a consumer to an offset: it has read everything before that. Creates the consumer if it is not there."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
+from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, print_done, print_rows, progress
 from penstock.cli.store import on_store
@@ -14,20 +15,19 @@ if TYPE_CHECKING:
     from penstock import Penstock, Redrive, RedriveTask
 
 _LOOK_SECONDS = 0.1
-_LOOK_MESSAGES = 100
 
 
 @on_store()
 def redrive(
     ps: Penstock,
-    queue: Annotated[str, typer.Argument(help="The dead-letter queue.", show_default=False)],
-    to: Annotated[str | None, typer.Option(help="Move them to this queue, and not to where they came from.")] = None,
-    message_id: Annotated[list[str] | None, typer.Option("--id", help="Only this message. Can be repeated.")] = None,
-    contains: Annotated[str | None, typer.Option(help="Only messages whose body contains this text.")] = None,
-    error: Annotated[str | None, typer.Option(help="Only messages that failed with this text in an error.")] = None,
-    rate: Annotated[int | None, typer.Option(min=1, help="Messages a second at most.")] = None,
-    wait: Annotated[bool, typer.Option(help="Wait until it is done. A server goes on without waiting.")] = True,
-    tasks: Annotated[bool, typer.Option("--tasks", help="List the redrives of the queue, and start none.")] = False,
+    queue: Annotated[str, Argument(help="The dead-letter queue.")],
+    to: Annotated[str | None, Option(help="Move them to this queue, and not to where they came from.")] = None,
+    message_id: Annotated[list[str] | None, Option("--id", help="Only this message. Can be repeated.")] = None,
+    contains: Annotated[str | None, Option(help="Only messages whose body contains this text.")] = None,
+    error: Annotated[str | None, Option(help="Only messages that failed with this text in an error.")] = None,
+    rate: Annotated[int | None, Option(min=1, help="Messages a second at most.")] = None,
+    wait: Annotated[bool, Option(help="Wait until it is done. A server goes on without waiting.")] = True,
+    tasks: Annotated[bool, Option("--tasks", help="List the redrives of the queue, and start none.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Move dead letters back to the queues where they failed, and wait until that is done.
@@ -38,29 +38,12 @@ def redrive(
         print_rows(map(_row, ps.redrives(queue)), as_json, f"Redrives of {queue}")
         return
     needle = None if contains is None else contains.encode(errors="surrogateescape")
-    if to is None:
-        _check_has_dead_letters(ps, queue)
     started = ps.redrive(queue, to=to, ids=message_id, contains=needle, error=error, rate=rate)
     task = _followed(started, queue) if wait else started.progress()
-    text = f"{task.status}: {task.moved} moved, {task.skipped} left where they are"
+    text = f"{task.status}: {task.moved:,} moved, {task.skipped:,} left where they are"
     print_done(text + (f" ({task.error})" if task.error else ""), _row(task), as_json)
     if task.status in ("failed", "cancelled"):
-        raise typer.Exit(Exit.FAILED)
-
-
-def _check_has_dead_letters(ps: Penstock, queue: str) -> None:
-    """Without a target, messages go back to where they came from: those of other queues came from nowhere."""
-    from penstock import InvalidRequest
-    from penstock.core.config import dead_letter_name
-
-    handle = ps.queue(queue)
-    if ps.queues(dead_letters_to=queue) or any(message.origin for message in handle.browse(limit=_LOOK_MESSAGES)):
-        return
-    own = handle.info().config.dead_letter or dead_letter_name(queue)
-    raise InvalidRequest(
-        f"{queue} is not a dead-letter queue: no queue has its dead letters there. Those of {queue} are in {own}; "
-        "with --to QUEUE, messages of any queue can be moved"
-    )
+        raise click.exceptions.Exit(Exit.FAILED)
 
 
 def _followed(started: Redrive, queue: str) -> RedriveTask:

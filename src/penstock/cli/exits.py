@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any
 
-import typer
+import click
 
 from penstock.cli.streams import NobodyReads
 
@@ -33,9 +33,6 @@ class Exit(IntEnum):
     NOBODY_READS = 141
     """The reader of the output has gone, as `head` does: the status of every program that SIGPIPE ends."""
 
-
-UsageError: Any = typer.BadParameter.__mro__[1]
-"""Click's, or that of the Click which some versions of typer bring along."""
 
 # By name, so that knowing the errors does not load the libraries that raise them.
 _EXITS = {
@@ -71,26 +68,32 @@ def errors_reported() -> Iterator[None]:
         raise SystemExit(Exit.INTERRUPTED) from None
     except NobodyReads:
         raise SystemExit(Exit.NOBODY_READS) from None
-    except UsageError as error:
+    except click.UsageError as error:
         _tell_usage(error)
         raise SystemExit(Exit.USAGE) from None
-    except typer.Abort:  # the input ended where an answer was to come
-        raise SystemExit(Exit.FAILED) from None
+    except click.exceptions.Exit as ended:
+        raise SystemExit(ended.exit_code) from None
     except Exception as error:
         if not is_expected(error):
             raise
-        print(f"penstock: {' '.join(str(error).split())}", file=sys.stderr)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+            text = f"{error.filename}: {error.strerror}"
+        print(f"penstock: {' '.join(text.split())}", file=sys.stderr)
         raise SystemExit(exit_of(error)) from None
 
 
-def _tell_usage(error: Any) -> None:
+def _tell_usage(error: click.UsageError) -> None:
     """A command line that cannot be followed: what is wrong, and which help says more."""
-    if type(error).__name__ == "NoArgsIsHelpError":
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return
     command = "penstock" if error.ctx is None else error.ctx.command_path
-    text = " ".join(error.format_message().split()).rstrip(".")
-    print(f"penstock: {text}. `{command} --help` says more.", file=sys.stderr)
+    text = " ".join(error.format_message().split())
+    text = re.sub(r"is not in the range x>=(\S+)", r"is less than \1", text).removesuffix(".")
+    text = re.sub(r"is not in the range (\S+)<=x<=(\S+)", r"is not from \1 to \2", text)
+    end = "" if text.endswith("?") else "."
+    print(f"penstock: {text}{end} `{command} --help` says more.", file=sys.stderr)
 
 
 def is_expected(error: BaseException) -> bool:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from penstock.cli import bodies as inputs
+from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit
-from penstock.cli.output import AsJson, described, for_people, print_done, print_json, print_rows, progress
+from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
 from penstock.cli.received import Held, writer
 from penstock.cli.store import on_store
 from penstock.cli.streams import NobodyReads, drop_output
@@ -19,9 +20,9 @@ from penstock.cli.streams import NobodyReads, drop_output
 if TYPE_CHECKING:
     from penstock import Batch, Channel, Message, PeekedMessage, Penstock, Queue, SentMessages, Session
 
-Name = Annotated[str, typer.Argument(help="The queue's name.", show_default=False)]
-ChannelName = Annotated[str, typer.Option("--channel", "-c", help="The channel to read.")]
-Receipts = Annotated[list[str], typer.Argument(help="Receipts, as `receive --no-ack --json` prints them.")]
+Name = Annotated[str, Argument(help="The queue's name.")]
+ChannelName = Annotated[str, Option("--channel", "-c", help="The channel to read.")]
+Receipts = Annotated[list[str], Argument(help="Receipts, as `receive --no-ack --json` prints them.")]
 
 FOLLOW_SECONDS = 20.0
 FOLLOW_RUN = 100
@@ -38,29 +39,26 @@ def send(
     queue: Name,
     bodies: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="The messages. Without any, and without --file, each line of standard input is a message.",
-            show_default=False,
-        ),
+        Argument(help="The messages. Without any, and without --file, each line of standard input is a message."),
     ] = None,
     file: Annotated[
         list[Path] | None,
-        typer.Option("--file", "-f", help="A file to send as one message. `-` is standard input. Can be repeated."),
+        Option("--file", "-f", help="A file to send as one message. `-` is standard input. Can be repeated."),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Send each line of the files as a message.")] = False,
+    lines: Annotated[bool, Option("--lines", help="Send each line of the files as a message.")] = False,
     null: Annotated[
-        bool, typer.Option("--null", "-0", help="Messages end with a NUL byte, as `find -print0` prints them.")
+        bool, Option("--null", "-0", help="Messages end with a NUL byte, as `find -print0` prints them.")
     ] = False,
     attribute: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE, an attribute of every message. Can be repeated.")
+        list[str] | None, Option(help="NAME=VALUE, an attribute of every message. Can be repeated.")
     ] = None,
-    group: Annotated[str | None, typer.Option(help="The group of the messages. FIFO queues need one.")] = None,
+    group: Annotated[str | None, Option(help="The group of the messages. FIFO queues need one.")] = None,
     dedup_id: Annotated[
-        str | None, typer.Option(help="A deduplication id. The same id within five minutes is not sent again.")
+        str | None, Option(help="A deduplication id. The same id within five minutes is not sent again.")
     ] = None,
-    priority: Annotated[int, typer.Option(min=0, max=9, help="0 to 9. The highest is received first.")] = 0,
-    delay: Annotated[float | None, typer.Option(help="Seconds before the messages can be received.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing when all is well.")] = False,
+    priority: Annotated[int, Option(min=0, max=9, help="0 to 9. The highest is received first.")] = 0,
+    delay: Annotated[float | None, Option(help="Seconds before the messages can be received.")] = None,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing when all is well.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Send messages: the arguments, lines of standard input, or files.
@@ -75,7 +73,7 @@ def send(
     """
     files, separator = _inputs(bodies, file, lines, null)
     if dedup_id is not None and (files or len(bodies or ()) != 1):
-        raise typer.BadParameter(
+        raise click.BadParameter(
             "is for one message: with several, all but the first would be dropped", param_hint="--dedup-id"
         )
     attributes = _attributes(attribute or [])
@@ -103,9 +101,9 @@ def _inputs(
 ) -> tuple[list[Path], bytes | None]:
     """The files to read, none if the bodies are given; and what ends a message there, if anything does."""
     if lines and null:
-        raise typer.BadParameter("give one of --lines and --null")
+        raise click.BadParameter("give one of --lines and --null")
     if bodies and (files or lines or null):
-        raise typer.BadParameter("bodies and --file, --lines or --null do not go together", param_hint="BODIES")
+        raise click.BadParameter("bodies and --file, --lines or --null do not go together", param_hint="BODIES")
     if bodies:
         return [], None
     if null:
@@ -124,25 +122,26 @@ def _send_files(
     """Send run by run. If one fails, those before it are sent, and the user is told how many that was."""
     count = done_bytes = under_way = 0
     try:
-        with progress(f"Sending to {queue}", total=size, unit="bytes") as told:
+        typed = size is None and sys.stdin is not None and sys.stdin.isatty()
+        with progress(f"Sending to {queue}", "bytes", typed=typed) as told:
             for run in runs:
                 under_way = len(run)
                 sent = send_run(run)
                 count, under_way = count + len(run), 0
                 done_bytes += sum(map(len, run)) + len(run)
-                told(done_bytes)
+                told(done_bytes, size)
                 if as_json and not quiet:
                     quiet = not _told(sent)
     except KeyboardInterrupt:
         more = f", and perhaps {under_way:,} more" if under_way else ""
-        print(f"penstock: interrupted. {count:,} messages were sent to {queue}{more}.", file=sys.stderr)
+        print(f"penstock: interrupted. Sent to {queue}: {counted(count, 'message')}{more}.", file=sys.stderr)
         raise
     except BaseException:
         if count:
-            print(f"penstock: {count:,} messages were sent to {queue} before this:", file=sys.stderr)
+            print(f"penstock: sent to {queue} before this: {counted(count, 'message')}.", file=sys.stderr)
         raise
     if not as_json and not quiet:
-        print(f"{count:,} messages sent to {queue}")
+        print(f"{counted(count, 'message')} sent to {queue}")
 
 
 def _told(sent: SentMessages) -> bool:
@@ -164,7 +163,7 @@ def _attributes(given: Iterable[str]) -> dict[str, str]:
     for each in given:
         name, equals, value = each.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--attribute")
+            raise click.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--attribute")
         attributes[name] = value
     return attributes
 
@@ -178,7 +177,7 @@ def receive(
     queue: Name,
     max: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--max",
             "-n",
             min=1,
@@ -186,26 +185,20 @@ def receive(
             show_default=False,
         ),
     ] = None,
-    wait: Annotated[float, typer.Option("--wait", "-w", help="Seconds to wait for the first message.")] = 0.0,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on until Ctrl-C, or until --max messages have come.")
-    ] = False,
-    lease: Annotated[
-        float | None, typer.Option(help="Visibility timeout: seconds until others can receive them.")
-    ] = None,
+    wait: Annotated[float, Option("--wait", "-w", help="Seconds to wait for the first message.")] = 0.0,
+    follow: Annotated[bool, Option("--follow", help="Go on until Ctrl-C, or until --max messages have come.")] = False,
+    lease: Annotated[float | None, Option(help="Visibility timeout: seconds until others can receive them.")] = None,
     channel: ChannelName = "main",
     ack: Annotated[
-        bool, typer.Option(help="Acknowledge what is printed. With --no-ack it stays leased; --json has its receipt.")
+        bool, Option(help="Acknowledge what is printed. With --no-ack it stays leased; --json has its receipt.")
     ] = True,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="Append the bodies (or JSON) to a file, synced before the acknowledgement."
-        ),
+        Option("--output", "-o", help="Append the bodies (or JSON) to a file, synced before the acknowledgement."),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print the bodies only, one a line.")] = False,
+    raw: Annotated[bool, Option("--raw", help="Print the bodies only, one a line.")] = False,
     null: Annotated[
-        bool, typer.Option("--null", "-0", help="Print the bodies only, each with a NUL byte at its end.")
+        bool, Option("--null", "-0", help="Print the bodies only, each with a NUL byte at its end.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -216,7 +209,7 @@ def receive(
     penstock receive orders --follow --json | jq .body
     """
     if as_json and (raw or null):
-        raise typer.BadParameter("--json and --raw or --null do not go together")
+        raise click.BadParameter("--json and --raw or --null do not go together")
     source = receiver(ps if ack else _kept(ps, queue, lease), queue, channel)
     limit = max or (None if follow else 1)
     end = b"\0" if null else b"\n"
@@ -228,7 +221,7 @@ def receive(
                 for out in write([_received(message, ack) for message in batch], batch.bodies):
                     held.are_out(out)
     if not count:
-        raise typer.Exit(Exit.NOTHING)
+        raise click.exceptions.Exit(Exit.NOTHING)
 
 
 def _kept(ps: Penstock, queue: str, lease: float | None) -> Session:
@@ -293,9 +286,9 @@ def release(
     receipts: Receipts,
     channel: ChannelName = "main",
     delay: Annotated[
-        float | None, typer.Option(help="Seconds until they can be received again (as the queue's backoff says).")
+        float | None, Option(help="Seconds until they can be received again (as the queue's backoff says).")
     ] = None,
-    error: Annotated[str, typer.Option(help="What went wrong. It is kept with the messages.")] = "",
+    error: Annotated[str, Option(help="What went wrong. It is kept with the messages.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Return messages that were received with --no-ack: the work on them failed, and they are delivered again."""
@@ -310,11 +303,11 @@ def release(
 def peek(
     ps: Penstock,
     queue: Name,
-    max: Annotated[int, typer.Option("--max", "-n", min=1, help="How many messages at most.")] = 10,
-    contains: Annotated[str | None, typer.Option(help="Only messages whose body contains this text.")] = None,
-    after: Annotated[int, typer.Option(help="Only messages after this sequence number.")] = -1,
+    max: Annotated[int, Option("--max", "-n", min=1, help="How many messages at most.")] = 10,
+    contains: Annotated[str | None, Option(help="Only messages whose body contains this text.")] = None,
+    after: Annotated[int, Option(help="Only messages after this sequence number.")] = -1,
     channel: ChannelName = "main",
-    raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, a line each.")] = False,
+    raw: Annotated[bool, Option("--raw", help="Print bodies only, a line each.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show messages without receiving them. Exit status 3 when there is none.
@@ -330,7 +323,7 @@ def peek(
         rows = map(_peeked, seen)
         print_rows(rows if as_json else map(for_people, rows), as_json, f"Waiting in {queue}")
     if not seen:
-        raise typer.Exit(Exit.NOTHING)
+        raise click.exceptions.Exit(Exit.NOTHING)
 
 
 def _browsed(source: Queue | Channel, after: int, limit: int, needle: bytes | None) -> list[PeekedMessage]:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
+from penstock.cli.command import Group, Option
 from penstock.cli.output import AsJson, print_done, print_rows
 from penstock.cli.store import Data, Token, Url, opened
 
@@ -18,19 +19,19 @@ if TYPE_CHECKING:
 
     from penstock.outbox import Outbox
 
-outboxes = typer.Typer(help="Move messages from a database's outbox to queues.", no_args_is_help=True)
+outboxes = Group(help="Move messages from a database's outbox to queues.")
 
 Database = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--database",
         help="The database, as SQLAlchemy names it: postgresql://... or sqlite:///... Also PENSTOCK_DATABASE, which is "
         "better for one with a password.",
         show_default=False,
     ),
 ]
-TableName = Annotated[str, typer.Option("--table", help="The outbox's table.")]
-SchemaName = Annotated[str | None, typer.Option("--schema", help="The schema that the table is in.")]
+TableName = Annotated[str, Option("--table", help="The outbox's table.")]
+SchemaName = Annotated[str | None, Option("--schema", help="The schema that the table is in.")]
 OUTBOX_TABLE, INBOX_TABLE = "penstock_outbox", "penstock_inbox"
 
 
@@ -39,11 +40,11 @@ def run(
     database: Database = None,
     table: TableName = OUTBOX_TABLE,
     schema: SchemaName = None,
-    batch: Annotated[int, typer.Option(help="Messages at a time at most.")] = 500,
-    poll: Annotated[float, typer.Option(help="Seconds between two looks, when nothing wakes the relay.")] = 1.0,
-    claim: Annotated[float, typer.Option(help="Seconds after which another relay takes over from a dead one.")] = 30.0,
-    keep_sent: Annotated[float, typer.Option(help="Seconds that rows stay after they were sent.")] = 3_600.0,
-    once: Annotated[bool, typer.Option("--once", help="End when nothing is left to send now.")] = False,
+    batch: Annotated[int, Option(help="Messages at a time at most.")] = 500,
+    poll: Annotated[float, Option(help="Seconds between two looks, when nothing wakes the relay.")] = 1.0,
+    claim: Annotated[float, Option(help="Seconds after which another relay takes over from a dead one.")] = 30.0,
+    keep_sent: Annotated[float, Option(help="Seconds that rows stay after they were sent.")] = 3_600.0,
+    once: Annotated[bool, Option("--once", help="End when nothing is left to send now.")] = False,
     as_json: AsJson = False,
     data: Data = None,
     url: Url = None,
@@ -86,8 +87,8 @@ def retry(
 
 @outboxes.command()
 def clean(
-    older_than: Annotated[float, typer.Option(help="Seconds since they were sent.")] = 3_600.0,
-    failed: Annotated[bool, typer.Option("--failed", help="Also delete what has failed.")] = False,
+    older_than: Annotated[float, Option(help="Seconds since they were sent.")] = 3_600.0,
+    failed: Annotated[bool, Option("--failed", help="Also delete what has failed.")] = False,
     database: Database = None,
     table: TableName = OUTBOX_TABLE,
     schema: SchemaName = None,
@@ -110,7 +111,7 @@ def print_schema(
     database: Database = None,
     table: TableName = OUTBOX_TABLE,
     schema: SchemaName = None,
-    inbox_table: Annotated[str, typer.Option(help="The inbox's table.")] = INBOX_TABLE,
+    inbox_table: Annotated[str, Option(help="The inbox's table.")] = INBOX_TABLE,
 ) -> None:
     """Print the statements that make both tables in this kind of database. Nothing is changed."""
     from penstock.outbox import Inbox
@@ -127,11 +128,11 @@ def _outbox(
     """The database, and the outbox in it; what goes wrong there is reported in one line."""
     named = database or os.environ.get("PENSTOCK_DATABASE")
     if not named:
-        raise typer.BadParameter("name the database with --database, or set PENSTOCK_DATABASE")
+        raise click.BadParameter("name the database with --database, or set PENSTOCK_DATABASE")
     try:
         from sqlalchemy.exc import SQLAlchemyError
     except ModuleNotFoundError:
-        raise typer.BadParameter("the outbox needs SQLAlchemy: pip install 'penstock[outbox]'") from None
+        raise click.BadParameter("the outbox needs SQLAlchemy: pip install 'penstock[outbox]'") from None
     from penstock.core.errors import StoreError
     from penstock.outbox import Outbox
 
@@ -156,10 +157,10 @@ def _engine(named: str, must_exist: bool) -> Engine:
             _check_exists(Path(url.database))
         return create_engine(url)
     except ModuleNotFoundError as error:
-        raise typer.BadParameter(f"{error}: install the driver of this database") from None
+        raise click.BadParameter(f"{error}: install the driver of this database") from None
 
 
 def _check_exists(file: Path) -> None:
     """SQLite would make an empty database of a mistyped name."""
     if str(file) != ":memory:" and not file.exists():
-        raise typer.BadParameter(f"there is no file {file}", param_hint="--database")
+        raise click.BadParameter(f"there is no file {file}", param_hint="--database")

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import base64
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from penstock.cli.command import Option
+from penstock.tables import Row, table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from penstock import Message, PeekedMessage, Record
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-Row = Mapping[str, Any]
-HEADINGS = {"sent_per_s": "in/s", "acked_per_s": "out/s", "failed_per_s": "fail/s", "receivers": "waiting"}
-WORD_MAX = 12
-"""A column gets at least so much room, if its cells need it."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters but for those that lay text out: tab and newline."""
+AsJson = Annotated[bool, Option("--json", help="Print JSON, one object a line.")]
 
 
 def print_rows(rows: Iterable[Row], as_json: bool, title: str) -> None:
@@ -30,7 +23,8 @@ def print_rows(rows: Iterable[Row], as_json: bool, title: str) -> None:
     if as_json:
         print_json(rows)
     else:
-        stdout().print(table(list(rows), title))
+        sys.stdout.write(table(list(rows), title))
+        sys.stdout.flush()
 
 
 def print_json(rows: Iterable[Row]) -> None:
@@ -48,76 +42,6 @@ def print_done(text: str, row: Row, as_json: bool) -> None:
         print_json([row])
     else:
         print(text, flush=True)
-
-
-def table(rows: Sequence[Row], title: str) -> Any:
-    """Rows as a table, without columns that are empty.
-
-    What looks like markup in a message is shown as it is, and what would steer the terminal is shown escaped.
-    """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    if not rows:
-        return Text(f"{title}: nothing")
-    drawn = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    columns = dict.fromkeys(column for row in rows for column in row if cell(row[column]))
-    for column in columns:
-        numbers = all(isinstance(row.get(column, 0), int | float) for row in rows)
-        heading = HEADINGS.get(column, column.replace("_", " "))
-        longest = max(len(heading), *(len(visible(cell(row.get(column, "")))) for row in rows))
-        width = min(longest, WORD_MAX)
-        justify: Literal["left", "right"] = "right" if numbers else "left"
-        drawn.add_column(heading, overflow="fold", min_width=width, no_wrap=numbers, justify=justify)
-    for row in rows:
-        drawn.add_row(*(Text(visible(cell(row.get(column, "")))) for column in columns))
-    return drawn
-
-
-def visible(text: str) -> str:
-    r"""Text with its control characters escaped: a message must not recolour or retitle the terminal of its reader.
-
-    >>> visible("tea\x1b[31m\r") == r"tea\x1b[31m\r", visible("two\nlines") == "two\nlines"
-    (True, True)
-    """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-def cell(value: Any) -> str:
-    """A value as people read it.
-
-    >>> cell(1234567), cell(["main", "audit"]), cell(None), cell(True), cell(12.345)
-    ('1,234,567', 'main, audit', '', 'yes', '12.3')
-    """
-    if value is None or value is False:
-        return ""
-    if value is True:
-        return "yes"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={each}" for name, each in value.items())
-    return str(value)
-
-
-def rendered(drawn: Any) -> bytes:
-    """A table as the bytes that `stdout().print` writes."""
-    console = stdout()
-    with console.capture() as captured:
-        console.print(drawn)
-    return captured.get().encode(sys.stdout.encoding, "backslashreplace")
-
-
-def stdout() -> Console:
-    """Where results go."""
-    from rich.console import Console
-
-    return Console(file=sys.stdout, highlight=False)
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -161,35 +85,42 @@ def plain_value(value: str | bytes | int | float) -> Any:
 
 # -- progress ----------------------------------------------------------------------------------------------------------
 
+Told = Callable[[float, float | None], None]
+"""Told how much is done, of how much if that is known."""
 
-class Progress(Protocol):
-    """Told how far something is."""
-
-    def __call__(self, done: float, total: float | None = None) -> None:
-        """So much is done, of so much if that is known."""
-        ...
+SHOWN_AFTER_SECONDS, DRAWN_EVERY_SECONDS, BAR_COLUMNS = 0.2, 0.1, 30
 
 
 @contextmanager
-def progress(what: str, *, total: float | None = None, unit: str = "messages") -> Iterator[Progress]:
-    """A bar on the error stream while the block runs, if that is a terminal; nothing at all otherwise."""
-    if not sys.stderr.isatty():
-        yield _silent
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
+def progress(what: str, unit: str = "messages", *, typed: bool = False) -> Iterator[Told]:
+    """A bar on the error stream while the block runs, if that is a terminal, and nobody is typing there.
 
-    count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeElapsedColumn())
-    with Bars(*columns, console=Console(file=sys.stderr), transient=True) as bars:
-        task = bars.add_task(what, total=total)
+    What is quick shows none.
+    """
+    is_seen = sys.stderr.isatty() and not typed
+    draw_at = time.monotonic() + SHOWN_AFTER_SECONDS
+    is_drawn = False
 
-        def update(done: float, total: float | None = None) -> None:
-            bars.update(task, completed=done, total=total)
+    def tell(done: float, total: float | None) -> None:
+        nonlocal draw_at, is_drawn
+        if not is_seen or time.monotonic() < draw_at:
+            return
+        part = min(1.0, done / total) if total else 0.0
+        bar = f"[{'#' * int(part * BAR_COLUMNS):{BAR_COLUMNS}}] {part:4.0%}  " if total else ""
+        print(f"\r{what}  {bar}{done:,.0f} {unit}\x1b[K", end="", file=sys.stderr, flush=True)
+        draw_at, is_drawn = time.monotonic() + DRAWN_EVERY_SECONDS, True
 
-        yield update
+    try:
+        yield tell
+    finally:
+        if is_drawn:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _silent(done: float, total: float | None = None) -> None:
-    return
+def counted(count: int, what: str) -> str:
+    """So many of something.
+
+    >>> counted(1, "message"), counted(1_200, "message"), counted(0, "finding")
+    ('1 message', '1,200 messages', '0 findings')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

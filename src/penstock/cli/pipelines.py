@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
+from penstock.cli.command import Argument, Group, Option
 from penstock.cli.output import AsJson, print_json, print_rows
 from penstock.cli.run_command import READY_NAMES, RunCommand
 from penstock.cli.store import Data, Token, Url, chosen
@@ -26,28 +27,25 @@ if TYPE_CHECKING:
 
 DONE, FAILED, INVALID, STOPPED = 0, 1, 2, 3
 
-pipelines = typer.Typer(
+pipelines = Group(
     help="Run pipelines on Spark: from queues, through SQL and Python, to queues and tables.",
-    no_args_is_help=True,
     epilog="Exit status: 0 done, 1 failed, 2 the definition is invalid, 3 stopped by a signal.",
 )
 
-File = Annotated[Path, typer.Argument(help="The definition: a .yaml or .py file.", show_default=False)]
-Master = Annotated[
-    str | None, typer.Option(help="Spark's master: local[*], spark://host:7077 ...", show_default="local[*]")
-]
+File = Annotated[Path, Argument(help="The definition: a .yaml or .py file.")]
+Master = Annotated[str | None, Option(help="Spark's master: local[*], spark://host:7077 ...", show_default="local[*]")]
 StateDirectory = Annotated[
     Path | None,
-    typer.Option("--state", help="Where checkpoints and status are kept.", show_default=".penstock beside the file"),
+    Option("--state", help="Where checkpoints and status are kept.", show_default=".penstock beside the file"),
 ]
-Conf = Annotated[list[str] | None, typer.Option("--conf", help="A setting of Spark: key=value. Any number of them.")]
+Conf = Annotated[list[str] | None, Option("--conf", help="A setting of Spark: key=value. Any number of them.")]
 
 
 @pipelines.command()
 def validate(
     file: File,
     analyse: Annotated[
-        bool, typer.Option("--analyse", help="Start Spark, and have it look at every query, too. Reads no message.")
+        bool, Option("--analyse", help="Start Spark, and have it look at every query, too. Reads no message.")
     ] = False,
     master: Master = None,
     data: Data = None,
@@ -70,14 +68,12 @@ def validate(
 def run(
     file: File,
     once: Annotated[
-        bool, typer.Option("--once/--continuous", help="Read what is there and end, or go on until told to stop.")
+        bool, Option("--once/--continuous", help="Read what is there and end, or go on until told to stop.")
     ] = True,
     reset_checkpoint: Annotated[
-        bool, typer.Option("--reset-checkpoint", help="Forget how far it was: everything is read and written again.")
+        bool, Option("--reset-checkpoint", help="Forget how far it was: everything is read and written again.")
     ] = False,
-    trigger: Annotated[
-        str | None, typer.Option(help="The interval of batches when continuous, such as '5 seconds'.")
-    ] = None,
+    trigger: Annotated[str | None, Option(help="The interval of batches when continuous, such as '5 seconds'.")] = None,
     master: Master = None,
     conf: Conf = None,
     state: StateDirectory = None,
@@ -142,9 +138,9 @@ def status(
 
 
 def sql(
-    query: Annotated[str, typer.Argument(help="select ... from queue('orders')", show_default=False)],
+    query: Annotated[str, Argument(help="select ... from queue('orders')")],
     as_json: AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with a line of names.")] = False,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV, with a line of names.")] = False,
     master: Master = None,
     conf: Conf = None,
     data: Data = None,
@@ -158,7 +154,7 @@ def sql(
     from penstock.pipelines.sql import frame_of, rows_of
 
     if as_json and as_csv:
-        raise typer.BadParameter("give one of --json and --csv")
+        raise click.BadParameter("give one of --json and --csv")
     with tempfile.TemporaryDirectory(prefix="penstock-sql-") as directory:
         spark = start_session("penstock sql", Path(directory), master=master, conf=_pairs(conf))
         try:
@@ -196,7 +192,7 @@ def _load(file: Path, trigger: str | None = None) -> Pipeline:
     from penstock.pipelines.definition import load, seconds_of
 
     if trigger is not None and seconds_of(trigger) is None:
-        raise typer.BadParameter(f"{trigger!r} is no interval: write one like '5 seconds'", param_hint="--trigger")
+        raise click.BadParameter(f"{trigger!r} is no interval: write one like '5 seconds'", param_hint="--trigger")
     with _invalid_reported():
         pipeline = load(file)
     if trigger is None:
@@ -233,7 +229,7 @@ def _where(pipeline: Pipeline, data: Path | None, url: str | None, token: str | 
     from penstock.pipelines.where import where_of
 
     if data is not None and url is not None:
-        raise typer.BadParameter("give one of --data and --url")
+        raise click.BadParameter("give one of --data and --url")
     return where_of(pipeline.settings, url, None if data is None else str(data), token, pipeline.file.parent)
 
 
@@ -254,7 +250,7 @@ def _pairs(given: list[str] | None) -> dict[str, str]:
     pairs = [each.partition("=") for each in given or ()]
     wrong = [key for key, equals, _ in pairs if not equals or not key]
     if wrong:
-        raise typer.BadParameter(f"{wrong[0]!r} is no setting: write key=value", param_hint="--conf")
+        raise click.BadParameter(f"{wrong[0]!r} is no setting: write key=value", param_hint="--conf")
     return {key: value for key, _, value in pairs}
 
 

@@ -5,35 +5,37 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from penstock.cli.asking import Yes, confirm
+from penstock.cli.command import Argument, Group, Option
 from penstock.cli.messages import Name, existing
-from penstock.cli.output import AsJson, cell, print_done, print_json, print_rows, progress
+from penstock.cli.output import AsJson, counted, print_done, print_json, print_rows
 from penstock.cli.stats import IN_QUARANTINE, channel_row, counts, queue_row, with_age
 from penstock.cli.store import on_store
+from penstock.tables import cell
 
 if TYPE_CHECKING:
     from penstock import Penstock
 
-queues = typer.Typer(help="Create, list, describe, change, empty and delete queues.", no_args_is_help=True)
-channels = typer.Typer(help="Create, list, pause, empty and delete the channels of a queue.", no_args_is_help=True)
+queues = Group(help="Create, list, describe, change, empty and delete queues.")
+channels = Group(help="Create, list, pause, empty and delete the channels of a queue.")
 
-ChannelName = Annotated[str, typer.Argument(help="The channel's name.", show_default=False)]
-Lease = Annotated[float | None, typer.Option(help="Seconds that a receiver has for a message (30).")]
-Retention = Annotated[str | None, typer.Option(help="Seconds that messages are kept (345600: 4 days), or `none`.")]
-Delay = Annotated[float | None, typer.Option(help="Seconds that every message waits before it can be received (0).")]
+ChannelName = Annotated[str, Argument(help="The channel's name.")]
+Lease = Annotated[float | None, Option(help="Seconds that a receiver has for a message (30).")]
+Retention = Annotated[str | None, Option(help="Seconds that messages are kept (345600: 4 days), or `none`.")]
+Delay = Annotated[float | None, Option(help="Seconds that every message waits before it can be received (0).")]
 MaxReceives = Annotated[
-    int | None, typer.Option(help="After so many failed deliveries a message is a dead letter (10). 0: never.")
+    int | None, Option(help="After so many failed deliveries a message is a dead letter (10). 0: never.")
 ]
-DeadLetter = Annotated[str | None, typer.Option(help="The queue that dead letters go to (NAME.dead).")]
-Policy = Annotated[str | None, typer.Option(help="at_least_once (the default), consume_times or consume_once.")]
+DeadLetter = Annotated[str | None, Option(help="The queue that dead letters go to (NAME.dead).")]
+Policy = Annotated[str | None, Option(help="at_least_once (the default), consume_times or consume_once.")]
 ConsumeTimes = Annotated[
-    int | None, typer.Option(help="With --policy consume_times: a message is delivered so often at most.")
+    int | None, Option(help="With --policy consume_times: a message is delivered so often at most.")
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         help="SETTING=VALUE for any other setting, the value as JSON. Can be repeated. docs/delivery.md lists them.",
     ),
@@ -52,8 +54,8 @@ def settings_of(given: dict[str, Any], others: list[str] | None) -> dict[str, An
     for each in others or ():
         name, equals, value = each.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{each!r} is not SETTING=VALUE", param_hint="--set")
-        settings[name] = _value(name, value)
+            raise click.BadParameter(f"{each!r} is not SETTING=VALUE", param_hint="--set")
+        settings[name] = _value(value)
     return settings
 
 
@@ -63,22 +65,16 @@ def _retention(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither seconds nor `none`", param_hint="--retention") from None
+        raise click.BadParameter(f"{text!r} is neither seconds nor `none`", param_hint="--retention") from None
 
 
-def _value(name: str, text: str) -> Any:
+def _value(text: str) -> Any:
     """A setting's value: JSON, or else the text itself."""
     import msgspec
 
-    from penstock.core.config import Backoff
-
     try:
-        if name == "backoff":
-            return msgspec.json.decode(text, type=Backoff)
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        if name == "backoff":
-            raise typer.BadParameter(f"{text!r}: {error}", param_hint="--set") from None
+    except msgspec.DecodeError:
         return text
 
 
@@ -89,7 +85,7 @@ def _value(name: str, text: str) -> Any:
 @on_store(read_only=True)
 def list_queues(
     ps: Penstock,
-    prefix: Annotated[str, typer.Option(help="Only queues whose names start so.")] = "",
+    prefix: Annotated[str, Option(help="Only queues whose names start so.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """List queues and what is in them. Works on a directory while another process has it open."""
@@ -109,7 +105,7 @@ def create(
     ps: Penstock,
     queue: Name,
     fifo: Annotated[
-        bool, typer.Option("--fifo", help="Keep the order within groups. A name that ends with .fifo says so, too.")
+        bool, Option("--fifo", help="Keep the order within groups. A name that ends with .fifo says so, too.")
     ] = False,
     lease: Lease = None,
     retention: Retention = None,
@@ -155,7 +151,7 @@ def configure(
     given |= {"max_receives": max_receives, "dead_letter": dead_letter}
     changes = settings_of(given, settings)
     if not changes:
-        raise typer.BadParameter("say what to change, such as --lease 60; `--set` has any setting")
+        raise click.BadParameter("say what to change, such as --lease 60; `--set` has any setting")
     ps.queue(queue).configure(**changes)
     print_done(f"configured {queue}", {"queue": queue, "configured": sorted(changes)}, as_json)
 
@@ -169,14 +165,18 @@ def describe(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
     """
     import msgspec
 
+    from penstock.core.config import dead_letter_name
+
     info, stats = ps.queue(queue).info(), ps.queue(queue).stats()
     settings = msgspec.structs.asdict(info.config) | {"backoff": msgspec.structs.asdict(info.config.backoff)}
     if as_json:
         print_json([msgspec.to_builtins(info) | {"config": settings, "stats": msgspec.to_builtins(stats)}])
         return
+    if info.config.receives_max:
+        settings["dead_letter"] = info.config.dead_letter or dead_letter_name(queue)
     rows = [{"setting": name.removesuffix("_ms"), "value": _shown(name, value)} for name, value in settings.items()]
     print_rows([row for row in rows if row["value"]], False, f"Settings of {queue}")
-    print(f"\n{stats.messages:,} messages, {stats.bytes:,} bytes; created {_when(info.created_ms)}\n")
+    print(f"\n{counted(stats.messages, 'message')}, {counted(stats.bytes, 'byte')}; created {_when(info.created_ms)}\n")
     print_rows([with_age(channel_row(queue, each)) for each in stats.channels.values()], False, "Channels")
 
 
@@ -222,19 +222,17 @@ def _when(time_ms: int) -> str:
 @on_store()
 def purge(ps: Penstock, queue: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete every message of a queue, also those that somebody is working on. Asks first, on a terminal."""
-    confirm(f"Delete all {ps.queue(queue).stats().messages:,} messages of {queue}?", yes)
-    with progress(f"Purging {queue}"):
-        count = ps.queue(queue).purge()
-    print_done(f"{count:,} messages of {queue} deleted", {"queue": queue, "purged": count}, as_json)
+    confirm(f"Delete everything in {queue}: {counted(ps.queue(queue).stats().messages, 'message')}?", yes)
+    count = ps.queue(queue).purge()
+    print_done(f"{counted(count, 'message')} of {queue} deleted", {"queue": queue, "purged": count}, as_json)
 
 
 @queues.command()
 @on_store()
 def delete(ps: Penstock, queue: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete a queue with its messages, channels and consumers. Asks first, on a terminal."""
-    confirm(f"Delete {queue} with its {ps.queue(queue).stats().messages:,} messages?", yes)
-    with progress(f"Deleting {queue}"):
-        ps.queue(queue).delete()
+    confirm(f"Delete {queue}, with {counted(ps.queue(queue).stats().messages, 'message')}?", yes)
+    ps.queue(queue).delete()
     print_done(f"deleted {queue}", {"queue": queue, "deleted": True}, as_json)
 
 
@@ -257,7 +255,7 @@ def create_channel(
     channel: ChannelName,
     start: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Where it starts: `head` (with all that is stored), `tail` (with what comes later), or a time in "
             "seconds since 1970."
         ),
@@ -277,7 +275,7 @@ def _start(text: str) -> str | float:
     try:
         return float(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither head, tail nor a time", param_hint="--start") from None
+        raise click.BadParameter(f"{text!r} is neither head, tail nor a time", param_hint="--start") from None
 
 
 @channels.command()
@@ -304,7 +302,7 @@ def purge_channel(ps: Penstock, queue: Name, channel: ChannelName, yes: Yes = Fa
     confirm(f"Delete all messages that wait in channel {channel} of {queue}?", yes)
     count = handle.purge()
     facts = {"queue": queue, "channel": channel, "purged": count}
-    print_done(f"{count:,} messages of {channel} deleted", facts, as_json)
+    print_done(f"{counted(count, 'message')} of {channel} deleted", facts, as_json)
 
 
 @channels.command("delete")

@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from penstock.cli.command import Group, Option
 from penstock.cli.output import AsJson, print_done, print_rows
 from penstock.cli.store import Token, Url
 from penstock.pipelines.ready import READY
@@ -25,35 +24,27 @@ if TYPE_CHECKING:
 DEFAULT_URL = "penstock://localhost:9325"
 STOPPED = 3
 
-Queues = Annotated[
-    list[str] | None, typer.Option("--queue", "-q", help="A queue. Any number of them.", show_default=False)
-]
-To = Annotated[str, typer.Option("--to", help="The queue that gets the messages.", show_default=False)]
-Once = Annotated[
-    bool, typer.Option("--once/--continuous", help="Do what is there and end, or go on until told to stop.")
-]
-Every = Annotated[str, typer.Option(help="The interval of batches when continuous.")]
-Within = Annotated[str, typer.Option(help="How far apart two messages may be.")]
-Checkpoint = Annotated[
-    Path | None, typer.Option(help="Where it keeps how far it is.", show_default=".penstock/NAME-FROM-TO")
-]
-Master = Annotated[
-    str | None, typer.Option(help="Spark's master: local[*], spark://host:7077 ...", show_default="local[*]")
-]
+Queues = Annotated[list[str] | None, Option("--queue", "-q", help="A queue. Any number of them.", show_default=False)]
+To = Annotated[str, Option("--to", help="The queue that gets the messages.", show_default=False)]
+Once = Annotated[bool, Option("--once/--continuous", help="Do what is there and end, or go on until told to stop.")]
+Every = Annotated[str, Option(help="The interval of batches when continuous.")]
+Within = Annotated[str, Option(help="How far apart two messages may be.")]
+Checkpoint = Annotated[Path | None, Option(help="Where it keeps how far it is.", show_default=".penstock/NAME-FROM-TO")]
+Master = Annotated[str | None, Option(help="Spark's master: local[*], spark://host:7077 ...", show_default="local[*]")]
 
-commands = typer.Typer(add_completion=False)
+commands = Group(help="Pipelines that need no definition.")
 
 
 @commands.command()
 def archive(
-    path: Annotated[Path, typer.Option("--path", help="The directory of the archive.", show_default=False)],
+    path: Annotated[Path, Option("--path", help="The directory of the archive.", show_default=False)],
     queue: Queues = None,
-    pattern: Annotated[str | None, typer.Option(help="Archive the queues whose whole names match this.")] = None,
-    format: Annotated[str, typer.Option(help="parquet, delta or iceberg.")] = "parquet",
+    pattern: Annotated[str | None, Option(help="Archive the queues whose whole names match this.")] = None,
+    format: Annotated[str, Option(help="parquet, delta or iceberg.")] = "parquet",
     once: Once = True,
     every: Every = "30 seconds",
-    batch: Annotated[int, typer.Option(min=1, help="Messages in a batch.")] = 200_000,
-    compact: Annotated[bool, typer.Option("--compact/--no-compact", help="Join small files at the end.")] = True,
+    batch: Annotated[int, Option(min=1, help="Messages in a batch.")] = 200_000,
+    compact: Annotated[bool, Option("--compact/--no-compact", help="Join small files at the end.")] = True,
     master: Master = None,
     as_json: AsJson = False,
     url: Url = None,
@@ -85,24 +76,22 @@ def archive(
 @commands.command()
 def replay(
     to: To,
-    archive: Annotated[Path | None, typer.Option(help="The archive to read.", show_default=False)] = None,
+    archive: Annotated[Path | None, Option(help="The archive to read.", show_default=False)] = None,
     source: Annotated[
-        str | None, typer.Option("--from", help="A queue whose history to read, instead.", show_default=False)
+        str | None, Option("--from", help="A queue whose history to read, instead.", show_default=False)
     ] = None,
     queue: Annotated[
-        list[str] | None, typer.Option("--queue", "-q", help="Only these queues of the archive.", show_default=False)
+        list[str] | None, Option("--queue", "-q", help="Only these queues of the archive.", show_default=False)
     ] = None,
-    since: Annotated[datetime | None, typer.Option(help="Only what was sent then or later (UTC).")] = None,
-    until: Annotated[datetime | None, typer.Option(help="Only what was sent before (UTC).")] = None,
-    key: Annotated[list[str] | None, typer.Option(help="Only messages with this key. Any number of them.")] = None,
-    where: Annotated[
-        str | None, typer.Option(help="SQL over queue, offset, timestamp, key, value and headers.")
-    ] = None,
-    rate: Annotated[float | None, typer.Option(help="Messages a second at most.")] = None,
+    since: Annotated[datetime | None, Option(help="Only what was sent then or later (UTC).")] = None,
+    until: Annotated[datetime | None, Option(help="Only what was sent before (UTC).")] = None,
+    key: Annotated[list[str] | None, Option(help="Only messages with this key. Any number of them.")] = None,
+    where: Annotated[str | None, Option(help="SQL over queue, offset, timestamp, key, value and headers.")] = None,
+    rate: Annotated[float | None, Option(help="Messages a second at most.")] = None,
     state: Annotated[
-        Path | None, typer.Option(help="The file to go on with.", show_default=".penstock/replay-....json")
+        Path | None, Option(help="The file to go on with.", show_default=".penstock/replay-....json")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Begin anew, although it was done or begun before.")] = False,
+    again: Annotated[bool, Option("--again", help="Begin anew, although it was done or begun before.")] = False,
     master: Master = None,
     as_json: AsJson = False,
     url: Url = None,
@@ -141,11 +130,11 @@ def redrive(
     queue: Queues = None,
     where: Annotated[
         str | None,
-        typer.Option(help="SQL over origin, error, first_error, attempts, failed_at, sent_at, session, key, value ..."),
+        Option(help="SQL over origin, error, first_error, attempts, failed_at, sent_at, session, key, value ..."),
     ] = None,
-    send: Annotated[bool, typer.Option("--send", help="Send the chosen ones back. Without it, only look.")] = False,
-    to: Annotated[str | None, typer.Option(help="Send them there, and not to where they came from.")] = None,
-    rate: Annotated[int | None, typer.Option(help="Messages a second at most.")] = None,
+    send: Annotated[bool, Option("--send", help="Send the chosen ones back. Without it, only look.")] = False,
+    to: Annotated[str | None, Option(help="Send them there, and not to where they came from.")] = None,
+    rate: Annotated[int | None, Option(help="Messages a second at most.")] = None,
     master: Master = None,
     as_json: AsJson = False,
     url: Url = None,
@@ -179,12 +168,10 @@ def redrive(
 
 @commands.command()
 def rollup(
-    table: Annotated[Path, typer.Option("--table", help="The directory of the table.", show_default=False)],
-    window: Annotated[str, typer.Option(help="How long a window is. Keep it the same for a table.")] = "1 minute",
-    queue: Annotated[str, typer.Option("--queue", "-q", help="The events queue.")] = "penstock.events",
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Draw a report here, too.", show_default=False)
-    ] = None,
+    table: Annotated[Path, Option("--table", help="The directory of the table.", show_default=False)],
+    window: Annotated[str, Option(help="How long a window is. Keep it the same for a table.")] = "1 minute",
+    queue: Annotated[str, Option("--queue", "-q", help="The events queue.")] = "penstock.events",
+    report: Annotated[Path | None, Option("--report", help="Draw a report here, too.", show_default=False)] = None,
     once: Once = True,
     every: Every = "30 seconds",
     master: Master = None,
@@ -215,8 +202,8 @@ def rollup(
 
 @commands.command()
 def report(
-    table: Annotated[Path, typer.Option("--table", help="The table that rollup keeps.", show_default=False)],
-    to: Annotated[Path, typer.Option("--to", help="The page to write.")] = Path("report.html"),
+    table: Annotated[Path, Option("--table", help="The table that rollup keeps.", show_default=False)],
+    to: Annotated[Path, Option("--to", help="The page to write.")] = Path("report.html"),
     queue: Queues = None,
 ) -> None:
     """Draw what rollup has counted, as one HTML page. Needs no Spark.
@@ -229,9 +216,9 @@ def report(
 
 @commands.command()
 def dedupe(
-    source: Annotated[str, typer.Option("--from", help="The queue to read.", show_default=False)],
+    source: Annotated[str, Option("--from", help="The queue to read.", show_default=False)],
     to: To,
-    by: Annotated[str, typer.Option(help="What makes two messages alike: key, content, or SQL.")] = "content",
+    by: Annotated[str, Option(help="What makes two messages alike: key, content, or SQL.")] = "content",
     within: Within = "10 minutes",
     checkpoint: Checkpoint = None,
     once: Once = True,
@@ -265,10 +252,10 @@ def dedupe(
 
 @commands.command()
 def join(
-    left: Annotated[str, typer.Option(help="A queue.", show_default=False)],
-    right: Annotated[str, typer.Option(help="Another queue.", show_default=False)],
+    left: Annotated[str, Option(help="A queue.", show_default=False)],
+    right: Annotated[str, Option(help="Another queue.", show_default=False)],
     to: To,
-    on: Annotated[str, typer.Option(help="What two messages have to agree on: key, or SQL.")] = "key",
+    on: Annotated[str, Option(help="What two messages have to agree on: key, or SQL.")] = "key",
     within: Within = "10 minutes",
     checkpoint: Checkpoint = None,
     once: Once = True,

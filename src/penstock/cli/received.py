@@ -17,8 +17,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from penstock.cli.output import for_people, rendered, table
+from penstock.cli.output import for_people
 from penstock.cli.streams import Reader
+from penstock.tables import table
 
 if TYPE_CHECKING:
     from penstock import Batch
@@ -130,7 +131,8 @@ def _table(title: str) -> Callable[[list[dict[str, Any]], list[bytes]], Pieces]:
     """A table is out when its last line is."""
 
     def pieces(rows: list[dict[str, Any]], bodies: list[bytes]) -> Pieces:
-        lines = rendered(table([for_people(row) for row in rows], title)).splitlines(keepends=True)
+        text = table([for_people(row) for row in rows], title)
+        lines = text.encode(sys.stdout.encoding, "backslashreplace").splitlines(keepends=True)
         return chain(((line, 0) for line in lines), [(b"", len(rows))])
 
     return pieces

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
+from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit
-from penstock.cli.output import AsJson, print_json, print_rows, stdout, table
+from penstock.cli.output import AsJson, print_json, print_rows
 from penstock.cli.store import on_store
+from penstock.tables import table
 
 if TYPE_CHECKING:
     from penstock import ChannelStats, ConnectionLost, Penstock, Stats
@@ -27,8 +30,8 @@ GONE_SECONDS = 60.0
 IN_QUARANTINE = "(quarantine)"
 """What tables say of a damaged queue, instead of counts that nobody knows."""
 
-Names = Annotated[list[str] | None, typer.Argument(help="Queues. Without any: all of them.", show_default=False)]
-Prefix = Annotated[str, typer.Option(help="Only queues whose names start with this.")]
+Names = Annotated[list[str] | None, Argument(help="Queues. Without any: all of them.")]
+Prefix = Annotated[str, Option(help="Only queues whose names start with this.")]
 
 
 def queue_row(stats: Stats) -> dict[str, Any]:
@@ -140,9 +143,9 @@ def top(
     ps: Penstock,
     queues: Names = None,
     prefix: Prefix = "",
-    interval: Annotated[float, typer.Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print one table, and end.")] = False,
-    looks: Annotated[int | None, typer.Option(min=1, help="End after so many tables.", show_default=False)] = None,
+    interval: Annotated[float, Option("--interval", "-i", min=0.05, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, Option("--once", help="Look for one interval, print one table, and end.")] = False,
+    looks: Annotated[int | None, Option(min=1, help="End after so many tables.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch queues: how many messages wait, how many are in flight, and how many come and go a second.
@@ -163,9 +166,9 @@ def top(
         if as_json:
             print_json(rows)
         else:
-            stdout().print(table(rows, "Queues"))
+            print_rows(rows, False, "Queues")
         if once and not rows:
-            raise typer.Exit(Exit.NOTHING)
+            raise click.exceptions.Exit(Exit.NOTHING)
 
 
 def _sleep(seconds: float) -> bool:
@@ -274,16 +277,18 @@ def _rate(before: int | None, now: int, seconds: float) -> float:
 
 
 def _live(tables: Iterable[tuple[list[dict[str, Any]], Lost | None]]) -> None:
-    from rich.live import Live
-    from rich.text import Text
-
-    console = stdout()
-    with Live(Text("looking ..."), console=console, screen=True, auto_refresh=False) as live:
+    """Each table in the place of the last, on a screen of its own; the screen before it comes back at the end."""
+    print("\x1b[?1049h\x1b[?25l", end="")
+    try:
         for rows, lost in tables:
-            shown = rows[: max(1, console.height - 6)]
+            size = shutil.get_terminal_size()
+            shown = rows[: max(1, size.lines - 6)]
             more = f" ({len(rows) - len(shown):,} more)" if len(shown) < len(rows) else ""
             title = f"{time.strftime('%H:%M:%S')}  q ends{more}"
             if lost is not None:
                 seconds = age(time.monotonic() - lost.at)
                 title = f"{title}  The server is gone for {seconds}, trying again: {lost.error}"
-            live.update(table(shown, title), refresh=True)
+            lines = table(shown, title[: size.columns]).splitlines()[: size.lines - 1]
+            print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines), end="\x1b[J", flush=True)
+    finally:
+        print("\x1b[?25h\x1b[?1049l", end="", flush=True)

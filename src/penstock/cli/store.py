@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
 
-import typer
+import click
 
+from penstock.cli.command import Option
 from penstock.store.layout import CLUSTER_NAME, is_store
 
 if TYPE_CHECKING:
@@ -21,30 +22,30 @@ DEFAULT_DIRECTORY = Path("data")
 
 Data = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--data",
         "-d",
         help="The data directory (./data). Also PENSTOCK_DATA.",
         show_default=False,
-        rich_help_panel="Where the queues are",
+        section="Where the queues are",
     ),
 ]
 Url = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--url",
         "-u",
         help="A server instead, as it prints its address: http://host:9325. Also PENSTOCK_URL.",
         show_default=False,
-        rich_help_panel="Where the queues are",
+        section="Where the queues are",
     ),
 ]
 Token = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="The server's token. PENSTOCK_TOKEN is better: other users of a machine can see command lines.",
         show_default=False,
-        rich_help_panel="Where the queues are",
+        section="Where the queues are",
     ),
 ]
 
@@ -126,12 +127,12 @@ def opened(
 def chosen(data: Path | None, url: str | None) -> Path | str:
     """A directory, or a server's address. Flags go before the environment, and two of a kind contradict each other."""
     if data is not None and url is not None:
-        raise typer.BadParameter("give one of --data and --url")
+        raise click.BadParameter("give one of --data and --url")
     if data is not None or url is not None:
         return data or url or DEFAULT_DIRECTORY
     in_data, in_url = os.environ.get("PENSTOCK_DATA"), os.environ.get("PENSTOCK_URL")
     if in_data and in_url:
-        raise typer.BadParameter("PENSTOCK_DATA and PENSTOCK_URL are both set: say --data or --url")
+        raise click.BadParameter("PENSTOCK_DATA and PENSTOCK_URL are both set: say --data or --url")
     return in_url or Path(in_data or DEFAULT_DIRECTORY)
 
 
@@ -139,6 +140,8 @@ def _directory(directory: Path, *, read_only: bool, creates: bool) -> Penstock:
     import penstock
     from penstock.store.lock import ADVICE
 
+    if directory.exists() and not directory.is_dir():
+        raise click.BadParameter(f"{directory} is a file: name the directory that has the queues", param_hint="--data")
     if not creates:
         require_store(directory)
     try:
@@ -165,4 +168,4 @@ def _server(url: str, token: str | None, timeout: float | None) -> Penstock:
     try:
         return penstock.connect(url, token=token, name=f"penstock {os.getpid()}", **options)
     except penstock.InvalidRequest as error:
-        raise typer.BadParameter(str(error), param_hint="--url") from None
+        raise click.BadParameter(str(error), param_hint="--url") from None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class NobodyReads(Exception):
-    """Whoever read our output has gone. No OSError, because typer and rich end with status 1 for that one."""
+    """Whoever read our output has gone. No OSError: those are told in a line of text."""
 
 
 class _Output(io.FileIO):

@@ -30,7 +30,8 @@ def length_ms(length: Seconds | None, what: str) -> int | None:
         return None
     seconds = length.total_seconds() if isinstance(length, timedelta) else length
     if not _is_number(seconds) or not 0 <= seconds <= _SECONDS_MAX:
-        raise InvalidRequest(f"{what} is {length!r}: give seconds, from 0 up to {_SECONDS_MAX:.0e}")
+        bounds = f"at most {_SECONDS_MAX:,.0f}" if _is_number(seconds) and seconds > 0 else "0 or more"
+        raise InvalidRequest(f"{what} is {length!r}: give seconds, {bounds}")
     return round(seconds * 1_000)
 
 

@@ -285,6 +285,10 @@ class Catalog:
                 return
             yield name
 
+    def has_dead_letters_of_others(self, name: str) -> bool:
+        """Whether a queue of this shard has its dead letters in the one of this name."""
+        return name in self._buried or self._buries_in(_named_after(name)) == name
+
     def _buries_in(self, name: str) -> str | None:
         """Where the dead letters of a queue go; None if there can be none, or no such queue."""
         queue = self.broker.queues.get(name)

@@ -246,6 +246,11 @@ def _explained(error: Exception) -> str:
     if found is None:
         return str(error)
     text, name = found[1], found[2]
+    if name == "backoff":
+        shapes = ", ".join(get_args(BackoffShape))
+        return (
+            f'backoff must say a shape, and how long: {{"shape": "linear", "base_ms": 1000}}; the shapes are {shapes}'
+        )
     if name not in _CHOICES or not text.startswith("Invalid enum value "):
         return f"{name}: {text}"
     *others, last = get_args(_CHOICES[name])
@@ -291,6 +296,7 @@ def config_for(name: str, config: QueueConfig) -> QueueConfig:
 
 NAME_LENGTH_MAX = 128
 _NAME = re.compile(r"[A-Za-z0-9._#-]{1,128}\Z")
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._#-]")
 
 
 def check_name(name: str, what: str) -> str:
@@ -298,10 +304,17 @@ def check_name(name: str, what: str) -> str:
 
     >>> check_name("orders.fifo", "queue")
     'orders.fifo'
+    >>> check_name("my orders", "queue")
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidName: 'my orders' cannot name a queue because of ' ': use 1 to 128 letters (a to z), ...
     """
     if not isinstance(name, str) or not _NAME.match(name):
+        wrong = _NOT_IN_A_NAME.search(name) if isinstance(name, str) else None
+        reason = f" because of {wrong[0]!r}" if wrong else ""
         raise InvalidName(
-            f"{name!r} cannot name a {what}: use 1 to 128 letters, digits, dots, dashes, underscores or '#'"
+            f"{name!r} cannot name a {what}{reason}: use 1 to {NAME_LENGTH_MAX} letters (a to z), digits, dots, "
+            "dashes, underscores or '#'"
         )
     return name
 

@@ -14,7 +14,7 @@ from penstock.core import keys
 from penstock.core.channel import Channel
 from penstock.core.checks import clean
 from penstock.core.commands import MAIN, CancelRedrive, Handlers, ListRedrives, RedriveTask, Seen, StartRedrive
-from penstock.core.config import check_name, kind_of
+from penstock.core.config import check_name, dead_letter_name, kind_of
 from penstock.core.draft import Messages
 from penstock.core.errors import ChunkDamaged, InvalidRequest, PenstockError, StoreError, TaskNotFound
 from penstock.core.keys import Kind
@@ -29,6 +29,7 @@ STEP_MS = 50
 BURST_MS = 1_000
 """How much of its rate a redrive may make up for at once."""
 _STEP_MESSAGES = 1_000
+_LOOK_MESSAGES = 100
 
 
 class Redrives:
@@ -60,6 +61,8 @@ class Redrives:
         if any(task.queue == queue.name and task.status == "running" for task in broker.tasks.values()):
             raise InvalidRequest(f"a redrive of queue {queue.name!r} is running: cancel it, or wait for it, first")
         channel = broker.receiving.channel_to_receive(queue, MAIN)
+        if command.target is None:
+            self._check_has_dead_letters(queue, channel)
         task = RedriveTask(
             task=broker.meta.next_task,
             queue=queue.name,
@@ -83,6 +86,30 @@ class Redrives:
         broker.schedule(broker.now_ms, "redrive", task)
         broker.must_commit = True
         return msgspec.structs.replace(task)
+
+    def _check_has_dead_letters(self, queue: Queue, channel: Channel) -> None:
+        """Without a target, messages go back to where they failed: those of other queues came from nowhere.
+
+        Queues of other shards may have their dead letters here. So with several shards an empty queue passes, and a
+        queue of several partitions.
+        """
+        broker = self.broker
+        if broker.catalog.has_dead_letters_of_others(queue.name):
+            return
+        try:
+            seen = queue.browse(channel, -1, _LOOK_MESSAGES, (State.READY,), None)
+        except ChunkDamaged:
+            return
+        if any(each.chunk.origin(each.index) is not None for each in seen):
+            return
+        if broker.meta.shards > 1 and (not seen or queue.config.partitions > 1):
+            return
+        own = queue.config.dead_letter or dead_letter_name(queue.name)
+        where = f"Those of {queue.name!r} are in {own!r}." if own in broker.queues else f"{queue.name!r} has none."
+        raise InvalidRequest(
+            f"queue {queue.name!r} is not a dead-letter queue: no queue has its dead letters there. {where} "
+            "With a target, messages of any queue can be moved."
+        )
 
     def _cancel(self, command: CancelRedrive) -> RedriveTask:
         task = self.broker.tasks.get(command.task)

@@ -9,6 +9,8 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TextIO
 
+from penstock.tables import table, visible
+
 BATCHES_KEPT = 20
 
 
@@ -187,65 +189,52 @@ class Live:
     """A table on a terminal that is kept up to date."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.live import Live as RichLive
-
         self._title = title
+        self._stream = stream
         self._started_s = time.monotonic()
-        self._live = RichLive(console=Console(file=stream), refresh_per_second=4, transient=False)
-        self._live.start()
+        self._drawn = ""
 
     def batch(self, query: QueryProgress, batch: Batch) -> None:
         """The next refresh shows it."""
 
     def note(self, text: str) -> None:
         """Above the table."""
-        self._live.console.print(text, markup=False, highlight=False)
+        self._draw(self._drawn, above=f"{visible(text)}\n")
 
     def refresh(self, queries: list[QueryProgress]) -> None:
         """Draw the table anew."""
-        self._live.update(self._table(queries))
+        title = f"{self._title}  {clock(time.monotonic() - self._started_s)}"
+        self._draw(table(list(map(shown, queries)), title, self._stream))
 
     def close(self) -> None:
         """Leave the last table where it is."""
-        self._live.stop()
 
-    def _table(self, queries: list[QueryProgress]) -> Any:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        title = Text(f"{self._title}  {clock(time.monotonic() - self._started_s)}")
-        drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-        for heading in ("query", "state", "batches", "rows", "rows/s", "lag", "batch", "ETA", "restarts"):
-            drawn.add_column(heading, justify="left" if heading in ("query", "state") else "right", no_wrap=True)
-        for query in queries:
-            drawn.add_row(*(Text(each) for each in cells(query)))
-        return drawn
+    def _draw(self, drawn: str, above: str = "") -> None:
+        lines = self._drawn.count("\n")
+        back = f"\x1b[{lines}F\x1b[J" if lines else ""
+        self._stream.write(f"{back}{above}{drawn}")
+        self._stream.flush()
+        self._drawn = drawn
 
 
-def cells(query: QueryProgress) -> list[str]:
+def shown(query: QueryProgress) -> dict[str, Any]:
     """A query as a row of the table.
 
-    >>> cells(QueryProgress("totals"))
-    ['totals', 'waiting', '0', '0', '', '', '', '', '0']
+    >>> shown(QueryProgress("totals"))["state"]
+    'waiting'
     """
     row = query.row()
-    rate = f"{row['rows_per_s']:,.0f}" if query.recent else ""
-    lag = "" if row["lag"] is None else f"{row['lag']:,}"
-    batch_s = "" if row["batch_s"] is None else f"{row['batch_s']:.2f} s"
-    eta = "" if row["eta_s"] is None or not row["lag"] else clock(row["eta_s"])
-    return [
-        query.name,
-        query.state,
-        f"{query.batches:,}",
-        f"{query.rows:,}",
-        rate,
-        lag,
-        batch_s,
-        eta,
-        str(query.restarts),
-    ]
+    return {
+        "query": query.name,
+        "state": query.state,
+        "batches": query.batches,
+        "rows": query.rows,
+        "rows/s": row["rows_per_s"] if query.recent else None,
+        "lag": row["lag"],
+        "batch": None if row["batch_s"] is None else f"{row['batch_s']:.2f} s",
+        "ETA": clock(row["eta_s"]) if row["eta_s"] is not None and row["lag"] else None,
+        "restarts": query.restarts,
+    }
 
 
 def clock(seconds: float | None) -> str:

@@ -168,6 +168,12 @@ def test_a_redrive_sends_back_what_is_chosen(
     assert [(each["task"], each["moved"]) for each in listed] == [(task["task"], len(moved))]
 
 
+def test_a_redrive_of_a_queue_without_dead_letters_is_refused(http: httpx.Client, name: str) -> None:
+    done(http.post("/v1/queues", json={"name": name}), 201)
+    refused = http.post("/v1/redrives", json={"queue": name})
+    assert (refused.status_code, "not a dead-letter queue" in refused.json()["detail"]) == (400, True)
+
+
 def test_a_redrive_takes_messages_by_their_ids(http: httpx.Client, name: str) -> None:
     dead_letters_of(http, name)
     letters = done(http.get(f"/v1/queues/{name}/dead-letters"))["messages"]

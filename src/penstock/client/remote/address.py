@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 from penstock.core.errors import InvalidRequest
 
 PORT = 9325
+_HOST_AND_PORT = re.compile(r"[^/?#@]+:\d+")
+"""An address without a scheme: it means `penstock://`."""
 SCHEMES = {"penstock": (False, PORT), "penstocks": (True, PORT), "http": (False, 80), "https": (True, 443)}
 """Scheme -> whether it means TLS, and the port if none is given. A server prints its address as http or https."""
 
@@ -42,9 +44,11 @@ class Address:
     >>> Address.parse("https://queues.example.com")
     Address(host='queues.example.com', port=443, is_tls=True)
     >>> Address.parse("localhost:9325")
+    Address(host='localhost', port=9325, is_tls=False)
+    >>> Address.parse("ftp://localhost")
     Traceback (most recent call last):
         ...
-    penstock.core.errors.InvalidRequest: 'localhost:9325' is no address of a server: write penstock://host:9325, ...
+    penstock.core.errors.InvalidRequest: 'ftp://localhost' is no address of a server: write penstock://host:9325, ...
     """
 
     host: str
@@ -55,7 +59,7 @@ class Address:
     def parse(cls, url: str) -> Address:
         """The server that a URL names."""
         try:
-            parts = urlsplit(url)
+            parts = urlsplit(f"penstock://{url}" if _HOST_AND_PORT.fullmatch(url) else url)
             port = parts.port
             (parts.hostname or "").encode("idna")
         except ValueError as error:

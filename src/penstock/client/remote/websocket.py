@@ -23,7 +23,7 @@ from websockets.http11 import Response
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from penstock.client.remote.address import Address, Options, TransportName
+from penstock.client.remote.address import PORT, Address, Options, TransportName
 from penstock.client.remote.busy_poll import BusyPoll
 from penstock.client.remote.link import Listener, UpgradeRefused
 from penstock.core.errors import (
@@ -68,7 +68,7 @@ async def connect(address: Address, options: Options, listener: Listener) -> Web
     except PenstockError:
         raise
     except OSError as error:
-        raise NotSent(f"{address} cannot be reached: {error}") from None
+        raise NotSent(f"{address} cannot be reached: {error.strerror or error}. Does a server run there?") from None
     return link
 
 
@@ -228,7 +228,10 @@ class WebsocketLink(asyncio.Protocol):
         self._websocket.receive_eof()
         self._look()
         if self._heard_s and not was_refused and isinstance(self._websocket.handshake_exc, InvalidMessage):
-            self._over = ConnectionLost(f"the connection to {self._address} broke in the answer to its upgrade")
+            self._over = ConnectionLost(
+                f"the connection to {self._address} broke in the answer to its upgrade: is that the HTTP port of a "
+                f"Penstock server? It is {PORT} by default."
+            )
 
     def connection_lost(self, error: Exception | None) -> None:
         """It is over."""

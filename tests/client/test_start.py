@@ -1,0 +1,53 @@
+"""What starting loads. Lists of modules, and no times: a slow machine loads the same ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROBE = """
+import sys
+before = set(sys.modules)
+{}
+print(*sorted(set(sys.modules) - before - set(sys.stdlib_module_names)), file=sys.stderr)
+"""
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that are not Python's own, by name, which some code loads."""
+    ended = subprocess.run([sys.executable, "-c", PROBE.format(code)], capture_output=True, text=True, check=True)
+    names = ended.stderr.splitlines()[-1].split()
+    return {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
+
+
+def test_help_loads_click_and_the_list_of_commands() -> None:
+    names = loaded("from penstock.cli import app; app(['--help'], standalone_mode=False)")
+    assert {name for name in names if name.startswith("penstock")} == {
+        "penstock",
+        "penstock.cli",
+        "penstock.cli.command",
+        "penstock.cli.exits",
+        "penstock.cli.streams",
+    }
+    assert {name.partition(".")[0] for name in names} == {"penstock", "click"}
+
+
+def test_help_of_a_command_loads_its_module_and_no_library() -> None:
+    names = loaded("from penstock.cli import app; app(['queue', 'create', '--help'], standalone_mode=False)")
+    assert "penstock.cli.queues" in names
+    assert {name.partition(".")[0] for name in names} == {"penstock", "click"}
+    assert not {name for name in names if name.startswith(("penstock.client", "penstock.server", "penstock.core.c"))}
+
+
+def test_import_penstock_loads_nothing_until_a_name_is_used() -> None:
+    assert loaded("import penstock") == {"penstock"}
+
+
+def test_a_server_loads_what_it_serves_with_and_nothing_of_clients_commands_or_spark() -> None:
+    names = loaded("import penstock.assembly")
+    parts = {".".join(name.split(".")[:2]) for name in names if name.startswith("penstock.")}
+    assert not parts & {"penstock.client", "penstock.cli", "penstock.spark", "penstock.pipelines", "penstock.outbox"}
+    needed = {"penstock", "click", "httptools", "msgspec", "numpy", "prometheus_client", "starlette", "uvicorn"}
+    needed |= {"uvloop", "websockets", "xxhash"}
+    brought = {"anyio", "h11", "idna", "sniffio", "typing_extensions", "snappy", "cramjam", "cython_runtime"}
+    assert {name.partition(".")[0] for name in names if not name.startswith("_")} <= needed | brought
