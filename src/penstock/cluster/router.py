@@ -30,8 +30,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, ShardUnserved
 from penstock.cluster.catalog import Catalog, meta_of
 from penstock.cluster.elsewhere import Elsewhere
-from penstock.cluster.placement import PLACEMENTS, Home, Placement, home_of, merge_stats, tally_of
-from penstock.cluster.queue_calls import NOTED, QueueCalls
+from penstock.cluster.placement import home_of, merge_stats, tally_of
+from penstock.cluster.queue_calls import QueueCalls
 from penstock.cluster.routed import Routed, ignore
 from penstock.cluster.sessions import OF_A_SESSION, RoutedSessions, SessionCalls
 from penstock.cluster.shard_events import ShardEvents
@@ -66,6 +66,7 @@ from penstock.core.errors import (
     QueueReplaced,
     SessionNotFound,
 )
+from penstock.core.traits import Home, Repeat
 from penstock.server.clock import Clock
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
 from penstock.server.shards import Names
@@ -87,10 +88,6 @@ class Host(Place, Protocol):
     async def close(self) -> None:
         """Commit what is left, end every wait, close."""
         ...
-
-
-_SLOW = NOTED | {Subscribe}
-"""Commands that have something to be done besides; all others take the short way, if they can."""
 
 
 def _span(owners: tuple[str, ...], first: int) -> int:
@@ -169,23 +166,23 @@ class Router:
         """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise."""
         kind = command.__class__
         call = Routed(command, on_settled, self, caller)
-        placement = PLACEMENTS.get(kind)
-        if placement is None or placement.home is not Home.QUEUE:
-            self._start_other(call, placement)
+        traits = kind.traits
+        if traits.home is not Home.QUEUE:
+            self._start_other(call)
             return call
-        name: str = getattr(command, placement.field)
+        name: str = getattr(command, traits.queue)
         shard = home_of(name, self.shards)
         served = self._served.get(shard)
-        if served is None or kind in _SLOW:
-            self.queue_calls.start(call, placement, name)
+        if served is None or traits.is_noted or kind is Subscribe:
+            self.queue_calls.start(call, name)
             return call
         queue = served.identity.queues.get(name)
         if queue is None:
             if kind is Send and command.config.partitions > 1:  # type: ignore[attr-defined]
-                self.queue_calls.start(call, placement, name)
+                self.queue_calls.start(call, name)
                 return call
         elif queue.config.partitions > 1:
-            self.queue_calls.start(call, placement, name)
+            self.queue_calls.start(call, name)
             return call
         if kind is Send and command.groups is not None:  # type: ignore[attr-defined]
             call.whole = command  # if it has several partitions when the send gets there, it is refused
@@ -393,12 +390,13 @@ class Router:
 
     # -- on the way to one shard --
 
-    def _start_other(self, call: Routed, placement: Placement | None) -> None:
+    def _start_other(self, call: Routed) -> None:
         """A command that is not about one queue."""
-        if placement is None or placement.home is Home.SHARD:
+        home = call.command.traits.home
+        if home is Home.SHARD:
             name = type(call.command).__name__
             self.fail_soon(call, InvalidRequest(f"{name} is for a shard, and has no way through a router"))
-        elif placement.home is Home.SUBSCRIPTION:
+        elif home is Home.SUBSCRIPTION:
             self.subscriptions.start(call)
         else:
             self.run(call, self.spread.do(call.command))
@@ -530,13 +528,11 @@ class Router:
             return True
         if not isinstance(error, LinkBroken):
             return False
-        placement = PLACEMENTS.get(call.command.__class__)
-        return call.command.once is not None or (placement is not None and placement.is_repeatable)
+        return call.command.once is not None or call.command.traits.repeat is not Repeat.NAMED
 
     def _forget(self, command: Command) -> None:
-        placement = PLACEMENTS.get(command.__class__)
-        if placement is not None and placement.field:
-            self._catalog.forget(getattr(command, placement.field))
+        if command.traits.queue:
+            self._catalog.forget(getattr(command, command.traits.queue))
 
     def _note(self, call: Routed) -> None:
         command, reply = call.command, call.reply

@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cluster.routed import Routed, ignore
 from penstock.core.commands import (
-    AckSequences,
+    COMMANDS,
     Command,
     EndSession,
-    ExtendSequences,
     Heartbeat,
     Once,
     OpenSession,
     Receive,
-    ReleaseSequences,
     Subscribe,
 )
 from penstock.core.errors import InvalidRequest, PenstockError, SessionNotFound
+from penstock.core.traits import Home
 from penstock.server.ending import AGAIN_S, is_worth_repeating
 from penstock.server.shard import ShardClosed
 
@@ -42,7 +41,7 @@ _SWEEP_MS = 10_000
 _NOBODY = 0xFFFFFFFF
 """A session that no shard has ever opened: it holds nothing."""
 OF_A_SESSION: frozenset[type[Command]] = frozenset(
-    {Receive, Subscribe, AckSequences, ReleaseSequences, ExtendSequences}
+    kind for kind in COMMANDS if kind.traits.home is Home.QUEUE and "session" in kind.__struct_fields__
 )
 """Commands that name a session, which a shard knows by another number."""
 _OF_SESSIONS_THAT_LIVE: frozenset[type[Command]] = frozenset({Receive, Subscribe})
@@ -166,7 +165,7 @@ class SessionCalls:
 
     # -- commands about sessions --
 
-    async def open(self, command: OpenSession) -> int:
+    async def open_session(self, command: OpenSession) -> int:
         """Number a session. If it can end by itself, or the command is named, it is opened in a shard, its anchor."""
         session = self._new_session(command)
         if command.ttl_ms is None and command.once is None:
@@ -209,7 +208,7 @@ class SessionCalls:
                 raise reply
         session.seen_ms = self._router.now_ms()
 
-    async def end(self, command: EndSession) -> int:
+    async def end_session(self, command: EndSession) -> int:
         """In every shard that knows it. Returns how many messages it held."""
         session = self._sessions.get(command.session)
         self._sessions.drop(session)

@@ -20,7 +20,8 @@ import msgspec
 
 from penstock.core.config import Backoff, Kind, PolicyName, QueueConfig, Scope, check_name, kind_of
 from penstock.core.errors import InvalidRequest, PenstockError
-from penstock.server.auth import Credential, Credentials, Grant, Principal, Right, Secret
+from penstock.core.traits import Right
+from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.store.journal.kafka_options import RESERVED_PROPERTIES, KafkaOptions
 
 SECOND_MS = 1_000

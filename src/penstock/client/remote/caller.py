@@ -33,13 +33,12 @@ from penstock.client.remote.link import Link, UpgradeRefused
 from penstock.client.remote.merging import merged
 from penstock.client.remote.paging import Pages
 from penstock.client.remote.prefetch import Prefetcher, settling_parts
-from penstock.client.remote.request import REPEATABLE, Outstanding, Settle, check_loop, late_delivery, spans_of, told
+from penstock.client.remote.request import Outstanding, Settle, check_loop, late_delivery, spans_of, told
 from penstock.client.remote.stream import Stream
 from penstock.core.commands import (
     Ack,
     Browse,
     Command,
-    CommitWork,
     Damage,
     Delivery,
     Extend,
@@ -50,6 +49,7 @@ from penstock.core.commands import (
 )
 from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import AccessDenied, ConnectionLost, NotSent, OutcomeUnknown, PenstockError, RateLimited
+from penstock.core.traits import Home, Repeat, Split
 from penstock.wire.answers import (
     Answer,
     KeyedDelivery,
@@ -73,9 +73,6 @@ _GIVE_BACK_S = 1.0
 """How long closing waits for prefetched messages to go back."""
 _STILL_S = 0.05
 """The server's time is taken to stand still for so long after an answer."""
-_PATIENT = Ack | Release | GiveBack | Extend | CommitWork
-"""What waits when the server's rate of requests is reached, since work that was done would be done again; what starts
-something is told `RateLimited`."""
 _REPLY, _ERROR, _PUSH, _PUSH_ENDED, _MOVED = map(int, Kind)
 """As plain numbers: every answer is compared with them."""
 _IN_FLIGHT_SHARE = 0.8
@@ -332,7 +329,7 @@ class RemoteCaller:
         self._next_number += 1
         self._in_flight[outstanding.number] = outstanding
         command = outstanding.command
-        if type(command) not in REPEATABLE:
+        if command.traits.repeat is Repeat.NAMED:
             self._unnamed[self._next_once] = None
             command.once = Once(self._client, self._next_once, next(iter(self._unnamed)))
             self._next_once += 1
@@ -399,8 +396,10 @@ class RemoteCaller:
             self.flush()
 
     def _failed(self, outstanding: Outstanding, error: PenstockError) -> None:
-        """The server did not do it. What ends work is sent again, one after the other, if it only came too soon."""
-        if isinstance(error, RateLimited) and isinstance(outstanding.command, _PATIENT):
+        """The server did not do it. What ends work is sent again, one after the other, if it only came too soon: the
+        work would be done again else. What starts something is told `RateLimited`."""
+        traits = outstanding.command.traits
+        if isinstance(error, RateLimited) and (traits.split is Split.SPANS or traits.home is Home.WORK):
             self._next_repeat_s = max(self._next_repeat_s, self._loop.time()) + error.wait_s
             self._loop.call_at(self._next_repeat_s, self._repeat, self._link, outstanding)
         else:
