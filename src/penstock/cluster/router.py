@@ -1,6 +1,6 @@
 """The router: all shards of a cluster, as one `Shards` for the front ends of a node.
 
-How it works. `submit` looks up in one table (`placement.py`) what a command is about. If that is a queue with one
+How it works. A command says what it is about (`core/traits.py`). If that is a queue with one
 partition in a shard of this process, and mostly it is or the load would better be elsewhere, the command goes into the
 shard right there: the router's call is the shard's call. The other ways begin here, too:
 
@@ -11,20 +11,22 @@ shard right there: the router's call is the shard's call. The other ways begin h
     subscriptions.py   subscriptions, and their credit
 
 And they end here. If the command was not done, because the shard has moved (`ShardMoved`), it is tried again for
-`PATIENCE_S`. When nobody knows whether it was done (`LinkBroken`), it is sent again only if that is harmless: it reads,
-or it is named (`once`).
+`PATIENCE_S`. When nobody knows whether it was done (`LinkBroken`), it is sent again only if that is harmless, or if it
+is named (`once`). What administers queues and sessions, and has no name when it leaves for another node, gets one here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, ShardUnserved
@@ -47,6 +49,7 @@ from penstock.core.commands import (
     Delivery,
     DescribeQueue,
     ListQueues,
+    Once,
     QueueInfo,
     QueueStats,
     QueueTally,
@@ -143,6 +146,10 @@ class Router:
         self._spans_map: ClusterMap | None = None
         self._spans: dict[int, int] = {}
         """Shard -> how many shards from there on it takes to have one of every node, by that map."""
+        self._client = f"router {os.urandom(16).hex()}"
+        self._last_named = 0
+        self._unanswered: dict[int, None] = {}
+        """The numbers of named commands that have not been answered, in order."""
         self._closing = False
         self._owners = maps.current().owners
         maps.on_change(self._map_changed)
@@ -462,8 +469,24 @@ class Router:
         call.served = None
         if self._closing:
             self.fail_soon(call, ShardClosed("the node is stopping: ask another one"))
-        else:
-            self.elsewhere.go(call, shard)
+            return
+        if call.command.once is None and call.command.traits.is_named_by_nodes:
+            self._name(call)
+        self.elsewhere.go(call, shard)
+
+    def _name(self, call: Routed) -> None:
+        """Have a call done once, so that it can be sent again when nobody knows whether it was done."""
+        number = self._last_named = self._last_named + 1
+        self._unanswered[number] = None
+        once = Once(self._client, number, answered=next(iter(self._unanswered)))
+        call.command = msgspec.structs.replace(call.command, once=once)
+        on_settled = call.on_settled
+
+        def answered(call: Call) -> None:
+            del self._unanswered[number]
+            on_settled(call)
+
+        call.on_settled = answered
 
     def fail_soon(self, call: Routed, error: BaseException) -> None:
         """Answer a call with an error, in the loop's next turn."""
@@ -528,7 +551,7 @@ class Router:
             return True
         if not isinstance(error, LinkBroken):
             return False
-        return call.command.once is not None or call.command.traits.repeat is not Repeat.NAMED
+        return call.command.once is not None or call.command.repeat is not Repeat.NAMED
 
     def _forget(self, command: Command) -> None:
         if command.traits.queue:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ from penstock.core.commands import (
     Command,
     EndSession,
     Heartbeat,
-    Once,
     OpenSession,
     Receive,
     Subscribe,
@@ -65,9 +63,9 @@ class RoutedSession:
         self.opening: dict[int, asyncio.Future[None]] = {}
         self.seen_ms = now_ms
 
-    def open_command(self, once: Once) -> OpenSession:
+    def open_command(self) -> OpenSession:
         """What opens it in another shard."""
-        return OpenSession(name=self.name, ttl_ms=self.ttl_ms, bound=self.bound, holder=self.holder, once=once)
+        return OpenSession(name=self.name, ttl_ms=self.ttl_ms, bound=self.bound, holder=self.holder)
 
 
 class RoutedSessions:
@@ -158,10 +156,6 @@ class SessionCalls:
         self._loop = asyncio.get_running_loop()
         self._late: set[asyncio.Task[None]] = set()
         """Ends of sessions that a shard has not heard of."""
-        self._name = f"sessions {os.urandom(16).hex()}"
-        self._last_opening = 0
-        self._openings: dict[int, None] = {}
-        """The numbers of what has not been answered, in order."""
 
     # -- commands about sessions --
 
@@ -301,7 +295,8 @@ class SessionCalls:
             self._sessions.get(session.number)  # it may have ended meanwhile
             done = session.opening[shard] = self._loop.create_future()
             try:
-                session.at[shard] = await self._open_once(session, shard)
+                # The router names it, so that it is sent again if the answer is lost: nobody else would end it.
+                session.at[shard] = await self._router.ask(shard, session.open_command())
                 done.set_result(None)
             except PenstockError as error:
                 done.set_exception(error)
@@ -311,16 +306,6 @@ class SessionCalls:
                 del session.opening[shard]
                 done.cancel()
         return session.at[shard]
-
-    async def _open_once(self, session: RoutedSession, shard: int) -> int:
-        """The command is named, so that it is sent again if the answer is lost: nobody else would end the session."""
-        self._last_opening = number = self._last_opening + 1
-        self._openings[number] = None
-        try:
-            once = Once(self._name, number, answered=next(iter(self._openings)))
-            return await self._router.ask(shard, session.open_command(once))  # type: ignore[no-any-return]
-        finally:
-            del self._openings[number]
 
     def reopen(self, call: Routed) -> bool:
         """A shard that was opened anew has forgotten a session that is a connection: it is opened there again."""

@@ -79,6 +79,11 @@ class Command(msgspec.Struct, kw_only=True, array_like=True, tag=True):
         name = getattr(self, self.traits.queue) if self.traits.queue else None
         return name if isinstance(name, str) else None
 
+    @property
+    def repeat(self) -> Repeat:
+        """What a second time does: for most kinds of commands, the same for all of them."""
+        return self.traits.repeat
+
     def needs(self) -> Iterator[tuple[Right, str]]:
         """The rights that it needs from a caller from outside, each with the queue on which."""
         right = self.traits.right
@@ -661,6 +666,11 @@ class Extend(Command):
     channel: str = MAIN
     receipts: list[str] = []
     """Messages named by their receipts, besides those in `spans`."""
+
+    @property
+    def repeat(self) -> Repeat:
+        """What was given back cannot be given back again."""
+        return Repeat.HARMLESS if self.lease_ms else Repeat.NAMED
 
 
 class AlreadyDone(msgspec.Struct, tag=True):

@@ -121,5 +121,17 @@ class Traits(NamedTuple):
         """Whether callers from outside may give it a name, so that it is done once."""
         return self.public and self.repeat is not Repeat.READ and not self.has_messages
 
+    @property
+    def is_named_by_nodes(self) -> bool:
+        """Whether a node names it before it goes to another one: all but what is done to messages, which comes often,
+        and units of work, which say themselves what can be repeated."""
+        return (
+            self.repeat is Repeat.NAMED
+            and self.may_be_named
+            and self.split not in _OF_MESSAGES
+            and self.home is not Home.WORK
+        )
 
+
+_OF_MESSAGES = frozenset({Split.SEND, Split.SPANS})
 _OF_ALL_PARTITIONS = frozenset({Split.EVERY, Split.CREATE, Split.DELETE})

@@ -329,7 +329,7 @@ class RemoteCaller:
         self._next_number += 1
         self._in_flight[outstanding.number] = outstanding
         command = outstanding.command
-        if command.traits.repeat is Repeat.NAMED:
+        if command.repeat is Repeat.NAMED:
             self._unnamed[self._next_once] = None
             command.once = Once(self._client, self._next_once, next(iter(self._unnamed)))
             self._next_once += 1
