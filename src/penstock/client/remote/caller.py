@@ -27,7 +27,6 @@ import msgspec
 from penstock.client.listening import Hearer
 from penstock.client.remote import polling, websocket
 from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
-from penstock.client.remote.backoff import pause_s
 from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.link import Link, UpgradeRefused
 from penstock.client.remote.merging import merged
@@ -35,6 +34,7 @@ from penstock.client.remote.paging import Pages
 from penstock.client.remote.prefetch import Prefetcher, settling_parts
 from penstock.client.remote.request import Outstanding, Settle, check_loop, late_delivery, spans_of, told
 from penstock.client.remote.stream import Stream
+from penstock.core.backoff import backoff
 from penstock.core.commands import (
     Ack,
     Browse,
@@ -65,6 +65,8 @@ from penstock.wire.requests import AddPushCredit, Request, StartPush, StopPush, 
 log = logging.getLogger("penstock.client")
 
 _SWEEP_S = 0.5
+_BACKOFF_S = 0.1
+"""The longest pause after the first attempt to connect that failed."""
 _QUEUE_WAIT_S_MAX = 20.0
 """The longest that a queue's own settings may let a receive wait."""
 _REPEATABLE_S = 0.9 * DEDUP_WINDOW_MS / 1_000
@@ -502,7 +504,7 @@ class RemoteCaller:
                 if retry_for is not None and self._loop.time() - started_s >= retry_for:
                     self._fail_all(NotSent(str(error)), OutcomeUnknown(str(error)))
                     return
-                await asyncio.sleep(pause_s(attempt, self._options.backoff_max, self._rng))
+                await asyncio.sleep(backoff(attempt, _BACKOFF_S, self._options.backoff_max, jitter=self._rng.random()))
             else:
                 self._take_link(link)
                 return
