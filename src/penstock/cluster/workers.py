@@ -35,10 +35,11 @@ import msgspec
 from penstock.core.backoff import backoff
 from penstock.core.errors import PenstockError
 from penstock.server.node import Ready
-from penstock.server.settings import MEMORY, InvalidSettings, Settings
+from penstock.server.settings import InvalidSettings, Settings
 from penstock.store.cache_directory import refuse_cache
 from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
+from penstock.store.memory import MEMORY
 from penstock.store.private import DIRECTORY_MODE
 
 log = logging.getLogger("penstock.workers")

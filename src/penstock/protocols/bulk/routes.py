@@ -96,8 +96,9 @@ from penstock.protocols.rest.queues import page_of_names
 from penstock.protocols.rest.shapes import QueuesQuery
 from penstock.server.auth import Principal, is_owned, owned
 from penstock.server.budget import NoRoom, Share, asked_bytes
+from penstock.server.engines import ENGINES
 from penstock.server.node import Services
-from penstock.server.settings import MEMORY
+from penstock.store.memory import MEMORY
 from penstock.wire.pieces import decode_piece, send_of
 
 PROTOCOL = "bulk"
@@ -247,7 +248,7 @@ class Bulk:
         asked = await _body(request, ChunksRequest)
         _need(principal, asked.queue, ListChunks)
         settings = self._services.settings
-        if settings.server.engine != "kafka":
+        if not ENGINES[settings.server.engine].has_kafka_log:
             return ChunksReply(None, [], asked.offset)
         command = ListChunks(queue=asked.queue, offset=asked.offset, end=asked.end, limit=asked.limit)
         found: ChunkList = await self._shard.call(command)
