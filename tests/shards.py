@@ -28,13 +28,12 @@ from penstock.cluster.router import PATIENCE_S, Router
 from penstock.core.broker import Broker
 from penstock.server.clock import Clock, ManualClock, SystemClock
 from penstock.server.node import Node
-from penstock.server.settings import MEMORY
 from penstock.server.shard import Shard, Tick
 from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard
 from penstock.store.base import Store
 from penstock.store.embedded import open_store
-from penstock.store.memory import MemoryStore
+from penstock.store.memory import MEMORY, MemoryStore
 from tests import clustered
 from tests.clustered import ClusterClock, LentRouter
 

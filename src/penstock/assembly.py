@@ -14,8 +14,9 @@ from penstock.protocols.nsq.http_front_end import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.server import RestFrontEnd
 from penstock.protocols.sqs.server import SqsFrontEnd, refuse_request, screen
+from penstock.server.engines import ENGINES
 from penstock.server.node import FrontEnd, Node, Ready, Services
-from penstock.server.settings import InvalidSettings, Settings
+from penstock.server.settings import Settings
 
 
 def run(chosen: Settings, ready_file: Path | None) -> None:
@@ -46,15 +47,8 @@ def ports(chosen: Settings) -> dict[str, int]:
 
 def node(chosen: Settings) -> Node:
     """A node that stands alone, or one of many."""
-    if chosen.server.engine == "embedded":
-        return Node(chosen, front_ends(chosen), __version__)
-    try:
-        from penstock.cluster.node import ClusterNode
-    except ModuleNotFoundError as error:
-        if error.name != "confluent_kafka":
-            raise
-        raise InvalidSettings('the engine "kafka" needs another library: pip install "penstock[kafka]"') from None
-    return ClusterNode(chosen, front_ends(chosen), __version__)
+    made: Node = ENGINES[chosen.server.engine].load_node()(chosen, front_ends(chosen), __version__)
+    return made
 
 
 def front_ends(chosen: Settings) -> list[FrontEnd]:

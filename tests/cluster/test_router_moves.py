@@ -17,6 +17,7 @@ from penstock.core.commands import (
     AckSequences,
     AddCredit,
     CancelWait,
+    Command,
     CommitWork,
     CreateQueue,
     DeleteQueue,
@@ -25,6 +26,8 @@ from penstock.core.commands import (
     LastMark,
     Once,
     OpenSession,
+    PauseChannel,
+    PurgeQueue,
     QueueStats,
     Receive,
     Send,
@@ -225,14 +228,21 @@ class Breaking:
         self._inner = inner
         self.broken = 0
         """How many answers get lost from now on."""
+        self.of_kind: type[Command] = Command
+        self.before_it_breaks: Any = None
+        """What somebody else does, after the command, and before its answer is lost."""
 
     def submit(
         self, shard: int, command: Any, on_settled: Callable[[Call], None], caller: object = None
     ) -> CallbackCall:
         def settled(call: Call) -> None:
-            if self.broken:
+            if self.broken and isinstance(command, self.of_kind):
                 self.broken -= 1
                 call.reply, call.error = None, LinkBroken("the link broke")
+                if self.before_it_breaks is not None:
+                    meanwhile, self.before_it_breaks = self.before_it_breaks, None
+                    self._inner.submit(shard, meanwhile, lambda _: on_settled(call))
+                    return
             on_settled(call)
 
         return self._inner.submit(shard, command, settled, caller)  # type: ignore[no-any-return]
@@ -255,6 +265,33 @@ async def test_only_what_may_be_done_twice_is_sent_again_when_a_link_breaks() ->
         await made.router.call(Send(queue=name, bodies=[b"b"], once=Once("me", 1)))
         breaking.broken = 1
         assert (await made.router.call(QueueStats(name=name))).messages == 2
+
+
+@run
+async def test_a_purge_whose_answer_was_lost_spares_what_was_sent_meanwhile() -> None:
+    async with world(0) as made:
+        breaking = Breaking(made.router.far)
+        made.router.elsewhere._remote = lambda _: breaking
+        name = names()[1]
+        await made.router.call(Send(queue=name, bodies=[b"old", b"older"]))
+        breaking.broken, breaking.of_kind = 1, PurgeQueue
+        breaking.before_it_breaks = Send(queue=name, bodies=[b"new"])
+        assert await made.router.call(PurgeQueue(name=name)) == 2
+        assert (await made.router.call(QueueStats(name=name))).messages == 1
+        assert not made.router._unanswered, "the other node may forget the reply"
+
+
+@run
+async def test_a_pause_whose_answer_was_lost_does_not_undo_a_resume() -> None:
+    async with world(0) as made:
+        breaking = Breaking(made.router.far)
+        made.router.elsewhere._remote = lambda _: breaking
+        name = names()[1]
+        await made.router.call(Send(queue=name, bodies=[b"x"]))
+        breaking.broken, breaking.of_kind = 1, PauseChannel
+        breaking.before_it_breaks = PauseChannel(queue=name, channel="main", paused=False)
+        await made.router.call(PauseChannel(queue=name, channel="main"))
+        assert not (await made.router.call(QueueStats(name=name))).channels["main"].paused
 
 
 @run

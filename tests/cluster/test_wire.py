@@ -258,12 +258,6 @@ def test_every_command_of_the_core_travels_and_has_an_example_here() -> None:
     assert {type(command) for command, _ in EXAMPLES} | ELSEWHERE == all_commands()
 
 
-def test_every_reply_is_known() -> None:
-    with_reply = set(wire.REPLIES)
-    assert not with_reply & wire.WITHOUT_REPLY
-    assert with_reply | wire.WITHOUT_REPLY == all_commands()
-
-
 @pytest.mark.parametrize(
     "index", range(len(EXAMPLES)), ids=lambda index: f"{type(EXAMPLES[index][0]).__name__}-{index}"
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.core.columns import FEW, Columns, Rows, encode_one, encoded_length, runs_of
-from penstock.core.states import TRANSITIONS, Event, State
+from penstock.core.states import TRANSITIONS, Event, IllegalTransition, State
 from tests.core.naive import Row
 
 times = st.integers(1, 60)
@@ -64,26 +67,30 @@ class ColumnsBesideRows(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
-        rows = self._pick(data)
-        self.columns.settle(self._at(rows, data))
-        for row in rows:
-            self.rows[row].settle()
+        rows = [row for row in self._pick(data) if self.rows[row].state != State.DONE]
+        if rows:
+            self.columns.settle(self._at(rows, data))
+            for row in rows:
+                self.rows[row].settle()
 
     @rule(data=st.data())
     def retry(self, data: st.DataObject) -> None:
-        rows = [row for row in self._pick(data) if self.rows[row].state in (State.LEASED, State.DELAYED)]
+        state = data.draw(st.sampled_from([State.LEASED, State.DELAYED]))
+        rows = [row for row in self._pick(data) if self.rows[row].state == state]
         if rows:
-            self.columns.retry(self._at(rows, data))
+            (self.columns.retry if state == State.LEASED else self.columns.make_due)(self._at(rows, data))
             for row in rows:
                 self.rows[row].retry()
 
     @rule(data=st.data(), due=times)
     def postpone(self, data: st.DataObject, due: int) -> None:
-        rows = [row for row in self._pick(data) if self.rows[row].state == State.LEASED]
+        state = data.draw(st.sampled_from([State.LEASED, State.READY]))
+        rows = [row for row in self._pick(data) if self.rows[row].state == state]
         if rows:
+            postpone = self.columns.postpone if state == State.LEASED else self.columns.hold_back
             each = data.draw(st.booleans())
             due_ms = np.array([due + index for index in range(len(rows))], dtype=np.int64)
-            self.columns.postpone(self._at(rows, data), due_ms if each else due)
+            postpone(self._at(rows, data), due_ms if each else due)
             for index, row in enumerate(rows):
                 self.rows[row].postpone(due + index if each else due)
 
@@ -161,6 +168,68 @@ def _rows_of(columns: Columns) -> list[Row]:
     names = ("sequence", "state", "attempts", "deadline_ms", "received_ms", "first_ms", "holder")
     values = [getattr(columns, name)[: columns.size].tolist() for name in names]
     return [Row(sequence, State(state), *rest) for sequence, state, *rest in zip(*values, strict=True)]
+
+
+def _settle(columns: Columns, at: Rows) -> None:
+    columns.settle(at)
+
+
+CHANGES: dict[Event, Callable[[Columns, Rows], None]] = {
+    Event.LEASE: lambda columns, at: columns.lease(at, now_ms=1, deadline_ms=2, holder=1),
+    Event.ACK: _settle,
+    Event.MOVE: _settle,
+    Event.DROP: _settle,
+    Event.RETRY: Columns.retry,
+    Event.POSTPONE: lambda columns, at: columns.postpone(at, due_ms=9),
+    Event.EXTEND: lambda columns, at: columns.extend(at, deadline_ms=9),
+    Event.COME_DUE: Columns.make_due,
+    Event.RECALL: lambda columns, at: columns.recall(at, now_ms=1, attempt=3, holder=1),
+    Event.HOLD_BACK: lambda columns, at: columns.hold_back(at, due_ms=9),
+    Event.GIVE_BACK: Columns.give_back,
+}
+"""What does an event to rows; every event has something that does it."""
+
+
+@given(
+    event=st.sampled_from(list(Event)),
+    states=st.lists(st.sampled_from(list(State)), min_size=1, max_size=FEW + 30),
+    mostly=st.sampled_from(list(State)) | st.none(),
+    as_slice=st.booleans(),
+)
+def test_columns_do_what_the_table_has_and_nothing_else(
+    event: Event, states: list[State], mostly: State | None, as_slice: bool
+) -> None:
+    if mostly is not None:
+        states = [mostly] * len(states)
+    columns = Columns()
+    rows = columns.append(0, len(states))
+    columns.state[rows] = states
+    columns.attempts[rows] = 1
+    at = rows if as_slice else np.arange(rows.start, rows.stop)
+    if all(event in TRANSITIONS[state] for state in states):
+        CHANGES[event](columns, at)
+        assert columns.state[rows].tolist() == [TRANSITIONS[state][event] for state in states]
+        return
+    wrong = next(state for state in states if event not in TRANSITIONS[state])
+    with pytest.raises(IllegalTransition, match=f"cannot happen to a message that is {wrong.name}"):
+        CHANGES[event](columns, at)
+
+
+@given(st.sampled_from(list(State)))
+def test_one_message_is_leased_only_if_the_table_says_so(state: State) -> None:
+    columns = Columns()
+    columns.append(0, 1)
+    columns.state[0] = state
+    if Event.LEASE in TRANSITIONS[state]:
+        columns.lease_one(0, now_ms=1, deadline_ms=2, holder=1)
+        assert columns.state_at(0) == State.LEASED
+    else:
+        with pytest.raises(IllegalTransition, match=f"LEASE .* {state.name}"):
+            columns.lease_one(0, now_ms=1, deadline_ms=2, holder=1)
+
+
+def test_every_event_has_something_that_does_it() -> None:
+    assert set(CHANGES) == set(Event)
 
 
 TestColumnsBesideRows = ColumnsBesideRows.TestCase

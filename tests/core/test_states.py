@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.core.states import EXPLAINED, TRANSITIONS, Event, State, allowed, transition_table
+from penstock.core import states
+from penstock.core.states import (
+    EXPLAINED,
+    TRANSITIONS,
+    Event,
+    IllegalTransition,
+    State,
+    after,
+    allowed,
+    transition_table,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "delivery.md"
 BEGIN, END = "<!-- transitions -->", "<!-- /transitions -->"
@@ -39,3 +52,28 @@ def test_docs_draw_exactly_this_table() -> None:
     _, _, rest = DOCS.read_text().partition(BEGIN)
     drawn, _, _ = rest.partition(END)
     assert drawn.strip() == transition_table()
+
+
+def test_states_are_changed_by_the_table_alone() -> None:
+    """Columns and whole entries ask it; nobody else writes a state."""
+    found = [
+        f"{path.name}:{node.lineno}"
+        for path in sorted(Path(states.__file__).parent.glob("*.py"))
+        if path.name not in ("columns.py", "window.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assign | ast.AugAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for each in (target.elts if isinstance(target, ast.Tuple) else [target])
+        for written in [each.value if isinstance(each, ast.Subscript) else each]
+        if isinstance(written, ast.Attribute) and written.attr == "state"
+    ]
+    assert not found
+
+
+@given(st.sampled_from(list(Event)), st.sampled_from(list(State)))
+def test_what_the_table_does_not_have_raises(event: Event, state: State) -> None:
+    if event in TRANSITIONS[state]:
+        assert after[event][state] == TRANSITIONS[state][event]
+    else:
+        with pytest.raises(IllegalTransition, match=f"{event.name} cannot happen to a message that is {state.name}"):
+            after[event][state]

@@ -123,6 +123,13 @@ class StoreConformance:
         assert store.read_chunk(b"c/1") == b"body"
         assert list(store.scan(b"r/")) == [(b"r/1", b"value")]
 
+    def test_commits_are_counted(self, store: Store) -> None:
+        before = store.stats.commits
+        changes = Changes()
+        changes.put_record(b"a", b"1")
+        store.commit(changes)
+        assert store.stats.commits == before + 1
+
     def test_missing_chunk_is_a_key_error(self, store: Store) -> None:
         with pytest.raises(KeyError):
             store.read_chunk(b"none")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
 from penstock.client.times import Seconds
+from penstock.core.backoff import backoff
 from penstock.core.commands import Delivery
 from penstock.core.config import Backoff, PolicyName, QueueConfig, dead_letter_name
 
@@ -51,8 +52,7 @@ def pause_seconds(failures: int) -> float:
     >>> pause_seconds(1) <= 0.1 and pause_seconds(50) <= 10
     True
     """
-    longest = min(_FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 20), _PAUSE_SECONDS_MAX)
-    return random.uniform(0, longest)
+    return backoff(failures, _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS_MAX, jitter=random.random())
 
 
 def next_try(config: QueueConfig, queue: str, sequence: int, attempts: int) -> str:

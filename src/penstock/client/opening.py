@@ -15,17 +15,15 @@ from penstock.client.remote.address import SCHEMES, shown
 from penstock.client.sync.penstock import Penstock
 from penstock.core.errors import InvalidRequest
 from penstock.server.clock import Clock, SystemClock
+from penstock.server.engines import opener_for
 from penstock.server.reading import AsyncReadingShard, ReadingShard
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
 from penstock.server.threads import ThreadedShard
 from penstock.store.base import Store
-from penstock.store.embedded import StoreOptions, open_store
-from penstock.store.memory import MemoryStore
+from penstock.store.memory import MEMORY
 from penstock.store.view import StoreView
 
-MEMORY = ":memory:"
-"""The path of a store that lives and dies with its process."""
 _ENTROPY_BYTES = 64
 
 
@@ -104,22 +102,15 @@ def _shard(path: str | os.PathLike[str], clock: Clock | None, options: dict[str,
 
 def _opener(path: str | os.PathLike[str], options: dict[str, Any]) -> Callable[[], Store]:
     _check_path(path)
-    if os.fspath(path) == MEMORY:
-        _refuse(options, "a store in memory")
-        store = MemoryStore()
-        return lambda: store
-    try:
-        store_options = StoreOptions(**options)
-    except TypeError as error:
-        raise InvalidRequest(f"unknown option: {error}") from None
-    return lambda: open_store(Path(path), options=store_options)
+    return opener_for(os.fspath(path), options)
 
 
 def _view(path: str | os.PathLike[str], options: dict[str, Any]) -> StoreView:
     _check_path(path)
     if os.fspath(path) == MEMORY:
         raise InvalidRequest("a store in memory cannot be opened read-only: nobody else could have written it")
-    _refuse(options, "a store that is opened read-only")
+    if options:
+        raise InvalidRequest(f"a store that is opened read-only takes no options: {', '.join(options)}")
     return StoreView(Path(path))
 
 
@@ -133,8 +124,3 @@ def _check_path(path: str | os.PathLike[str]) -> None:
         raise InvalidRequest(
             f"{shown(os.fspath(path))} is the address of a server: use penstock.connect, or penstock.connect_async"
         )
-
-
-def _refuse(options: dict[str, Any], what: str) -> None:
-    if options:
-        raise InvalidRequest(f"{what} takes no options: {', '.join(options)}")

@@ -26,7 +26,7 @@ import msgspec
 from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.core.errors import StoreError
 from penstock.server.proof import steady_s
-from penstock.store.base import Store
+from penstock.store.base import Store, StoreStats
 from penstock.store.errors import CommitAborted, DiskFull, StoreVersion
 
 CLAIM_KEY = b"\xf0claim"
@@ -122,6 +122,11 @@ class ClaimedStore:
     def flaws(self) -> Sequence[Flaw]:
         """What was found damaged at opening."""
         return self._store.flaws()
+
+    @property
+    def stats(self) -> StoreStats:
+        """What the store has done since it was opened."""
+        return self._store.stats
 
     def close(self) -> None:
         """Release the shard in writing, if it is ours alone and all of it was written, and let go."""

@@ -17,6 +17,7 @@ import msgspec
 from penstock.cluster.base import ClusterMap, ClusterMaps, Place, ShardUnserved
 from penstock.cluster.line import Line
 from penstock.cluster.routed import Routed
+from penstock.core.backoff import backoff
 from penstock.core.commands import Command, Receive
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ class Elsewhere:
             self.join_line(call)
             return
         call.tried_s = now_s
-        pause_s = min(PAUSE_S * 2 ** min(call.tries, 10), PAUSE_S_MAX, call.deadline_s - now_s)
         call.tries += 1
+        pause_s = min(backoff(call.tries, PAUSE_S, PAUSE_S_MAX), call.deadline_s - now_s)
         self.displaced[call] = self._loop.call_later(pause_s, self._again, call)
 
     def _give_up(self, call: Routed) -> None:
@@ -125,8 +126,8 @@ class Elsewhere:
         call.deadline_s = call.deadline_s or self._loop.time() + self._patience_s
         line.join(call)
         if line.probe is None and line.timer is None:
-            pause_s = min(PAUSE_S * 2 ** min(line.tries, 10), PAUSE_S_MAX)
             line.tries += 1
+            pause_s = backoff(line.tries, PAUSE_S, PAUSE_S_MAX)
             line.timer = self._loop.call_later(pause_s, self._look, call.shard)
 
     def _look_soon(self, shard: int) -> None:

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from penstock.core.backoff import backoff
 from penstock.core.commands import Command, ForgetOutbox, OutboxEntry, ReadOutbox, Taken, TakeOutbox
 from penstock.core.errors import PenstockError, StoreError
 from penstock.server.shard import Call, ShardClosed
@@ -179,8 +180,7 @@ class Forwarder:
             raise StoreError(str(error)) from None
 
     def _pause(self, failures: int) -> float:
-        longest_s = min(PAUSE_S_MAX, self._pause_s * (1 << min(failures - 1, 16)))
-        return longest_s * random.uniform(0.5, 1.0)
+        return backoff(failures, self._pause_s, PAUSE_S_MAX, jitter=random.random() / 2)
 
 
 def forwarder_families(stats: Mapping[int, ForwarderStats]) -> Iterator[Metric]:

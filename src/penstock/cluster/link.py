@@ -33,6 +33,7 @@ from penstock.cluster.link_connection import LEFT, LinkConnection, Mistrusted, e
 from penstock.cluster.link_end import Gathered
 from penstock.cluster.link_settings import LinkIdentity, LinkLimits, require_secret, split_address
 from penstock.cluster.link_tls import greets_openly, speaks_tls
+from penstock.core.backoff import backoff
 from penstock.core.commands import Command, Delivery
 from penstock.core.errors import OverLimit, PenstockError
 from penstock.server.settings import InvalidSettings
@@ -229,7 +230,7 @@ class Link:
 
     async def _connect(self) -> None:
         """Try, as long as somebody waits, or the other node does."""
-        backoff_s = self.limits.backoff_s
+        failures = 0
         is_mistrusted = False
         try:
             while self._is_wanted:
@@ -245,9 +246,9 @@ class Link:
                         log.error("%s", _mistrust(self.address, error))
                     log.debug("the node at %s cannot be reached: %s", self.address, error)
                     self._give_up_late()
+                    failures += 1
                     if self._is_wanted:
-                        await asyncio.sleep(backoff_s)
-                    backoff_s = min(2 * backoff_s, self.limits.backoff_max_s)
+                        await asyncio.sleep(backoff(failures, self.limits.backoff_s, self.limits.backoff_max_s))
         finally:
             self._connecting = None
         if self._connection is not None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from penstock.cluster.base import ShardMoved
 from penstock.cluster.claim import ClaimedStore
 from penstock.cluster.forwarder import Forwarder, Submit
 from penstock.cluster.ledger import Ledger, Record, ReleasedRecord, ServingRecord
+from penstock.core.backoff import backoff
 from penstock.server.clock import Clock
 from penstock.server.proof import PROOF_S, Proof, steady_s
 from penstock.server.shard import Shard
@@ -124,7 +126,8 @@ class Ownership:
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: dict[int, int] = {}
         """The last epoch of each shard that was this node's, and is over."""
-        self._pauses_s: dict[int, float] = {}
+        self._failures: Counter[int] = Counter()
+        """How often in a row each shard could not be served."""
         self._openings = asyncio.Semaphore(OPENINGS_MAX)
         self._news = asyncio.Event()
         self._stopping = False
@@ -251,7 +254,7 @@ class Ownership:
         if self.submit is not None:
             tenure.forwarder = Forwarder(tenure.served, self.submit)
             tenure.forwarder.start()
-        self._pauses_s.pop(tenure.shard, None)
+        self._failures.pop(tenure.shard, None)
         self._publish_serving(tenure)
         log.info("shard %d is served here, in epoch %d", tenure.shard, tenure.epoch)
 
@@ -283,10 +286,10 @@ class Ownership:
         self.look()
 
     async def _pause(self, shard: int) -> None:
-        pause_s = self._pauses_s.get(shard, PAUSE_S / 2) * 2
-        self._pauses_s[shard] = min(pause_s, PAUSE_S_MAX)
-        if pause_s > PAUSE_S:
-            await asyncio.sleep(self._pauses_s[shard])
+        """The first time there is none: whatever was wrong may be over."""
+        self._failures[shard] += 1
+        if self._failures[shard] > 1:
+            await asyncio.sleep(backoff(self._failures[shard], PAUSE_S, PAUSE_S_MAX))
 
     def _repeat(self) -> None:
         """A former owner that was late may have written over what we have said: say it again."""

@@ -1,132 +1,18 @@
-"""Where a command goes: one table, complete, and what splitting and merging need.
+"""Where a queue's commands go (`home_of`, `shards_of`), and what splitting and merging need.
 
-A queue's first partition lives in the shard that follows from its name; partition i in the i-th shard after that. With
-one partition, and most queues have one, a command about a queue goes to one shard as it is. With several:
-
-    FIRST      to the first partition only, which is the one that counts
-    EVERY      to all of them; what they say is merged
-    SEND       groups stay together: by the hash of the group; without groups, a partition of this node or the next one
-    RECEIVE    the first that has messages; a wait stands in all of them
-    SPANS      a sequence number says its partition (`PARTITION_SHIFT`); so do spans and receipts
-    SEQUENCES  likewise
-    OFFSET     an offset says its partition
-    RECORDS    the partition of the offset; without one, the next partition in which the consumer has something to read
-    BROWSE     one partition after the other, in the order of the sequence numbers
-    SUBSCRIBE  a subscription in each; the credit is shared out
+A queue's first partition lives in the shard that follows from its name; partition i in the i-th shard after that. What
+becomes of a command for a queue with several is said by the command: see `penstock.core.traits.Split`.
 """
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
-from penstock.core import commands as c
-from penstock.core.commands import ChannelStats, Command, QueueTally, RedriveTask, Send, Sent, Settled, Span, Stats
+from penstock.core.commands import ChannelStats, QueueTally, RedriveTask, Send, Sent, Settled, Span, Stats
 from penstock.core.config import QueueConfig
 from penstock.core.partition import PARTITION_SHIFT, partition_of
-
-
-class Home(Enum):
-    """What says which shard a command is for."""
-
-    QUEUE = auto()
-    """The name of its queue."""
-    ALL = auto()
-    """Nothing: it is for all of them."""
-    SESSION = auto()
-    """The router knows in which shards a session is open."""
-    SUBSCRIPTION = auto()
-    """The router knows in which shards a subscription stands."""
-    TASK = auto()
-    """The number of a redrive says its shard."""
-    MARK = auto()
-    """The name of a mark."""
-    WORK = auto()
-    """All that a unit of work names."""
-    SHARD = auto()
-    """Only whoever sends it: it is for one shard, by number, and never comes through a router."""
-
-
-class Split(Enum):
-    """What becomes of a command for a queue with several partitions: see the top of this file."""
-
-    FIRST = auto()
-    EVERY = auto()
-    CREATE = auto()
-    DELETE = auto()
-    SEND = auto()
-    RECEIVE = auto()
-    SPANS = auto()
-    SEQUENCES = auto()
-    OFFSET = auto()
-    RECORDS = auto()
-    BROWSE = auto()
-    SUBSCRIBE = auto()
-
-
-class Placement(NamedTuple):
-    """Where commands of one type go."""
-
-    home: Home
-    field: str = ""
-    """The field that names the queue."""
-    split: Split = Split.FIRST
-    is_repeatable: bool = False
-    """Whether doing it twice is as good as once: then it is sent again when nobody knows whether it was done."""
-
-
-PLACEMENTS: dict[type[Command], Placement] = {
-    c.CreateQueue: Placement(Home.QUEUE, "name", Split.CREATE, True),
-    c.ChangeQueue: Placement(Home.QUEUE, "name", Split.EVERY, True),
-    c.DeleteQueue: Placement(Home.QUEUE, "name", Split.DELETE),
-    c.PurgeQueue: Placement(Home.QUEUE, "name", Split.EVERY, True),
-    c.DescribeQueue: Placement(Home.QUEUE, "name", Split.FIRST, True),
-    c.QueueStats: Placement(Home.QUEUE, "name", Split.EVERY, True),
-    c.ListQueues: Placement(Home.ALL, is_repeatable=True),
-    c.TallyQueues: Placement(Home.SHARD, is_repeatable=True),
-    c.Send: Placement(Home.QUEUE, "queue", Split.SEND),
-    c.Receive: Placement(Home.QUEUE, "queue", Split.RECEIVE, True),
-    c.Subscribe: Placement(Home.QUEUE, "queue", Split.SUBSCRIBE),
-    c.SetCredit: Placement(Home.SUBSCRIPTION),
-    c.AddCredit: Placement(Home.SUBSCRIPTION),
-    c.CancelWait: Placement(Home.SUBSCRIPTION),
-    c.Ack: Placement(Home.QUEUE, "queue", Split.SPANS),
-    c.AckSequences: Placement(Home.QUEUE, "queue", Split.SEQUENCES),
-    c.ReleaseSequences: Placement(Home.QUEUE, "queue", Split.SEQUENCES),
-    c.ExtendSequences: Placement(Home.QUEUE, "queue", Split.SEQUENCES, True),
-    c.Release: Placement(Home.QUEUE, "queue", Split.SPANS),
-    c.GiveBack: Placement(Home.QUEUE, "queue", Split.SPANS),
-    c.Extend: Placement(Home.QUEUE, "queue", Split.SPANS),
-    c.CommitWork: Placement(Home.WORK),
-    c.LastMark: Placement(Home.MARK, is_repeatable=True),
-    c.CreateChannel: Placement(Home.QUEUE, "queue", Split.EVERY, True),
-    c.DeleteChannel: Placement(Home.QUEUE, "queue", Split.EVERY),
-    c.PauseChannel: Placement(Home.QUEUE, "queue", Split.EVERY, True),
-    c.PauseQueue: Placement(Home.QUEUE, "queue", Split.EVERY, True),
-    c.PurgeBacklog: Placement(Home.QUEUE, "queue", Split.EVERY, True),
-    c.PurgeChannel: Placement(Home.QUEUE, "queue", Split.EVERY, True),
-    c.OpenSession: Placement(Home.SESSION),
-    c.Heartbeat: Placement(Home.SESSION, is_repeatable=True),
-    c.EndSession: Placement(Home.SESSION, is_repeatable=True),
-    c.ReadRecords: Placement(Home.QUEUE, "queue", Split.RECORDS, True),
-    c.AckUpTo: Placement(Home.QUEUE, "queue", Split.OFFSET, True),
-    c.FindOffsets: Placement(Home.QUEUE, "queue", Split.OFFSET, True),
-    c.ListChunks: Placement(Home.QUEUE, "queue", Split.OFFSET, True),
-    c.AckConsumer: Placement(Home.QUEUE, "queue", Split.OFFSET, True),
-    c.DeleteConsumer: Placement(Home.QUEUE, "queue", Split.EVERY),
-    c.Browse: Placement(Home.QUEUE, "queue", Split.BROWSE, True),
-    c.StartRedrive: Placement(Home.QUEUE, "queue", Split.EVERY),
-    c.CancelRedrive: Placement(Home.TASK, is_repeatable=True),
-    c.ListRedrives: Placement(Home.ALL, is_repeatable=True),
-    c.HoldForWork: Placement(Home.SHARD, is_repeatable=True),
-    c.RecallWork: Placement(Home.SHARD, is_repeatable=True),
-    c.ReadOutbox: Placement(Home.SHARD, is_repeatable=True),
-    c.ForgetOutbox: Placement(Home.SHARD, is_repeatable=True),
-    c.TakeOutbox: Placement(Home.SHARD, is_repeatable=True),
-}
 
 _HOMES_REMEMBERED = 65_536
 

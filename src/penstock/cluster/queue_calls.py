@@ -18,58 +18,27 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.cluster.base import shard_of_id
-from penstock.cluster.placement import Placement, Split, home_of
+from penstock.cluster.placement import home_of
 from penstock.cluster.routed import Routed
 from penstock.cluster.split_settling import SEQUENCES, Sequences, Settlement
 from penstock.core.commands import (
-    ChangeQueue,
     Command,
-    CreateChannel,
     CreateQueue,
-    DeleteChannel,
-    DeleteConsumer,
-    DeleteQueue,
     DescribeQueue,
     ExtendSequences,
-    PauseChannel,
-    PauseQueue,
-    PurgeBacklog,
-    PurgeChannel,
-    PurgeQueue,
     Receive,
     Send,
-    StartRedrive,
     Subscribe,
 )
 from penstock.core.errors import QueueNotFound
+from penstock.core.traits import Split
 from penstock.server.shard import Call
 
 if TYPE_CHECKING:
     from penstock.cluster.router import Router
 
-NOTED: frozenset[type[Command]] = frozenset(
-    {CreateQueue, ChangeQueue, DeleteQueue, DescribeQueue, CreateChannel, DeleteChannel, StartRedrive}
-)
-"""Commands whose replies the catalog wants to see, or that say numbers which have to be translated."""
 _UNASKED: frozenset[Split] = frozenset({Split.FIRST, Split.CREATE})
 """For these it does not matter how many partitions the queue has."""
-_ASKED_AFRESH: frozenset[type[Command]] = frozenset(
-    {
-        ChangeQueue,
-        CreateChannel,
-        DeleteChannel,
-        DeleteConsumer,
-        DeleteQueue,
-        PauseChannel,
-        PauseQueue,
-        PurgeBacklog,
-        PurgeChannel,
-        PurgeQueue,
-        StartRedrive,
-    }
-)
-"""What changes all partitions of a queue, and comes seldom: how many there are is asked for, and not remembered."""
-_MAKERS: frozenset[type[Command]] = frozenset({Send, CreateQueue})
 
 
 class QueueCalls:
@@ -87,28 +56,31 @@ class QueueCalls:
         """Those calls."""
         return [call for calls in self._asking.values() for call in calls]
 
-    def start(self, call: Routed, placement: Placement, name: str) -> None:
+    def start(self, call: Routed, name: str) -> None:
         """A command about one queue."""
         command = call.command
+        traits = command.traits
         if isinstance(command, DescribeQueue) and command.queue_id:
             call.is_noted = True
             self._router.dispatch(call, shard_of_id(command.queue_id) % self._shards)
             return
-        if name in self._asking and placement.split not in _UNASKED:
+        if name in self._asking and traits.split not in _UNASKED:
             self._ask_first(call, name)  # behind those who came before
             return
         is_near = home_of(name, self._shards) in self._served
-        config = self._catalog.config(name) if is_near or command.__class__ not in _ASKED_AFRESH else None
-        if config is None and command.__class__ in _MAKERS:
-            if command.config.partitions > 1 and self._shards > 1:  # type: ignore[attr-defined]
+        # For what changes all partitions, how many there are is asked for, and not remembered: it comes seldom.
+        is_asked_for = traits.administers and traits.split not in _UNASKED
+        config = None if is_asked_for and not is_near else self._catalog.config(name)
+        if config is None and isinstance(command, Send | CreateQueue):
+            if command.config.partitions > 1 and self._shards > 1:
                 self._start_split(call)
                 return
             if is_near:
                 self._start_whole(call, name)
                 return
-        if config is None and placement.split not in _UNASKED and not is_near:
+        if config is None and traits.split not in _UNASKED and not is_near:
             self._ask_first(call, name)
-        elif config is not None and config.partitions > 1 and placement.split is not Split.FIRST and self._shards > 1:
+        elif config is not None and config.partitions > 1 and traits.split is not Split.FIRST and self._shards > 1:
             self._start_split(call)
         else:
             self._start_whole(call, name)
@@ -145,7 +117,7 @@ class QueueCalls:
         if isinstance(command, Subscribe):
             self._router.subscriptions.subscribe(call, is_split=False)
             return
-        call.is_noted = command.__class__ in NOTED
+        call.is_noted = command.traits.is_noted
         if isinstance(command, Receive) or (isinstance(command, Send) and command.groups is not None):
             self._say_which(call, command)
         self._router.dispatch(call, home_of(name, self._shards))

@@ -1,6 +1,6 @@
 """The router: all shards of a cluster, as one `Shards` for the front ends of a node.
 
-How it works. `submit` looks up in one table (`placement.py`) what a command is about. If that is a queue with one
+How it works. A command says what it is about (`core/traits.py`). If that is a queue with one
 partition in a shard of this process, and mostly it is or the load would better be elsewhere, the command goes into the
 shard right there: the router's call is the shard's call. The other ways begin here, too:
 
@@ -11,27 +11,29 @@ shard right there: the router's call is the shard's call. The other ways begin h
     subscriptions.py   subscriptions, and their credit
 
 And they end here. If the command was not done, because the shard has moved (`ShardMoved`), it is tried again for
-`PATIENCE_S`. When nobody knows whether it was done (`LinkBroken`), it is sent again only if that is harmless: it reads,
-or it is named (`once`).
+`PATIENCE_S`. When nobody knows whether it was done (`LinkBroken`), it is sent again only if that is harmless, or if it
+is named (`once`). What administers queues and sessions, and has no name when it leaves for another node, gets one here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, ShardUnserved
 from penstock.cluster.catalog import Catalog, meta_of
 from penstock.cluster.elsewhere import Elsewhere
-from penstock.cluster.placement import PLACEMENTS, Home, Placement, home_of, merge_stats, tally_of
-from penstock.cluster.queue_calls import NOTED, QueueCalls
+from penstock.cluster.placement import home_of, merge_stats, tally_of
+from penstock.cluster.queue_calls import QueueCalls
 from penstock.cluster.routed import Routed, ignore
 from penstock.cluster.sessions import OF_A_SESSION, RoutedSessions, SessionCalls
 from penstock.cluster.shard_events import ShardEvents
@@ -47,6 +49,7 @@ from penstock.core.commands import (
     Delivery,
     DescribeQueue,
     ListQueues,
+    Once,
     QueueInfo,
     QueueStats,
     QueueTally,
@@ -66,6 +69,7 @@ from penstock.core.errors import (
     QueueReplaced,
     SessionNotFound,
 )
+from penstock.core.traits import Home, Repeat
 from penstock.server.clock import Clock
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
 from penstock.server.shards import Names
@@ -87,10 +91,6 @@ class Host(Place, Protocol):
     async def close(self) -> None:
         """Commit what is left, end every wait, close."""
         ...
-
-
-_SLOW = NOTED | {Subscribe}
-"""Commands that have something to be done besides; all others take the short way, if they can."""
 
 
 def _span(owners: tuple[str, ...], first: int) -> int:
@@ -146,6 +146,10 @@ class Router:
         self._spans_map: ClusterMap | None = None
         self._spans: dict[int, int] = {}
         """Shard -> how many shards from there on it takes to have one of every node, by that map."""
+        self._client = f"router {os.urandom(16).hex()}"
+        self._last_named = 0
+        self._unanswered: dict[int, None] = {}
+        """The numbers of named commands that have not been answered, in order."""
         self._closing = False
         self._owners = maps.current().owners
         maps.on_change(self._map_changed)
@@ -169,23 +173,23 @@ class Router:
         """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise."""
         kind = command.__class__
         call = Routed(command, on_settled, self, caller)
-        placement = PLACEMENTS.get(kind)
-        if placement is None or placement.home is not Home.QUEUE:
-            self._start_other(call, placement)
+        traits = kind.traits
+        if traits.home is not Home.QUEUE:
+            self._start_other(call)
             return call
-        name: str = getattr(command, placement.field)
+        name: str = getattr(command, traits.queue)
         shard = home_of(name, self.shards)
         served = self._served.get(shard)
-        if served is None or kind in _SLOW:
-            self.queue_calls.start(call, placement, name)
+        if served is None or traits.is_noted or kind is Subscribe:
+            self.queue_calls.start(call, name)
             return call
         queue = served.identity.queues.get(name)
         if queue is None:
             if kind is Send and command.config.partitions > 1:  # type: ignore[attr-defined]
-                self.queue_calls.start(call, placement, name)
+                self.queue_calls.start(call, name)
                 return call
         elif queue.config.partitions > 1:
-            self.queue_calls.start(call, placement, name)
+            self.queue_calls.start(call, name)
             return call
         if kind is Send and command.groups is not None:  # type: ignore[attr-defined]
             call.whole = command  # if it has several partitions when the send gets there, it is refused
@@ -393,12 +397,13 @@ class Router:
 
     # -- on the way to one shard --
 
-    def _start_other(self, call: Routed, placement: Placement | None) -> None:
+    def _start_other(self, call: Routed) -> None:
         """A command that is not about one queue."""
-        if placement is None or placement.home is Home.SHARD:
+        home = call.command.traits.home
+        if home is Home.SHARD:
             name = type(call.command).__name__
             self.fail_soon(call, InvalidRequest(f"{name} is for a shard, and has no way through a router"))
-        elif placement.home is Home.SUBSCRIPTION:
+        elif home is Home.SUBSCRIPTION:
             self.subscriptions.start(call)
         else:
             self.run(call, self.spread.do(call.command))
@@ -464,8 +469,24 @@ class Router:
         call.served = None
         if self._closing:
             self.fail_soon(call, ShardClosed("the node is stopping: ask another one"))
-        else:
-            self.elsewhere.go(call, shard)
+            return
+        if call.command.once is None and call.command.traits.is_named_by_nodes:
+            self._name(call)
+        self.elsewhere.go(call, shard)
+
+    def _name(self, call: Routed) -> None:
+        """Have a call done once, so that it can be sent again when nobody knows whether it was done."""
+        number = self._last_named = self._last_named + 1
+        self._unanswered[number] = None
+        once = Once(self._client, number, answered=next(iter(self._unanswered)))
+        call.command = msgspec.structs.replace(call.command, once=once)
+        on_settled = call.on_settled
+
+        def answered(call: Call) -> None:
+            del self._unanswered[number]
+            on_settled(call)
+
+        call.on_settled = answered
 
     def fail_soon(self, call: Routed, error: BaseException) -> None:
         """Answer a call with an error, in the loop's next turn."""
@@ -530,13 +551,11 @@ class Router:
             return True
         if not isinstance(error, LinkBroken):
             return False
-        placement = PLACEMENTS.get(call.command.__class__)
-        return call.command.once is not None or (placement is not None and placement.is_repeatable)
+        return call.command.once is not None or call.command.repeat is not Repeat.NAMED
 
     def _forget(self, command: Command) -> None:
-        placement = PLACEMENTS.get(command.__class__)
-        if placement is not None and placement.field:
-            self._catalog.forget(getattr(command, placement.field))
+        if command.traits.queue:
+            self._catalog.forget(getattr(command, command.traits.queue))
 
     def _note(self, call: Routed) -> None:
         command, reply = call.command, call.reply

@@ -12,24 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.cluster.routed import Routed, ignore
 from penstock.core.commands import (
-    AckSequences,
+    COMMANDS,
     Command,
     EndSession,
-    ExtendSequences,
     Heartbeat,
-    Once,
     OpenSession,
     Receive,
-    ReleaseSequences,
     Subscribe,
 )
 from penstock.core.errors import InvalidRequest, PenstockError, SessionNotFound
+from penstock.core.traits import Home
 from penstock.server.ending import AGAIN_S, is_worth_repeating
 from penstock.server.shard import ShardClosed
 
@@ -42,7 +39,7 @@ _SWEEP_MS = 10_000
 _NOBODY = 0xFFFFFFFF
 """A session that no shard has ever opened: it holds nothing."""
 OF_A_SESSION: frozenset[type[Command]] = frozenset(
-    {Receive, Subscribe, AckSequences, ReleaseSequences, ExtendSequences}
+    kind for kind in COMMANDS if kind.traits.home is Home.QUEUE and "session" in kind.__struct_fields__
 )
 """Commands that name a session, which a shard knows by another number."""
 _OF_SESSIONS_THAT_LIVE: frozenset[type[Command]] = frozenset({Receive, Subscribe})
@@ -66,9 +63,9 @@ class RoutedSession:
         self.opening: dict[int, asyncio.Future[None]] = {}
         self.seen_ms = now_ms
 
-    def open_command(self, once: Once) -> OpenSession:
+    def open_command(self) -> OpenSession:
         """What opens it in another shard."""
-        return OpenSession(name=self.name, ttl_ms=self.ttl_ms, bound=self.bound, holder=self.holder, once=once)
+        return OpenSession(name=self.name, ttl_ms=self.ttl_ms, bound=self.bound, holder=self.holder)
 
 
 class RoutedSessions:
@@ -159,14 +156,10 @@ class SessionCalls:
         self._loop = asyncio.get_running_loop()
         self._late: set[asyncio.Task[None]] = set()
         """Ends of sessions that a shard has not heard of."""
-        self._name = f"sessions {os.urandom(16).hex()}"
-        self._last_opening = 0
-        self._openings: dict[int, None] = {}
-        """The numbers of what has not been answered, in order."""
 
     # -- commands about sessions --
 
-    async def open(self, command: OpenSession) -> int:
+    async def open_session(self, command: OpenSession) -> int:
         """Number a session. If it can end by itself, or the command is named, it is opened in a shard, its anchor."""
         session = self._new_session(command)
         if command.ttl_ms is None and command.once is None:
@@ -209,7 +202,7 @@ class SessionCalls:
                 raise reply
         session.seen_ms = self._router.now_ms()
 
-    async def end(self, command: EndSession) -> int:
+    async def end_session(self, command: EndSession) -> int:
         """In every shard that knows it. Returns how many messages it held."""
         session = self._sessions.get(command.session)
         self._sessions.drop(session)
@@ -302,7 +295,8 @@ class SessionCalls:
             self._sessions.get(session.number)  # it may have ended meanwhile
             done = session.opening[shard] = self._loop.create_future()
             try:
-                session.at[shard] = await self._open_once(session, shard)
+                # The router names it, so that it is sent again if the answer is lost: nobody else would end it.
+                session.at[shard] = await self._router.ask(shard, session.open_command())
                 done.set_result(None)
             except PenstockError as error:
                 done.set_exception(error)
@@ -312,16 +306,6 @@ class SessionCalls:
                 del session.opening[shard]
                 done.cancel()
         return session.at[shard]
-
-    async def _open_once(self, session: RoutedSession, shard: int) -> int:
-        """The command is named, so that it is sent again if the answer is lost: nobody else would end the session."""
-        self._last_opening = number = self._last_opening + 1
-        self._openings[number] = None
-        try:
-            once = Once(self._name, number, answered=next(iter(self._openings)))
-            return await self._router.ask(shard, session.open_command(once))  # type: ignore[no-any-return]
-        finally:
-            del self._openings[number]
 
     def reopen(self, call: Routed) -> bool:
         """A shard that was opened anew has forgotten a session that is a connection: it is opened there again."""

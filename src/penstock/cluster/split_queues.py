@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from penstock.cluster.placement import PLACEMENTS, Split, home_of, merge_redrives, merge_stats, shards_of
+from penstock.cluster.placement import home_of, merge_redrives, merge_stats, shards_of
 from penstock.core.commands import (
     MAIN,
     ChangeQueue,
@@ -40,6 +40,7 @@ from penstock.core.commands import (
 from penstock.core.config import QueueConfig
 from penstock.core.errors import ConsumerNotFound, InvalidRequest, PenstockError, QueueNotFound, QueueReplaced
 from penstock.core.partition import PARTITION_SHIFT
+from penstock.core.traits import Split
 
 if TYPE_CHECKING:
     from penstock.cluster.router import Router
@@ -284,7 +285,7 @@ def _check_offsets(command: CreateChannel, split: SplitQueue) -> None:
 
 def meant_for(split: SplitQueue, command: _Command) -> _Command:
     """A copy of a command, which says for which queue it is if the number of partitions matters to it."""
-    of_queue = 0 if PLACEMENTS[type(command)].split in OF_MESSAGES else split.queue_id
+    of_queue = 0 if command.traits.split in OF_MESSAGES else split.queue_id
     return msgspec.structs.replace(command, of_queue=of_queue)
 
 

@@ -1,8 +1,8 @@
 """Commands for more than one shard: coroutines that ask each, and put the replies together.
 
-Two tables say which coroutine does what. Those for queues with several partitions are elsewhere: what is known of the
-partitions, and what goes to all of them (`split_queues.py`), sending (`split_sending.py`), receiving and reading
-(`split_receiving.py`), settling (`split_settling.py`). So are units of work (`work.py`) and sessions
+A coroutine has the name of the command that it does. Those for queues with several partitions are elsewhere: what is
+known of the partitions, and what goes to all of them (`split_queues.py`), sending (`split_sending.py`), receiving and
+reading (`split_receiving.py`), settling (`split_settling.py`). So are units of work (`work.py`) and sessions
 (`sessions.py`).
 
 A queue may be deleted and made again while this node still knows the old one, with other partitions. A partition
@@ -21,30 +21,31 @@ import msgspec
 
 from penstock.cluster.base import shard_of_id
 from penstock.cluster.catalog import LOOKS_MAX
-from penstock.cluster.placement import PLACEMENTS, Split, merge_names, merge_redrives, shards_of
+from penstock.cluster.placement import merge_names, merge_redrives, shards_of
 from penstock.cluster.split_queues import OF_MESSAGES, SplitQueue, SplitQueues, meant_for
 from penstock.cluster.split_receiving import Receiving
 from penstock.cluster.split_sending import Sending
 from penstock.cluster.split_settling import Settling
 from penstock.cluster.work import Work
 from penstock.core.commands import (
+    COMMANDS,
     CancelRedrive,
     Command,
-    CommitWork,
     CreateQueue,
-    EndSession,
-    Heartbeat,
-    LastMark,
     ListQueues,
     ListRedrives,
-    OpenSession,
     RedriveTask,
     Send,
+    handlers_of,
 )
 from penstock.core.errors import QueueExists, QueueNotFound, QueueReplaced
+from penstock.core.traits import Home, Split
 
 if TYPE_CHECKING:
     from penstock.cluster.router import Router
+
+_ELSEWHERE = frozenset({Home.QUEUE, Home.SUBSCRIPTION, Home.SHARD})
+"""What says where the commands go that are no matter of `Spread.do`."""
 
 
 class Spread:
@@ -57,16 +58,8 @@ class Spread:
         self.settling = Settling(router, self.queues)
         receiving = Receiving(router, self.queues)
         work = Work(router, self.queues, self.sending, self.settling)
-        self._others: dict[type[Command], Callable[[Any], Any]] = {
-            ListQueues: self._list_queues,
-            ListRedrives: self._list_redrives,
-            CancelRedrive: self._cancel_redrive,
-            OpenSession: router.session_calls.open,
-            Heartbeat: router.session_calls.heartbeat,
-            EndSession: router.session_calls.end,
-            LastMark: work.last_mark,
-            CommitWork: work.commit,
-        }
+        others = (kind for kind in COMMANDS if kind.traits.home not in _ELSEWHERE)
+        self._others = handlers_of(others, (self, router.session_calls, work))
         self._splits: dict[Split, Callable[[Any, SplitQueue], Any]] = {
             Split.EVERY: self.queues.every,
             Split.DELETE: self.queues.delete_queue,
@@ -87,17 +80,17 @@ class Spread:
         """A command about a queue with several partitions, or one that makes it."""
         if isinstance(command, CreateQueue):
             return await self.queues.create_queue(command)
-        placement = PLACEMENTS[type(command)]
-        name = getattr(command, placement.field)
+        how = command.traits.split
+        name = getattr(command, command.traits.queue)
         looks = 0
         while True:
             split = await self._split_for(command, name)
             try:
-                return await self._do_with(command, split, placement.split)
+                return await self._do_with(command, split, how)
             except QueueReplaced:
                 self._router.catalog.forget(name)
                 looks += 1
-                if looks == LOOKS_MAX or placement.split in OF_MESSAGES:
+                if looks == LOOKS_MAX or how in OF_MESSAGES:
                     raise
 
     async def _split_for(self, command: Command, name: str) -> SplitQueue:

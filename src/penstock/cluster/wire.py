@@ -27,6 +27,7 @@ from penstock.core.chunk import PackedBodies
 from penstock.core.commands import Command, Delivery, Records, Seen
 from penstock.core.errors import PenstockError, StoreError
 from penstock.core.packed_error import PackedError, is_made_of_more, pack_error, unpack_error
+from penstock.core.traits import Home, Traits
 from penstock.server.shard import Tick
 from penstock.wire import answers, packing
 
@@ -89,16 +90,12 @@ _EXCHANGED[list[commands.Send]] = list.__class_getitem__(_SendOnWire)
 class AskNode(Command):
     """Ask the node itself, and no shard. Replies with bytes."""
 
+    traits = Traits(reply=bytes, home=Home.SHARD)
+
     what: Literal["metrics"]
 
 
-def _family(kind: type[Command]) -> list[type[Command]]:
-    """The commands of the core, in the order in which they are defined there."""
-    found = [each for each in vars(commands).values() if isinstance(each, type) and issubclass(each, kind)]
-    return [each for each in found if each is not kind]
-
-
-COMMANDS: tuple[type[Command], ...] = (*_family(Command), Tick, AskNode)
+COMMANDS: tuple[type[Command], ...] = (*commands.COMMANDS, Tick, AskNode)
 """Every command that travels: all of the core's, the shard's own, and what nodes ask each other."""
 
 _TWINS: dict[type[Command], Any] = {commands.Send: _SendOnWire} | {
@@ -211,41 +208,6 @@ def _untwinned(twin: Any) -> Command:
 
 # -- replies -----------------------------------------------------------------------------------------------------------
 
-REPLIES: dict[type[Command], Any] = {kind: reply for kind, reply in answers.REPLIES.items() if kind in COMMANDS} | {
-    commands.AckSequences: commands.Settled,
-    commands.ReleaseSequences: commands.Settled,
-    commands.ExtendSequences: commands.Settled,
-    commands.Subscribe: commands.Subscribed,
-    commands.SetCredit: int,
-    commands.AckUpTo: int,
-    commands.FindOffsets: commands.Offsets,
-    commands.ListChunks: commands.ChunkList,
-    commands.PurgeBacklog: int,
-    commands.HoldForWork: commands.Settled,
-    commands.RecallWork: list[commands.Sent] | commands.AlreadyDone | None,
-    commands.ReadOutbox: list[commands.OutboxEntry],
-    commands.ForgetOutbox: int,
-    commands.TakeOutbox: commands.Taken,
-    commands.TallyQueues: list[commands.QueueTally],
-    AskNode: bytes,
-}
-"""Command -> what its reply is: what clients know, and what nodes know beside that."""
-
-WITHOUT_REPLY: frozenset[type[Command]] = frozenset(
-    {
-        commands.DeleteQueue,
-        commands.AddCredit,
-        commands.CancelWait,
-        commands.DeleteChannel,
-        commands.PauseChannel,
-        commands.PauseQueue,
-        commands.Heartbeat,
-        commands.DeleteConsumer,
-        Tick,
-    }
-)
-"""Commands whose reply is None. Every command is here, or its reply is known; a test sees to it."""
-
 
 class _WireError(msgspec.Struct, array_like=True):
     """An error, and what it was made of when that is more than its text."""
@@ -258,7 +220,9 @@ _decode_replies = msgspec.msgpack.Decoder(list[tuple[int, int, msgspec.Raw]]).de
 _decode_error = msgspec.msgpack.Decoder(_WireError).decode
 _decode_delivery = msgspec.msgpack.Decoder(answers.WireDelivery).decode
 _decoders: dict[type[Command], Callable[[Any], Any]] = {
-    kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom).decode for kind, reply in REPLIES.items()
+    kind: msgspec.msgpack.Decoder(answers.reply_on_wire(kind), dec_hook=_unpack_custom).decode
+    for kind in COMMANDS
+    if kind.traits.reply is not None
 }
 
 

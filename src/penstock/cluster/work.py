@@ -49,7 +49,7 @@ class Work:
         """The shard of the mark's name knows."""
         return await self._router.ask(home_of(command.name, self._router.shards), command)  # type: ignore[no-any-return]
 
-    async def commit(self, command: CommitWork) -> list[Sent] | AlreadyDone:
+    async def commit_work(self, command: CommitWork) -> list[Sent] | AlreadyDone:
         """Do it whole, or not at all. If a queue is not as it was, nothing was done, and it is tried again."""
         looks, unit = 0, _unit_of(command)
         while True:

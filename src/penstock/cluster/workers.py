@@ -32,12 +32,14 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.backoff import backoff
 from penstock.core.errors import PenstockError
 from penstock.server.node import Ready
-from penstock.server.settings import MEMORY, InvalidSettings, Settings
+from penstock.server.settings import InvalidSettings, Settings
 from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
+from penstock.store.memory import MEMORY
 from penstock.store.private import DIRECTORY_MODE
 
 log = logging.getLogger("penstock.workers")
@@ -348,20 +350,19 @@ class Workers:
 
     async def _tend(self, worker: Worker) -> None:
         """Start a worker again whenever it dies."""
-        loop, pause_s = asyncio.get_running_loop(), RESTART_S
+        loop, failures = asyncio.get_running_loop(), 0
         while True:
             started_s = loop.time()
             status = await worker.ended()
             if self._stopping.is_set():
                 return
-            if loop.time() - started_s > WELL_S:
-                pause_s = RESTART_S
+            failures = 1 if loop.time() - started_s > WELL_S else failures + 1
+            pause_s = backoff(failures, RESTART_S, RESTART_S_MAX)
             log.error("worker %d ended with status %d: it is started again in %g s", worker.index, status, pause_s)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             if self._stopping.is_set():
                 return
-            pause_s = min(2 * pause_s, RESTART_S_MAX)
             try:
                 await self._launch(worker)
             except OSError as error:  # no memory, say: it is tried again, as if it had ended

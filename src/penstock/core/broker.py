@@ -8,8 +8,8 @@ from the store.
 
 Time never goes back here: a step with an earlier `now` happens at the latest time seen so far.
 
-The commands are done in rooms of their own, each with a table of those that it does (`handlers`): `Catalog` has queues
-and channels, `Sending`, `Receiving` and `Settling` what happens to messages, `UnitsOfWork` what happens together,
+The commands are done in rooms of their own, each by a method with its name: `Catalog` has queues and channels,
+ `Sending`, `Receiving` and `Settling` what happens to messages, `UnitsOfWork` what happens together,
 `SessionRegister` who holds leases, `Reading` what is read without a lease, `Redrives` what is moved back. `Moves` does
 no commands: it puts messages into other queues. Here is what they share: state, time, names, and the stored form.
 """
@@ -28,6 +28,7 @@ from penstock.core.changes import Changes, Reader
 from penstock.core.channel import Channel
 from penstock.core.checks import check_queue_id
 from penstock.core.commands import (
+    COMMANDS,
     CatalogEvent,
     Command,
     Damage,
@@ -40,6 +41,7 @@ from penstock.core.commands import (
     RedriveTask,
     Taken,
     TakeOutbox,
+    handlers_of,
 )
 from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import (
@@ -149,19 +151,18 @@ class Broker:
         self.reading = Reading(self)
         self.redrives = Redrives(self)
         self.moves = Moves(self)
-        self.handlers: Handlers = {
-            **self.catalog.handlers(),
-            **self.sending.handlers(),
-            **self.receiving.handlers(),
-            **self.settling.handlers(),
-            **self.work.handlers(),
-            **self.session_register.handlers(),
-            **self.reading.handlers(),
-            **self.redrives.handlers(),
-            ReadOutbox: self._read_outbox,
-            ForgetOutbox: self._forget_outbox,
-            TakeOutbox: self._take_outbox,
-        }
+        rooms = (
+            self,
+            self.catalog,
+            self.sending,
+            self.receiving,
+            self.settling,
+            self.work,
+            self.session_register,
+            self.reading,
+            self.redrives,
+        )
+        self.handlers: Handlers = handlers_of(COMMANDS, rooms)
         """What is called for a command: a method of a room, bound, so that nothing stands between."""
         self._timer_handlers: dict[str, Callable[[Any, Any, int], None]] = {
             "channel": self._channel_timer,

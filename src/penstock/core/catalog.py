@@ -22,7 +22,6 @@ from penstock.core.commands import (
     DeleteChannel,
     DeleteQueue,
     DescribeQueue,
-    Handlers,
     ListQueues,
     PauseChannel,
     PauseQueue,
@@ -61,25 +60,6 @@ class Catalog:
         """Of all queues, in order, so that a page of them costs what is on it."""
         self._buried: dict[str, set[str]] = {}
         """Dead-letter queue -> the queues whose dead letters go there, but for the one that it is named after."""
-
-    def handlers(self) -> Handlers:
-        """What is called for a command."""
-        return {
-            CreateQueue: self._create_queue,
-            ChangeQueue: self._change_queue,
-            DeleteQueue: self._delete_queue,
-            PurgeQueue: self._purge_queue,
-            PurgeBacklog: self._purge_backlog,
-            PauseQueue: self._pause_queue,
-            DescribeQueue: self._describe_queue,
-            ListQueues: self._list_queues,
-            QueueStats: self._queue_stats,
-            TallyQueues: self._tally_queues,
-            CreateChannel: self._create_channel,
-            DeleteChannel: self._delete_channel,
-            PauseChannel: self._pause_channel,
-            PurgeChannel: self._purge_channel,
-        }
 
     # -- queues come and change --
 

@@ -28,7 +28,7 @@ from penstock.core.handout import Handout
 from penstock.core.keys import ChunkKey, LaneKind
 from penstock.core.ladder import HORIZON_MS, LEASE_EXPIRED, Ladder
 from penstock.core.settlement import Settlement
-from penstock.core.states import State
+from penstock.core.states import Event, State, after
 from penstock.core.window import Entry, Window
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HORIZON_MS", "Channel"]
 
+_ACKED: Final = after[Event.ACK]
 
 _HEAD: Final = struct.Struct("<?QQQQBIB")
 """Paused, start, acked, failed, dead, number of cursors, number of far places, length of the name; which follow. Then
@@ -217,8 +218,11 @@ class Channel:
         self.touch()
         if self.line:  # there is room in flight again, and a group may be free
             self.queue.broker.woke(self)
-        if entry.left:
+        if entry.left or not entry.is_whole:
             window.columns.settle(window.rows(entry, first, stop))
+        else:
+            entry.become(_ACKED)
+        if entry.left:
             self.touch_entry(window, entry)
             return
         self._remove(window, entry)
@@ -228,6 +232,7 @@ class Channel:
         """All messages of neighbouring whole entries, which were leased, are done."""
         for entry in entries:
             window.leased -= entry.count
+            entry.become(_ACKED)
             entry.left = 0
         window.remove_whole(entries)
         self.touch()
@@ -316,7 +321,7 @@ class Channel:
         for entry, first, stop in runs:
             at = entry.rows_of(first, stop)
             delivered = int(window.columns.attempts[at.start])
-            window.columns.retry(at)
+            window.columns.make_due(at)
             window.delayed -= stop - first
             window.ready += stop - first
             self.touch_entry(window, entry)

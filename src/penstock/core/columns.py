@@ -2,8 +2,8 @@
 
 A `Columns` holds the rows of the chunks that one channel has in work, chunk after chunk in the order in which they
 came. `at` is a slice, or an array of row numbers; every operation costs a few array operations whatever its length.
-Nothing here checks whether an event may happen: `rows_allowing` says so for a whole run beforehand, from the one
-table in `states.py`.
+Every change of a state is an event of the one table in `states.py`, and raises `IllegalTransition` if that does not
+have it: `rows_allowing` says for a whole run beforehand what is possible.
 
 An array operation has its price whatever it is about, so that a few rows are cheaper to look at one by one. Where that
 pays, up to `FEW` rows are; both ways give the same, and the tests compare them. numpy is slow at single values, too: so
@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.states import Event, State, allowed
+from penstock.core.states import Event, State, after, allowed
 
 Rows = slice | NDArray[np.intp]
 DONE: Final = 0
@@ -30,6 +30,16 @@ assert (DONE, READY, LEASED, DELAYED) == (State.DONE, State.READY, State.LEASED,
 """The states as plain numbers: looking up a member of an enum costs more than comparing it."""
 HELD_FROM: Final = 0xC000_0000
 """Holders from here on are no sessions, but units of work in other shards that will ack what they hold."""
+_LEASE: Final = after[Event.LEASE]
+_RECALL: Final = after[Event.RECALL]
+_RETRY: Final = after[Event.RETRY]
+_GIVE_BACK: Final = after[Event.GIVE_BACK]
+_COME_DUE: Final = after[Event.COME_DUE]
+_POSTPONE: Final = after[Event.POSTPONE]
+_HOLD_BACK: Final = after[Event.HOLD_BACK]
+_EXTEND: Final = after[Event.EXTEND]
+_SETTLE: Final = after[Event.ACK]
+assert dict(_SETTLE) == dict(after[Event.MOVE]) == dict(after[Event.DROP])
 _CAPACITY_MIN: Final = 256
 FEW: Final = 64
 """Up to so many rows, lists are faster than arrays."""
@@ -152,7 +162,7 @@ class Columns:
             state, attempts, deadlines = self._state, self._attempts, self._deadline_ms
             received, holders, firsts = self._received_ms, self._holder, self._first_ms
             for row in range(at.start, at.stop):
-                state[row] = LEASED
+                state[row] = _LEASE[state[row]]
                 attempts[row] += 1
                 deadlines[row] = deadline_ms
                 received[row] = now_ms
@@ -160,6 +170,16 @@ class Columns:
                 if not firsts[row]:
                     firsts[row] = now_ms
             return
+        _LEASE.check(self.state[at])
+        self._hand_out(at, now_ms, deadline_ms, holder)
+
+    def recall(self, at: Rows, now_ms: int, attempt: int, holder: int) -> None:
+        """RECALL: leased on that attempt, and only for now."""
+        _RECALL.check(self.state[at])
+        self.attempts[at] = attempt - 1
+        self._hand_out(at, now_ms, now_ms, holder)
+
+    def _hand_out(self, at: Rows, now_ms: int, deadline_ms: int, holder: int) -> None:
         self.state[at] = LEASED
         self.attempts[at] += 1
         self.deadline_ms[at] = deadline_ms
@@ -173,7 +193,7 @@ class Columns:
 
     def lease_one(self, row: int, now_ms: int, deadline_ms: int, holder: int) -> None:
         """LEASE of one message: as `lease`, without the price of slices."""
-        self._state[row] = LEASED
+        self._state[row] = _LEASE[self._state[row]]
         self._attempts[row] += 1
         self._deadline_ms[row] = deadline_ms
         self._received_ms[row] = now_ms
@@ -186,30 +206,55 @@ class Columns:
         if isinstance(at, slice) and at.stop - at.start <= FEW:
             state = self._state
             for row in range(at.start, at.stop):
-                state[row] = DONE
+                state[row] = _SETTLE[state[row]]
             return
+        _SETTLE.check(self.state[at])
+        self.state[at] = DONE
+
+    def forget(self, at: slice) -> None:
+        """Rows of messages that are over, whatever their state was: nothing finds them any more."""
         self.state[at] = DONE
 
     def retry(self, at: Rows) -> None:
-        """RETRY or COME_DUE: ready again."""
+        """RETRY: ready again."""
+        _RETRY.check(self.state[at])
+        self._make_ready(at)
+
+    def make_due(self, at: Rows) -> None:
+        """COME_DUE: ready."""
+        _COME_DUE.check(self.state[at])
+        self._make_ready(at)
+
+    def give_back(self, at: Rows) -> None:
+        """GIVE_BACK: as if it had never been handed out this time."""
+        _GIVE_BACK.check(self.state[at])
+        self._make_ready(at)
+        self.attempts[at] -= 1
+        self.first_ms[at] = np.where(self.attempts[at] == 0, 0, self.first_ms[at])
+
+    def _make_ready(self, at: Rows) -> None:
         self.state[at] = READY
         self.deadline_ms[at] = 0
         self.holder[at] = 0
 
     def postpone(self, at: Rows, due_ms: int | NDArray[np.int64]) -> None:
-        """POSTPONE: not before its due time."""
+        """POSTPONE: not again before its due time."""
+        _POSTPONE.check(self.state[at])
+        self._delay(at, due_ms)
+
+    def hold_back(self, at: Rows, due_ms: int | NDArray[np.int64]) -> None:
+        """HOLD_BACK: not before its due time."""
+        _HOLD_BACK.check(self.state[at])
+        self._delay(at, due_ms)
+
+    def _delay(self, at: Rows, due_ms: int | NDArray[np.int64]) -> None:
         self.state[at] = DELAYED
         self.deadline_ms[at] = due_ms
         self.holder[at] = 0
 
-    def undo_lease(self, at: Rows) -> None:
-        """As if it had never been handed out this time."""
-        self.retry(at)
-        self.attempts[at] -= 1
-        self.first_ms[at] = np.where(self.attempts[at] == 0, 0, self.first_ms[at])
-
     def extend(self, at: Rows, deadline_ms: int | NDArray[np.int64]) -> None:
         """EXTEND: a later (or earlier) deadline."""
+        _EXTEND.check(self.state[at])
         self.deadline_ms[at] = deadline_ms
 
     def begin_later_at(self, now_ms: int) -> NDArray[np.intp]:

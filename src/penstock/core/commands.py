@@ -2,13 +2,17 @@
 
 A command is plain data. `Broker.handle(command, now_ms)` returns its reply, raises a `PenstockError`, or returns None
 for a receive that waits: its reply then comes out of `Broker.take_woken`.
+
+What else there is to know of a command stands with it, in its `traits`: see `penstock.core.traits`. Its handler is the
+method of the same name in one of the broker's rooms: `_pause_channel` does `PauseChannel`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +23,7 @@ from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError
 from penstock.core.partition import PARTITION_SHIFT
 from penstock.core.states import State
+from penstock.core.traits import Home, Repeat, Right, Split, Traits, Turn
 
 MAIN = "main"
 """The channel of those who know of no channels."""
@@ -56,822 +61,50 @@ class Once(NamedTuple):
 class Command(msgspec.Struct, kw_only=True, array_like=True, tag=True):
     """Base of every command. Encoded, it is an array: the name of its class, then its fields in order."""
 
+    traits: ClassVar[Traits] = Traits(home=Home.SHARD)
+
     once: Once | None = None
     """Do this at most once, however often it comes."""
     of_queue: int = 0
     """Between nodes, for what depends on a queue's partitions: do it only if the queue here has this id, or else say
     `QueueReplaced`. 0: do it for whatever queue has the name."""
 
+    @property
+    def about(self) -> str | None:
+        """The queue whose owner is the best to ask; None if there is no such queue.
+
+        >>> QueueStats(name="orders").about, ListQueues().about
+        ('orders', None)
+        """
+        name = getattr(self, self.traits.queue) if self.traits.queue else None
+        return name if isinstance(name, str) else None
+
+    @property
+    def repeat(self) -> Repeat:
+        """What a second time does: for most kinds of commands, the same for all of them."""
+        return self.traits.repeat
+
+    def needs(self) -> Iterator[tuple[Right, str]]:
+        """The rights that it needs from a caller from outside, each with the queue on which."""
+        right = self.traits.right
+        if self.traits.queue and right is not None and right != "any":
+            yield right, getattr(self, self.traits.queue)
+
 
 Handlers = dict[type[Command], Callable[[Any], Any]]
 """What is called for a command, by its type."""
 
 
-# -- queues ------------------------------------------------------------------------------------------------------------
-
-
-class CreateQueue(Command):
-    """Create a queue. Once more with the same configuration is fine; with another one it is `QueueExists`."""
-
-    name: str
-    config: QueueConfig = QueueConfig()
-    channels: tuple[str, ...] = (MAIN,)
-    part: tuple[int, int] | None = None
-    """Between nodes: this is a further partition (its number, from 1) of the queue with this id, in another shard. What
-    is here of an older queue of this name goes."""
-
-
-class ChangeQueue(Command):
-    """Change some settings of a queue. Replies with `QueueInfo`."""
-
-    name: str
-    changes: dict[str, Any]
-    expected: dict[str, Any] | None = None
-    """Only if these settings are so now, or else `QueueChanged`: for who works the changes out from what there is."""
-
-
-class DeleteQueue(Command):
-    """Delete a queue with its messages, channels and consumers."""
-
-    name: str
-    unless_channels: bool = False
-    """Only if it has no channels (any more)."""
-
-
-class PurgeQueue(Command):
-    """Delete a queue's messages, in flight ones included. Replies with the number of messages that went."""
-
-    name: str
-
-
-class DescribeQueue(Command):
-    """Replies with `QueueInfo`."""
-
-    name: str = ""
-    queue_id: int = 0
-    """The queue with this id, instead of a name."""
-
-
-class ListQueues(Command):
-    """Names in order, `limit` at most, after the name `after`. Replies with a list of names."""
-
-    prefix: str = ""
-    after: str = ""
-    limit: int = 1_000
-    dead_letters_to: str | None = None
-    """Only queues whose dead letters go to this one."""
-
-
-class QueueStats(Command):
-    """Replies with `Stats`."""
-
-    name: str
-
-
-class TallyQueues(Command):
-    """What each of some queues has, in numbers that cost no reading: `limit` at most, after the name `after`, by name.
-
-    A further partition of a queue of another shard counts here, too. Replies with a list of `QueueTally`.
-    """
-
-    after: str = ""
-    limit: int = 200
-
-
-# -- sending -----------------------------------------------------------------------------------------------------------
-
-
-class Send(Command):
-    """Send a run of messages. Lists run beside `bodies`, or are None when nobody set any. Replies with `Sent`."""
-
-    queue: str
-    bodies: list[bytes] | PackedBodies
-    attributes: list[bytes | None] | None = None
-    groups: list[str | None] | None = None
-    dedup_ids: list[str | None] | None = None
-    origins: list[bytes | None] | None = None
-    priority: int = 0
-    delay_ms: int | None = None
-    """None: the queue's delay."""
-    due_ms: int | None = None
-    """An absolute time, instead of a delay."""
-    create: bool = True
-    """Create the queue when it is not there."""
-    channels: tuple[str, ...] = (MAIN,)
-    """The channels that a queue created by this command gets."""
-    config: QueueConfig = QueueConfig()
-    """The configuration that a queue created by this command gets."""
-
-
-class Sent(msgspec.Struct):
-    """Where the messages went: `first` + index; or, when some were duplicates, `sequences` one by one."""
-
-    queue_id: int
-    first: int
-    count: int
-    sequences: list[int] | None = None
-    duplicates: list[int] = []
-    """Indexes of the messages that were known already; they have the sequence number of the original."""
-
-    @property
-    def is_on_its_way(self) -> bool:
-        """Whether the messages go to another shard, and have no sequence numbers yet: `queue_id` 0, `first` -1."""
-        return self.first < 0
-
-    def sequence(self, index: int) -> int:
-        """The sequence number of the message at this index of the command; -1 if it is on its way."""
-        if self.sequences is not None:
-            return self.sequences[index]
-        return self.first + index if self.first >= 0 else -1
-
-
-# -- receiving ---------------------------------------------------------------------------------------------------------
-
-
-class Receive(Command):
-    """Lease up to `limit` messages. Replies with `Delivery`, later (None for now) if there are none and it may wait."""
-
-    queue: str
-    channel: str = MAIN
-    limit: int = 1
-    wait_ms: int | None = None
-    """None: the queue's receive wait."""
-    lease_ms: int | None = None
-    """None: the queue's lease."""
-    session: int = 0
-    attempt_id: str | None = None
-    """FIFO: the same id again within the lease gets the same messages again."""
-    ticket: Any = None
-    """Comes back with the reply out of `take_woken`; must be unique among those who wait. Needed for waiting."""
-
-
-class Subscribe(Command):
-    """Standing demand: messages are pushed as they become ready while there is credit. Replies with `Subscribed`."""
-
-    queue: str
-    channel: str = MAIN
-    credit: int = 0
-    lease_ms: int | None = None
-    session: int = 0
-    ticket: Any = None
-    in_flight: bool = False
-    """Credit is how many messages the session may hold at a time (NSQ's RDY), not how many more it may be pushed. The
-    session has one such subscription to a channel."""
-    room_bytes: int | None = None
-    """How many bytes more it may be pushed, give or take the last chunk; None: any number."""
-
-
-class Subscribed(msgspec.Struct):
-    """A subscription's number."""
-
-    subscription: int
-
-
-class SetCredit(Command):
-    """Set how many more messages a subscription may be pushed, or may hold (NSQ's RDY). 0 pauses it.
-
-    None leaves the credit as it is, or the room. Replies with how many messages its session holds, if that is what
-    counts; else with 0.
-    """
-
-    subscription: int
-    credit: int | None = None
-    room_bytes: int | None = None
-    arrived: int | None = None
-    """How many messages have come of all that it was pushed; if given, those on their way count against the credit."""
-
-
-class AddCredit(Command):
-    """Give a subscription more credit."""
-
-    subscription: int
-    credit: int
-
-
-class CancelWait(Command):
-    """Forget a waiting receive or a subscription, by ticket. Nothing is lost: it held nothing."""
-
-    ticket: Any
-
-
-class Run(msgspec.Struct):
-    """Consecutive messages of one chunk, handed out together."""
-
-    chunk: Chunk
-    start: int
-    stop: int
-    attempt: int | NDArray[np.uint32]
-    """How often each was handed out: one number for all, or one for each."""
-    first_ms: int | NDArray[np.int64]
-    """When each was handed out first: one time for all, or one for each."""
-    failures: list[Failure] = []
-    """Failed deliveries of messages in this run so far."""
-
-    @property
-    def count(self) -> int:
-        """How many messages."""
-        return self.stop - self.start
-
-    @property
-    def first(self) -> int:
-        """The first message's sequence number."""
-        return self.chunk.base + self.start
-
-    @property
-    def nbytes(self) -> int:
-        """The length of the bodies."""
-        chunk = self.chunk
-        if self.stop - self.start == chunk.count:
-            return len(chunk.bodies)
-        return int(chunk.offsets[self.stop] - chunk.offsets[self.start])
-
-    @property
-    def attempts(self) -> NDArray[np.uint32]:
-        """How often each was handed out, this time included."""
-        return np.broadcast_to(np.asarray(self.attempt, dtype=np.uint32), (self.count,))
-
-    @property
-    def first_received_ms(self) -> NDArray[np.int64]:
-        """When each was handed out first."""
-        return np.broadcast_to(np.asarray(self.first_ms, dtype=np.int64), (self.count,))
-
-    def part(self, low: int, high: int) -> Run:
-        """The messages `low` to `high` (not included) of this run, counted from its start."""
-        attempt = self.attempt if isinstance(self.attempt, int) else self.attempt[low:high]
-        first_ms = self.first_ms if isinstance(self.first_ms, int) else self.first_ms[low:high]
-        return Run(self.chunk, self.start + low, self.start + high, attempt, first_ms, self.failures)
-
-    def spans(self) -> list[Span]:
-        """The run cut where the attempt changes: what settling it needs."""
-        attempts, first = self.attempt, self.chunk.base + self.start
-        if isinstance(attempts, int):
-            return [Span(first, first + self.stop - self.start - 1, attempts)]
-        cuts = [0, *(np.flatnonzero(np.diff(attempts)) + 1).tolist(), self.count]
-        return [Span(first + low, first + high - 1, int(attempts[low])) for low, high in pairwise(cuts)]
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """One failed delivery of the messages `first` to `last`: when, by whom, why."""
-
-    first: int
-    last: int
-    attempt: int
-    received_ms: int
-    failed_ms: int
-    session: str
-    error: str
-
-
-class Delivery(msgspec.Struct):
-    """Leased messages. Empty when a wait ran out."""
-
-    queue: str
-    queue_id: int
-    channel: str
-    channel_id: int
-    received_ms: int
-    deadline_ms: int
-    runs: list[Run] = []
-    error: PenstockError | None = None
-    """For one who waited: what went wrong meanwhile (the queue was deleted)."""
-
-    @property
-    def count(self) -> int:
-        """How many messages."""
-        return sum(run.stop - run.start for run in self.runs)
-
-
-# -- settling ----------------------------------------------------------------------------------------------------------
-
-
-class Ack(Command):
-    """The work is done. Replies with `Settled`."""
-
-    queue: str
-    spans: list[Span] = []
-    channel: str = MAIN
-    receipts: list[str] = []
-    """Messages named by their receipts, besides those in `spans`."""
-    patient: bool = False
-    """Nobody is in a hurry for the reply: it may be left for some milliseconds, to be committed with something else."""
-
-
-class AckSequences(Command):
-    """As `Ack`, for messages that this session holds, by sequence number (NSQ's FIN). Replies with `Settled`."""
-
-    queue: str
-    channel: str
-    sequences: NDArray[np.int64]
-    session: int
-    durable: bool = True
-    """False: the reply need not wait for a commit, because nobody is told of it; the ack goes with the next one."""
-
-
-class ReleaseSequences(Command):
-    """As `Release`, for messages that this session holds (NSQ's REQ). Replies with `Settled`."""
-
-    queue: str
-    channel: str
-    sequences: NDArray[np.int64]
-    session: int
-    delay_ms: int | None = None
-    error: str = ""
-
-
-class ExtendSequences(Command):
-    """As `Extend`, for messages that this session holds (NSQ's TOUCH). Replies with `Settled`.
-
-    With `held_ms_max` the lease ends that long after the receive at the latest: it is cut short, and not refused.
-    """
-
-    queue: str
-    channel: str
-    sequences: NDArray[np.int64]
-    session: int
-    lease_ms: int
-    held_ms_max: int | None = None
-
-
-class Release(Command):
-    """A failed delivery. `delay_ms` None: in place the first time, then by the queue's backoff. Replies: `Settled`."""
-
-    queue: str
-    spans: list[Span] = []
-    channel: str = MAIN
-    delay_ms: int | None = None
-    error: str = ""
-    receipts: list[str] = []
-    """Messages named by their receipts, besides those in `spans`."""
-
-
-class GiveBack(Command):
-    """The receiver left before it got a delivery: its messages are ready again, and the attempt does not count.
-
-    With an at-most policy it counts all the same: nobody knows how far the delivery came. Replies with `Settled`.
-    """
-
-    queue: str
-    spans: list[Span]
-    channel: str = MAIN
-    received_ms: int = 0
-    """When they were handed out; 0: not known. What was handed out later is left alone: it can be on the same attempt,
-    if the store crashed before it had written the first lease."""
-
-
-class Extend(Command):
-    """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
-
-    queue: str
-    spans: list[Span]
-    lease_ms: int
-    channel: str = MAIN
-    receipts: list[str] = []
-    """Messages named by their receipts, besides those in `spans`."""
-
-
-class Refused(NamedTuple):
-    """Messages that could not be settled, and why."""
-
-    first: int
-    last: int
-    error: PenstockError
-
-
-class Settled(msgspec.Struct):
-    """How many messages were settled, and which were not."""
-
-    count: int
-    refused: list[Refused] = []
-    sent: list[tuple[int, int]] = []
-    """Of `AckSequences`: how many of the messages were sent when, as (time, count)."""
-
-
-class CommitWork(Command):
-    """A unit of work: all of it or, with `WorkRefused`, nothing. Replies with the list of `Sent`."""
-
-    acks: list[Ack]
-    sends: list[Send]
-    mark: tuple[str, int] | None = None
-    """A name and a number: the work is done only if the number is higher than that of any work of this name so far.
-    Otherwise nothing is done, and the reply is `AlreadyDone`. What was marked is remembered for good."""
-    check_only: bool = False
-    """Only say what is wrong with it: raise, or reply with an empty list, and do nothing."""
-    mark_after: int | None = None
-    """With a mark: the work is done only if the last number of its name is this one; otherwise `MarkMoved`."""
-    ack_shards: list[int] | None = None
-    """The shard of each of the acks; None: by the names of their queues. What is acked in another shard must be held
-    there (`HoldForWork`); it is acked when the outbox gets there."""
-    send_shards: list[int] | None = None
-    """The shard of each of the sends, likewise. What goes to another shard is on its way, says its `Sent`."""
-
-
-class HoldForWork(Command):
-    """Make sure that messages can be acked here by a unit of work that is committed in another shard.
-
-    Their leases last for at least `lease_ms` from now, durably: neither the end of the session that received them nor
-    a release ends them. `WorkRefused` if one of them cannot be acked: nothing was done then. Replies with `Settled`.
-    """
-
-    acks: list[Ack]
-    lease_ms: int = 60_000
-    let_go: bool = False
-    """Instead: the work was refused, and what was held for it can be released again. What was not is left alone."""
-    unit: int = 0
-    """Whose it is, the same whenever that unit of work is tried: it may hold messages again, and let them go. For any
-    other one they cannot be acked: two clients can have one message on the same attempt, if the store crashed before it
-    had written the first one's lease."""
-
-
-class RecallWork(Command):
-    """What was answered when a unit of work was done, by its name or its mark; the reply is None if it was not done.
-
-    For who has to prepare work over several shards, and finds that it cannot: perhaps because it was done before.
-    """
-
-    named: Once | None = None
-    mark: tuple[str, int] | None = None
-
-
-class LastMark(Command):
-    """Replies with the highest number of marked work of a name; -1 if there is none."""
-
-    name: str
-
-
-class AlreadyDone(msgspec.Struct, tag=True):
-    """Work with this mark, or with a higher number of the same name, was done before: nothing was done now."""
-
-    name: str
-    number: int
-    """The highest number that was done."""
-
-
-# -- other shards ------------------------------------------------------------------------------------------------------
-
-
-class ForwardedMessages(msgspec.Struct, array_like=True, frozen=True, tag="messages"):
-    """Messages for a queue in another shard; they themselves are in a chunk beside this."""
-
-    queue: str
-    moved: bool
-    """From another queue (dead letters, redriven ones): taken as they are, without limits and without dedup."""
-    priority: int = 0
-    due_ms: int | None = None
-    """None: by the queue's delay."""
-    create: bool = True
-    channels: tuple[str, ...] = (MAIN,)
-    config: QueueConfig = QueueConfig()
-    """What a queue that is created for them gets."""
-    of_queue: int = 0
-    """They are for a partition of the queue with this id. If it is not there any more, they are sent on: the first
-    partition of the queue that has its name says where they belong. 0: they are for the first partition."""
-    sent_on: bool = False
-    """Whether that has happened. It happens once; then they are refused."""
-
-
-class ForwardedAcks(msgspec.Struct, array_like=True, frozen=True, tag="acks"):
-    """Acks of a unit of work that was committed elsewhere; they were held for it."""
-
-    acks: list[Ack]
-
-
-class ForwardedDelete(msgspec.Struct, array_like=True, frozen=True, tag="delete"):
-    """The first partition of a queue is deleted: so is a further one."""
-
-    queue: str
-    queue_id: int
-
-
-class OutboxEntry(msgspec.Struct, array_like=True):
-    """Something that a commit in one shard wants done in another."""
-
-    number: int
-    made_ms: int
-    effect: ForwardedMessages | ForwardedAcks | ForwardedDelete
-    chunk: bytes = b""
-    """The messages, as a chunk's stored form; nothing if they were damaged in the store."""
-
-
-class ReadOutbox(Command):
-    """What waits for another shard, in order, after a number; `limit_bytes` of it, but one at least.
-
-    Replies with a list of `OutboxEntry`.
-    """
-
-    target: int
-    after: int
-    limit_bytes: int = 4 * 1024 * 1024
-
-
-class ForgetOutbox(Command):
-    """The target has done all up to a number. Replies with how many entries are left."""
-
-    target: int
-    up_to: int
-
-
-class TakeOutbox(Command):
-    """Do what another shard wants done, if its mark here is at `after`: all of it, and the mark goes to `up_to`.
-
-    What cannot be done is not refused: messages go to another queue, with the reason. Replies with `Taken`.
-    """
-
-    source: str
-    """The outbox: see `Broker.outbox_name`."""
-    after: int
-    up_to: int
-    entries: list[OutboxEntry]
-
-
-class Taken(msgspec.Struct):
-    """Where the mark of an outbox is now."""
-
-    number: int
-    done: bool
-    """Whether the command did it; False: nothing was done, because the mark was elsewhere."""
-    refused: int = 0
-    """Messages that their queue did not take; they are in the queue for such: see `penstock.core.outbox`."""
-    stale: int = 0
-    """Messages that could not be acked: their leases are gone, and somebody else has them."""
-
-
-# -- channels, sessions, consumers -------------------------------------------------------------------------------------
-
-
-class CreateChannel(Command):
-    """Create a channel; once more is fine. Replies with its id.
-
-    `start`: 'head', 'tail', 'first' (the head for a queue's first channel, the tail for others), or a time in
-    milliseconds.
-    """
-
-    queue: str
-    channel: str
-    start: str | int = "head"
-    offset: int | None = None
-    """Start at this sequence number, instead."""
-    offsets: tuple[int, ...] = ()
-    """Where to start in each partition of a queue with several, instead."""
-
-
-class DeleteChannel(Command):
-    """Delete a channel, and what was kept for it alone.
-
-    A queue without channels keeps all it has for the first one that comes. With `purge_last`, it forgets what the last
-    one has left (unless a consumer still reads it), and the next one gets what is sent from now on.
-    """
-
-    queue: str
-    channel: str
-    purge_last: bool = False
-    unless_subscribed: bool = False
-    """Only if nobody waits for its messages (any more)."""
-
-
-class PauseChannel(Command):
-    """Stop handing out a channel's messages, or go on."""
-
-    queue: str
-    channel: str
-    paused: bool = True
-
-
-class PauseQueue(Command):
-    """Show the channels nothing that is sent from now on, or go on and show them all of it (NSQ's topic pause).
-
-    What the channels have seen already goes on being handed out.
-    """
-
-    queue: str
-    paused: bool = True
-
-
-class PurgeBacklog(Command):
-    """Drop what no channel has been shown: all, while there are none; else what came since the queue was paused.
-
-    Replies with the number of messages.
-    """
-
-    queue: str
-
-
-class PurgeChannel(Command):
-    """Drop all that waits for a channel or is in flight there. Replies with the number of messages."""
-
-    queue: str
-    channel: str
-
-
-class OpenSession(Command):
-    """Start a session. With `ttl_ms` it ends by itself when no heartbeat comes. Replies with its number."""
-
-    name: str
-    ttl_ms: int | None = None
-    bound: bool = False
-    """The session is a connection: it ends when the store is opened again, because the connection is gone then."""
-    holder: str = ""
-    """Where the connection is, if that can be another process than the store's: who opens the store after an orderly
-    release keeps the session for it."""
-
-
-class Heartbeat(Command):
-    """A session is alive."""
-
-    session: int
-
-
-class EndSession(Command):
-    """End a session: all its leases are released in one commit. Replies with the number of messages."""
-
-    session: int
-    error: str = "session ended"
-
-
-class ReadRecords(Command):
-    """Messages by offset, leasing nothing. Without `offset`: from where the consumer is. Replies with `Records`."""
-
-    queue: str
-    consumer: str | None = None
-    offset: int | None = None
-    limit: int = 100
-    end: int | None = None
-    """Only messages before this offset."""
-    bytes_max: int | None = None
-    """Stop before there are more bytes of bodies than this; one message comes in any case."""
-
-
-class Records(msgspec.Struct):
-    """Runs in sequence order, and the offset to go on from."""
-
-    queue: str
-    queue_id: int
-    runs: list[Run]
-    next_offset: int
-    end_offset: int
-    """The offset of the next message that will be sent."""
-
-
-class AckUpTo(Command):
-    """All messages that were sent before an offset are done for a channel, whoever holds them.
-
-    For readers that go by offset. Replies with the number of messages; an offset that was passed before does nothing.
-    """
-
-    queue: str
-    channel: str
-    offset: int
-
-
-class FindOffsets(Command):
-    """Where a queue's messages stand. Replies with `Offsets`."""
-
-    queue: str
-    times_ms: tuple[int, ...] = ()
-    """For each of them: the offset of the first message that was sent then or later."""
-    after: int = 0
-    bytes_max: int | None = None
-    """How far may one read from `after` to get about so many bytes?"""
-
-
-class Offsets(msgspec.Struct):
-    """Where a queue's messages stand."""
-
-    queue: str
-    queue_id: int
-    first: int
-    """The offset of the oldest message that is there; `end` when there is none."""
-    end: int
-    """The offset of the next message that will be sent."""
-    at_times: list[int]
-    cut: int
-    """Up to where one may read; `end` when no `bytes_max` was given."""
-    partitions: int = 1
-    """Over how many shards the queue is spread: the others have messages of their own."""
-
-    @property
-    def partition(self) -> int:
-        """Which of them this is of: every sequence number says it."""
-        return self.end >> PARTITION_SHIFT
-
-
-class ListChunks(Command):
-    """Which chunks hold a queue's messages, by key. Replies with `ChunkList`, when all of them are committed.
-
-    For readers that have their own way to the store's log. What is damaged is left out, as `ReadRecords` does.
-    """
-
-    queue: str
-    offset: int = 0
-    end: int | None = None
-    """Only chunks with messages before this offset."""
-    limit: int = 10_000
-
-
-class ChunkList(msgspec.Struct):
-    """Keys of chunks, by base."""
-
-    queue: str
-    queue_id: int
-    keys: list[bytes]
-    next_offset: int
-    """From where to go on; the offset that was asked for when there are no more."""
-    shard: int | None = None
-    """Where they are; nodes of earlier versions do not say."""
-
-
-class AckConsumer(Command):
-    """Remember that a consumer has read everything before `offset`. Creates the consumer. Replies with the offset."""
-
-    queue: str
-    consumer: str
-    offset: int
-    allow_rewind: bool = False
-
-
-class DeleteConsumer(Command):
-    """Forget a consumer."""
-
-    queue: str
-    consumer: str
-
-
-# -- looking, moving ---------------------------------------------------------------------------------------------------
-
-
-class Browse(Command):
-    """Messages with their state in a channel, in sequence order, without consuming. Replies with `list[Seen]`."""
-
-    queue: str
-    channel: str = MAIN
-    after: int = -1
-    limit: int = 100
-    states: tuple[State, ...] = (State.READY, State.LEASED, State.DELAYED)
-    contains: bytes | None = None
-    """Only messages whose body holds these bytes."""
-
-
-class Seen(msgspec.Struct):
-    """One message as browsed."""
-
-    chunk: Chunk
-    index: int
-    state: State
-    attempts: int
-    deadline_ms: int
-    """When the lease ends, or the message comes due; 0 when it is ready."""
-    failures: list[Failure]
-
-    @property
-    def sequence(self) -> int:
-        """The message's sequence number."""
-        return self.chunk.base + self.index
-
-
-class StartRedrive(Command):
-    """Move messages of a (dead-letter) queue to where they came from, or elsewhere. Replies with `RedriveTask`."""
-
-    queue: str
-    target: str | None = None
-    sequences: list[int] | None = None
-    contains: bytes | None = None
-    error: str | None = None
-    """Only dead letters one of whose reported errors holds this text."""
-    per_second: int | None = None
-
-
-class CancelRedrive(Command):
-    """Stop a redrive; what was moved stays moved. Replies with `RedriveTask`."""
-
-    task: int
-
-
-class ListRedrives(Command):
-    """Redrives of a queue, newest first. Replies with `list[RedriveTask]`."""
-
-    queue: str | None = None
-
-
-class RedriveTask(msgspec.Struct):
-    """A redrive and how far it is."""
-
-    task: int
-    queue: str
-    target: str | None
-    status: str
-    """`running`, `done`, `cancelled` or `failed`."""
-    moved: int
-    skipped: int
-    to_move: int
-    started_ms: int
-    error: str = ""
-    sequences: list[int] | None = None
-    contains: bytes | None = None
-    match_error: str | None = None
-    per_second: int | None = None
-    cursor: int = -1
-    end: int = 0
-    paced_ms: int = 0
-    """Up to when its rate is used up."""
+def handlers_of(kinds: Iterable[type[Command]], rooms: Iterable[object]) -> Handlers:
+    """The methods that have the names of the commands: `_pause_channel`; `send`, if others call it as well."""
+    rooms = tuple(rooms)
+    found: Handlers = {}
+    for kind in kinds:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+        methods = [getattr(room, each) for room in rooms for each in ("_" + name, name) if hasattr(room, each)]
+        assert len(methods) == 1, f"{kind.__name__}: {len(methods)} methods are called {name}"
+        found[kind] = methods[0]
+    return found
 
 
 # -- descriptions ------------------------------------------------------------------------------------------------------
@@ -972,3 +205,986 @@ class Damage(msgspec.Struct, frozen=True):
     first: int
     last: int
     reason: str
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+class CreateQueue(Command):
+    """Create a queue. Once more with the same configuration is fine; with another one it is `QueueExists`."""
+
+    traits = Traits(
+        reply=QueueInfo, queue="name", right="admin", public=True, split=Split.CREATE, inside=("part",), is_noted=True
+    )
+
+    name: str
+    config: QueueConfig = QueueConfig()
+    channels: tuple[str, ...] = (MAIN,)
+    part: tuple[int, int] | None = None
+    """Between nodes: this is a further partition (its number, from 1) of the queue with this id, in another shard. What
+    is here of an older queue of this name goes."""
+
+    def needs(self) -> Iterator[tuple[Right, str]]:
+        """Also on the queue to which its dead letters go."""
+        yield from super().needs()
+        if self.config.dead_letter is not None:
+            yield "admin", self.config.dead_letter
+
+
+class ChangeQueue(Command):
+    """Change some settings of a queue. Replies with `QueueInfo`."""
+
+    traits = Traits(reply=QueueInfo, queue="name", right="admin", public=True, split=Split.EVERY, is_noted=True)
+
+    name: str
+    changes: dict[str, Any]
+    expected: dict[str, Any] | None = None
+    """Only if these settings are so now, or else `QueueChanged`: for who works the changes out from what there is."""
+
+    def needs(self) -> Iterator[tuple[Right, str]]:
+        """Also on the queue to which its dead letters go."""
+        yield from super().needs()
+        if isinstance(self.changes.get("dead_letter"), str):
+            yield "admin", self.changes["dead_letter"]
+
+
+class DeleteQueue(Command):
+    """Delete a queue with its messages, channels and consumers."""
+
+    traits = Traits(queue="name", right="admin", public=True, split=Split.DELETE, is_noted=True)
+
+    name: str
+    unless_channels: bool = False
+    """Only if it has no channels (any more)."""
+
+
+class PurgeQueue(Command):
+    """Delete a queue's messages, in flight ones included. Replies with the number of messages that went."""
+
+    traits = Traits(reply=int, queue="name", right="admin", public=True, split=Split.EVERY)
+
+    name: str
+
+
+class DescribeQueue(Command):
+    """Replies with `QueueInfo`."""
+
+    traits = Traits(
+        reply=QueueInfo,
+        queue="name",
+        right="read",
+        public=True,
+        repeat=Repeat.READ,
+        inside=("queue_id",),
+        is_noted=True,
+    )
+
+    name: str = ""
+    queue_id: int = 0
+    """The queue with this id, instead of a name."""
+
+
+class ListQueues(Command):
+    """Names in order, `limit` at most, after the name `after`. Replies with a list of names."""
+
+    traits = Traits(reply=list[str], right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+
+    prefix: str = ""
+    after: str = ""
+    limit: int = 1_000
+    dead_letters_to: str | None = None
+    """Only queues whose dead letters go to this one."""
+
+
+class QueueStats(Command):
+    """Replies with `Stats`."""
+
+    traits = Traits(reply=Stats, queue="name", right="read", public=True, repeat=Repeat.READ, split=Split.EVERY)
+
+    name: str
+
+
+class TallyQueues(Command):
+    """What each of some queues has, in numbers that cost no reading: `limit` at most, after the name `after`, by name.
+
+    A further partition of a queue of another shard counts here, too. Replies with a list of `QueueTally`.
+    """
+
+    traits = Traits(reply=list[QueueTally], repeat=Repeat.READ, home=Home.SHARD)
+
+    after: str = ""
+    limit: int = 200
+
+
+# -- sending -----------------------------------------------------------------------------------------------------------
+
+
+class Sent(msgspec.Struct):
+    """Where the messages went: `first` + index; or, when some were duplicates, `sequences` one by one."""
+
+    queue_id: int
+    first: int
+    count: int
+    sequences: list[int] | None = None
+    duplicates: list[int] = []
+    """Indexes of the messages that were known already; they have the sequence number of the original."""
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether the messages go to another shard, and have no sequence numbers yet: `queue_id` 0, `first` -1."""
+        return self.first < 0
+
+    def sequence(self, index: int) -> int:
+        """The sequence number of the message at this index of the command; -1 if it is on its way."""
+        if self.sequences is not None:
+            return self.sequences[index]
+        return self.first + index if self.first >= 0 else -1
+
+
+class Send(Command):
+    """Send a run of messages. Lists run beside `bodies`, or are None when nobody set any. Replies with `Sent`."""
+
+    traits = Traits(reply=Sent, queue="queue", right="write", public=True, split=Split.SEND, turn=Turn.SEND)
+
+    queue: str
+    bodies: list[bytes] | PackedBodies
+    attributes: list[bytes | None] | None = None
+    groups: list[str | None] | None = None
+    dedup_ids: list[str | None] | None = None
+    origins: list[bytes | None] | None = None
+    priority: int = 0
+    delay_ms: int | None = None
+    """None: the queue's delay."""
+    due_ms: int | None = None
+    """An absolute time, instead of a delay."""
+    create: bool = True
+    """Create the queue when it is not there."""
+    channels: tuple[str, ...] = (MAIN,)
+    """The channels that a queue created by this command gets."""
+    config: QueueConfig = QueueConfig()
+    """The configuration that a queue created by this command gets."""
+
+
+# -- receiving ---------------------------------------------------------------------------------------------------------
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """One failed delivery of the messages `first` to `last`: when, by whom, why."""
+
+    first: int
+    last: int
+    attempt: int
+    received_ms: int
+    failed_ms: int
+    session: str
+    error: str
+
+
+class Run(msgspec.Struct):
+    """Consecutive messages of one chunk, handed out together."""
+
+    chunk: Chunk
+    start: int
+    stop: int
+    attempt: int | NDArray[np.uint32]
+    """How often each was handed out: one number for all, or one for each."""
+    first_ms: int | NDArray[np.int64]
+    """When each was handed out first: one time for all, or one for each."""
+    failures: list[Failure] = []
+    """Failed deliveries of messages in this run so far."""
+
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        return self.stop - self.start
+
+    @property
+    def first(self) -> int:
+        """The first message's sequence number."""
+        return self.chunk.base + self.start
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the bodies."""
+        chunk = self.chunk
+        if self.stop - self.start == chunk.count:
+            return len(chunk.bodies)
+        return int(chunk.offsets[self.stop] - chunk.offsets[self.start])
+
+    @property
+    def attempts(self) -> NDArray[np.uint32]:
+        """How often each was handed out, this time included."""
+        return np.broadcast_to(np.asarray(self.attempt, dtype=np.uint32), (self.count,))
+
+    @property
+    def first_received_ms(self) -> NDArray[np.int64]:
+        """When each was handed out first."""
+        return np.broadcast_to(np.asarray(self.first_ms, dtype=np.int64), (self.count,))
+
+    def part(self, low: int, high: int) -> Run:
+        """The messages `low` to `high` (not included) of this run, counted from its start."""
+        attempt = self.attempt if isinstance(self.attempt, int) else self.attempt[low:high]
+        first_ms = self.first_ms if isinstance(self.first_ms, int) else self.first_ms[low:high]
+        return Run(self.chunk, self.start + low, self.start + high, attempt, first_ms, self.failures)
+
+    def spans(self) -> list[Span]:
+        """The run cut where the attempt changes: what settling it needs."""
+        attempts, first = self.attempt, self.chunk.base + self.start
+        if isinstance(attempts, int):
+            return [Span(first, first + self.stop - self.start - 1, attempts)]
+        cuts = [0, *(np.flatnonzero(np.diff(attempts)) + 1).tolist(), self.count]
+        return [Span(first + low, first + high - 1, int(attempts[low])) for low, high in pairwise(cuts)]
+
+
+class Delivery(msgspec.Struct):
+    """Leased messages. Empty when a wait ran out."""
+
+    queue: str
+    queue_id: int
+    channel: str
+    channel_id: int
+    received_ms: int
+    deadline_ms: int
+    runs: list[Run] = []
+    error: PenstockError | None = None
+    """For one who waited: what went wrong meanwhile (the queue was deleted)."""
+
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        return sum(run.stop - run.start for run in self.runs)
+
+
+class Receive(Command):
+    """Lease up to `limit` messages. Replies with `Delivery`, later (None for now) if there are none and it may wait."""
+
+    traits = Traits(
+        reply=Delivery | None,
+        queue="queue",
+        right="read",
+        public=True,
+        repeat=Repeat.HARMLESS,
+        split=Split.RECEIVE,
+        turn=Turn.RECEIVE,
+        inside=("ticket",),
+        has_messages=True,
+    )
+
+    queue: str
+    channel: str = MAIN
+    limit: int = 1
+    wait_ms: int | None = None
+    """None: the queue's receive wait."""
+    lease_ms: int | None = None
+    """None: the queue's lease."""
+    session: int = 0
+    attempt_id: str | None = None
+    """FIFO: the same id again within the lease gets the same messages again."""
+    ticket: Any = None
+    """Comes back with the reply out of `take_woken`; must be unique among those who wait. Needed for waiting."""
+
+
+class Subscribed(msgspec.Struct):
+    """A subscription's number."""
+
+    subscription: int
+
+
+class Subscribe(Command):
+    """Standing demand: messages are pushed as they become ready while there is credit. Replies with `Subscribed`."""
+
+    traits = Traits(reply=Subscribed, queue="queue", right="read", split=Split.SUBSCRIBE)
+
+    queue: str
+    channel: str = MAIN
+    credit: int = 0
+    lease_ms: int | None = None
+    session: int = 0
+    ticket: Any = None
+    in_flight: bool = False
+    """Credit is how many messages the session may hold at a time (NSQ's RDY), not how many more it may be pushed. The
+    session has one such subscription to a channel."""
+    room_bytes: int | None = None
+    """How many bytes more it may be pushed, give or take the last chunk; None: any number."""
+
+
+class SetCredit(Command):
+    """Set how many more messages a subscription may be pushed, or may hold (NSQ's RDY). 0 pauses it.
+
+    None leaves the credit as it is, or the room. Replies with how many messages its session holds, if that is what
+    counts; else with 0.
+    """
+
+    traits = Traits(reply=int, home=Home.SUBSCRIPTION)
+
+    subscription: int
+    credit: int | None = None
+    room_bytes: int | None = None
+    arrived: int | None = None
+    """How many messages have come of all that it was pushed; if given, those on their way count against the credit."""
+
+
+class AddCredit(Command):
+    """Give a subscription more credit."""
+
+    traits = Traits(home=Home.SUBSCRIPTION, turn=Turn.CREDIT)
+
+    subscription: int
+    credit: int
+
+
+class CancelWait(Command):
+    """Forget a waiting receive or a subscription, by ticket. Nothing is lost: it held nothing."""
+
+    traits = Traits(home=Home.SUBSCRIPTION)
+
+    ticket: Any
+
+
+# -- settling ----------------------------------------------------------------------------------------------------------
+
+
+class Refused(NamedTuple):
+    """Messages that could not be settled, and why."""
+
+    first: int
+    last: int
+    error: PenstockError
+
+
+class Settled(msgspec.Struct):
+    """How many messages were settled, and which were not."""
+
+    count: int
+    refused: list[Refused] = []
+    sent: list[tuple[int, int]] = []
+    """Of `AckSequences`: how many of the messages were sent when, as (time, count)."""
+
+
+class Ack(Command):
+    """The work is done. Replies with `Settled`."""
+
+    traits = Traits(reply=Settled, queue="queue", right="read", public=True, split=Split.SPANS, turn=Turn.SETTLE)
+
+    queue: str
+    spans: list[Span] = []
+    channel: str = MAIN
+    receipts: list[str] = []
+    """Messages named by their receipts, besides those in `spans`."""
+    patient: bool = False
+    """Nobody is in a hurry for the reply: it may be left for some milliseconds, to be committed with something else."""
+
+
+class AckSequences(Command):
+    """As `Ack`, for messages that this session holds, by sequence number (NSQ's FIN). Replies with `Settled`."""
+
+    traits = Traits(reply=Settled, queue="queue", right="read", split=Split.SEQUENCES)
+
+    queue: str
+    channel: str
+    sequences: NDArray[np.int64]
+    session: int
+    durable: bool = True
+    """False: the reply need not wait for a commit, because nobody is told of it; the ack goes with the next one."""
+
+
+class ReleaseSequences(Command):
+    """As `Release`, for messages that this session holds (NSQ's REQ). Replies with `Settled`."""
+
+    traits = Traits(reply=Settled, queue="queue", right="read", split=Split.SEQUENCES)
+
+    queue: str
+    channel: str
+    sequences: NDArray[np.int64]
+    session: int
+    delay_ms: int | None = None
+    error: str = ""
+
+
+class ExtendSequences(Command):
+    """As `Extend`, for messages that this session holds (NSQ's TOUCH). Replies with `Settled`.
+
+    With `held_ms_max` the lease ends that long after the receive at the latest: it is cut short, and not refused.
+    """
+
+    traits = Traits(reply=Settled, queue="queue", right="read", repeat=Repeat.HARMLESS, split=Split.SEQUENCES)
+
+    queue: str
+    channel: str
+    sequences: NDArray[np.int64]
+    session: int
+    lease_ms: int
+    held_ms_max: int | None = None
+
+
+class Release(Command):
+    """A failed delivery. `delay_ms` None: in place the first time, then by the queue's backoff. Replies: `Settled`."""
+
+    traits = Traits(reply=Settled, queue="queue", right="read", public=True, split=Split.SPANS, turn=Turn.SETTLE)
+
+    queue: str
+    spans: list[Span] = []
+    channel: str = MAIN
+    delay_ms: int | None = None
+    error: str = ""
+    receipts: list[str] = []
+    """Messages named by their receipts, besides those in `spans`."""
+
+
+class GiveBack(Command):
+    """The receiver left before it got a delivery: its messages are ready again, and the attempt does not count.
+
+    With an at-most policy it counts all the same: nobody knows how far the delivery came. Replies with `Settled`.
+    """
+
+    traits = Traits(reply=Settled, queue="queue", right="read", public=True, split=Split.SPANS)
+
+    queue: str
+    spans: list[Span]
+    channel: str = MAIN
+    received_ms: int = 0
+    """When they were handed out; 0: not known. What was handed out later is left alone: it can be on the same attempt,
+    if the store crashed before it had written the first lease."""
+
+
+class Extend(Command):
+    """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
+
+    traits = Traits(
+        reply=Settled,
+        queue="queue",
+        right="read",
+        public=True,
+        repeat=Repeat.HARMLESS,
+        split=Split.SPANS,
+        turn=Turn.SETTLE,
+    )
+
+    queue: str
+    spans: list[Span]
+    lease_ms: int
+    channel: str = MAIN
+    receipts: list[str] = []
+    """Messages named by their receipts, besides those in `spans`."""
+
+    @property
+    def repeat(self) -> Repeat:
+        """What was given back cannot be given back again."""
+        return Repeat.HARMLESS if self.lease_ms else Repeat.NAMED
+
+
+class AlreadyDone(msgspec.Struct, tag=True):
+    """Work with this mark, or with a higher number of the same name, was done before: nothing was done now."""
+
+    name: str
+    number: int
+    """The highest number that was done."""
+
+
+class CommitWork(Command):
+    """A unit of work: all of it or, with `WorkRefused`, nothing. Replies with the list of `Sent`."""
+
+    traits = Traits(reply=list[Sent] | AlreadyDone, right="any", public=True, home=Home.WORK)
+
+    acks: list[Ack]
+    sends: list[Send]
+    mark: tuple[str, int] | None = None
+    """A name and a number: the work is done only if the number is higher than that of any work of this name so far.
+    Otherwise nothing is done, and the reply is `AlreadyDone`. What was marked is remembered for good."""
+    check_only: bool = False
+    """Only say what is wrong with it: raise, or reply with an empty list, and do nothing."""
+    mark_after: int | None = None
+    """With a mark: the work is done only if the last number of its name is this one; otherwise `MarkMoved`."""
+    ack_shards: list[int] | None = None
+    """The shard of each of the acks; None: by the names of their queues. What is acked in another shard must be held
+    there (`HoldForWork`); it is acked when the outbox gets there."""
+    send_shards: list[int] | None = None
+    """The shard of each of the sends, likewise. What goes to another shard is on its way, says its `Sent`."""
+
+    @property
+    def about(self) -> str | None:
+        """The queue of its first ack, or of its first send: that shard is its coordinator."""
+        parts = self.acks or self.sends
+        return parts[0].queue if parts else None
+
+    def needs(self) -> Iterator[tuple[Right, str]]:
+        """What its parts need."""
+        for part in (*self.acks, *self.sends):
+            yield from part.needs()
+
+
+class HoldForWork(Command):
+    """Make sure that messages can be acked here by a unit of work that is committed in another shard.
+
+    Their leases last for at least `lease_ms` from now, durably: neither the end of the session that received them nor
+    a release ends them. `WorkRefused` if one of them cannot be acked: nothing was done then. Replies with `Settled`.
+    """
+
+    traits = Traits(reply=Settled, repeat=Repeat.HARMLESS, home=Home.SHARD)
+
+    acks: list[Ack]
+    lease_ms: int = 60_000
+    let_go: bool = False
+    """Instead: the work was refused, and what was held for it can be released again. What was not is left alone."""
+    unit: int = 0
+    """Whose it is, the same whenever that unit of work is tried: it may hold messages again, and let them go. For any
+    other one they cannot be acked: two clients can have one message on the same attempt, if the store crashed before it
+    had written the first one's lease."""
+
+
+class RecallWork(Command):
+    """What was answered when a unit of work was done, by its name or its mark; the reply is None if it was not done.
+
+    For who has to prepare work over several shards, and finds that it cannot: perhaps because it was done before.
+    """
+
+    traits = Traits(reply=list[Sent] | AlreadyDone | None, repeat=Repeat.READ, home=Home.SHARD)
+
+    named: Once | None = None
+    mark: tuple[str, int] | None = None
+
+
+class LastMark(Command):
+    """Replies with the highest number of marked work of a name; -1 if there is none."""
+
+    traits = Traits(reply=int, right="any", public=True, repeat=Repeat.READ, home=Home.MARK)
+
+    name: str
+
+
+# -- other shards ------------------------------------------------------------------------------------------------------
+
+
+class ForwardedMessages(msgspec.Struct, array_like=True, frozen=True, tag="messages"):
+    """Messages for a queue in another shard; they themselves are in a chunk beside this."""
+
+    queue: str
+    moved: bool
+    """From another queue (dead letters, redriven ones): taken as they are, without limits and without dedup."""
+    priority: int = 0
+    due_ms: int | None = None
+    """None: by the queue's delay."""
+    create: bool = True
+    channels: tuple[str, ...] = (MAIN,)
+    config: QueueConfig = QueueConfig()
+    """What a queue that is created for them gets."""
+    of_queue: int = 0
+    """They are for a partition of the queue with this id. If it is not there any more, they are sent on: the first
+    partition of the queue that has its name says where they belong. 0: they are for the first partition."""
+    sent_on: bool = False
+    """Whether that has happened. It happens once; then they are refused."""
+
+
+class ForwardedAcks(msgspec.Struct, array_like=True, frozen=True, tag="acks"):
+    """Acks of a unit of work that was committed elsewhere; they were held for it."""
+
+    acks: list[Ack]
+
+
+class ForwardedDelete(msgspec.Struct, array_like=True, frozen=True, tag="delete"):
+    """The first partition of a queue is deleted: so is a further one."""
+
+    queue: str
+    queue_id: int
+
+
+class OutboxEntry(msgspec.Struct, array_like=True):
+    """Something that a commit in one shard wants done in another."""
+
+    number: int
+    made_ms: int
+    effect: ForwardedMessages | ForwardedAcks | ForwardedDelete
+    chunk: bytes = b""
+    """The messages, as a chunk's stored form; nothing if they were damaged in the store."""
+
+
+class ReadOutbox(Command):
+    """What waits for another shard, in order, after a number; `limit_bytes` of it, but one at least.
+
+    Replies with a list of `OutboxEntry`.
+    """
+
+    traits = Traits(reply=list[OutboxEntry], repeat=Repeat.READ, home=Home.SHARD)
+
+    target: int
+    after: int
+    limit_bytes: int = 4 * 1024 * 1024
+
+
+class ForgetOutbox(Command):
+    """The target has done all up to a number. Replies with how many entries are left."""
+
+    traits = Traits(reply=int, repeat=Repeat.HARMLESS, home=Home.SHARD)
+
+    target: int
+    up_to: int
+
+
+class Taken(msgspec.Struct):
+    """Where the mark of an outbox is now."""
+
+    number: int
+    done: bool
+    """Whether the command did it; False: nothing was done, because the mark was elsewhere."""
+    refused: int = 0
+    """Messages that their queue did not take; they are in the queue for such: see `penstock.core.outbox`."""
+    stale: int = 0
+    """Messages that could not be acked: their leases are gone, and somebody else has them."""
+
+
+class TakeOutbox(Command):
+    """Do what another shard wants done, if its mark here is at `after`: all of it, and the mark goes to `up_to`.
+
+    What cannot be done is not refused: messages go to another queue, with the reason. Replies with `Taken`.
+    """
+
+    traits = Traits(reply=Taken, repeat=Repeat.HARMLESS, home=Home.SHARD)
+
+    source: str
+    """The outbox: see `Broker.outbox_name`."""
+    after: int
+    up_to: int
+    entries: list[OutboxEntry]
+
+
+# -- channels, sessions, consumers -------------------------------------------------------------------------------------
+
+
+class CreateChannel(Command):
+    """Create a channel; once more is fine. Replies with its id.
+
+    `start`: 'head', 'tail', 'first' (the head for a queue's first channel, the tail for others), or a time in
+    milliseconds.
+    """
+
+    traits = Traits(reply=int, queue="queue", right="read", public=True, split=Split.EVERY, is_noted=True)
+
+    queue: str
+    channel: str
+    start: str | int = "head"
+    offset: int | None = None
+    """Start at this sequence number, instead."""
+    offsets: tuple[int, ...] = ()
+    """Where to start in each partition of a queue with several, instead."""
+
+
+class DeleteChannel(Command):
+    """Delete a channel, and what was kept for it alone.
+
+    A queue without channels keeps all it has for the first one that comes. With `purge_last`, it forgets what the last
+    one has left (unless a consumer still reads it), and the next one gets what is sent from now on.
+    """
+
+    traits = Traits(queue="queue", right="admin", public=True, split=Split.EVERY, is_noted=True)
+
+    queue: str
+    channel: str
+    purge_last: bool = False
+    unless_subscribed: bool = False
+    """Only if nobody waits for its messages (any more)."""
+
+
+class PauseChannel(Command):
+    """Stop handing out a channel's messages, or go on."""
+
+    traits = Traits(queue="queue", right="admin", public=True, split=Split.EVERY)
+
+    queue: str
+    channel: str
+    paused: bool = True
+
+
+class PauseQueue(Command):
+    """Show the channels nothing that is sent from now on, or go on and show them all of it (NSQ's topic pause).
+
+    What the channels have seen already goes on being handed out.
+    """
+
+    traits = Traits(queue="queue", right="admin", split=Split.EVERY)
+
+    queue: str
+    paused: bool = True
+
+
+class PurgeBacklog(Command):
+    """Drop what no channel has been shown: all, while there are none; else what came since the queue was paused.
+
+    Replies with the number of messages.
+    """
+
+    traits = Traits(reply=int, queue="queue", right="admin", split=Split.EVERY)
+
+    queue: str
+
+
+class PurgeChannel(Command):
+    """Drop all that waits for a channel or is in flight there. Replies with the number of messages."""
+
+    traits = Traits(reply=int, queue="queue", right="admin", public=True, split=Split.EVERY)
+
+    queue: str
+    channel: str
+
+
+class OpenSession(Command):
+    """Start a session. With `ttl_ms` it ends by itself when no heartbeat comes. Replies with its number."""
+
+    traits = Traits(reply=int, right="any", public=True, home=Home.SESSION, inside=("bound",))
+
+    name: str
+    ttl_ms: int | None = None
+    bound: bool = False
+    """The session is a connection: it ends when the store is opened again, because the connection is gone then."""
+    holder: str = ""
+    """Where the connection is, if that can be another process than the store's: who opens the store after an orderly
+    release keeps the session for it."""
+
+
+class Heartbeat(Command):
+    """A session is alive."""
+
+    traits = Traits(right="any", public=True, repeat=Repeat.HARMLESS, home=Home.SESSION)
+
+    session: int
+
+
+class EndSession(Command):
+    """End a session: all its leases are released in one commit. Replies with the number of messages."""
+
+    traits = Traits(reply=int, right="any", public=True, home=Home.SESSION)
+
+    session: int
+    error: str = "session ended"
+
+
+class Records(msgspec.Struct):
+    """Runs in sequence order, and the offset to go on from."""
+
+    queue: str
+    queue_id: int
+    runs: list[Run]
+    next_offset: int
+    end_offset: int
+    """The offset of the next message that will be sent."""
+
+
+class ReadRecords(Command):
+    """Messages by offset, leasing nothing. Without `offset`: from where the consumer is. Replies with `Records`."""
+
+    traits = Traits(
+        reply=Records,
+        queue="queue",
+        right="read",
+        public=True,
+        repeat=Repeat.READ,
+        split=Split.RECORDS,
+        has_messages=True,
+    )
+
+    queue: str
+    consumer: str | None = None
+    offset: int | None = None
+    limit: int = 100
+    end: int | None = None
+    """Only messages before this offset."""
+    bytes_max: int | None = None
+    """Stop before there are more bytes of bodies than this; one message comes in any case."""
+
+
+class AckUpTo(Command):
+    """All messages that were sent before an offset are done for a channel, whoever holds them.
+
+    For readers that go by offset. Replies with the number of messages; an offset that was passed before does nothing.
+    """
+
+    traits = Traits(reply=int, queue="queue", right="read", repeat=Repeat.HARMLESS, split=Split.OFFSET)
+
+    queue: str
+    channel: str
+    offset: int
+
+
+class Offsets(msgspec.Struct):
+    """Where a queue's messages stand."""
+
+    queue: str
+    queue_id: int
+    first: int
+    """The offset of the oldest message that is there; `end` when there is none."""
+    end: int
+    """The offset of the next message that will be sent."""
+    at_times: list[int]
+    cut: int
+    """Up to where one may read; `end` when no `bytes_max` was given."""
+    partitions: int = 1
+    """Over how many shards the queue is spread: the others have messages of their own."""
+
+    @property
+    def partition(self) -> int:
+        """Which of them this is of: every sequence number says it."""
+        return self.end >> PARTITION_SHIFT
+
+
+class FindOffsets(Command):
+    """Where a queue's messages stand. Replies with `Offsets`."""
+
+    traits = Traits(reply=Offsets, queue="queue", right="read", repeat=Repeat.READ, split=Split.OFFSET)
+
+    queue: str
+    times_ms: tuple[int, ...] = ()
+    """For each of them: the offset of the first message that was sent then or later."""
+    after: int = 0
+    bytes_max: int | None = None
+    """How far may one read from `after` to get about so many bytes?"""
+
+
+class ChunkList(msgspec.Struct):
+    """Keys of chunks, by base."""
+
+    queue: str
+    queue_id: int
+    keys: list[bytes]
+    next_offset: int
+    """From where to go on; the offset that was asked for when there are no more."""
+    shard: int | None = None
+    """Where they are; nodes of earlier versions do not say."""
+
+
+class ListChunks(Command):
+    """Which chunks hold a queue's messages, by key. Replies with `ChunkList`, when all of them are committed.
+
+    For readers that have their own way to the store's log. What is damaged is left out, as `ReadRecords` does.
+    """
+
+    traits = Traits(reply=ChunkList, queue="queue", right="read", repeat=Repeat.READ, split=Split.OFFSET)
+
+    queue: str
+    offset: int = 0
+    end: int | None = None
+    """Only chunks with messages before this offset."""
+    limit: int = 10_000
+
+
+class AckConsumer(Command):
+    """Remember that a consumer has read everything before `offset`. Creates the consumer. Replies with the offset."""
+
+    traits = Traits(reply=int, queue="queue", right="read", public=True, split=Split.OFFSET)
+
+    queue: str
+    consumer: str
+    offset: int
+    allow_rewind: bool = False
+
+
+class DeleteConsumer(Command):
+    """Forget a consumer."""
+
+    traits = Traits(queue="queue", right="read", public=True, split=Split.EVERY)
+
+    queue: str
+    consumer: str
+
+
+# -- looking, moving ---------------------------------------------------------------------------------------------------
+
+
+class Seen(msgspec.Struct):
+    """One message as browsed."""
+
+    chunk: Chunk
+    index: int
+    state: State
+    attempts: int
+    deadline_ms: int
+    """When the lease ends, or the message comes due; 0 when it is ready."""
+    failures: list[Failure]
+
+    @property
+    def sequence(self) -> int:
+        """The message's sequence number."""
+        return self.chunk.base + self.index
+
+
+class Browse(Command):
+    """Messages with their state in a channel, in sequence order, without consuming. Replies with `list[Seen]`."""
+
+    traits = Traits(
+        reply=list[Seen],
+        queue="queue",
+        right="read",
+        public=True,
+        repeat=Repeat.READ,
+        split=Split.BROWSE,
+        has_messages=True,
+    )
+
+    queue: str
+    channel: str = MAIN
+    after: int = -1
+    limit: int = 100
+    states: tuple[State, ...] = (State.READY, State.LEASED, State.DELAYED)
+    contains: bytes | None = None
+    """Only messages whose body holds these bytes."""
+
+
+class RedriveTask(msgspec.Struct):
+    """A redrive and how far it is."""
+
+    task: int
+    queue: str
+    target: str | None
+    status: str
+    """`running`, `done`, `cancelled` or `failed`."""
+    moved: int
+    skipped: int
+    to_move: int
+    started_ms: int
+    error: str = ""
+    sequences: list[int] | None = None
+    contains: bytes | None = None
+    match_error: str | None = None
+    per_second: int | None = None
+    cursor: int = -1
+    end: int = 0
+    paced_ms: int = 0
+    """Up to when its rate is used up."""
+
+
+class StartRedrive(Command):
+    """Move messages of a (dead-letter) queue to where they came from, or elsewhere. Replies with `RedriveTask`."""
+
+    traits = Traits(reply=RedriveTask, queue="queue", right="admin", public=True, split=Split.EVERY, is_noted=True)
+
+    queue: str
+    target: str | None = None
+    sequences: list[int] | None = None
+    contains: bytes | None = None
+    error: str | None = None
+    """Only dead letters one of whose reported errors holds this text."""
+    per_second: int | None = None
+
+    def needs(self) -> Iterator[tuple[Right, str]]:
+        """Also on the queue to which the messages go."""
+        yield from super().needs()
+        if self.target is not None:
+            yield "admin", self.target
+
+
+class CancelRedrive(Command):
+    """Stop a redrive; what was moved stays moved. Replies with `RedriveTask`."""
+
+    traits = Traits(reply=RedriveTask, right="admin", public=True, repeat=Repeat.HARMLESS, home=Home.TASK)
+
+    task: int
+
+
+class ListRedrives(Command):
+    """Redrives of a queue, newest first. Replies with `list[RedriveTask]`."""
+
+    traits = Traits(reply=list[RedriveTask], right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
+
+    queue: str | None = None
+
+
+COMMANDS: tuple[type[Command], ...] = tuple(Command.__subclasses__())
+"""Every command of the core, in the order in which they stand here."""

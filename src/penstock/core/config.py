@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from penstock.core.backoff import backoff
 from penstock.core.errors import InvalidConfig, InvalidName
 
 SECOND_MS = 1_000
@@ -62,7 +63,7 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return min(self.base_ms, self.ceiling_ms)
         if self.shape == "linear":
             return min(self.base_ms * failures, self.ceiling_ms)
-        span = min(self.base_ms << min(failures - 1, 40), self.ceiling_ms)
+        span = int(backoff(failures, self.base_ms, self.ceiling_ms))
         part = (_jitter(self.seed, sequence, (failures + 1) // 2) * (span + 1)) >> 64
         return part if failures % 2 else span - part
 

@@ -30,11 +30,14 @@ from penstock.core.errors import ChunkDamaged
 from penstock.core.groups import FairIndex, FifoIndex
 from penstock.core.keys import ChunkKey, LaneKind, lane_code
 from penstock.core.runs import neighbours
+from penstock.core.states import Event, after
 from penstock.core.window import Entry, Heap, Window
 
 if TYPE_CHECKING:
     from penstock.core.channel import Channel
 
+_LEASED: Final = after[Event.LEASE]
+_HELD_BACK: Final = after[Event.HOLD_BACK]
 LOOK_AHEAD = 250_000
 """How many waiting messages a FIFO or fair channel looks at."""
 RECALLED_MAX = 16_384
@@ -253,10 +256,11 @@ class Handout:
         if len(late) == 0:
             return
         if len(late) == entry.count and due_ms[0] == due_ms[-1] and bool((due_ms == due_ms[0]).all()):
-            entry.state, entry.deadline_ms = DELAYED, int(due_ms[0])
+            entry.become(_HELD_BACK)
+            entry.deadline_ms = int(due_ms[0])
             window.watch_whole(entry)
         else:
-            window.columns.postpone(late + window.all_rows(entry).start, due_ms[late])
+            window.columns.hold_back(late + window.all_rows(entry).start, due_ms[late])
         window.ready -= len(late)
         window.delayed += len(late)
         self.channel.watch(window, int(due_ms[late].min()))
@@ -511,7 +515,7 @@ class Handout:
         count = entry.count
         window.ready -= count
         window.leased += count
-        entry.state = LEASED
+        entry.become(_LEASED)
         entry.attempts += 1
         entry.deadline_ms = grant.deadline_ms
         entry.received_ms = grant.now_ms

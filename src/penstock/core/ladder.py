@@ -189,7 +189,7 @@ class Ladder:
         for name in ("attempts", "received_ms", "first_ms"):
             getattr(target.columns, name)[rows] = getattr(window.columns, name)[source]
         if due_ms is not None:
-            target.columns.postpone(rows, due_ms)
+            target.columns.hold_back(rows, due_ms)
             target.ready -= stop - first
             target.delayed += stop - first
         return moved

@@ -8,13 +8,14 @@ much as is in flight. A client that is silent for five minutes is forgotten: it 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from penstock.core import commands, keys
 from penstock.core.changes import Changes
-from penstock.core.commands import Command, Once, QueueInfo, RedriveTask, Sent, Settled
+from penstock.core.commands import Command, Once
 from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import InvalidRequest, OverLimit, PenstockError
 from penstock.core.keys import Kind
@@ -25,30 +26,6 @@ CLIENTS_MAX = 100_000
 UNANSWERED_MAX = 20_000
 CLIENT_LENGTH_MAX = 64
 _NUMBER_MAX: Final = (1 << 63) - 1
-
-REPLIES: dict[type[Command], Any] = {
-    commands.CreateQueue: QueueInfo,
-    commands.ChangeQueue: QueueInfo,
-    commands.DeleteQueue: None,
-    commands.PurgeQueue: int,
-    commands.Send: Sent,
-    commands.Ack: Settled,
-    commands.Release: Settled,
-    commands.GiveBack: Settled,
-    commands.Extend: Settled,
-    commands.CommitWork: list[Sent] | commands.AlreadyDone,
-    commands.CreateChannel: int,
-    commands.DeleteChannel: None,
-    commands.PauseChannel: None,
-    commands.PurgeChannel: int,
-    commands.OpenSession: int,
-    commands.EndSession: int,
-    commands.AckConsumer: int,
-    commands.DeleteConsumer: None,
-    commands.StartRedrive: RedriveTask,
-    commands.CancelRedrive: RedriveTask,
-}
-"""The commands that can be done once, and what their replies are."""
 
 
 def _pack_custom(value: Any) -> Any:
@@ -61,7 +38,11 @@ def _unpack_custom(kind: type, value: Any) -> Any:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_pack_custom).encode
-_decoders = {kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom).decode for kind, reply in REPLIES.items()}
+_decoders: dict[type[Command], Callable[[bytes], Any]] = {
+    kind: msgspec.msgpack.Decoder(kind.traits.reply, dec_hook=_unpack_custom).decode
+    for kind in commands.COMMANDS
+    if kind.traits.may_be_named
+}
 
 
 class OnceMemory:
@@ -99,7 +80,7 @@ class OnceMemory:
 
     def check(self, once: Once, command: Command) -> None:
         """Raise what is wrong with a name, before anything is done."""
-        if type(command) not in REPLIES:
+        if not command.traits.may_be_named:
             raise InvalidRequest(f"{type(command).__name__} may come any number of times: it takes no name")
         name, number, answered = once
         client = self._clients.get(name)

@@ -14,7 +14,6 @@ from penstock.core.commands import (
     ChunkList,
     DeleteConsumer,
     FindOffsets,
-    Handlers,
     ListChunks,
     Offsets,
     ReadRecords,
@@ -33,18 +32,6 @@ class Reading:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-
-    def handlers(self) -> Handlers:
-        """What is called for a command."""
-        return {
-            ReadRecords: self._read_records,
-            FindOffsets: self._find_offsets,
-            ListChunks: self._list_chunks,
-            Browse: self._browse,
-            AckConsumer: self._ack_consumer,
-            DeleteConsumer: self._delete_consumer,
-            AckUpTo: self._ack_up_to,
-        }
 
     def _read_records(self, command: ReadRecords) -> Records:
         queue = self.broker.find_queue(command.queue, command.of_queue)

@@ -16,7 +16,6 @@ from penstock.core.commands import (
     AddCredit,
     CancelWait,
     Delivery,
-    Handlers,
     Receive,
     Run,
     SetCredit,
@@ -49,16 +48,6 @@ class Receiving:
         """What subscriptions might be given that this step has changed, as it was before."""
         self._before_written: dict[Waiter, Allowance] | None = None
         """The same of the step before, while that is being written."""
-
-    def handlers(self) -> Handlers:
-        """What is called for a command."""
-        return {
-            Receive: self._receive,
-            CancelWait: self._cancel_wait,
-            Subscribe: self._subscribe,
-            SetCredit: self._set_credit,
-            AddCredit: self._add_credit,
-        }
 
     # -- receives --
 

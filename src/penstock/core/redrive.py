@@ -13,7 +13,7 @@ import msgspec
 from penstock.core import keys
 from penstock.core.channel import Channel
 from penstock.core.checks import clean
-from penstock.core.commands import MAIN, CancelRedrive, Handlers, ListRedrives, RedriveTask, Seen, StartRedrive
+from penstock.core.commands import MAIN, CancelRedrive, ListRedrives, RedriveTask, Seen, StartRedrive
 from penstock.core.config import check_name, dead_letter_name, kind_of
 from penstock.core.draft import Messages
 from penstock.core.errors import ChunkDamaged, InvalidRequest, PenstockError, StoreError, TaskNotFound
@@ -38,11 +38,7 @@ class Redrives:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
 
-    def handlers(self) -> Handlers:
-        """What is called for a command."""
-        return {StartRedrive: self._start, CancelRedrive: self._cancel, ListRedrives: self._list}
-
-    def _start(self, command: StartRedrive) -> RedriveTask:
+    def _start_redrive(self, command: StartRedrive) -> RedriveTask:
         broker = self.broker
         queue = broker.find_queue(command.queue, command.of_queue)
         if command.target is not None:
@@ -111,7 +107,7 @@ class Redrives:
             "With a target, messages of any queue can be moved."
         )
 
-    def _cancel(self, command: CancelRedrive) -> RedriveTask:
+    def _cancel_redrive(self, command: CancelRedrive) -> RedriveTask:
         task = self.broker.tasks.get(command.task)
         if task is None:
             raise TaskNotFound(f"there is no redrive {command.task}")
@@ -121,7 +117,7 @@ class Redrives:
             self.broker.must_commit = True
         return msgspec.structs.replace(task)
 
-    def _list(self, command: ListRedrives) -> list[RedriveTask]:
+    def _list_redrives(self, command: ListRedrives) -> list[RedriveTask]:
         found = [task for task in self.broker.tasks.values() if command.queue in (None, task.queue)]
         return [msgspec.structs.replace(task) for task in sorted(found, key=lambda task: -task.task)]
 

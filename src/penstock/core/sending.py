@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.core.checks import check_queue_id, check_text
 from penstock.core.chunk import PackedBodies
-from penstock.core.commands import Handlers, Send, Sent
+from penstock.core.commands import Send, Sent
 from penstock.core.config import (
     BATCH_BYTES_MAX,
     DELAY_MS_MAX,
@@ -47,10 +47,6 @@ class Sending:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-
-    def handlers(self) -> Handlers:
-        """What is called for a command."""
-        return {Send: self.send}
 
     def send(self, command: Send, forwarded: bool = False) -> Sent:
         """Append messages to a queue, which is created if need be."""

@@ -17,7 +17,7 @@ import msgspec
 from penstock.core import keys
 from penstock.core.channel import Channel
 from penstock.core.checks import clean
-from penstock.core.commands import EndSession, Handlers, Heartbeat, OpenSession
+from penstock.core.commands import EndSession, Heartbeat, OpenSession
 from penstock.core.errors import InvalidRequest
 from penstock.core.keys import Kind
 from penstock.core.records import Session
@@ -41,15 +41,7 @@ class SessionRegister:
         self._opened_ms = 0
         """When sessions were taken back from the store: before, nobody could hear their heartbeats."""
 
-    def handlers(self) -> Handlers:
-        """What is called for a command."""
-        return {
-            OpenSession: self._open,
-            Heartbeat: self._heartbeat,
-            EndSession: self._end_now,
-        }
-
-    def _open(self, command: OpenSession) -> int:
+    def _open_session(self, command: OpenSession) -> int:
         if command.ttl_ms is not None and command.ttl_ms <= 0:
             raise InvalidRequest(f"ttl_ms is {command.ttl_ms}: it must be more than 0")
         name, holder = clean(command.name), clean(command.holder)
@@ -103,7 +95,7 @@ class SessionRegister:
             session.seen_ms = self.broker.now_ms
             self._save(command.session)
 
-    def _end_now(self, command: EndSession) -> int:
+    def _end_session(self, command: EndSession) -> int:
         self.broker.check_session(command.session)
         self.broker.must_commit = True
         return self._end(command.session, clean(command.error))

@@ -414,7 +414,7 @@ class Settlement:
     def release(self, span: Span, now_ms: int, delay_ms: int | None, error: str) -> tuple[int, list[Refused]]:
         """A delivery failed, says the receiver. What is held for work is not its own any more."""
         apply = self._failing(now_ms, delay_ms, error)
-        done, left = self._return(span, apply)
+        done, left = self._return(span, Event.RETRY, apply)
         if left:
             found, left = self._settle_forgotten(left, Event.RETRY, span.attempt, apply)
             done += found
@@ -433,20 +433,20 @@ class Settlement:
         def undo(window: Window, entry: Entry, first: int, stop: int) -> None:
             self.channel.freed_rows(window, entry, first, stop)
             self._note("returned", window, entry, first, stop)
-            window.columns.undo_lease(window.rows(entry, first, stop))
+            window.columns.give_back(window.rows(entry, first, stop))
             window.leased -= stop - first
             window.ready += stop - first
             self.channel.touch_entry(window, entry)
             self.channel.handout.offer_again(window, first, stop, span.attempt - 1)
 
-        done, left = self._return(span, undo, received_ms)
+        done, left = self._return(span, Event.GIVE_BACK, undo, received_ms)
         return done, [self._stale(low, high) for low, high in left]
 
-    def _return(self, span: Span, apply: Apply, received_ms: int = 0) -> tuple[int, list[Part]]:
+    def _return(self, span: Span, event: Event, apply: Apply, received_ms: int = 0) -> tuple[int, list[Part]]:
         """Messages are ready again. What is held for work is not the receiver's any more, and stays."""
         if span.attempt <= 0:
             return 0, [(span.first, span.last + 1)]
-        judge = _allowing_unless_held(Event.RETRY, span.attempt, received_ms=received_ms)
+        judge = _allowing_unless_held(event, span.attempt, received_ms=received_ms)
         return self._walk(span.first, span.last + 1, judge, apply)
 
     def extend(self, span: Span, now_ms: int, lease_ms: int) -> tuple[int, list[Refused]]:
@@ -557,8 +557,7 @@ class Settlement:
                 self.channel.handout.withdraw(window, entry, low, high)
         window.uncount(entry, first, stop)
         window.leased += stop - first
-        columns.attempts[rows] = attempt - 1
-        columns.lease(rows, now_ms, now_ms, holder)
+        columns.recall(rows, now_ms, attempt, holder)
         self.channel.touch_entry(window, entry)
 
     def _walk(

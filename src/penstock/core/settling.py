@@ -17,7 +17,6 @@ from penstock.core.commands import (
     Extend,
     ExtendSequences,
     GiveBack,
-    Handlers,
     Refused,
     Release,
     ReleaseSequences,
@@ -37,18 +36,6 @@ class Settling:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-
-    def handlers(self) -> Handlers:
-        """What is called for a command."""
-        return {
-            Ack: self.ack,
-            Release: self._release,
-            Extend: self._extend,
-            GiveBack: self._give_back,
-            AckSequences: self._ack_sequences,
-            ReleaseSequences: self._release_sequences,
-            ExtendSequences: self._extend_sequences,
-        }
 
     def ack(self, command: Ack) -> Settled:
         """Messages are done."""

@@ -1,7 +1,8 @@
 """The life of a message within one channel, as one table.
 
-`docs/delivery.md` draws this table; `Columns` obeys it through `allowed`. There is no other place where a state changes
-its meaning.
+`docs/delivery.md` draws this table. Whoever changes a state asks it: `after[event][state]` for one message,
+`after[event].check(states)` for a run of them. What the table does not have raises `IllegalTransition`: it is a bug,
+and the step in which it happens is not committed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Event(IntEnum):
     MOVE = 6
     DROP = 7
     RECALL = 8
+    HOLD_BACK = 9
+    GIVE_BACK = 10
 
 
 TRANSITIONS: dict[State, dict[Event, State]] = {
@@ -49,6 +52,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     },
     State.READY: {
         Event.LEASE: State.LEASED,
+        Event.HOLD_BACK: State.DELAYED,
         Event.RECALL: State.LEASED,
         Event.ACK: State.DONE,
         Event.MOVE: State.DONE,
@@ -57,6 +61,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     State.LEASED: {
         Event.ACK: State.DONE,
         Event.RETRY: State.READY,
+        Event.GIVE_BACK: State.READY,
         Event.POSTPONE: State.DELAYED,
         Event.EXTEND: State.LEASED,
         Event.RECALL: State.LEASED,
@@ -76,6 +81,8 @@ EXPLAINED: dict[Event, str] = {
     Event.COME_DUE: "the due time has come",
     Event.MOVE: "goes on elsewhere: in the retry lane, or in the dead-letter queue",
     Event.DROP: "purge, retention, or the end of the channel",
+    Event.HOLD_BACK: "comes into a lane before it is due: sent with a delay, or moved there with its backoff",
+    Event.GIVE_BACK: "the receiver left before it got the message: as if it had not been handed out",
     Event.RECALL: "who got it just before a crash, which forgot that, settles it: leased again, on that attempt",
 }
 
@@ -90,6 +97,47 @@ def _allowed() -> NDArray[np.bool_]:
 
 allowed: NDArray[np.bool_] = _allowed()
 """`allowed[event][states]` says for a whole array of states whether the event may happen to each."""
+
+
+class IllegalTransition(AssertionError):
+    """A bug: something happened to a message that cannot happen to it."""
+
+
+class After(dict[int, int]):
+    """Where one event takes each state.
+
+    >>> after[Event.LEASE][State.READY] == State.LEASED
+    True
+    >>> after[Event.LEASE].check(np.array([1, 1, 0], dtype=np.uint8))
+    Traceback (most recent call last):
+    penstock.core.states.IllegalTransition: LEASE cannot happen to a message that is DONE
+    """
+
+    def __init__(self, event: Event) -> None:
+        super().__init__({int(state): int(row[event]) for state, row in TRANSITIONS.items() if event in row})
+        self.event = event
+        self._only = next(iter(self)) if len(self) == 1 else -1
+        self._is_any_but_done = State.DONE not in self and len(self) == len(State) - 1
+
+    def __missing__(self, state: int) -> int:
+        raise IllegalTransition(f"{self.event.name} cannot happen to a message that is {State(state).name}")
+
+    def check(self, states: NDArray[np.uint8]) -> None:
+        """`IllegalTransition` unless the event can happen to all of these. Most events have one state that they can
+        happen to, or all but `DONE`, which is 0: that is quicker asked than looked up for each.
+        """
+        if self._only >= 0:
+            possible = states == self._only
+        elif self._is_any_but_done:
+            possible = states != State.DONE
+        else:
+            possible = allowed[self.event][states]
+        if not possible.all():
+            self[int(states[int(possible.argmin())])]
+
+
+after: dict[Event, After] = {event: After(event) for event in Event}
+"""What each event does."""
 
 
 def transition_table() -> str:

@@ -15,7 +15,6 @@ from penstock.core.commands import (
     Ack,
     AlreadyDone,
     CommitWork,
-    Handlers,
     HoldForWork,
     LastMark,
     RecallWork,
@@ -46,15 +45,6 @@ class UnitsOfWork:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-
-    def handlers(self) -> Handlers:
-        """What is called for a command."""
-        return {
-            CommitWork: self._commit_work,
-            RecallWork: self._recall_work,
-            LastMark: self._last_mark,
-            HoldForWork: self._hold_for_work,
-        }
 
     def _commit_work(self, command: CommitWork) -> list[Sent] | AlreadyDone:
         if command.mark is None:

@@ -57,6 +57,7 @@ from penstock.client.sync.unit_of_work import UnitOfWork
 from penstock.client.thread_workers import Signal
 from penstock.client.times import Seconds, length_ms
 from penstock.core.attributes import AttributeValue, decode_attributes
+from penstock.core.backoff import backoff
 from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import ConnectionLost, InvalidRequest, PenstockError, StoreError
 from penstock.outbox.clock import now_ms
@@ -517,4 +518,4 @@ def _reason(row: Message, error: PenstockError) -> dict[str, Any]:
 def _pause_ms(row: Message) -> int:
     """How long a row waits that may be taken later."""
     tries = row.tries if isinstance(row.tries, int) else 0  # SQLite takes text, too; and counts on from 0
-    return int(min(1_000 * 2 ** min(tries, 20), _RETRY_MS_MAX))
+    return int(backoff(tries + 1, 1_000, _RETRY_MS_MAX))

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.core.backoff import backoff
 from penstock.pipelines.checkpoints import State
 from penstock.pipelines.definition import REJECTS, Pipeline, seconds_of
 from penstock.pipelines.errors import HOPELESS, InvalidDefinition, Problem, reason_of
@@ -201,7 +202,9 @@ class Runner:
             progress.state = FAILED
             times = f" (tried {running.failures} times)" if running.failures > 1 else ""
             return Outcome(FAILED, f"{progress.name}: {reason}{times}")
-        pause_s = pause_of(running.failures, settings.restart_pause_s, settings.restart_pause_s_max, self.jitter())
+        pause_s = backoff(
+            running.failures, settings.restart_pause_s, settings.restart_pause_s_max, jitter=self.jitter() / 2
+        )
         progress.state = "restarting"
         progress.restarts += 1
         running.start_at_s = time.monotonic() + pause_s
@@ -279,13 +282,4 @@ def _last_number(directory: Path) -> int:
     return max((int(each.name) for each in directory.glob("*") if each.name.isdigit()), default=-1)
 
 
-def pause_of(failures: int, pause_s: float, pause_s_max: float, random_part: float) -> float:
-    """How long to wait after so many failures: doubled each time, at most so long, less up to a half by chance.
-
-    >>> pause_of(1, 1.0, 60.0, 0.0), pause_of(3, 1.0, 60.0, 0.0), pause_of(20, 1.0, 60.0, 1.0)
-    (1.0, 4.0, 30.0)
-    """
-    return float(min(pause_s * 2 ** (min(failures, 30) - 1), pause_s_max)) * (1 - random_part / 2)
-
-
-__all__ = ["DONE", "FAILED", "STOPPED", "Outcome", "Runner", "pause_of", "reason_of"]
+__all__ = ["DONE", "FAILED", "STOPPED", "Outcome", "Runner", "reason_of"]

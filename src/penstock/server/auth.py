@@ -1,11 +1,12 @@
 """Who may do what: access keys, their secrets, and their rights on queues by name.
 
-Front ends verify in their own way (a signature, a password) who calls, and get a `Principal`. It answers one question:
-does it have this right on that queue? The rights:
+Front ends verify in their own way (a signature, a password) who calls, and get a `Principal`. Which right a command
+needs is said where it is declared (`penstock.core.traits`); here it is asked for: `authorize` for a command as it came,
+`Principal.may` for a front end that asks before it has read a whole request. The rights:
 
-    read     receive messages and settle them; look at a queue and its counts
-    write    send messages
-    admin    create, configure, purge and delete queues; move messages between them
+    read     receive, settle, give back, extend; look at queues; read by offset; make a channel to read through
+    write    send (a queue comes to be with the first message)
+    admin    create, change, purge and delete queues; pause, purge and delete channels; move messages
 
 None of them includes another. Secrets are compared in constant time, and show in no log: their `repr` hides them.
 
@@ -20,14 +21,15 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
 
 import msgspec
 
-Right = Literal["read", "write", "admin"]
-RIGHTS: tuple[Right, ...] = ("read", "write", "admin")
+from penstock.core.commands import CancelRedrive, ChangeQueue, Command, CommitWork, DescribeQueue, RedriveTask, Send
+from penstock.core.errors import AccessDenied
+from penstock.core.traits import RIGHTS, Right
+
 _REMEMBERED_MAX = 10_000
 _REMEMBERED_LENGTH_MAX = 200
 """No queue has a longer name: who asks for one may ask for anything, and as often as he likes."""
@@ -100,6 +102,26 @@ class Principal:
                 self._known[right, queue] = known
         return known
 
+    def may(self, queue: str, *kinds: type[Command]) -> bool:
+        """Whether it may do one of these commands with the queue.
+
+        >>> from penstock.core.commands import Receive, Send
+        >>> worker = Principal("worker", "AK1", [Grant(("orders*",), ("read",))])
+        >>> worker.may("orders-eu", Receive), worker.may("orders-eu", Send)
+        (True, False)
+        """
+        if self is ANYBODY:
+            return True
+        for kind in kinds:
+            right = kind.traits.right
+            if right is not None and right != "any" and self.allows(right, queue):
+                return True
+        return False
+
+    def may_see(self, queue: str) -> bool:
+        """Whether it has any right on the queue."""
+        return self.may(queue, *TO_SEE)
+
     def has(self, right: Right) -> bool:
         """Whether it has this right on any queue, whichever."""
         return any(right in grant.rights for grant in self._grants)
@@ -112,8 +134,27 @@ def _matches(grant: Grant, queue: str) -> bool:
     return any(fnmatchcase(queue, pattern) for pattern in grant.queues)
 
 
+TO_SEE: tuple[type[Command], ...] = (DescribeQueue, Send, ChangeQueue)
+"""Who may do any of these with a queue may know that it is there: between them they need all the rights."""
 ANYBODY = Principal("anybody", "", [Grant()])
 """Who calls a server that knows no credentials: may do everything."""
+
+
+def authorize(principal: Principal, command: Command, tasks: Mapping[int, RedriveTask]) -> None:
+    """`AccessDenied` unless the principal may do this. Redrives go by their queues: `tasks` says which those are."""
+    if principal is ANYBODY:
+        return
+    name = type(command).__name__
+    if not command.traits.public:
+        raise AccessDenied(f"{name} is not for callers from outside")
+    if isinstance(command, CommitWork) and command.mark is not None and not principal.has("write"):
+        raise AccessDenied(f"{principal.name} needs the right to write some queue to mark work as done")
+    needed = list(command.needs())
+    if isinstance(command, CancelRedrive) and (task := tasks.get(command.task)) is not None:
+        needed.append(("admin", task.queue))
+    for right, queue in needed:
+        if not principal.allows(right, queue):
+            raise AccessDenied(f"{principal.name} needs the right to {right} queue {queue!r} for {name}")
 
 
 def owned(principal: Principal, name: str) -> str:

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from penstock.core.commands import ChannelStats, Stats
 from penstock.core.totals import Totals
 from penstock.server.tally import Tally
-from penstock.store.embedded import StoreStats
+from penstock.store.base import StoreStats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 BOUNDS_S: tuple[float, ...] = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)

@@ -19,7 +19,6 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -31,17 +30,16 @@ from penstock.core.errors import QueueDamaged, QueueNotFound
 from penstock.server.auth import Credentials
 from penstock.server.budget import Budget
 from penstock.server.clock import Clock, SystemClock
+from penstock.server.engines import opener_for
 from penstock.server.events import Recorder
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, Source, store_families, traffic_families
 from penstock.server.partition_map import PartitionMaps
-from penstock.server.settings import MEMORY, DeclaredQueue, InvalidSettings, Settings, events_config
+from penstock.server.settings import DeclaredQueue, InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
 from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard
 from penstock.store.base import Store
-from penstock.store.embedded import EmbeddedStore, open_store
-from penstock.store.memory import MemoryStore
 
 log = logging.getLogger("penstock.node")
 
@@ -131,6 +129,7 @@ class Node:
         self._version = version
         self._clock = clock or SystemClock()
         self._started: list[FrontEnd] = []
+        self._opener = opener_for(settings.server.data, {})
         self._store: Store | None = None
         self._services: Services | None = None
         self._listeners: Mapping[str, socket.socket] = {}
@@ -224,11 +223,7 @@ class Node:
 
     def _open_store(self) -> Store:
         """Also called by the shard when it has to open the store again."""
-        data = self._settings.server.data
-        if data == MEMORY:
-            self._store = self._store or MemoryStore()
-        else:
-            self._store = open_store(Path(data))
+        self._store = self._opener()
         return self._store
 
     def _traffic_metrics(self) -> Iterable[Metric]:
@@ -237,7 +232,7 @@ class Node:
     def _store_metrics(self) -> Iterable[Metric]:
         damaged = sum(len(shard.broker.quarantine) for shard in self._recording)
         yield GaugeMetricFamily("penstock_damaged_queues", "Queues in quarantine, which are not served.", value=damaged)
-        if isinstance(self._store, EmbeddedStore):
+        if self._store is not None:
             yield from store_families(self._store.stats)
 
 

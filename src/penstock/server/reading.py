@@ -12,22 +12,13 @@ import time
 from typing import Any
 
 from penstock.core.broker import Broker
-from penstock.core.commands import (
-    Browse,
-    Command,
-    Damage,
-    DescribeQueue,
-    ListQueues,
-    ListRedrives,
-    QueueStats,
-    ReadRecords,
-)
+from penstock.core.commands import Command, Damage
+from penstock.core.traits import Repeat
 from penstock.server.clock import Clock
 from penstock.server.shard import ShardClosed
 from penstock.store.errors import StoreReadOnly
 from penstock.store.view import StoreView
 
-_READS = (Browse, DescribeQueue, ListQueues, ListRedrives, QueueStats, ReadRecords)
 _NO_ENTROPY = bytes(64)
 """A store that was never written has no messages to name; what it is opened with does not matter."""
 
@@ -47,7 +38,7 @@ class ReadingShard:
 
     def call(self, command: Command) -> Any:
         """The reply to a command that changes nothing; `StoreReadOnly` for any other."""
-        if not isinstance(command, _READS):
+        if command.traits.repeat is not Repeat.READ:
             name = type(command).__name__
             raise StoreReadOnly(f"{name} would change the store, which was opened read-only: open it without read_only")
         with self._lock:

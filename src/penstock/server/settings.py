@@ -20,13 +20,13 @@ import msgspec
 
 from penstock.core.config import Backoff, Kind, PolicyName, QueueConfig, Scope, check_name, kind_of
 from penstock.core.errors import InvalidRequest, PenstockError
-from penstock.server.auth import Credential, Credentials, Grant, Principal, Right, Secret
+from penstock.core.traits import Right
+from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.store.journal.kafka_options import RESERVED_PROPERTIES, KafkaOptions
+from penstock.store.memory import MEMORY
 
 SECOND_MS = 1_000
 WORKERS_MAX = 256
-MEMORY = ":memory:"
-"""As a data directory: none."""
 EVERY_HOST = "*"
 """Among the hosts: the server answers to any name."""
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\.?", re.I | re.ASCII)

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from heapq import heappush, heapreplace
 from typing import TYPE_CHECKING
 
-from penstock.core.commands import QueueTally, TallyQueues
+from penstock.core.commands import QueueStats, QueueTally, TallyQueues
 from penstock.server.auth import ANYBODY, Principal
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Tally:
     async def take(self, shards: Shards, principal: Principal, *, local: bool) -> None:
         """Count every queue that the caller may read."""
         async for page in shards.tallies(local=local):
-            self.add(page if principal is ANYBODY else [each for each in page if principal.allows("read", each.name)])
+            self.add(page if principal is ANYBODY else [each for each in page if principal.may(each.name, QueueStats)])
         parts, self._parts = self._parts, {}
         for name, (busy, messages) in parts.items():
             self._rank(name, busy, messages)

@@ -30,17 +30,16 @@ from typing import Any
 
 from penstock.core.broker import Broker
 from penstock.core.commands import (
+    COMMANDS,
     Ack,
     AddCredit,
     CancelWait,
     CatalogEvent,
     Command,
     Damage,
-    Extend,
     QueueStats,
     QueueTally,
     Receive,
-    Release,
     Send,
     Stats,
 )
@@ -106,7 +105,7 @@ def _is_patient(call: Call) -> bool:
 
 _AHEAD: frozenset[type[Command]] = frozenset({AddCredit, Send})
 """What may go through the broker while a step is being written."""
-_ORDER: dict[type[Command], int] = {AddCredit: 0, Send: 1, Ack: 2, Extend: 2, Release: 2, Receive: 3}
+_ORDER: dict[type[Command], int] = {kind: kind.traits.turn.value for kind in COMMANDS if kind.traits.turn is not None}
 
 
 def in_order(calls: list[Call]) -> list[Call]:

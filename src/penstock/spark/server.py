@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock.core.backoff import backoff
 from penstock.core.commands import Offsets
 from penstock.spark.errors import ServerFailed
 from penstock.spark.options import Where
@@ -89,7 +90,7 @@ class Connection:
 
     def _patiently(self, once: Callable[[], T]) -> T:
         deadline_s = time.monotonic() + self._where.timeout_s
-        pause_s = _PAUSE_S_MIN
+        failures = 0
         while True:
             try:
                 return once()
@@ -105,10 +106,11 @@ class Connection:
                     raise
                 failed = error
             self.close()
+            failures += 1
+            pause_s = backoff(failures, _PAUSE_S_MIN, _PAUSE_S_MAX, jitter=random.random() / 2)
             if time.monotonic() + pause_s > deadline_s:
                 raise failed
-            time.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+            time.sleep(pause_s)
 
     def _once(self, verb: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         if self._connection is None:

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.core.changes import Buffer, Changes, Flaw
+
+
+@dataclass
+class StoreStats:
+    """What the store has done since it was opened."""
+
+    commits: int = 0
+    commits_waited: int = 0
+    """Commits that had to wait for the applier, where there is one."""
+    chunks_died_young: int = 0
+    """Chunks that were deleted before their turn, and never went to the table."""
+    chunks_applied: int = 0
+    transactions: int = 0
+    apply_failures: int = 0
+    unapplied_bytes: int = 0
+    """What is in memory now, waiting for the applier."""
 
 
 class Store(Protocol):
@@ -37,6 +54,11 @@ class Store(Protocol):
 
     def flaws(self) -> Sequence[Flaw]:
         """What was found damaged at opening. Damaged records are left out of `scan`; the rest can be relied on."""
+        ...
+
+    @property
+    def stats(self) -> StoreStats:
+        """What the store has done since it was opened."""
         ...
 
     def close(self) -> None:

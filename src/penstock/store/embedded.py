@@ -39,7 +39,7 @@ from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.core.errors import StoreError
 from penstock.store.ahead import ReadAhead
 from penstock.store.ballast import Ballast
-from penstock.store.base import Store, Table
+from penstock.store.base import Store, StoreStats, Table
 from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.disk import Disk, RealDisk, is_full
 from penstock.store.errors import ADVICE, CommitFailed, DiskFailed, DiskFull, StoreDamaged
@@ -80,22 +80,6 @@ class StoreOptions:
     """Chunks are refused when less than this would stay free on the disk."""
     content_bytes_max: int | None = None
     """Chunks are refused when chunks and records would take more than this."""
-
-
-@dataclass
-class StoreStats:
-    """What the store has done since it was opened."""
-
-    commits: int = 0
-    commits_waited: int = 0
-    """Commits that had to wait for the applier."""
-    chunks_died_young: int = 0
-    """Chunks that were deleted before their turn, and never went to the table."""
-    chunks_applied: int = 0
-    transactions: int = 0
-    apply_failures: int = 0
-    unapplied_bytes: int = 0
-    """What is in memory now, waiting for the applier."""
 
 
 class EmbeddedStore:

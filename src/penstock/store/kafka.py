@@ -26,9 +26,10 @@ import msgspec
 import xxhash
 
 from penstock.core.changes import Buffer, Changes, Flaw
+from penstock.store.base import StoreStats
 from penstock.store.cache_directory import refuse_messages
 from penstock.store.disk import Disk, RealDisk
-from penstock.store.embedded import EmbeddedStore, StoreOptions, StoreStats
+from penstock.store.embedded import EmbeddedStore, StoreOptions
 from penstock.store.errors import LogUnavailable, LogUnsafe, StoreDamaged, StoreVersion
 from penstock.store.journal.kafka import KafkaJournal, LogPosition, PositionLost
 from penstock.store.journal.kafka_options import KafkaOptions

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from penstock.core.changes import Buffer, Changes, Encodable, Flaw
+from penstock.store.base import StoreStats
 from penstock.store.journal.frames import StoredChunk
 from penstock.store.keys import SortedKeys, prefix_end
 from penstock.store.layer import joined
+
+MEMORY = ":memory:"
+"""As a path: that of a store that lives and dies with its process."""
 
 
 class MemoryStore:
@@ -29,10 +33,12 @@ class MemoryStore:
         self._chunk_keys = SortedKeys(self._chunks)
         self._record_keys = SortedKeys(self._records)
         self._lock = threading.Lock()
+        self.stats = StoreStats()
 
     def commit(self, changes: Changes) -> None:
         """Keep the changes, all at once for every reader."""
         with self._lock:
+            self.stats.commits += 1
             for prefix in changes.dropped:
                 self._drop(prefix)
             if changes.chunks:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.core.errors import StoreError
+from penstock.store.base import StoreStats
 from penstock.store.disk import Disk, RealDisk
 from penstock.store.errors import ADVICE, StoreDamaged, StoreReadOnly
 from penstock.store.inspection import inspect
@@ -164,6 +165,11 @@ class StoreView:
     def flaws(self) -> list[Flaw]:
         """What was found damaged when the view was opened."""
         return open_flaws((self._layer,), self._table_flaws)
+
+    @property
+    def stats(self) -> StoreStats:
+        """Nothing: it only reads."""
+        return StoreStats()
 
     def close(self) -> None:
         """Let go of the table."""

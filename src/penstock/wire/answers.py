@@ -17,7 +17,7 @@ What a reply looks like depends on the command. Messages travel as chunks: a sli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -26,7 +26,7 @@ import numpy as np
 
 from penstock.core import commands
 from penstock.core.chunk import Chunk
-from penstock.core.commands import Command, Delivery, Failure, QueueInfo, Records, RedriveTask, Run, Seen, Stats
+from penstock.core.commands import Command, Delivery, Failure, Records, Run, Seen
 from penstock.core.errors import PenstockError
 from penstock.core.packed_error import PackedError, pack_error, unpack_error
 from penstock.core.states import State
@@ -147,40 +147,26 @@ def _unpack_custom(kind: type, value: Any) -> Any:
     raise NotImplementedError(f"{kind.__name__} does not travel")
 
 
-REPLIES: dict[type[Command], Any] = {
-    commands.CreateQueue: QueueInfo,
-    commands.ChangeQueue: QueueInfo,
-    commands.DescribeQueue: QueueInfo,
-    commands.PurgeQueue: int,
-    commands.ListQueues: list[str],
-    commands.QueueStats: Stats,
-    commands.Send: commands.Sent,
-    commands.Receive: WireDelivery | None,
-    commands.Ack: commands.Settled,
-    commands.Release: commands.Settled,
-    commands.GiveBack: commands.Settled,
-    commands.Extend: commands.Settled,
-    commands.CommitWork: list[commands.Sent] | commands.AlreadyDone,
-    commands.LastMark: int,
-    commands.CreateChannel: int,
-    commands.PurgeChannel: int,
-    commands.OpenSession: int,
-    commands.EndSession: int,
-    commands.ReadRecords: _WireRecords,
-    commands.AckConsumer: int,
-    commands.Browse: list[_WireSeen],
-    commands.StartRedrive: RedriveTask,
-    commands.CancelRedrive: RedriveTask,
-    commands.ListRedrives: list[RedriveTask],
-    requests.Hello: Welcome,
+_WITH_MESSAGES: dict[Any, Any] = {
+    Delivery | None: WireDelivery | None,
+    Records: _WireRecords,
+    list[Seen]: list[_WireSeen],
 }
-"""Command -> what its reply is; None for those that are not here."""
-_WITH_MESSAGES = frozenset({commands.Receive, commands.ReadRecords, commands.Browse})
 """Replies that travel in a form of their own."""
 
-_decoders = {
-    kind: msgspec.msgpack.Decoder(reply, dec_hook=_unpack_custom, strict=True).decode for kind, reply in REPLIES.items()
+
+def reply_on_wire(kind: type[Command]) -> Any:
+    """What the reply to a command is decoded as."""
+    reply = kind.traits.reply
+    return _WITH_MESSAGES[reply] if kind.traits.has_messages else reply
+
+
+_decoders: dict[type[Command], Callable[[msgspec.Raw], Any]] = {
+    kind: msgspec.msgpack.Decoder(reply_on_wire(kind), dec_hook=_unpack_custom, strict=True).decode
+    for kind in commands.COMMANDS
+    if kind.traits.public and kind.traits.reply is not None
 }
+_decoders[requests.Hello] = msgspec.msgpack.Decoder(Welcome, strict=True).decode
 _decode_error = msgspec.msgpack.Decoder(PackedError).decode
 _decode_moved = msgspec.msgpack.Decoder(Moved).decode
 _decode_delivery = msgspec.msgpack.Decoder(WireDelivery).decode
@@ -197,13 +183,13 @@ def unpack_reply(kind: type[Command], raw: msgspec.Raw) -> Any:
     if decode is None:
         return None
     reply = decode(raw)
-    if kind not in _WITH_MESSAGES:
+    if not kind.traits.has_messages:
         return reply
     return _keyed_delivery(reply) if isinstance(reply, WireDelivery) else unpacked(kind, reply)
 
 
 def unpacked(kind: type[Command], reply: Any) -> Any:
-    """The reply to a command of this kind, when it was decoded as `REPLIES` says."""
+    """The reply to a command of this kind, when it was decoded as what `reply_on_wire` says."""
     if isinstance(reply, WireDelivery):
         return unpacked_delivery(reply)
     if isinstance(reply, _WireRecords):

@@ -27,6 +27,7 @@ from penstock.core.checks import plain
 from penstock.core.chunk import CHUNK_BYTES_MAX, PackedBodies
 from penstock.core.commands import MAIN, Command
 from penstock.core.errors import InvalidRequest
+from penstock.core.traits import Home, Repeat, Traits
 
 VERSION = 1
 """The version of this conversation. A server answers `InvalidRequest` to one that it does not speak."""
@@ -38,8 +39,13 @@ SOCKET_PATH = "/v1/ws"
 COMMANDS_PATH = "/v1/commands"
 
 
+_OF_THE_CONVERSATION = Traits(right="any", public=True, repeat=Repeat.HARMLESS, home=Home.SHARD)
+
+
 class Hello(Command):
     """The first request of a conversation. Replies with `Welcome`."""
+
+    traits = Traits(repeat=Repeat.HARMLESS, home=Home.SHARD)
 
     version: int
     token: str | None = None
@@ -53,20 +59,31 @@ class Hello(Command):
 class Cancel(Command):
     """A receive (by its request's id) need not wait any longer. It is answered, with no messages, at once."""
 
+    traits = _OF_THE_CONVERSATION
+
     request: int
 
 
 class StartPush(Command):
     """Push messages of a channel as they become ready, while there is credit. This request's id names the push."""
 
+    traits = Traits(queue="queue", right="read", public=True, repeat=Repeat.HARMLESS, home=Home.SUBSCRIPTION)
+
     queue: str
     channel: str = MAIN
     credit: int = 0
     lease_ms: int | None = None
 
+    @property
+    def about(self) -> str | None:
+        """Nothing: it stands at the node where the connection is, wherever the queue is."""
+        return None
+
 
 class AddPushCredit(Command):
     """Let a push send so many messages more."""
+
+    traits = _OF_THE_CONVERSATION
 
     push: int
     credit: int
@@ -74,6 +91,8 @@ class AddPushCredit(Command):
 
 class StopPush(Command):
     """End a push. What was pushed stays leased."""
+
+    traits = _OF_THE_CONVERSATION
 
     push: int
 
@@ -84,6 +103,8 @@ class Route(Command):
     With the version of the map by which the client has come here, such a command is not done, and answered with where
     it belongs (`Kind.MOVED`): if the node knows a newer map. Version 0, and so it begins: it is forwarded.
     """
+
+    traits = _OF_THE_CONVERSATION
 
     version: int = 0
 
@@ -113,36 +134,9 @@ class CommitWork(Command):
     mark: tuple[str, int] | None = None
 
 
-COMMANDS: tuple[type[Command], ...] = (
-    commands.CreateQueue,
-    commands.ChangeQueue,
-    commands.DeleteQueue,
-    commands.PurgeQueue,
-    commands.DescribeQueue,
-    commands.ListQueues,
-    commands.QueueStats,
-    Send,
-    commands.Receive,
-    commands.Ack,
-    commands.Release,
-    commands.GiveBack,
-    commands.Extend,
-    CommitWork,
-    commands.LastMark,
-    commands.CreateChannel,
-    commands.DeleteChannel,
-    commands.PauseChannel,
-    commands.PurgeChannel,
-    commands.OpenSession,
-    commands.Heartbeat,
-    commands.EndSession,
-    commands.ReadRecords,
-    commands.AckConsumer,
-    commands.DeleteConsumer,
-    commands.Browse,
-    commands.StartRedrive,
-    commands.CancelRedrive,
-    commands.ListRedrives,
+_LOOK_DIFFERENT: dict[str, type[Command]] = {kind.__name__: kind for kind in (Send, CommitWork)}
+COMMANDS: tuple[type[Command], ...] = tuple(
+    _LOOK_DIFFERENT.get(kind.__name__, kind) for kind in commands.COMMANDS if kind.traits.public
 )
 """The commands of the core that may come from outside."""
 CONVERSATION: tuple[type[Command], ...] = (Hello, Cancel, StartPush, AddPushCredit, StopPush, Route)

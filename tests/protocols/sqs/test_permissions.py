@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.server.auth import Credential, Credentials, Grant, Principal, Right, Secret
+from penstock.core.traits import Right
+from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from tests.protocols.sqs.refusals import refused
 from tests.protocols.sqs.serving import ACCOUNT, REGION, Server
 

@@ -27,19 +27,18 @@ import msgspec
 from penstock.client.listening import Hearer
 from penstock.client.remote import polling, websocket
 from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
-from penstock.client.remote.backoff import pause_s
 from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.link import Link, UpgradeRefused
 from penstock.client.remote.merging import merged
 from penstock.client.remote.paging import Pages
 from penstock.client.remote.prefetch import Prefetcher, settling_parts
-from penstock.client.remote.request import REPEATABLE, Outstanding, Settle, check_loop, late_delivery, spans_of, told
+from penstock.client.remote.request import Outstanding, Settle, check_loop, late_delivery, spans_of, told
 from penstock.client.remote.stream import Stream
+from penstock.core.backoff import backoff
 from penstock.core.commands import (
     Ack,
     Browse,
     Command,
-    CommitWork,
     Damage,
     Delivery,
     Extend,
@@ -50,6 +49,7 @@ from penstock.core.commands import (
 )
 from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import AccessDenied, ConnectionLost, NotSent, OutcomeUnknown, PenstockError, RateLimited
+from penstock.core.traits import Home, Repeat, Split
 from penstock.wire.answers import (
     Answer,
     KeyedDelivery,
@@ -65,6 +65,8 @@ from penstock.wire.requests import AddPushCredit, Request, StartPush, StopPush, 
 log = logging.getLogger("penstock.client")
 
 _SWEEP_S = 0.5
+_BACKOFF_S = 0.1
+"""The longest pause after the first attempt to connect that failed."""
 _QUEUE_WAIT_S_MAX = 20.0
 """The longest that a queue's own settings may let a receive wait."""
 _REPEATABLE_S = 0.9 * DEDUP_WINDOW_MS / 1_000
@@ -73,9 +75,6 @@ _GIVE_BACK_S = 1.0
 """How long closing waits for prefetched messages to go back."""
 _STILL_S = 0.05
 """The server's time is taken to stand still for so long after an answer."""
-_PATIENT = Ack | Release | GiveBack | Extend | CommitWork
-"""What waits when the server's rate of requests is reached, since work that was done would be done again; what starts
-something is told `RateLimited`."""
 _REPLY, _ERROR, _PUSH, _PUSH_ENDED, _MOVED = map(int, Kind)
 """As plain numbers: every answer is compared with them."""
 _IN_FLIGHT_SHARE = 0.8
@@ -332,7 +331,7 @@ class RemoteCaller:
         self._next_number += 1
         self._in_flight[outstanding.number] = outstanding
         command = outstanding.command
-        if type(command) not in REPEATABLE:
+        if command.repeat is Repeat.NAMED:
             self._unnamed[self._next_once] = None
             command.once = Once(self._client, self._next_once, next(iter(self._unnamed)))
             self._next_once += 1
@@ -399,8 +398,10 @@ class RemoteCaller:
             self.flush()
 
     def _failed(self, outstanding: Outstanding, error: PenstockError) -> None:
-        """The server did not do it. What ends work is sent again, one after the other, if it only came too soon."""
-        if isinstance(error, RateLimited) and isinstance(outstanding.command, _PATIENT):
+        """The server did not do it. What ends work is sent again, one after the other, if it only came too soon: the
+        work would be done again else. What starts something is told `RateLimited`."""
+        traits = outstanding.command.traits
+        if isinstance(error, RateLimited) and (traits.split is Split.SPANS or traits.home is Home.WORK):
             self._next_repeat_s = max(self._next_repeat_s, self._loop.time()) + error.wait_s
             self._loop.call_at(self._next_repeat_s, self._repeat, self._link, outstanding)
         else:
@@ -503,7 +504,7 @@ class RemoteCaller:
                 if retry_for is not None and self._loop.time() - started_s >= retry_for:
                     self._fail_all(NotSent(str(error)), OutcomeUnknown(str(error)))
                     return
-                await asyncio.sleep(pause_s(attempt, self._options.backoff_max, self._rng))
+                await asyncio.sleep(backoff(attempt, _BACKOFF_S, self._options.backoff_max, jitter=self._rng.random()))
             else:
                 self._take_link(link)
                 return

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 from penstock.client.remote.request import Outstanding, Settle
 from penstock.core import commands as c
 from penstock.core.commands import Command
-from penstock.wire.routing import FIELDS, queue_of
+from penstock.core.traits import Home
 
 if TYPE_CHECKING:
     from penstock.client.remote.member import MemberCaller, Taken
     from penstock.client.remote.routed_stream import RoutedStream
 
-_ELSEWHERE: frozenset[type[Command]] = frozenset(
-    {*FIELDS, c.CommitWork, c.LastMark, c.ListQueues, c.ListRedrives, c.CancelRedrive}
-)
-"""Commands that any node can do; those of them about a queue are better done by its owner."""
+_OF_A_CONNECTION = frozenset({Home.SESSION, Home.SUBSCRIPTION, Home.SHARD})
+"""Any node can do the other commands; those of them about a queue are better done by its owner."""
 
 ANYWHERE = ""
 """The lane of commands that any node does as well as any other."""
@@ -34,10 +32,10 @@ def lane_of(command: Command) -> str | None:
     kind = type(command)
     if kind is c.Receive and command.session:  # type: ignore[attr-defined]
         return None
-    name = queue_of(command)
+    name = command.about
     if name is not None:
         return name
-    return ANYWHERE if kind in _ELSEWHERE else None
+    return None if command.traits.home in _OF_A_CONNECTION else ANYWHERE
 
 
 class Lane:

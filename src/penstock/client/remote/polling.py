@@ -24,6 +24,7 @@ from penstock.client.remote.address import PORT, Address, Options, TransportName
 from penstock.client.remote.http import BrokenConnection, HttpConnection, Response
 from penstock.client.remote.link import Listener
 from penstock.client.remote.websocket import tls_of
+from penstock.core.backoff import backoff
 from penstock.core.commands import Command, DescribeQueue, EndSession, Heartbeat, QueueInfo, Receive
 from penstock.core.errors import (
     AccessDenied,
@@ -319,7 +320,7 @@ class PollLink:
         wait_ms = self._left_ms(number, wait_ms, began_s)
         frame = partial(_frame_of, [(route, (number, msgspec.structs.replace(command, wait_ms=0)))])
         until_ms: int | None = None
-        pause_s = _FIRST_PAUSE_S
+        looks = 0
         while True:
             now_ms, answers = await self._ask(number, frame)
             until_ms = now_ms + wait_ms if until_ms is None else until_ms
@@ -331,8 +332,9 @@ class PollLink:
             if now_ms >= until_ms or number in self._called_off or not _is_empty(answers[0]):
                 self._hand_on(now_ms, answers)
                 return
+            looks += 1
+            pause_s = backoff(looks, _FIRST_PAUSE_S, _PAUSE_S_MAX, factor=1.5)
             await asyncio.sleep(min(pause_s, max(0.001, (until_ms - now_ms) / 1_000)))
-            pause_s = min(pause_s * 1.5, _PAUSE_S_MAX)
 
     def _left_ms(self, number: int, wait_ms: int, began_s: float) -> int:
         """What is left of a wait that began then: it may have waited for its turn, or have been cut on the way."""

@@ -6,45 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from penstock.core.commands import (
-    Browse,
-    Command,
-    Delivery,
-    DescribeQueue,
-    Extend,
-    Heartbeat,
-    LastMark,
-    ListQueues,
-    ListRedrives,
-    QueueStats,
-    ReadRecords,
-    Receive,
-    Span,
-)
+from penstock.core.commands import Command, Delivery, Span
 from penstock.core.errors import InvalidRequest
-from penstock.wire.requests import CONVERSATION
 
 Settle = Callable[[Any, BaseException | None], None]
 """Takes the reply, or the error. Called in the loop; must not raise."""
-
-REPEATABLE: frozenset[type[Command]] = frozenset(
-    {
-        Browse,
-        DescribeQueue,
-        Extend,
-        Heartbeat,
-        LastMark,
-        ListQueues,
-        ListRedrives,
-        QueueStats,
-        ReadRecords,
-        Receive,
-        *CONVERSATION,
-    }
-)
-"""Commands that may come twice and do no harm: they need no name of their own. (A receive whose answer is lost has its
-messages released with the connection's session; those of a session that outlives it come again when their lease ends,
-or that session does.)"""
 
 
 def has_messages(reply: Any) -> bool:

@@ -49,6 +49,7 @@ from penstock.client.remote.partitions import Partitions, fetch_partitions
 from penstock.client.remote.request import Outstanding, Settle, check_loop, late_delivery, spans_of, told
 from penstock.client.remote.routed_stream import RoutedStream
 from penstock.client.remote.stream import Stream
+from penstock.core.backoff import backoff
 from penstock.core.commands import (
     Browse,
     Command,
@@ -113,7 +114,8 @@ class RoutedCaller:
         """Who told the map."""
         self._version = 0
         """Counts what may change where a lane goes: maps, connections."""
-        self._pause_s = REFRESH_S
+        self._refreshes = 99
+        """How often the map was asked for since something was wrong: each time after a longer pause."""
         self._timer: asyncio.TimerHandle | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
@@ -598,14 +600,15 @@ class RoutedCaller:
 
     def _refresh_later(self) -> None:
         if not self._closed:
-            self._timer = self._loop.call_later(self._pause_s, self._refresh_now)
-            self._pause_s = min(2 * self._pause_s, REFRESH_S)
+            self._refreshes += 1
+            pause_s = backoff(self._refreshes, _FIRST_REFRESH_S, REFRESH_S)
+            self._timer = self._loop.call_later(pause_s, self._refresh_now)
 
     def _refresh_soon(self) -> None:
         """Something is wrong: ask for the map, and again a little later."""
-        if self._closed or self._pause_s <= 4 * _FIRST_REFRESH_S:
+        if self._closed or self._refreshes <= 2:  # it was asked for just now
             return
-        self._pause_s = _FIRST_REFRESH_S
+        self._refreshes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._refresh_now()

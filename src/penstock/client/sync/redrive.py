@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.client.sync.caller import Caller
 from penstock.client.times import Seconds, length_ms
+from penstock.core.backoff import backoff
 from penstock.core.commands import CancelRedrive, ListRedrives, RedriveTask
 from penstock.core.errors import TaskNotFound
 
@@ -42,14 +43,15 @@ class Redrive:
     def wait(self, timeout: Seconds | None = None) -> RedriveTask:
         """Until it is over, or the time is up: look at `status`."""
         left_ms = length_ms(timeout, "timeout")
-        pause = _FIRST_LOOK_SECONDS
+        looks = 0
         while True:
             task = self.progress()
             if task.status != "running" or (left_ms is not None and left_ms <= 0):
                 return task
+            looks += 1
+            pause = backoff(looks, _FIRST_LOOK_SECONDS, _LOOK_SECONDS_MAX)
             self._caller.sleep(pause if left_ms is None else min(pause, left_ms / 1_000))
             left_ms = None if left_ms is None else left_ms - max(1, round(pause * 1_000))
-            pause = min(pause * 2, _LOOK_SECONDS_MAX)
 
     def __repr__(self) -> str:
         return f"<Redrive {self._task} of {self._queue!r}>"

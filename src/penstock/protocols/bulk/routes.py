@@ -44,9 +44,11 @@ from penstock.core.commands import (
     AckUpTo,
     AlreadyDone,
     ChunkList,
+    Command,
     CommitWork,
     CreateChannel,
     Delivery,
+    DescribeQueue,
     FindOffsets,
     LastMark,
     ListChunks,
@@ -92,10 +94,11 @@ from penstock.protocols.rest.naming import KEY, request_name
 from penstock.protocols.rest.problems import CONTENT_TYPE, RestError, code_of, headers_of, invalid, problem_of
 from penstock.protocols.rest.queues import page_of_names
 from penstock.protocols.rest.shapes import QueuesQuery
-from penstock.server.auth import Principal, Right, is_owned, owned
+from penstock.server.auth import Principal, is_owned, owned
 from penstock.server.budget import NoRoom, Share, asked_bytes
+from penstock.server.engines import ENGINES
 from penstock.server.node import Services
-from penstock.server.settings import MEMORY
+from penstock.store.memory import MEMORY
 from penstock.wire.pieces import decode_piece, send_of
 
 PROTOCOL = "bulk"
@@ -198,7 +201,7 @@ class Bulk:
         """Names of the queues that the caller may read, a page at a time."""
         asked = await _body(request, QueuesRequest)
         query = QueuesQuery(after=asked.after, limit=asked.limit)
-        names, last = await page_of_names(self._shard, query, lambda name: principal.allows("read", name))
+        names, last = await page_of_names(self._shard, query, lambda name: principal.may(name, DescribeQueue))
         return QueuesReply(names, last or "")
 
     async def offsets(self, request: Request, principal: Principal) -> OffsetsReply:
@@ -206,7 +209,7 @@ class Bulk:
         asked = await _body(request, OffsetsRequest)
         reply = OffsetsReply([], [])
         for name in asked.queues:
-            _need(principal, "read", name)
+            _need(principal, name, FindOffsets)
             try:
                 reply.offsets += await self._offsets_of(name, asked)
             except QueueNotFound:
@@ -230,7 +233,7 @@ class Bulk:
     async def read(self, request: Request, principal: Principal) -> Response:
         """Messages by offset, as an Arrow stream. Nothing is leased, and nothing changes."""
         asked = await _body(request, ReadRequest)
-        _need(principal, "read", asked.queue)
+        _need(principal, asked.queue, ReadRecords)
         command = ReadRecords(queue=asked.queue, offset=asked.offset, limit=asked.limit, end=asked.end)
         bytes_max = self._services.settings.rest.response_bytes_max
         command.bytes_max = min(bytes_max, asked.bytes_max or bytes_max)
@@ -243,9 +246,9 @@ class Bulk:
     async def chunks(self, request: Request, principal: Principal) -> ChunksReply:
         """Which chunks hold a range of a queue, and where in Kafka they are."""
         asked = await _body(request, ChunksRequest)
-        _need(principal, "read", asked.queue)
+        _need(principal, asked.queue, ListChunks)
         settings = self._services.settings
-        if settings.server.engine != "kafka":
+        if not ENGINES[settings.server.engine].has_kafka_log:
             return ChunksReply(None, [], asked.offset)
         command = ListChunks(queue=asked.queue, offset=asked.offset, end=asked.end, limit=asked.limit)
         found: ChunkList = await self._shard.call(command)
@@ -261,7 +264,7 @@ class Bulk:
     async def channels(self, request: Request, principal: Principal) -> None:
         """Create a channel at an offset."""
         asked = await _body(request, ChannelRequest)
-        _need(principal, "read", asked.queue)
+        _need(principal, asked.queue, CreateChannel)
         command = CreateChannel(queue=asked.queue, channel=asked.channel)
         match _offsets(asked.offset):
             case [offset]:
@@ -275,7 +278,7 @@ class Bulk:
         asked = await _body(request, AckRequest)
         acked = {}
         for queue, given in asked.offsets.items():
-            _need(principal, "read", queue)
+            _need(principal, queue, AckUpTo)
             commands = [AckUpTo(queue=queue, channel=asked.channel, offset=offset) for offset in _offsets(given)]
             acked[queue] = sum(await asyncio.gather(*map(self._shard.call, commands)))
         return AckReply(acked)
@@ -286,7 +289,7 @@ class Bulk:
         Fewer than were asked for, if more of average size are more than a response may hold.
         """
         asked = await _body(request, TakeRequest)
-        _need(principal, "read", asked.queue)
+        _need(principal, asked.queue, Receive)
         _need_arrow()  # before anything is leased that could not leave
         limit = min(asked.limit, await self._messages_max(asked.queue))
         await self._room_for(request, asked.queue, limit, self._services.settings.rest.response_bytes_max)
@@ -317,7 +320,7 @@ class Bulk:
     async def settle(self, request: Request, principal: Principal) -> SettleReply:
         """Acknowledge what was taken, or give it back. Under a key, once: who asks again is told the same again."""
         asked = await _body(request, SettleRequest)
-        _need(principal, "read", asked.queue)
+        _need(principal, asked.queue, Ack)
         spans = [Span(*span) for span in asked.spans]
         command: Ack | Release = Ack(queue=asked.queue, channel=asked.channel, spans=spans)
         if not asked.done:
@@ -413,9 +416,9 @@ class Bulk:
 # -- bodies ------------------------------------------------------------------------------------------------------------
 
 
-def _need(principal: Principal, right: Right, queue: str) -> None:
-    if not principal.allows(right, queue):
-        raise RestError(403, "forbidden", f"{principal.name!r} has no {right} right on queue {queue!r}")
+def _need(principal: Principal, queue: str, kind: type[Command]) -> None:
+    if not principal.may(queue, kind):
+        raise RestError(403, "forbidden", f"{principal.name!r} has no {kind.traits.right} right on queue {queue!r}")
 
 
 def _kept_names(principal: Principal, name: str) -> list[str]:
@@ -448,7 +451,7 @@ def _offsets(given: Offset) -> list[int]:
 def _sends(piece: bytes | memoryview, principal: Principal, *, sizes_only: bool = False) -> list[Send]:
     sends = []
     for target, chunk in decode_piece(piece):
-        _need(principal, "write", target.queue)
+        _need(principal, target.queue, Send)
         sends.append(send_of(target, chunk, sizes_only=sizes_only))
     return sends
 

@@ -48,8 +48,10 @@ from penstock.core.commands import (
     ExtendSequences,
     ReleaseSequences,
     Run,
+    Send,
     SetCredit,
     Settled,
+    Subscribe,
 )
 from penstock.core.errors import PenstockError, StoreError
 from penstock.protocols.nsq import wire
@@ -58,7 +60,7 @@ from penstock.protocols.nsq.compression import Codec, Corrupt, Deflate, Snappy
 from penstock.protocols.nsq.names import NSQ_VERSION
 from penstock.protocols.nsq.negotiation import Refusal, Terms, answer, negotiate
 from penstock.protocols.nsq.topics import Timeouts
-from penstock.server.auth import ANYBODY, Principal, Right
+from penstock.server.auth import ANYBODY, Principal
 from penstock.server.budget import BUSY, SMALL_BYTES, Pace
 from penstock.server.descriptors import TLS_HANDSHAKE_S
 from penstock.server.shard import Call
@@ -537,10 +539,10 @@ class Connection(asyncio.Protocol):
         if self.client.state not in states:
             raise Refusal("E_INVALID", f"cannot {verb} in current state")
 
-    def _check_right(self, verb: str, right: Right, topic: str, channel: str = "") -> None:
+    def _check_right(self, verb: str, kind: type[Command], topic: str, channel: str = "") -> None:
         if self._principal is None:
             raise Refusal(wire.AUTH_FIRST, f"AUTH required before {verb}")
-        if not self._principal.allows(right, topic):
+        if not self._principal.may(topic, kind):
             raise Refusal("E_UNAUTHORIZED", f'AUTH failed for {verb} on "{topic}" "{channel}"')
 
     def _identify(self, command: wire.Identify) -> None:
@@ -613,7 +615,7 @@ class Connection(asyncio.Protocol):
         self._require("SUB", State.INIT)
         if not self._terms.heartbeat_ms:
             raise Refusal("E_INVALID", "cannot SUB with heartbeats disabled")
-        self._check_right("SUB", "read", command.topic, command.channel)
+        self._check_right("SUB", Subscribe, command.topic, command.channel)
         self._busy(self._join(command.topic, command.channel))
 
     async def _join(self, topic: str, channel: str) -> None:
@@ -657,7 +659,7 @@ class Connection(asyncio.Protocol):
 
     def _publish(self, command: wire.Publish) -> None:
         if self._principal is not ANYBODY:
-            self._check_right(command.verb, "write", command.topic)
+            self._check_right(command.verb, Send, command.topic)
         self._pending_bytes += command.nbytes
         self._held.hold(command.nbytes)
         send = self._topics.send(command.topic, command.bodies, command.delay_ms)

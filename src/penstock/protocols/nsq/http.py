@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from penstock.core.chunk import PackedBodies
+from penstock.core.commands import ChangeQueue, Command, CreateChannel, QueueStats, Send
 from penstock.core.errors import ChannelNotFound, InvalidRequest, MessageTooLarge, PenstockError, QueueNotFound
 from penstock.protocols.http import Exchange, Request
 from penstock.protocols.nsq import stats, wire
@@ -41,7 +42,7 @@ from penstock.protocols.nsq.http_api import (
 from penstock.protocols.nsq.names import NSQ_VERSION
 from penstock.protocols.nsq.registration import LookupRegistration
 from penstock.protocols.nsq.topics import Topics
-from penstock.server.auth import ANYBODY, Principal, Right
+from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Services
 from penstock.server.settings import InvalidSettings, parse_address
 from penstock.server.shard import Call, ShardClosed
@@ -198,9 +199,9 @@ class NsqHttp:
         )
 
         def may_read(topic: str) -> bool:
-            return call.principal.allows("read", topic)
+            return call.principal.may(topic, QueueStats)
 
-        producers = report.producers() if call.principal.allows("read", _EVERY_TOPIC) else None
+        producers = report.producers() if call.principal.may(_EVERY_TOPIC, QueueStats) else None
         document = stats.StatsDocument(NSQ_VERSION, await self._health(), int(self._start_s), None, producers)
         if arguments.flag("include_mem", True):
             document.memory = stats.memory()
@@ -233,7 +234,7 @@ class NsqHttp:
 
     def _topic_to_write(self, call: ApiCall) -> str:
         topic = call.arguments.name("topic", "INVALID_TOPIC")
-        _check(call, "write", topic)
+        _check(call, Send, topic)
         return topic
 
     def _delay_ms(self, arguments: Arguments) -> int | None:
@@ -269,7 +270,7 @@ class NsqHttp:
     async def create_topic(self, call: ApiCall) -> Answer:
         """Make a topic; once more is fine."""
         topic = call.arguments.name("topic", "INVALID_TOPIC")
-        _check(call, "write", topic)
+        _check(call, Send, topic)
         await self._topics.create_topic(topic)
 
     async def delete_topic(self, call: ApiCall) -> Answer:
@@ -292,7 +293,7 @@ class NsqHttp:
     def _owned_topic(self, call: ApiCall) -> str:
         """The topic that a request names, if it may administer it."""
         topic = call.arguments.needed("topic")
-        _check(call, "admin", topic)
+        _check(call, ChangeQueue, topic)
         return topic
 
     # -- channels --
@@ -300,7 +301,7 @@ class NsqHttp:
     async def create_channel(self, call: ApiCall) -> Answer:
         """Make a channel of a topic that is there; once more is fine."""
         topic, channel = call.arguments.topic_and_channel()
-        _check(call, "read", topic)
+        _check(call, CreateChannel, topic)
         await self._topics.create_channel(topic, channel)
 
     async def delete_channel(self, call: ApiCall) -> Answer:
@@ -321,14 +322,14 @@ class NsqHttp:
 
     def _owned_channel(self, call: ApiCall) -> tuple[str, str]:
         topic, channel = call.arguments.topic_and_channel()
-        _check(call, "admin", topic)
+        _check(call, ChangeQueue, topic)
         return topic, channel
 
     # -- options --
 
     def show_option(self, call: ApiCall) -> Answer:
         """The value of an option."""
-        _check(call, "admin", _EVERY_TOPIC)
+        _check(call, ChangeQueue, _EVERY_TOPIC)
         option = _OPTIONS.get(_option(call))
         if option is None:
             raise ApiError(400, "INVALID_OPTION")
@@ -336,7 +337,7 @@ class NsqHttp:
 
     def set_option(self, call: ApiCall) -> Answer:
         """Change an option while the server runs; not for longer."""
-        _check(call, "admin", _EVERY_TOPIC)
+        _check(call, ChangeQueue, _EVERY_TOPIC)
         if not call.request.body or len(call.request.body) > self._settings.message_bytes_max:
             raise ApiError(413, "INVALID_VALUE")
         setter = _SETTERS.get(_option(call))
@@ -444,8 +445,8 @@ def _translated(error: PenstockError) -> ApiError:
     return ApiError(503, str(error))
 
 
-def _check(call: ApiCall, right: Right, topic: str) -> None:
-    if not call.principal.allows(right, topic):
+def _check(call: ApiCall, kind: type[Command], topic: str) -> None:
+    if not call.principal.may(topic, kind):
         raise ApiError(403, "FORBIDDEN")
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from penstock.core.backoff import backoff
 from penstock.protocols.lookup import wire
 from penstock.protocols.lookup.registry import Identity, Load
 from penstock.protocols.lookup.wire import LOADS, Refusal, ResponseReader
@@ -190,7 +191,7 @@ class LookupPeer:
         self._answers: asyncio.Queue[bytes | None]
         """None: there will be no more."""
         self._is_lost = False
-        self._pause_s = BACKOFF_S_MIN
+        self._failures = 0
         self._task = asyncio.create_task(self._keep_connected())
 
     def tell(self, topic: str) -> None:
@@ -221,8 +222,8 @@ class LookupPeer:
                 log.exception("lookup %s", self.address)
             finally:
                 self.info = None
-            await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
-            self._pause_s = min(self._pause_s * 2, BACKOFF_S_MAX)
+            self._failures += 1
+            await asyncio.sleep(backoff(self._failures, BACKOFF_S_MIN, BACKOFF_S_MAX, jitter=random.random() / 2))
 
     async def _serve(self) -> None:
         """Connect, tell everything, then what changes; until something fails."""
@@ -259,7 +260,7 @@ class LookupPeer:
         if answer.startswith(b"E_"):
             raise Refusal(answer.decode(errors="replace"))
         self.info = _INFO.decode(answer)
-        self._pause_s = BACKOFF_S_MIN
+        self._failures = 0
         self._pending = set(self._registration.known)
         self._is_beat_due = True
         log.info("lookup %s: connected", self.address)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from penstock.core.commands import Command, Delivery, Once, Receive
 from penstock.core.errors import AccessDenied
 from penstock.protocols.rest.body import no_room
-from penstock.server.auth import ANYBODY, RIGHTS, Principal, Right
+from penstock.server.auth import Principal
 from penstock.server.budget import NoRoom, Share, asked_bytes
 from penstock.server.settings import Settings
 from penstock.server.shard import Call, give_back
@@ -81,16 +81,12 @@ class Caller:
         self.delivery: Delivery | None = None
         """What was leased for this caller, to be given back if it does not get it."""
 
-    def need(self, right: Right, queue: str) -> str:
-        """The queue's name, if the caller has this right on it."""
-        return self.need_one_of((right,), queue)
-
-    def need_one_of(self, rights: tuple[Right, ...], queue: str) -> str:
-        """The queue's name, if the caller has one of these rights on it."""
+    def need(self, queue: str, *kinds: type[Command]) -> str:
+        """The queue's name, if the caller may do one of these commands with it."""
         self.queue = queue
-        principal = self.principal
-        if principal is not ANYBODY and not any(principal.allows(right, queue) for right in rights):
-            raise AccessDenied(f"{principal.name!r} has no {' or '.join(rights)} right on queue {queue!r}")
+        if not self.principal.may(queue, *kinds):
+            rights = " or ".join(str(kind.traits.right) for kind in kinds)
+            raise AccessDenied(f"{self.principal.name!r} has no {rights} right on queue {queue!r}")
         return queue
 
     def named(self, command: _Command, number: int = 0) -> _Command:
@@ -98,10 +94,6 @@ class Caller:
         if self.request_name is not None:
             command.once = Once(self.request_name, number)
         return command
-
-    def may_see(self, queue: str) -> bool:
-        """Whether the caller has any right on the queue."""
-        return any(self.principal.allows(right, queue) for right in RIGHTS)
 
     async def room_for(self, shard: Shards, queue: str, count: int, limits: Settings) -> None:
         """Wait until there is room for an answer with so many messages of a queue: as they are, and encoded."""

@@ -48,9 +48,9 @@ class DeadLetterQueues(Resource):
         They are in the queue's dead-letter queue, which needs the right to be read. A page may be shorter than `limit`
         although there are more: go on while `next` is given.
         """
-        caller.need("read", queue)
+        caller.need(queue, Browse)
         target = self.queue(queue).config.dead_letter or dead_letter_name(queue)
-        caller.need("read", target)
+        caller.need(target, Browse)
         await self.shard.know(target)
         dead = self.broker.queues.get(target)
         if dead is None:
@@ -88,9 +88,9 @@ class Redrives(Resource):
 
         All of them, or those that fit every condition that is given. One redrive of a queue at a time.
         """
-        caller.need("admin", body.queue)
+        caller.need(body.queue, StartRedrive)
         if body.target is not None:
-            caller.need("admin", body.target)
+            caller.need(body.target, StartRedrive)
         if body.ids is not None and body.sequences is not None:
             raise invalid("give either ids or sequences")
         await self.shard.know(body.queue)
@@ -131,20 +131,20 @@ class Redrives(Resource):
     async def list_redrives(self, caller: Caller, query: RedrivesQuery) -> RedriveList:
         """List redrives, newest first: those of queues that the caller has a right on."""
         tasks: list[RedriveTask] = await self.shard.call(ListRedrives(queue=query.queue))
-        return RedriveList(redrives=[_described(task) for task in tasks if caller.may_see(task.queue)])
+        return RedriveList(redrives=[_described(task) for task in tasks if caller.principal.may_see(task.queue)])
 
     @operation("GET", "/v1/redrives/{task}")
     async def describe_redrive(self, caller: Caller, task: str) -> Redrive:
         """Say how far a redrive is."""
         found = await self._task(task)
-        caller.need_one_of(("read", "admin"), found.queue)
+        caller.need(found.queue, Browse, StartRedrive)
         return _described(found)
 
     @operation("POST", "/v1/redrives/{task}/cancel")
     async def cancel_redrive(self, caller: Caller, task: str) -> Redrive:
         """Stop a redrive. What was moved stays moved."""
         found = await self._task(task)
-        caller.need("admin", found.queue)
+        caller.need(found.queue, CancelRedrive)
         return _described(await self.shard.call(CancelRedrive(task=found.task)))
 
     async def _task(self, text: str) -> RedriveTask:

@@ -79,7 +79,7 @@ class Messages(Resource):
         self, caller: Caller, queue: str, query: SendQuery, body: NewMessage | list[NewMessage] | SendBatch
     ) -> SentMessages | SentBatch:
         """Send one message (an object) or many (an array): all of them, or none."""
-        caller.need("write", queue)
+        caller.need(queue, Send)
         if isinstance(body, SendBatch):
             return await self._send_batch(caller, queue, query.create, body)
         messages = body if isinstance(body, list) else [body]
@@ -159,7 +159,7 @@ class Messages(Resource):
     async def _receive(
         self, caller: Caller, queue: str, channel: str, body: ReceiveOptions | ReceiveBatch
     ) -> Receipt | ReceivedBatch:
-        caller.need("read", queue)
+        caller.need(queue, Receive)
         if not 1 <= body.max <= self.settings.receive_max:
             raise InvalidRequest(f"max is {body.max}: it must be from 1 to {self.settings.receive_max}")
         if body.wait is not None and not 0 <= body.wait <= self.settings.wait_max_s:
@@ -240,7 +240,7 @@ class Messages(Resource):
     async def _settle(
         self, caller: Caller, queue: str, channel: str | None, body: Held | SettleBatch, command_for: Settle
     ) -> SettledReceipts | SettledBatch:
-        caller.need("read", queue)
+        caller.need(queue, Ack)
         if isinstance(body, SettleBatch):
             return await self._settle_batch(caller, queue, channel, body, command_for)
         channels = self.queue(queue).channels
@@ -289,7 +289,7 @@ class Messages(Resource):
     @operation("GET", "/v1/queues/{queue}/messages")
     async def browse_messages(self, caller: Caller, queue: str, query: BrowseQuery) -> SeenMessages:
         """Look at messages without taking them: peek, browse, search."""
-        caller.need("read", queue)
+        caller.need(queue, Browse)
         command = Browse(
             queue=queue,
             channel=query.channel,

@@ -47,7 +47,7 @@ from penstock.protocols.rest.shapes import (
     QueuesQuery,
     ServerStats,
 )
-from penstock.server.auth import RIGHTS
+from penstock.server.auth import TO_SEE
 from penstock.server.node import Services
 from penstock.server.shards import Shards
 from penstock.server.tally import COUNTS, Tally
@@ -71,7 +71,7 @@ class Queues(Resource):
         Once more with the same settings is fine; with others it is 409.
         """
         changes = _permitted_changes(caller, body.settings)
-        caller.need("admin", body.name)
+        caller.need(body.name, CreateQueue)
         kind = kind_of(body.name, None if body.settings.kind is UNSET else body.settings.kind)
         config = QueueConfig().changed(changes | {"kind": kind})
         await self.shard.call(CreateQueue(name=body.name, config=config, channels=tuple(body.channels)))
@@ -83,31 +83,31 @@ class Queues(Resource):
 
         What the caller has no right on is left out.
         """
-        page, following = await page_of_names(self.shard, query, caller.may_see)
+        page, following = await page_of_names(self.shard, query, caller.principal.may_see)
         return QueueList(queues=page, next=following)
 
     @operation("GET", "/v1/queues/{queue}")
     async def describe_queue(self, caller: Caller, queue: str) -> QueueDescription:
         """Describe a queue: its settings, and exact counts."""
-        return await self._described(caller.need_one_of(RIGHTS, queue))
+        return await self._described(caller.need(queue, *TO_SEE))
 
     @operation("PATCH", "/v1/queues/{queue}")
     async def change_queue(self, caller: Caller, queue: str, body: QueueSettings) -> QueueDescription:
         """Change some settings of a queue. What is not given stays as it is."""
         changes = _permitted_changes(caller, body)
-        caller.need("admin", queue)
+        caller.need(queue, ChangeQueue)
         await self.shard.call(ChangeQueue(name=queue, changes=changes))
         return await self._described(queue)
 
     @operation("DELETE", "/v1/queues/{queue}")
     async def delete_queue(self, caller: Caller, queue: str) -> None:
         """Delete a queue with its messages, channels and consumers."""
-        await self.shard.call(DeleteQueue(name=caller.need("admin", queue)))
+        await self.shard.call(DeleteQueue(name=caller.need(queue, DeleteQueue)))
 
     @operation("POST", "/v1/queues/{queue}/purge")
     async def purge_queue(self, caller: Caller, queue: str) -> Purged:
         """Delete a queue's messages, those in flight included."""
-        return Purged(purged=await self.shard.call(PurgeQueue(name=caller.need("admin", queue))))
+        return Purged(purged=await self.shard.call(PurgeQueue(name=caller.need(queue, PurgeQueue))))
 
     async def _described(self, name: str) -> QueueDescription:
         info: QueueInfo = await self.shard.call(DescribeQueue(name=name))
@@ -129,7 +129,7 @@ class Channels(Resource):
     @operation("POST", "/v1/queues/{queue}/channels", status=201)
     async def create_channel(self, caller: Caller, queue: str, body: NewChannel) -> ChannelCounts:
         """Create a channel. Once more is fine."""
-        caller.need("read", queue)
+        caller.need(queue, CreateChannel)
         start = body.start if isinstance(body.start, str) else milliseconds(body.start, "start")
         assert start is not None
         await self.shard.call(CreateChannel(queue=queue, channel=body.name, start=start))
@@ -138,35 +138,35 @@ class Channels(Resource):
     @operation("GET", "/v1/queues/{queue}/channels")
     async def list_channels(self, caller: Caller, queue: str) -> ChannelList:
         """List the channels of a queue, with exact counts."""
-        stats: Stats = await self.shard.call(QueueStats(name=caller.need_one_of(RIGHTS, queue)))
+        stats: Stats = await self.shard.call(QueueStats(name=caller.need(queue, *TO_SEE)))
         return ChannelList(channels=[_channel_counts(channel) for channel in stats.channels.values()])
 
     @operation("GET", "/v1/queues/{queue}/channels/{channel}")
     async def describe_channel(self, caller: Caller, queue: str, channel: str) -> ChannelCounts:
         """Describe a channel, with exact counts."""
-        return await self._counts(caller.need_one_of(RIGHTS, queue), channel)
+        return await self._counts(caller.need(queue, *TO_SEE), channel)
 
     @operation("DELETE", "/v1/queues/{queue}/channels/{channel}")
     async def delete_channel(self, caller: Caller, queue: str, channel: str) -> None:
         """Delete a channel, and what is kept for it alone."""
-        await self.shard.call(DeleteChannel(queue=caller.need("admin", queue), channel=channel))
+        await self.shard.call(DeleteChannel(queue=caller.need(queue, DeleteChannel), channel=channel))
 
     @operation("POST", "/v1/queues/{queue}/channels/{channel}/pause")
     async def pause_channel(self, caller: Caller, queue: str, channel: str) -> ChannelCounts:
         """Stop handing out a channel's messages."""
-        await self.shard.call(PauseChannel(queue=caller.need("admin", queue), channel=channel))
+        await self.shard.call(PauseChannel(queue=caller.need(queue, PauseChannel), channel=channel))
         return await self._counts(queue, channel)
 
     @operation("POST", "/v1/queues/{queue}/channels/{channel}/unpause")
     async def unpause_channel(self, caller: Caller, queue: str, channel: str) -> ChannelCounts:
         """Go on handing out a channel's messages."""
-        await self.shard.call(PauseChannel(queue=caller.need("admin", queue), channel=channel, paused=False))
+        await self.shard.call(PauseChannel(queue=caller.need(queue, PauseChannel), channel=channel, paused=False))
         return await self._counts(queue, channel)
 
     @operation("POST", "/v1/queues/{queue}/channels/{channel}/purge")
     async def purge_channel(self, caller: Caller, queue: str, channel: str) -> Purged:
         """Drop all that waits for a channel or is in flight there."""
-        command = PurgeChannel(queue=caller.need("admin", queue), channel=channel)
+        command = PurgeChannel(queue=caller.need(queue, PurgeChannel), channel=channel)
         return Purged(purged=await self.shard.call(command))
 
     async def _counts(self, queue: str, channel: str) -> ChannelCounts:
@@ -197,7 +197,9 @@ class Server(Resource):
     @operation("GET", "/v1/stats/queues")
     async def queue_stats(self, caller: Caller, query: QueuesQuery) -> QueueCountsList:
         """Count every queue that the caller may read, in order, a page at a time."""
-        names, following = await page_of_names(self.shard, query, lambda name: caller.principal.allows("read", name))
+        names, following = await page_of_names(
+            self.shard, query, lambda name: caller.principal.may(name, DescribeQueue)
+        )
         found: list[NamedCounts] = []
         for name in names:
             with contextlib.suppress(QueueNotFound, QueueDamaged):
@@ -241,7 +243,7 @@ def changes_of(settings: QueueSettings) -> dict[str, Any]:
 def _permitted_changes(caller: Caller, settings: QueueSettings) -> dict[str, Any]:
     """The settings that are given. Where dead letters go is a matter of that queue as well."""
     if isinstance(settings.dead_letter, str):
-        caller.need("admin", settings.dead_letter)
+        caller.need(settings.dead_letter, ChangeQueue)
     return changes_of(settings)
 
 

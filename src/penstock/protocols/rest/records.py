@@ -37,7 +37,7 @@ class RecordReading(Resource):
         As an Arrow IPC stream the columns are offset, timestamp, key, value, and headers if asked for. The headers
         `penstock-next-offset` and `penstock-end-offset`, and the schema's metadata, say where to go on.
         """
-        caller.need("read", queue)
+        caller.need(queue, ReadRecords)
         if caller.wanted == ARROW and not _HAS_ARROW:
             raise RestError(
                 406,
@@ -54,19 +54,19 @@ class RecordReading(Resource):
     @operation("GET", "/v1/queues/{queue}/consumers")
     async def list_consumers(self, caller: Caller, queue: str) -> ConsumerList:
         """List the named consumers of a queue."""
-        stats: Stats = await self.shard.call(QueueStats(name=caller.need("read", queue)))
+        stats: Stats = await self.shard.call(QueueStats(name=caller.need(queue, QueueStats)))
         return ConsumerList(consumers=[_position(stats, name) for name in stats.consumers])
 
     @operation("GET", "/v1/queues/{queue}/consumers/{consumer}")
     async def describe_consumer(self, caller: Caller, queue: str, consumer: str) -> ConsumerPosition:
         """Say where a named consumer is."""
-        stats: Stats = await self.shard.call(QueueStats(name=caller.need("read", queue)))
+        stats: Stats = await self.shard.call(QueueStats(name=caller.need(queue, QueueStats)))
         return _position(stats, consumer)
 
     @operation("GET", "/v1/queues/{queue}/consumers/{consumer}/records")
     async def read_as_consumer(self, caller: Caller, queue: str, consumer: str, query: ConsumerRecordsQuery) -> Records:
         """Read from where a named consumer is; one that is not known starts at the beginning."""
-        caller.need("read", queue)
+        caller.need(queue, ReadRecords)
         command = ReadRecords(queue=queue, consumer=consumer, limit=query.max)
         return self._as_json(await self._read(caller, command, query.max_bytes))
 
@@ -78,7 +78,7 @@ class RecordReading(Resource):
         """
         await self.shard.call(
             AckConsumer(
-                queue=caller.need("read", queue),
+                queue=caller.need(queue, AckConsumer),
                 consumer=consumer,
                 offset=body.offset,
                 allow_rewind=body.allow_rewind,
@@ -89,7 +89,7 @@ class RecordReading(Resource):
     @operation("DELETE", "/v1/queues/{queue}/consumers/{consumer}")
     async def delete_consumer(self, caller: Caller, queue: str, consumer: str) -> None:
         """Forget a named consumer."""
-        await self.shard.call(DeleteConsumer(queue=caller.need("read", queue), consumer=consumer))
+        await self.shard.call(DeleteConsumer(queue=caller.need(queue, DeleteConsumer), consumer=consumer))
 
     async def _read(self, caller: Caller, command: ReadRecords, max_bytes: int | None) -> CoreRecords:
         await caller.room_for(self.shard, command.queue, command.limit, self.services.settings)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from penstock.core.commands import AckConsumer, DeleteConsumer, DeleteQueue, ReadRecords
+from penstock.core.commands import AckConsumer, Command, DeleteConsumer, DeleteQueue, ReadRecords, Send
 from penstock.core.commands import Records as CoreRecords
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import record_list
@@ -33,7 +33,6 @@ from penstock.protocols.rest.shapes import (
     Records,
     Shape,
 )
-from penstock.server.auth import Right
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMap
 
@@ -62,8 +61,8 @@ class VirtualQueues(Resource):
         assert self.services.partition_maps is not None
         return self.services.partition_maps.current()
 
-    def _own(self, caller: Caller, right: Right, queue: str) -> str:
-        caller.need(right, queue)
+    def _own(self, caller: Caller, kind: type[Command], queue: str) -> str:
+        caller.need(queue, kind)
         self._map.check(queue)
         return queue
 
@@ -78,14 +77,14 @@ class VirtualQueues(Resource):
     @operation("POST", "/publish")
     async def publish(self, caller: Caller, query: QueueOnly, body: Publish) -> Published:
         """Send messages. The queue is created when it is not there."""
-        queue = self._own(caller, "write", _needed("queue", query, body))
+        queue = self._own(caller, Send, _needed("queue", query, body))
         sent = await self._messages.send_all(caller, [(queue, message) for message in body.messages], create=True)
         return Published(offsets=[-1 if message.sequence is None else message.sequence for message in sent])
 
     @operation("POST", "/get_records")
     async def get_records(self, caller: Caller, query: GetRecords, body: GetRecords) -> Records:
         """Read messages from an offset, or from where a consumer is."""
-        queue = self._own(caller, "read", _needed("queue", query, body))
+        queue = self._own(caller, ReadRecords, _needed("queue", query, body))
         limit = _given("max_records", query, body, _RECORDS)
         await caller.room_for(self.shard, queue, limit, self.services.settings)
         records: CoreRecords = await self.shard.call(
@@ -110,7 +109,7 @@ class VirtualQueues(Resource):
         409 `rewind_refused` if it would go back without `AllowRewind`.
         """
         command = AckConsumer(
-            queue=self._own(caller, "read", _needed("queue", query, body)),
+            queue=self._own(caller, AckConsumer, _needed("queue", query, body)),
             consumer=_needed("consumer", query, body),
             offset=_needed("offset", query, body),
             allow_rewind=_given("allow_rewind", query, body, False),
@@ -121,12 +120,12 @@ class VirtualQueues(Resource):
     async def delete_virtual_consumer(self, caller: Caller, query: QueueAndConsumer, body: QueueAndConsumer) -> None:
         """Forget a consumer."""
         queue, consumer = _needed("queue", query, body), _needed("consumer", query, body)
-        await self.shard.call(DeleteConsumer(queue=self._own(caller, "read", queue), consumer=consumer))
+        await self.shard.call(DeleteConsumer(queue=self._own(caller, DeleteConsumer, queue), consumer=consumer))
 
     @operation("POST", "/delete_queue")
     async def delete_virtual_queue(self, caller: Caller, query: QueueOnly, body: QueueOnly) -> None:
         """Delete a queue with its messages and consumers."""
-        await self.shard.call(DeleteQueue(name=self._own(caller, "admin", _needed("queue", query, body))))
+        await self.shard.call(DeleteQueue(name=self._own(caller, DeleteQueue, _needed("queue", query, body))))
 
 
 def _given(name: str, query: Shape, body: Shape, otherwise: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.commands import Ack, CommitWork, EndSession, Heartbeat, OpenSession, Sent
+from penstock.core.commands import Ack, CommitWork, EndSession, Heartbeat, OpenSession, Send, Sent
 from penstock.core.errors import OverLimit
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds
@@ -34,9 +34,9 @@ class UnitsOfWork(Resource):
         if refused:
             raise refused[0][1]
         for holding in holdings:
-            caller.need("read", holding.queue)
+            caller.need(holding.queue, Ack)
         for message in body.sends:
-            caller.need("write", message.queue)
+            caller.need(message.queue, Send)
         sends, places = sends_of([(message.queue, message) for message in body.sends], create=True)
         acks = [Ack(queue=each.queue, channel=each.channel, spans=each.spans) for each in holdings]
         replies: list[Sent] = []

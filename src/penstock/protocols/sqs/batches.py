@@ -68,7 +68,7 @@ class BatchActions(MessageActions):
         self, caller: Caller, request: SendMessageBatchRequest
     ) -> SendMessageBatchResult | bytes:
         """Send messages."""
-        name = self.queue_name(caller, request.queue_url, "write")
+        name = self.queue_name(caller, request.queue_url, Send)
         config = self.config(name) or await self.existing(name)
         entries = request.entries or []
         self._check("SendMessageBatchRequestEntry", entries)
@@ -163,7 +163,7 @@ class BatchActions(MessageActions):
 
     async def DeleteMessageBatch(self, caller: Caller, request: DeleteMessageBatchRequest) -> SettledResult | bytes:
         """Delete messages that were received."""
-        name = self.queue_name(caller, request.queue_url, "read")
+        name = self.queue_name(caller, request.queue_url, Ack)
         queue = self.broker.queues.get(name) or await self.queue(name)
         entries = request.entries or []
         self._check("DeleteMessageBatchRequestEntry", entries)
@@ -196,7 +196,7 @@ class BatchActions(MessageActions):
         self, caller: Caller, request: ChangeMessageVisibilityBatchRequest
     ) -> SettledResult:
         """Keep messages longer, or give them back."""
-        name = self.queue_name(caller, request.queue_url, "read")
+        name = self.queue_name(caller, request.queue_url, Extend)
         queue = self.broker.queues.get(name) or await self.queue(name)
         entries = request.entries or []
         self._check("ChangeMessageVisibilityBatchRequestEntry", entries)

@@ -58,7 +58,7 @@ class MessageActions(Unpacking):
 
     async def SendMessage(self, caller: Caller, request: SendMessageRequest) -> SendMessageResult | bytes:
         """Send a message."""
-        name = self.queue_name(caller, request.queue_url, "write")
+        name = self.queue_name(caller, request.queue_url, Send)
         config = self.config(name) or await self.existing(name)
         if may_be_plain(caller, config) and is_bare(request):
             body = self._plain_body(request.message_body, config)
@@ -89,7 +89,7 @@ class MessageActions(Unpacking):
 
     async def ReceiveMessage(self, caller: Caller, request: ReceiveMessageRequest) -> ReceiveMessageResult | bytes:
         """Receive messages, now or as soon as there are any."""
-        name = self.queue_name(caller, request.queue_url, "read")
+        name = self.queue_name(caller, request.queue_url, Receive)
         config = self.config(name) or await self.existing(name)
         self._check_receive(request, config)
         wanted = Wanted.of(request)
@@ -114,7 +114,7 @@ class MessageActions(Unpacking):
 
     async def DeleteMessage(self, caller: Caller, request: DeleteMessageRequest) -> None:
         """Delete a message that was received. One that is gone already, or that somebody else has, is fine."""
-        name = self.queue_name(caller, request.queue_url, "read")
+        name = self.queue_name(caller, request.queue_url, Ack)
         queue = self.broker.queues.get(name) or await self.queue(name)
         channel, span = self.held(queue, request.receipt_handle)
         settled: Settled = await ask(Ack(queue=queue.name, channel=channel, spans=[span]))
@@ -123,7 +123,7 @@ class MessageActions(Unpacking):
 
     async def ChangeMessageVisibility(self, caller: Caller, request: ChangeMessageVisibilityRequest) -> None:
         """Keep a message longer, or give it back."""
-        name = self.queue_name(caller, request.queue_url, "read")
+        name = self.queue_name(caller, request.queue_url, Extend)
         queue = self.broker.queues.get(name) or await self.queue(name)
         channel, span = self.held(queue, request.receipt_handle)
         visibility_s = check_visibility(request.visibility_timeout)

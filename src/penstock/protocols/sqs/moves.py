@@ -109,7 +109,7 @@ class MoveActions(QueueActions):
         name = self.arns.name(arn)
         if name is None:
             raise invalid_value(arn, parameter, "It is not the ARN of a queue.")
-        self.check_rights(caller, name, "admin")
+        self.check_rights(caller, name, StartRedrive)
         await self.learn(name, now=True)
         if self.config(name) is None:
             raise SqsError(

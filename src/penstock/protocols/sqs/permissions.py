@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.commands import ChangeQueue
 from penstock.core.config import QueueConfig
 from penstock.protocols.sqs.errors import OVER_LIMIT, SqsError, invalid_value, missing
 from penstock.protocols.sqs.moves import MoveActions
@@ -43,14 +44,14 @@ class PermissionActions(MoveActions):
 
     async def AddPermission(self, caller: Caller, request: AddPermissionRequest) -> None:
         """Add a statement to the policy."""
-        name = self.queue_name(caller, request.queue_url, "admin")
+        name = self.queue_name(caller, request.queue_url, ChangeQueue)
         await self.existing(name)
         _check(request)
         await self.change(name, lambda config: _added(config, request, self.arns.of(name)))
 
     async def RemovePermission(self, caller: Caller, request: RemovePermissionRequest) -> None:
         """Take a statement out of the policy. The policy goes with its last one."""
-        name = self.queue_name(caller, request.queue_url, "admin")
+        name = self.queue_name(caller, request.queue_url, ChangeQueue)
         label = request.label
         if not label:
             await self.existing(name)

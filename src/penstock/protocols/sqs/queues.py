@@ -7,7 +7,7 @@ import binascii
 
 import msgspec
 
-from penstock.core.commands import CreateQueue, DeleteQueue, DescribeQueue, PurgeQueue, QueueStats
+from penstock.core.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, PurgeQueue, QueueStats
 from penstock.core.config import Kind, QueueConfig, kind_of
 from penstock.core.errors import QueueExists
 from penstock.protocols.sqs.attributes import (
@@ -47,6 +47,7 @@ from penstock.protocols.sqs.shapes import (
     TagQueueRequest,
     UntagQueueRequest,
 )
+from penstock.server.auth import TO_SEE
 from penstock.server.settings import SqsSettings
 from penstock.server.shards import Shards
 
@@ -73,7 +74,7 @@ class QueueActions(BatchActions):
         said = self._kind(attributes)
         check_queue_name(name, said, self.limits)
         targets = self._targets(caller, attributes)
-        self.check_rights(caller, name, "admin")
+        self.check_rights(caller, name, CreateQueue)
         tags = request.creation_tags or {}
         check_tags(tags)
         await self.learn(name, *targets, now=True)
@@ -111,7 +112,7 @@ class QueueActions(BatchActions):
         target = self.arns.name(arn) if isinstance(arn, str) else None
         if target is None:
             return []
-        self.check_rights(caller, target, "admin")
+        self.check_rights(caller, target, ChangeQueue)
         return [target]
 
     def _reader(self, name: str, is_fifo: bool) -> AttributeReader:
@@ -141,7 +142,7 @@ class QueueActions(BatchActions):
 
     async def DeleteQueue(self, caller: Caller, request: QueueRequest) -> None:
         """Delete a queue with its messages."""
-        name = self.queue_name(caller, request.queue_url, "admin")
+        name = self.queue_name(caller, request.queue_url, DeleteQueue)
         await ask(DeleteQueue(name=name))
         now_ms = self.shard.now_ms()
         self._purged_ms.pop(name, None)
@@ -151,7 +152,7 @@ class QueueActions(BatchActions):
 
     async def PurgeQueue(self, caller: Caller, request: QueueRequest) -> None:
         """Delete a queue's messages."""
-        name = self.queue_name(caller, request.queue_url, "admin")
+        name = self.queue_name(caller, request.queue_url, PurgeQueue)
         now_ms = self.shard.now_ms()
         purged_ms = self._purged_ms.get(name)
         if purged_ms is not None and now_ms < purged_ms + self.limits.purge_pause_ms:
@@ -174,7 +175,7 @@ class QueueActions(BatchActions):
         name = request.queue_name
         if not name:
             raise missing("QueueName")
-        self.check_rights(caller, name, "read", "write", "admin")
+        self.check_rights(caller, name, *TO_SEE)
         if self.auto_create:
             check_queue_name(name, kind_of(name), self.limits)
         await self.existing(name)
@@ -192,7 +193,7 @@ class QueueActions(BatchActions):
         self, caller: Caller, request: ListDeadLetterSourceQueuesRequest
     ) -> ListDeadLetterSourceQueuesResult:
         """The queues whose dead letters come to this one."""
-        target = self.queue_name(caller, request.queue_url, "read", "admin")
+        target = self.queue_name(caller, request.queue_url, DescribeQueue, ChangeQueue)
         await self.existing(target)
         limit, after = page_asked(request.max_results, request.next_token)
         sources = await self.names(caller, limit + 1, after=after, dead_letters_to=target)
@@ -203,7 +204,7 @@ class QueueActions(BatchActions):
 
     async def GetQueueAttributes(self, caller: Caller, request: GetQueueAttributesRequest) -> QueueAttributesResult:
         """What a queue is told to do, and how much is in it."""
-        name = self.queue_name(caller, request.queue_url, "read", "write", "admin")
+        name = self.queue_name(caller, request.queue_url, *TO_SEE)
         await self.existing(name)
         names = request.attribute_names or []
         check_names(names)
@@ -217,7 +218,7 @@ class QueueActions(BatchActions):
     async def SetQueueAttributes(self, caller: Caller, request: SetQueueAttributesRequest) -> None:
         """Change what a queue is told to do."""
         targets = self._targets(caller, request.attributes or {})
-        name = self.queue_name(caller, request.queue_url, "admin")
+        name = self.queue_name(caller, request.queue_url, ChangeQueue)
         attributes = request.attributes
         if not attributes:
             await self.existing(name)
@@ -229,7 +230,7 @@ class QueueActions(BatchActions):
 
     async def TagQueue(self, caller: Caller, request: TagQueueRequest) -> None:
         """Add tags, or change them."""
-        name = self.queue_name(caller, request.queue_url, "admin")
+        name = self.queue_name(caller, request.queue_url, ChangeQueue)
         tags = request.tags
         if not tags:
             await self.existing(name)
@@ -238,7 +239,7 @@ class QueueActions(BatchActions):
 
     async def UntagQueue(self, caller: Caller, request: UntagQueueRequest) -> None:
         """Take tags away; those that are not there are fine."""
-        name = self.queue_name(caller, request.queue_url, "admin")
+        name = self.queue_name(caller, request.queue_url, ChangeQueue)
         keys = request.tag_keys
         if not keys:
             await self.existing(name)
@@ -249,7 +250,7 @@ class QueueActions(BatchActions):
 
     async def ListQueueTags(self, caller: Caller, request: QueueRequest) -> ListQueueTagsResult:
         """A queue's tags."""
-        name = self.queue_name(caller, request.queue_url, "read", "admin")
+        name = self.queue_name(caller, request.queue_url, DescribeQueue, ChangeQueue)
         await self.learn(name, now=True)
         config = self.config(name)
         if config is None:

@@ -23,7 +23,7 @@ from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LE
 from penstock.protocols.sqs.names import Arns, Urls, queue_url
 from penstock.protocols.sqs.plain import Remembered
 from penstock.protocols.sqs.shapes import Shape
-from penstock.server.auth import ANYBODY, RIGHTS, Principal, Right
+from penstock.server.auth import Principal
 from penstock.server.settings import SqsSettings
 from penstock.server.shard import Call
 from penstock.server.shards import Names, Shards
@@ -173,33 +173,23 @@ class ServiceBase:
             return None
         return queue.config
 
-    def queue_name(self, caller: Caller, url: str | None, *rights: Right) -> str:
-        """The queue that a caller names by its URL, or by calling it. It needs one of the rights."""
+    def queue_name(self, caller: Caller, url: str | None, *kinds: type[Command]) -> str:
+        """The queue that a caller names by its URL, or by calling it, if it may do one of these commands there."""
         url = url or caller.path_url
         if not url:
             raise missing("QueueUrl")
         name = self.urls.name(url)
-        self.check_rights(caller, name, *rights)
+        self.check_rights(caller, name, *kinds)
         return name
 
     @staticmethod
-    def check_rights(caller: Caller, name: str, *rights: Right) -> None:
-        """Raise unless the caller has one of these rights on the queue."""
+    def check_rights(caller: Caller, name: str, *kinds: type[Command]) -> None:
+        """Raise unless the caller may do one of these commands with the queue."""
         if len(name) > NAME_LENGTH_MAX:
             raise no_such_queue()
         caller.queue = name
-        principal = caller.principal
-        if principal is ANYBODY:
-            return
-        for right in rights:
-            if principal.allows(right, name):
-                return
-        raise SqsError(ACCESS_DENIED, f"Access to the resource {caller.url(name)} is denied.")
-
-    @staticmethod
-    def may_see(caller: Caller, name: str) -> bool:
-        """Whether the caller has any right on the queue."""
-        return any(caller.principal.allows(right, name) for right in RIGHTS)
+        if not caller.principal.may(name, *kinds):
+            raise SqsError(ACCESS_DENIED, f"Access to the resource {caller.url(name)} is denied.")
 
     async def learn(self, *names: str, now: bool = False) -> None:
         """Ask for queues of other nodes that have to be asked for, so that `config` can tell of them."""
@@ -218,7 +208,7 @@ class ServiceBase:
             page: list[str] = await ask(
                 ListQueues(prefix=prefix, after=after, limit=limit, dead_letters_to=dead_letters_to)
             )
-            found += [name for name in page if self.may_see(caller, name)]
+            found += [name for name in page if caller.principal.may_see(name)]
             if len(page) < limit:
                 break
             after = page[-1]

@@ -22,20 +22,25 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from penstock.core.commands import (
+    COMMANDS,
     AddCredit,
     Browse,
     CancelRedrive,
     CancelWait,
     Command,
-    CreateQueue,
+    CommitWork,
     Delivery,
     DescribeQueue,
     EndSession,
     Heartbeat,
+    LastMark,
     ListQueues,
     ListRedrives,
     OpenSession,
+    QueueStats,
     ReadRecords,
     Receive,
     Records,
@@ -44,11 +49,11 @@ from penstock.core.commands import (
     Subscribe,
 )
 from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound, Throttled
+from penstock.core.marks import Marks
 from penstock.core.packed_error import pack_error
 from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.protocols.websocket.handles import session_handle, session_number
-from penstock.protocols.websocket.rights import check_rights, own_marks
-from penstock.server.auth import ANYBODY, Principal
+from penstock.server.auth import ANYBODY, Principal, authorize, owned
 from penstock.server.budget import BUSY, Share, asked_bytes
 from penstock.server.ending import end_session
 from penstock.server.node import Services
@@ -59,21 +64,24 @@ from penstock.server.tasks import CallbackCall
 from penstock.wire.answers import Kind, Limits, Moved, encode_answers
 from penstock.wire.packing import pack_reply
 from penstock.wire.requests import AddPushCredit, Cancel, Hello, Route, StartPush, StopPush, incoming
-from penstock.wire.routing import queue_of
 
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 _NOT_COUNTED: Final = frozenset({Cancel, AddPushCredit, StopPush, Heartbeat, EndSession, Route})
 """What keeps a conversation going, or ends something, is not limited by the rate."""
 _LOCAL: Final = frozenset(
-    {Receive, Heartbeat, EndSession, OpenSession, CreateQueue, DescribeQueue, ReadRecords, Browse}
+    kind for kind in COMMANDS if kind.traits.inside or kind.traits.has_messages or "session" in kind.__struct_fields__
 )
 """What says something that the core takes differently: see `Desk._localise`."""
+_DEFAULTS: Final = {
+    (kind, field.name): field.default
+    for kind in COMMANDS
+    for field in msgspec.structs.fields(kind)
+    if field.name in kind.traits.inside
+}
 _NAMES_PER_STEP: Final = 1_000
 """However many names of queues a client asks for, the shard gives so many in a step."""
 PUSH_ROOM_BYTES: Final = 4 * 1024 * 1024
 """What one push may have on its way to the client."""
-_LARGE: Final = frozenset({Receive, Browse, ReadRecords})
-"""What may be answered with many messages."""
 
 
 class Open:
@@ -190,7 +198,7 @@ class Desk:
             self._later.extend(requests)
             return
         for at, (number, command) in enumerate(requests):
-            if type(command) in _LARGE and not self._has_room(command):
+            if isinstance(command, Command) and command.traits.has_messages and not self._has_room(command):
                 self._later.extend(requests[at:])
                 return
             try:
@@ -262,8 +270,8 @@ class Desk:
             self._rates.count(self._caller)
         command = incoming(command)
         if self._principal is not ANYBODY:
-            check_rights(self._principal, command, self._broker)
-            own_marks(self._principal, command)
+            authorize(self._principal, command, self._broker.tasks)
+            self._own_marks(command)
         if self._route_version and self._is_refused(number, command):
             return
         kind = type(command)
@@ -279,6 +287,14 @@ class Desk:
                 return
             self._localise(command)
         self._submit(number, command)
+
+    def _own_marks(self, command: Command) -> None:
+        """The marks that a command names are the caller's own: nobody marks somebody else's work as done."""
+        if isinstance(command, CommitWork) and command.mark is not None:
+            Marks.check(*command.mark)
+            command.mark = owned(self._principal, command.mark[0]), command.mark[1]
+        elif isinstance(command, LastMark):
+            command.name = owned(self._principal, command.name)
 
     def _learn_first(self, number: int, command: Receive | Browse) -> None:
         """Ask for a queue of another node: how large its messages are says how many an answer may hold.
@@ -319,19 +335,15 @@ class Desk:
 
     def _localise(self, command: Command) -> None:
         """What a client says of sessions and sizes, as the core takes it."""
+        for field in command.traits.inside:
+            setattr(command, field, _DEFAULTS[type(command), field])
         if isinstance(command, Receive):
-            command.ticket = None
             command.limit = min(command.limit, self._limits.receive_max, self._messages_max(command.queue))
             command.session = self._number(command.session) if command.session else self._session
         elif isinstance(command, Heartbeat | EndSession):
             command.session = self._number(command.session)
         elif isinstance(command, OpenSession):
             self._check_sessions()
-            command.bound = False
-        elif isinstance(command, CreateQueue):
-            command.part = None  # between nodes only
-        elif isinstance(command, DescribeQueue):
-            command.queue_id = 0  # rights go by name
         elif isinstance(command, ReadRecords):
             bytes_max = self._services.settings.websocket.answer_bytes_max
             command.limit = min(command.limit, self._limits.receive_max)
@@ -362,7 +374,7 @@ class Desk:
         request = Open(self, number, command)
         request.call = self._shard.submit(command, request.settled)
         self._open[number] = request
-        if type(command) in _LARGE:
+        if command.traits.has_messages:
             self._large_open += 1
 
     def settled(self, request: Open, call: Call) -> None:
@@ -371,7 +383,7 @@ class Desk:
             return
         self._open.pop(request.number, None)
         error, command = call.error, request.command
-        if type(command) in _LARGE:
+        if command.traits.has_messages:
             self._large_open -= 1
         seconds = time.perf_counter() - request.started_s
         if error is None and call.reply is None and isinstance(command, Receive):
@@ -391,7 +403,7 @@ class Desk:
         if isinstance(command, OpenSession):
             return session_handle(self._broker.meta.secret, self._principal, reply)
         if isinstance(command, ListRedrives) and self._principal is not ANYBODY:
-            return [task for task in reply if self._principal.allows("read", task.queue)]
+            return [task for task in reply if self._principal.may(task.queue, QueueStats)]
         return reply
 
     def _answer(self, number: int, kind: Kind, value: Any) -> None:
@@ -431,7 +443,7 @@ class Desk:
         Once one command about a queue is refused, so are all that the client sent before it has heard of that, whatever
         the map is by then: what comes later must not be done earlier.
         """
-        maps, queue = self._services.partition_maps, queue_of(command)
+        maps, queue = self._services.partition_maps, command.about
         if maps is None or queue is None:
             return False
         known = maps.current()
@@ -547,7 +559,7 @@ class Desk:
             task = next((each for each in tasks if each.task == command.task), None)
             if self._closed:
                 return
-            if task is not None and not self._principal.allows("admin", task.queue):
+            if task is not None and not self._principal.may(task.queue, CancelRedrive):
                 call.error = AccessDenied(f"{self._principal.name} needs the right to admin queue {task.queue!r}")
             if call.error is not None:
                 self.settled(request, call)
@@ -572,7 +584,7 @@ class Desk:
 
         def page_came(call: Call) -> None:
             names = call.reply or []
-            found.extend(name for name in names if self._principal.allows("read", name))
+            found.extend(name for name in names if self._principal.may(name, DescribeQueue))
             if call.error is None and len(names) == limit and len(found) < command.limit and not self._closed:
                 self._list_more(number, command, names[-1], found)
                 return
