@@ -140,7 +140,7 @@ def main() -> None:
             base = statistics.median(found["without"])
             for name, figures in found.items():
                 middle = statistics.median(figures)
-                print(f"  {name:16} {middle:8.1f} us a request   {middle / base:5.2f} of without credentials")
+                print(f"  {name:16} {middle:8.1f} us a request   {middle / base if base else 0:5.2f} of without credentials")
     print(f"target: with credentials at most {SIGNED_TARGET} of without")
 
 
