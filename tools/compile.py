@@ -56,12 +56,11 @@ COMPILED = (
     "protocols/sqs/moves.py",
     "protocols/sqs/names.py",
     "protocols/sqs/permissions.py",
-    "protocols/sqs/plain.py",
-    "protocols/sqs/quick.py",
     "protocols/sqs/queues.py",
     "protocols/sqs/received.py",
     "protocols/sqs/server.py",
     "protocols/sqs/service.py",
+    "protocols/sqs/visit.py",
 )
 """What is worth it: every message, or every call, goes through these."""
 

@@ -1,16 +1,15 @@
-"""Every action of SQS: its name, its request's shape, and the coroutine that does it."""
+"""Every action of SQS: its name, its request's shape, and the function or coroutine that does it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from penstock.protocols.http import Exchange
 from penstock.protocols.sqs import shapes
 from penstock.protocols.sqs.json_wire import Decoder
 from penstock.protocols.sqs.permissions import PermissionActions
-from penstock.protocols.sqs.service import Answer, Asked, Caller
 from penstock.protocols.sqs.shapes import Shape
+from penstock.protocols.sqs.visit import Answer, Asked, Visit
 
 
 class Service(PermissionActions):
@@ -20,7 +19,7 @@ class Service(PermissionActions):
 class Run(Protocol):
     """An action at work."""
 
-    def __call__(self, caller: Caller, request: Any, /) -> Coroutine[Asked, Any, Answer]:
+    def __call__(self, visit: Visit, request: Any, /) -> Answer | Coroutine[Asked, Any, Answer]:
         """Begin."""
         ...
 
@@ -28,15 +27,13 @@ class Run(Protocol):
 class Action:
     """One action."""
 
-    __slots__ = ("decoder", "name", "quick", "request", "run")
+    __slots__ = ("decoder", "name", "request", "run")
 
     def __init__(self, name: str, request: type[Shape], run: Run) -> None:
         self.name = name
         self.request = request
         self.run = run
         self.decoder = Decoder(request)
-        self.quick: Callable[[Exchange, Any], bool] | None = None
-        """A shorter way, for what it takes of what comes in plain JSON (`quick.py`)."""
 
 
 REQUESTS: dict[str, type[Shape]] = {

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
 
 from penstock.core.commands import Ack, Extend, Send, Sent, Settled, Span
 from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError
-from penstock.protocols.sqs import message_attributes, plain
-from penstock.protocols.sqs.attributes import message_bytes_max
+from penstock.protocols.sqs import message_attributes
 from penstock.protocols.sqs.errors import (
     BATCH_ENTRY_IDS_NOT_DISTINCT,
     BATCH_REQUEST_TOO_LONG,
@@ -25,16 +26,14 @@ from penstock.protocols.sqs.errors import (
 from penstock.protocols.sqs.messages import (
     Draft,
     MessageActions,
-    channel_name,
     check_grouping,
     check_visibility,
     expired,
-    is_bare,
-    may_be_plain,
     not_changed,
+    tuple_of,
 )
-from penstock.protocols.sqs.received import md5, sequence_number
-from penstock.protocols.sqs.service import Caller, ask, ask_all
+from penstock.protocols.sqs.received import md5_list, sequence_number
+from penstock.protocols.sqs.service import SqsQueue
 from penstock.protocols.sqs.shapes import (
     BatchResultErrorEntry,
     ChangeMessageVisibilityBatchRequest,
@@ -48,12 +47,11 @@ from penstock.protocols.sqs.shapes import (
     SettledEntry,
     SettledResult,
 )
-from penstock.server.shards import QueueFace
+from penstock.protocols.sqs.visit import Answer, Visit
 
-_tuple_of: Final[Any] = tuple.__new__
 _Span: Final[Any] = Span
-"""A named tuple is made by a function in Python; one of its base's is a fifth of the price."""
-
+fields_of: Final = msgspec.structs.astuple
+assert SendMessageBatchRequestEntry.__struct_fields__[:2] == ("id", "message_body")
 _ID_LENGTH_MAX = 80
 _ID = re.compile(rf"[A-Za-z0-9_-]{{1,{_ID_LENGTH_MAX}}}\Z")
 
@@ -64,168 +62,137 @@ Entry = SendMessageBatchRequestEntry | SettleEntry
 class BatchActions(MessageActions):
     """The actions on several messages."""
 
-    async def SendMessageBatch(
-        self, caller: Caller, request: SendMessageBatchRequest
-    ) -> SendMessageBatchResult | bytes:
-        """Send messages."""
-        name = self.queue_name(caller, request.queue_url, Send)
-        config = self.config(name) or await self.existing(name)
+    def SendMessageBatch(self, visit: Visit, request: SendMessageBatchRequest) -> Answer:
+        """Send messages: one command for each delay in use; in nearly every batch, one."""
+        queue = self.queue(visit, request.queue_url, Send, may_create=True)
         entries = request.entries or []
-        self._check("SendMessageBatchRequestEntry", entries)
-        if may_be_plain(caller, config):
-            bodies = self._plain_bodies(entries, config)
-            if bodies is not None:
-                reply: Sent = await ask(Send(queue=name, bodies=bodies, create=False))
-                checksums = [md5(body) for body in bodies]
-                if reply.sequences is None:
-                    self.remembered.add(reply.queue_id, reply.first, checksums)
-                    message_ids = self.message_ids(reply.queue_id, reply.first, len(bodies))
-                else:
-                    message_ids = [self.message_id(reply.queue_id, sequence) for sequence in reply.sequences]
-                return plain.sent_batch([entry.id or "" for entry in entries], message_ids, checksums)
-        if config.is_fifo:
-            _check_all_grouped(entries, config)
-        result = SendMessageBatchResult([], [])
-        drafted: list[tuple[SendMessageBatchRequestEntry, Draft]] = []
+        entry_ids = self._check("SendMessageBatchRequestEntry", entries)
+        bodies = self._bare_bodies(entries, queue)
+        if bodies is not None:
+            sender = self.sender_attributes(visit.principal) if visit.principal.access_key else None
+            attributes: list[bytes | None] | None = None if sender is None else [sender] * len(bodies)
+
+            def answer_bare(sent: Sent) -> SendMessageBatchResult:
+                message_ids = self._message_ids(queue, sent, len(bodies))
+                return SendMessageBatchResult(
+                    list(map(SendMessageBatchResultEntry, entry_ids, message_ids, md5_list(bodies))), []
+                )
+
+            return visit.ask(Send(queue=queue.name, bodies=bodies, attributes=attributes, create=False), answer_bare)
+        if queue.is_fifo:
+            _check_all_grouped(entries, queue.config)
+        failed: list[BatchResultErrorEntry] = []
+        ids: list[str] = []
+        drafts: list[Draft] = []
         size = 0
         for entry in entries:
             try:
-                draft = self.draft(caller, entry, config)
+                draft = self.draft(visit, entry, queue)
             except SqsError as error:
-                result.failed.append(_failed(entry.id, error))
+                failed.append(_failed(entry.id, error))
                 size += _size(entry)
             else:
-                drafted.append((entry, draft))
+                ids.append(entry.id or "")
+                drafts.append(draft)
                 size += draft.size
         self._check_length(size)
-        if drafted:
-            await self._send_all(name, config, drafted, result)
-        return result
+        if not drafts:
+            return SendMessageBatchResult([], failed)
+        delays = dict.fromkeys(draft.delay_ms for draft in drafts)
+        if len(delays) == 1:
 
-    def _plain_bodies(self, entries: list[SendMessageBatchRequestEntry], config: QueueConfig) -> list[bytes] | None:
-        """The bodies of a batch in which every message is bare and good; None if any is not."""
-        limit, size = message_bytes_max(config), 0
-        bodies: list[bytes] = []
-        for entry in entries:
-            text = entry.message_body
-            if not text or not is_bare(entry):
-                return None
-            body = text.encode()
-            if len(body) > limit:
-                return None
-            size += len(body)
-            bodies.append(body)
-        self._check_length(size)
-        return bodies
+            def answer(sent: Sent) -> SendMessageBatchResult:
+                return SendMessageBatchResult(self._sent(queue, ids, drafts, sent), failed)
 
-    async def _send_all(
-        self,
-        name: str,
-        config: QueueConfig,
-        drafted: list[tuple[SendMessageBatchRequestEntry, Draft]],
-        result: SendMessageBatchResult,
-    ) -> None:
-        """One command for each delay in use: in nearly every batch, one."""
-        if len({draft.delay_ms for _, draft in drafted}) == 1:
-            sent: Sent = await ask(_send(name, [draft for _, draft in drafted]))
-            result.successful = self._sent(config, drafted, sent)
-            return
-        runs: dict[int | None, list[tuple[SendMessageBatchRequestEntry, Draft]]] = {}
-        for each in drafted:
-            runs.setdefault(each[1].delay_ms, []).append(each)
-        replies = await ask_all([_send(name, [draft for _, draft in run]) for run in runs.values()])
-        for run, reply in zip(runs.values(), replies, strict=True):
-            if isinstance(reply, PenstockError):
-                error = from_core(reply)
-                result.failed += [_failed(entry.id, error) for entry, _ in run]
-            else:
-                result.successful += self._sent(config, run, reply)
-        places = {entry.id: place for place, (entry, _) in enumerate(drafted)}
-        result.successful.sort(key=lambda entry: places[entry.id])
+            return visit.ask(_send(queue.name, drafts), answer)
+        runs = [[at for at, draft in enumerate(drafts) if draft.delay_ms == delay_ms] for delay_ms in delays]
+
+        def answer_all(replies: list[Any]) -> SendMessageBatchResult:
+            successful: dict[int, SendMessageBatchResultEntry] = {}
+            for run, reply in zip(runs, replies, strict=True):
+                if isinstance(reply, PenstockError):
+                    error = from_core(reply)
+                    failed.extend(_failed(ids[at], error) for at in run)
+                else:
+                    sent = self._sent(queue, [ids[at] for at in run], [drafts[at] for at in run], reply)
+                    successful.update(zip(run, sent, strict=True))
+            return SendMessageBatchResult([successful[at] for at in sorted(successful)], failed)
+
+        return visit.ask_all([_send(queue.name, [drafts[at] for at in run]) for run in runs], answer_all)
 
     def _sent(
-        self, config: QueueConfig, drafted: list[tuple[SendMessageBatchRequestEntry, Draft]], sent: Sent
+        self, queue: SqsQueue, ids: list[str], drafts: list[Draft], sent: Sent
     ) -> list[SendMessageBatchResultEntry]:
-        queue_id, is_fifo, message_id = sent.queue_id, config.is_fifo, self.message_id
-        first = sent.first
-        sequences = range(first, first + len(drafted)) if sent.sequences is None else sent.sequences
+        """The entries of messages that were sent."""
+        first, count, is_fifo = sent.first, len(drafts), queue.is_fifo
+        sequences = range(first, first + count) if sent.sequences is None else sent.sequences
+        message_ids = self._message_ids(queue, sent, count)
+        checksums = md5_list([draft.body for draft in drafts])
         return [
             SendMessageBatchResultEntry(
-                entry.id or "",
-                message_id(queue_id, sequence),
-                md5(draft.body),
+                id_,
+                message_id,
+                checksum,
                 draft.md5_of_attributes,
                 draft.md5_of_system_attributes,
                 sequence_number(sequence) if is_fifo else None,
             )
-            for (entry, draft), sequence in zip(drafted, sequences, strict=True)
+            for id_, message_id, checksum, draft, sequence in zip(
+                ids, message_ids, checksums, drafts, sequences, strict=True
+            )
         ]
 
-    async def DeleteMessageBatch(self, caller: Caller, request: DeleteMessageBatchRequest) -> SettledResult | bytes:
+    def _message_ids(self, queue: SqsQueue, sent: Sent, count: int) -> list[str]:
+        ids = queue.ids if sent.queue_id == queue.id else self.numbered(sent.queue_id)
+        if sent.sequences is None:
+            return ids.texts(sent.first, count)
+        return [ids.text(sequence) for sequence in sent.sequences]
+
+    def _bare_bodies(self, entries: list[SendMessageBatchRequestEntry], queue: SqsQueue) -> list[bytes] | None:
+        """The bodies of a batch of which every message is good and has nothing beside its body; None of another."""
+        _, texts, *others = zip(*map(fields_of, entries), strict=True)
+        if queue.is_fifo or not all(texts) or any(map(any, others)) or not "".join(texts).isprintable():
+            return None
+        bodies = [text.encode() for text in texts]
+        sizes = list(map(len, bodies))
+        if max(sizes) > queue.bytes_max:
+            return None
+        self._check_length(sum(sizes))
+        return bodies
+
+    def DeleteMessageBatch(self, visit: Visit, request: DeleteMessageBatchRequest) -> Answer:
         """Delete messages that were received."""
-        name = self.queue_name(caller, request.queue_url, Ack)
-        queue = self.broker.queues.get(name) or await self.queue(name)
+        queue = self.queue(visit, request.queue_url, Ack, may_create=False)
         entries = request.entries or []
         self._check("DeleteMessageBatchRequestEntry", entries)
-        if caller.is_plain and not queue.config.is_fifo:
-            held = self._held_together(queue, entries)
-            if held is not None:
-                channel, spans = held
-                await ask(Ack(queue=queue.name, channel=channel, spans=spans))
-                return plain.settled_batch([entry.id or "" for entry in entries])
-        result = SettledResult([], [])
-        rounds = _rounds(self._held_entries(queue, entries, result))
-        refused = await _refused(
-            [
-                Ack(queue=queue.name, channel=group[0].channel, spans=_joined([each.span for each in group]))
-                for group in rounds
-            ]
-        )
-        for group, errors in zip(rounds, refused, strict=True):
-            if not errors or not queue.config.is_fifo:
-                result.successful += [SettledEntry(each.id) for each in group]
-                continue
-            for each in group:
-                if each.span.first in errors:
-                    result.failed.append(_failed(each.id, expired(each.handle)))
-                else:
-                    result.successful.append(SettledEntry(each.id))
-        return result
 
-    async def ChangeMessageVisibilityBatch(
-        self, caller: Caller, request: ChangeMessageVisibilityBatchRequest
-    ) -> SettledResult:
+        def command(one: Round) -> Ack:
+            return Ack(queue=queue.name, channel=one.channel, spans=one.spans)
+
+        def refusal(entry: SettleEntry, _error: PenstockError) -> SqsError | None:
+            return expired(entry.receipt_handle) if queue.is_fifo else None
+
+        return self._settle(visit, queue, entries, command, refusal)
+
+    def ChangeMessageVisibilityBatch(self, visit: Visit, request: ChangeMessageVisibilityBatchRequest) -> Answer:
         """Keep messages longer, or give them back."""
-        name = self.queue_name(caller, request.queue_url, Extend)
-        queue = self.broker.queues.get(name) or await self.queue(name)
+        queue = self.queue(visit, request.queue_url, Extend, may_create=False)
         entries = request.entries or []
         self._check("ChangeMessageVisibilityBatchRequestEntry", entries)
-        result = SettledResult([], [])
-        rounds = _rounds(self._held_entries(queue, entries, result))
-        refused = await _refused(
-            [
-                Extend(
-                    queue=queue.name,
-                    channel=group[0].channel,
-                    spans=[each.span for each in group],
-                    lease_ms=group[0].visibility_s * 1_000,
-                )
-                for group in rounds
-            ]
-        )
-        for group, errors in zip(rounds, refused, strict=True):
-            for each in group:
-                error = errors.get(each.span.first)
-                if error is None:
-                    result.successful.append(SettledEntry(each.id))
-                else:
-                    result.failed.append(_failed(each.id, not_changed(error, each.visibility_s)))
-        return result
+
+        def command(one: Round) -> Extend:
+            lease_ms = one.visibility_s * 1_000
+            return Extend(queue=queue.name, channel=one.channel, spans=one.spans, lease_ms=lease_ms)
+
+        def refusal(entry: SettleEntry, error: PenstockError) -> SqsError:
+            return not_changed(error, _visibility_s(entry))
+
+        return self._settle(visit, queue, entries, command, refusal)
 
     # -- rules for batches as a whole --
 
-    def _check(self, parameter: str, entries: Sequence[Entry] | None) -> None:
-        """Raise unless there are entries, not too many, that can be told apart."""
+    def _check(self, parameter: str, entries: Sequence[Entry] | None) -> list[str]:
+        """The entries' ids. Raises unless there are entries, not too many, that can be told apart."""
         if not entries:
             raise SqsError(EMPTY_BATCH_REQUEST, f"There should be at least one {parameter} in the request.")
         limit = self.limits.batch_entries_max
@@ -233,17 +200,17 @@ class BatchActions(MessageActions):
             raise SqsError(
                 TOO_MANY_ENTRIES, f"Maximum number of entries per request are {limit}. You have sent {len(entries)}."
             )
-        seen: set[str] = set()
-        for entry in entries:
-            if not is_id(entry.id):
-                raise SqsError(
-                    INVALID_BATCH_ENTRY_ID,
-                    "A batch entry id can only contain alphanumeric characters, hyphens and underscores. "
-                    "It can be at most 80 letters long.",
-                )
-            seen.add(entry.id or "")
-        if len(seen) != len(entries):
-            raise SqsError(BATCH_ENTRY_IDS_NOT_DISTINCT, f"Id {_first_repeated(entries)} repeated.")
+        ids = [entry.id or "" for entry in entries]
+        if not all(map(_ID.match, ids)):
+            raise SqsError(
+                INVALID_BATCH_ENTRY_ID,
+                "A batch entry id can only contain alphanumeric characters, hyphens and underscores. "
+                "It can be at most 80 letters long.",
+            )
+        if len(set(ids)) != len(ids):
+            repeated = next(each for at, each in enumerate(ids) if each in ids[:at])
+            raise SqsError(BATCH_ENTRY_IDS_NOT_DISTINCT, f"Id {repeated} repeated.")
+        return ids
 
     def _check_length(self, size: int) -> None:
         limit = self.limits.batch_bytes_max
@@ -255,61 +222,117 @@ class BatchActions(MessageActions):
 
     # -- settling --
 
-    def _held_together(
-        self, queue: QueueFace, entries: list[DeleteMessageBatchRequestEntry]
-    ) -> tuple[str, list[Span]] | None:
-        """The channel and the messages of a batch in which every receipt is good, for one command; None if not."""
-        handles: list[str] = []
-        for entry in entries:
-            handle = entry.receipt_handle
-            if handle is None:
-                return None
-            handles.append(handle)
-        found = self.seal(queue.id).read(handles)
-        if found is None:
-            return None
-        channel_id = found[0][0]
-        spans = joined_spans(found)
-        name = channel_name(queue, channel_id)
-        return None if spans is None or name is None else (name, spans)
+    def _settle(
+        self,
+        visit: Visit,
+        queue: SqsQueue,
+        entries: Sequence[SettleEntry],
+        command: Callable[[Round], Ack | Extend],
+        refusal: Callable[[SettleEntry, PenstockError], SqsError | None],
+    ) -> Answer:
+        """Settle messages with as few commands as can be: in nearly every batch, one."""
+        failed: list[BatchResultErrorEntry] = []
+        rounds = self._rounds(queue, entries, failed)
 
-    def _held_entries(self, queue: QueueFace, entries: Sequence[SettleEntry], result: SettledResult) -> list[Held]:
-        """What the entries' receipts say; those that say nothing go to the failed ones."""
-        found = []
+        def answer(replies: list[Any]) -> SettledResult:
+            successful: list[SettledEntry] = []
+            for one, reply in zip(rounds, replies, strict=True):
+                if isinstance(reply, PenstockError):
+                    raise reply
+                settled: Settled = reply
+                if not settled.refused:
+                    successful += map(SettledEntry, [entry.id or "" for entry in one.entries])
+                    continue
+                errors: dict[int, PenstockError] = {}
+                for first, last, error in settled.refused:
+                    errors.update(dict.fromkeys(range(first, last + 1), error))
+                for entry, sequence in zip(one.entries, one.sequences, strict=True):
+                    refused = refusal(entry, errors[sequence]) if sequence in errors else None
+                    if refused is None:
+                        successful.append(SettledEntry(entry.id or ""))
+                    else:
+                        failed.append(_failed(entry.id, refused))
+            return SettledResult(successful, failed)
+
+        return visit.ask_all([command(one) for one in rounds], answer) if rounds else SettledResult([], failed)
+
+    def _rounds(
+        self, queue: SqsQueue, entries: Sequence[SettleEntry], failed: list[BatchResultErrorEntry]
+    ) -> list[Round]:
+        """What the entries' receipts say; entries whose receipts say nothing go to the failed ones."""
+        run = queue.seal.read_run([entry.receipt_handle or "" for entry in entries])
+        if run is not None and isinstance(entries[0], DeleteMessageBatchRequestEntry):  # so are most: one delivery
+            channel = self.channel_name(queue, run[0])
+            if channel is not None:
+                spans = [tuple_of(_Span, run[1:])]
+                return [Round(channel, 0, entries, range(run[1], run[2] + 1), spans)]
+        rounds: dict[tuple[str, int, int], Round] = {}
+        seen: dict[tuple[str, int], list[int]] = {}
         for entry in entries:
             try:
                 channel, span = self.held(queue, entry.receipt_handle)
-                visibility_s = 0
-                if isinstance(entry, ChangeMessageVisibilityBatchRequestEntry):
-                    visibility_s = check_visibility(entry.visibility_timeout)
+                visibility_s = _visibility_s(entry)
             except SqsError as error:
-                result.failed.append(_failed(entry.id, error))
+                failed.append(_failed(entry.id, error))
+                continue
+            sequence, _, attempt = span
+            attempts = seen.setdefault((channel, sequence), [])
+            if attempt not in attempts:
+                attempts.append(attempt)
+            key = (channel, visibility_s, attempts.index(attempt))
+            if key not in rounds:
+                rounds[key] = Round(channel, visibility_s, [], [], [])
+            rounds[key].add(entry, span)
+        return list(rounds.values())
+
+
+class Round:
+    """Entries that one command can settle: of one channel, for one time, and no message on two attempts."""
+
+    __slots__ = ("channel", "entries", "sequences", "spans", "visibility_s")
+
+    def __init__(
+        self,
+        channel: str,
+        visibility_s: int,
+        entries: Sequence[SettleEntry],
+        sequences: Sequence[int],
+        spans: list[Span],
+    ) -> None:
+        self.channel = channel
+        self.visibility_s = visibility_s
+        self.entries = entries
+        self.sequences = sequences
+        """The message of each entry."""
+        self.spans = spans
+
+    def add(self, entry: SettleEntry, span: Span) -> None:
+        """One more. The same message once more is settled once."""
+        self.entries = [*self.entries, entry]
+        if span.first not in self.sequences:
+            last = self.spans[-1] if self.spans else None
+            if last is not None and last.last + 1 == span.first and last.attempt == span.attempt:
+                self.spans[-1] = Span(last.first, span.first, span.attempt)
             else:
-                found.append(Held(entry.id or "", entry.receipt_handle, channel, span, visibility_s))
-        return found
+                self.spans.append(span)
+        self.sequences = [*self.sequences, span.first]
 
 
-class Held(NamedTuple):
-    """An entry whose receipt was made here."""
-
-    id: str
-    handle: str | None
-    channel: str
-    span: Span
-    visibility_s: int
+def _visibility_s(entry: SettleEntry) -> int:
+    if isinstance(entry, ChangeMessageVisibilityBatchRequestEntry):
+        return check_visibility(entry.visibility_timeout)
+    return 0
 
 
 def _send(name: str, drafts: list[Draft]) -> Send:
-    attributes = [draft.attributes for draft in drafts]
-    groups = [draft.group for draft in drafts]
-    dedup_ids = [draft.dedup_id for draft in drafts]
+    bodies, attributes, _, delays_ms, groups, dedup_ids, _, _ = zip(*drafts, strict=True)
     return Send(
         queue=name,
-        bodies=[draft.body for draft in drafts],
-        attributes=attributes if any(attributes) else None,
-        groups=groups if any(groups) else None,
-        dedup_ids=dedup_ids if any(dedup_ids) else None,
-        delay_ms=drafts[0].delay_ms,
+        bodies=list(bodies),
+        attributes=list(attributes) if any(attributes) else None,
+        groups=list(groups) if any(groups) else None,
+        dedup_ids=list(dedup_ids) if any(dedup_ids) else None,
+        delay_ms=delays_ms[0],
         create=False,
     )
 
@@ -333,97 +356,3 @@ def _check_all_grouped(entries: list[SendMessageBatchRequestEntry], config: Queu
 
 def _failed(id_: str | None, error: SqsError) -> BatchResultErrorEntry:
     return BatchResultErrorEntry(id_ or "", error.kind.is_senders_fault, error.kind.code, error.message)
-
-
-def _joined(spans: list[Span]) -> list[Span]:
-    """Spans of one message each, with neighbours on the same attempt joined; repeated ones once.
-
-    >>> _joined([Span(6, 6, 1), Span(5, 5, 1), Span(7, 7, 2), Span(5, 5, 1)])
-    [Span(first=5, last=6, attempt=1), Span(first=7, last=7, attempt=2)]
-    """
-    joined: list[Span] = []
-    ordered = sorted(set(spans))
-    first, last, attempt = ordered[0]
-    for span in ordered[1:]:
-        if span[0] == last + 1 and span[2] == attempt:
-            last += 1
-        else:
-            joined.append(Span(first, last, attempt))
-            first, last, attempt = span
-    joined.append(Span(first, last, attempt))
-    return joined
-
-
-def is_id(text: str | None) -> bool:
-    """Whether a text can tell an entry from the others.
-
-    >>> is_id("a-1"), is_id("7"), is_id("a b"), is_id("é"), is_id("")
-    (True, True, False, False, False)
-    """
-    if text is None:
-        return False
-    if text.isalnum() and text.isascii() and len(text) <= _ID_LENGTH_MAX:  # so are most, and it is quickly seen
-        return True
-    return _ID.match(text) is not None
-
-
-def _first_repeated(entries: Sequence[Entry]) -> str | None:
-    seen: set[str | None] = set()
-    for entry in entries:
-        if entry.id in seen:
-            return entry.id
-        seen.add(entry.id)
-    return None
-
-
-def joined_spans(found: list[tuple[int, int, int]]) -> list[Span] | None:
-    """Messages of one channel as spans, neighbours on the same attempt joined; None if one is there twice.
-
-    >>> joined_spans([(1, 6, 1), (1, 5, 1), (1, 7, 2)])
-    [Span(first=5, last=6, attempt=1), Span(first=7, last=7, attempt=2)]
-    >>> joined_spans([(1, 6, 1), (1, 6, 2)]), joined_spans([(1, 6, 1), (2, 7, 1)])
-    (None, None)
-    """
-    ordered = sorted(found)
-    channel_id, first, attempt = ordered[0]
-    last = first
-    spans: list[Span] = []
-    for of_channel, sequence, on_attempt in ordered[1:]:
-        if of_channel != channel_id or sequence == last:
-            return None
-        if sequence != last + 1 or on_attempt != attempt:
-            spans.append(_tuple_of(_Span, (first, last, attempt)))
-            first, attempt = sequence, on_attempt
-        last = sequence
-    spans.append(_tuple_of(_Span, (first, last, attempt)))
-    return spans
-
-
-def _rounds(entries: list[Held]) -> list[list[Held]]:
-    """Entries that one command can settle: of one channel, for one time, and no message twice on different attempts."""
-    kinds = {(channel, visibility_s) for _, _, channel, _, visibility_s in entries}
-    if len(kinds) == 1 and len({entry.span.first for entry in entries}) == len(entries):
-        return [entries]
-    rounds: dict[tuple[str, int, int], list[Held]] = {}
-    seen: dict[tuple[str, int], list[int]] = {}
-    for entry in entries:
-        channel, span = entry.channel, entry.span
-        attempts = seen.setdefault((channel, span.first), [])
-        if span.attempt not in attempts:
-            attempts.append(span.attempt)
-        rounds.setdefault((channel, entry.visibility_s, attempts.index(span.attempt)), []).append(entry)
-    return list(rounds.values())
-
-
-async def _refused(commands: Sequence[Ack | Extend]) -> list[dict[int, PenstockError]]:
-    """Settle; for each command, by sequence number, what could not be settled and why."""
-    refused: list[dict[int, PenstockError]] = []
-    for reply in await ask_all(commands) if commands else ():
-        if isinstance(reply, PenstockError):
-            raise from_core(reply)
-        settled: Settled = reply
-        errors: dict[int, PenstockError] = {}
-        for first, last, error in settled.refused:
-            errors.update(dict.fromkeys(range(first, last + 1), error))
-        refused.append(errors)
-    return refused

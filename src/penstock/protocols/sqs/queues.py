@@ -30,7 +30,7 @@ from penstock.protocols.sqs.errors import (
 )
 from penstock.protocols.sqs.limits import PAGE_MAX, TAGS_MAX
 from penstock.protocols.sqs.names import check_queue_name
-from penstock.protocols.sqs.service import Caller, ask, default_config
+from penstock.protocols.sqs.service import default_config
 from penstock.protocols.sqs.shapes import (
     CreateQueueRequest,
     GetQueueAttributesRequest,
@@ -47,6 +47,7 @@ from penstock.protocols.sqs.shapes import (
     TagQueueRequest,
     UntagQueueRequest,
 )
+from penstock.protocols.sqs.visit import Visit, ask
 from penstock.server.auth import TO_SEE
 from penstock.server.settings import SqsSettings
 from penstock.server.shards import Shards
@@ -65,7 +66,7 @@ class QueueActions(BatchActions):
 
     # -- there or not --
 
-    async def CreateQueue(self, caller: Caller, request: CreateQueueRequest) -> QueueUrlResult:
+    async def CreateQueue(self, visit: Visit, request: CreateQueueRequest) -> QueueUrlResult:
         """Create a queue; one that is there with the same attributes is fine."""
         name = request.queue_name
         if not name:
@@ -73,8 +74,8 @@ class QueueActions(BatchActions):
         attributes = dict(request.attributes or {})
         said = self._kind(attributes)
         check_queue_name(name, said, self.limits)
-        targets = self._targets(caller, attributes)
-        self.check_rights(caller, name, CreateQueue)
+        targets = self._targets(visit, attributes)
+        self.check_rights(visit, name, CreateQueue)
         tags = request.creation_tags or {}
         check_tags(tags)
         await self.learn(name, *targets, now=True)
@@ -90,7 +91,7 @@ class QueueActions(BatchActions):
                 existing = self.config(name)
         if existing is not None:
             self._check_same(name, existing, said, attributes)
-        return QueueUrlResult(caller.url(name))
+        return QueueUrlResult(visit.url(name))
 
     def _kind(self, attributes: dict[str, str]) -> Kind | None:
         """What kind of queue is asked for, if any is. AWS knows no standard queue that says so."""
@@ -102,7 +103,7 @@ class QueueActions(BatchActions):
         del attributes["FifoQueue"]
         return "standard"
 
-    def _targets(self, caller: Caller, attributes: dict[str, str]) -> list[str]:
+    def _targets(self, visit: Visit, attributes: dict[str, str]) -> list[str]:
         """The queue that attributes name as the one for dead letters, if they do; it takes a right on that one, too."""
         try:
             policy = msgspec.json.decode(attributes.get("RedrivePolicy") or "null")
@@ -112,7 +113,7 @@ class QueueActions(BatchActions):
         target = self.arns.name(arn) if isinstance(arn, str) else None
         if target is None:
             return []
-        self.check_rights(caller, target, ChangeQueue)
+        self.check_rights(visit, target, ChangeQueue)
         return [target]
 
     def _reader(self, name: str, is_fifo: bool) -> AttributeReader:
@@ -140,9 +141,9 @@ class QueueActions(BatchActions):
             if now.get(attribute) != wished.get(attribute):
                 raise _exists(attribute)
 
-    async def DeleteQueue(self, caller: Caller, request: QueueRequest) -> None:
+    async def DeleteQueue(self, visit: Visit, request: QueueRequest) -> None:
         """Delete a queue with its messages."""
-        name = self.queue_name(caller, request.queue_url, DeleteQueue)
+        name = self.queue_name(visit, request.queue_url, DeleteQueue)
         await ask(DeleteQueue(name=name))
         now_ms = self.shard.now_ms()
         self._purged_ms.pop(name, None)
@@ -150,9 +151,9 @@ class QueueActions(BatchActions):
             self._deleted_ms[name] = now_ms
             self._forget_old(self._deleted_ms, now_ms - self.limits.recreate_pause_ms)
 
-    async def PurgeQueue(self, caller: Caller, request: QueueRequest) -> None:
+    async def PurgeQueue(self, visit: Visit, request: QueueRequest) -> None:
         """Delete a queue's messages."""
-        name = self.queue_name(caller, request.queue_url, PurgeQueue)
+        name = self.queue_name(visit, request.queue_url, PurgeQueue)
         now_ms = self.shard.now_ms()
         purged_ms = self._purged_ms.get(name)
         if purged_ms is not None and now_ms < purged_ms + self.limits.purge_pause_ms:
@@ -170,41 +171,41 @@ class QueueActions(BatchActions):
 
     # -- finding --
 
-    async def GetQueueUrl(self, caller: Caller, request: GetQueueUrlRequest) -> QueueUrlResult:
+    async def GetQueueUrl(self, visit: Visit, request: GetQueueUrlRequest) -> QueueUrlResult:
         """The URL of a queue by its name."""
         name = request.queue_name
         if not name:
             raise missing("QueueName")
-        self.check_rights(caller, name, *TO_SEE)
+        self.check_rights(visit, name, *TO_SEE)
         if self.auto_create:
             check_queue_name(name, kind_of(name), self.limits)
         await self.existing(name)
-        return QueueUrlResult(caller.url(name))
+        return QueueUrlResult(visit.url(name))
 
-    async def ListQueues(self, caller: Caller, request: ListQueuesRequest) -> ListQueuesResult:
+    async def ListQueues(self, visit: Visit, request: ListQueuesRequest) -> ListQueuesResult:
         """Queues by name, in pages if asked for."""
         prefix = request.queue_name_prefix or ""
         limit, after = page_asked(request.max_results, request.next_token)
-        names = await self.names(caller, limit + 1, prefix=prefix, after=after)
+        names = await self.names(visit, limit + 1, prefix=prefix, after=after)
         page, token = page_of(names, request.max_results, request.next_token)
-        return ListQueuesResult([caller.url(name) for name in page], token)
+        return ListQueuesResult([visit.url(name) for name in page], token)
 
     async def ListDeadLetterSourceQueues(
-        self, caller: Caller, request: ListDeadLetterSourceQueuesRequest
+        self, visit: Visit, request: ListDeadLetterSourceQueuesRequest
     ) -> ListDeadLetterSourceQueuesResult:
         """The queues whose dead letters come to this one."""
-        target = self.queue_name(caller, request.queue_url, DescribeQueue, ChangeQueue)
+        target = self.queue_name(visit, request.queue_url, DescribeQueue, ChangeQueue)
         await self.existing(target)
         limit, after = page_asked(request.max_results, request.next_token)
-        sources = await self.names(caller, limit + 1, after=after, dead_letters_to=target)
+        sources = await self.names(visit, limit + 1, after=after, dead_letters_to=target)
         page, token = page_of(sources, request.max_results, request.next_token)
-        return ListDeadLetterSourceQueuesResult([caller.url(name) for name in page], token)
+        return ListDeadLetterSourceQueuesResult([visit.url(name) for name in page], token)
 
     # -- attributes --
 
-    async def GetQueueAttributes(self, caller: Caller, request: GetQueueAttributesRequest) -> QueueAttributesResult:
+    async def GetQueueAttributes(self, visit: Visit, request: GetQueueAttributesRequest) -> QueueAttributesResult:
         """What a queue is told to do, and how much is in it."""
-        name = self.queue_name(caller, request.queue_url, *TO_SEE)
+        name = self.queue_name(visit, request.queue_url, *TO_SEE)
         await self.existing(name)
         names = request.attribute_names or []
         check_names(names)
@@ -215,10 +216,10 @@ class QueueActions(BatchActions):
             return QueueAttributesResult(found)
         return QueueAttributesResult({each: found[each] for each in dict.fromkeys(names) if each in found})
 
-    async def SetQueueAttributes(self, caller: Caller, request: SetQueueAttributesRequest) -> None:
+    async def SetQueueAttributes(self, visit: Visit, request: SetQueueAttributesRequest) -> None:
         """Change what a queue is told to do."""
-        targets = self._targets(caller, request.attributes or {})
-        name = self.queue_name(caller, request.queue_url, ChangeQueue)
+        targets = self._targets(visit, request.attributes or {})
+        name = self.queue_name(visit, request.queue_url, ChangeQueue)
         attributes = request.attributes
         if not attributes:
             await self.existing(name)
@@ -228,18 +229,18 @@ class QueueActions(BatchActions):
 
     # -- tags --
 
-    async def TagQueue(self, caller: Caller, request: TagQueueRequest) -> None:
+    async def TagQueue(self, visit: Visit, request: TagQueueRequest) -> None:
         """Add tags, or change them."""
-        name = self.queue_name(caller, request.queue_url, ChangeQueue)
+        name = self.queue_name(visit, request.queue_url, ChangeQueue)
         tags = request.tags
         if not tags:
             await self.existing(name)
             raise missing("Tags")
         await self.change(name, lambda config: {"tags": check_tags(config.tags | tags)})
 
-    async def UntagQueue(self, caller: Caller, request: UntagQueueRequest) -> None:
+    async def UntagQueue(self, visit: Visit, request: UntagQueueRequest) -> None:
         """Take tags away; those that are not there are fine."""
-        name = self.queue_name(caller, request.queue_url, ChangeQueue)
+        name = self.queue_name(visit, request.queue_url, ChangeQueue)
         keys = request.tag_keys
         if not keys:
             await self.existing(name)
@@ -248,9 +249,9 @@ class QueueActions(BatchActions):
             name, lambda config: {"tags": {key: value for key, value in config.tags.items() if key not in keys}}
         )
 
-    async def ListQueueTags(self, caller: Caller, request: QueueRequest) -> ListQueueTagsResult:
+    async def ListQueueTags(self, visit: Visit, request: QueueRequest) -> ListQueueTagsResult:
         """A queue's tags."""
-        name = self.queue_name(caller, request.queue_url, DescribeQueue, ChangeQueue)
+        name = self.queue_name(visit, request.queue_url, DescribeQueue, ChangeQueue)
         await self.learn(name, now=True)
         config = self.config(name)
         if config is None:

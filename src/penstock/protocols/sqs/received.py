@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from penstock.core.attributes import Attributes, decode_attributes
+from penstock.core.chunk import Section
 from penstock.core.commands import Delivery, Run
 from penstock.core.config import dead_letter_name
 from penstock.core.origin import Origin
-from penstock.protocols.sqs import message_attributes, plain
+from penstock.protocols.sqs import message_attributes
 from penstock.protocols.sqs.errors import INVALID_ATTRIBUTE_NAME, SqsError
-from penstock.protocols.sqs.service import ServiceBase
+from penstock.protocols.sqs.service import ServiceBase, SqsQueue
 from penstock.protocols.sqs.shapes import Message, ReceiveMessageRequest
 
 SYSTEM_ATTRIBUTES = frozenset(
@@ -31,6 +32,8 @@ SYSTEM_ATTRIBUTES = frozenset(
         "DeadLetterQueueSourceArn",
     }
 )
+NOT_TEXT = "\0"
+"""Stands for a body that is no text which SQS could carry: none has this character."""
 ANONYMOUS_SENDER = "AIDAPENSTOCK"
 """The SenderId of messages whose senders are not known."""
 
@@ -70,53 +73,49 @@ NOTHING = Wanted(frozenset(), None)
 class Unpacking(ServiceBase):
     """Unpacks deliveries."""
 
-    def unpack_plain(self, delivery: Delivery) -> bytes | None:
-        """A delivery as JSON, if all its messages are remembered as plain ones; None if not."""
-        queue_id, channel_id = delivery.queue_id, delivery.channel_id
-        pieces: list[bytes] = []
-        start = b'{"Messages":['
-        for run in delivery.runs:
-            chunk, count = run.chunk, run.stop - run.start
-            first = chunk.base + run.start
-            checksums = self.remembered.take(queue_id, first, count)
-            if checksums is None:
-                return None
-            ids = self.message_ids(queue_id, first, count)
-            receipts = self.seal(queue_id).make(channel_id, first, _attempts(run))
-            pieces.append(start)
-            pieces += plain.received(ids, receipts, checksums, chunk.body_list(run.start, run.stop))
-            start = b","
-        pieces.append(b"]}")
-        return b"".join(pieces)
-
-    def unpack(self, delivery: Delivery, is_fifo: bool, wanted: Wanted) -> list[Message]:
+    def unpack(self, delivery: Delivery, queue: SqsQueue, wanted: Wanted) -> list[Message]:
         """The messages of a delivery."""
-        messages = []
+        messages: list[Message] = []
         queue_id, channel_id = delivery.queue_id, delivery.channel_id
+        is_same = queue_id == queue.id
+        ids = queue.ids if is_same else self.numbered(queue_id)
+        seal = queue.seal if is_same else self.seal(queue_id)
         for run in delivery.runs:
-            chunk = run.chunk
-            attempts = _attempts(run)
-            receipts = self.seal(queue_id).make(channel_id, chunk.base + run.start, attempts)
-            for offset, body in enumerate(chunk.body_list(run.start, run.stop)):
-                sequence = chunk.base + run.start + offset
-                text = text_of(body)
-                shown = base64.b64encode(body) if text is None else body
-                message_id, checksum = self.message_id(queue_id, sequence), md5(shown)
-                message = Message(message_id, receipts[offset], checksum, shown.decode() if text is None else text)
-                stored_origin = chunk.origin(run.start + offset)
-                origin = None if stored_origin is None else Origin.decode(stored_origin)
-                if origin is not None:
-                    message.message_id = origin.id
-                if wanted is not NOTHING or text is None:
-                    parcel = Parcel(delivery.queue, run, offset, attempts[offset], origin, is_fifo)
-                    self._add_attributes(message, parcel, wanted, is_encoded=text is None)
-                messages.append(message)
+            chunk, start = run.chunk, run.start
+            first, attempt = chunk.base + start, run.attempt
+            attempts = [attempt] * (run.stop - start) if isinstance(attempt, int) else attempt.tolist()
+            receipts = seal.make(channel_id, first, attempts)
+            message_ids = ids.texts(first, len(attempts))
+            bodies = chunk.body_list(start, run.stop)
+            texts = texts_of(bodies)
+            made = list(map(Message, message_ids, receipts, md5_list(bodies), texts))
+            if wanted is not NOTHING or NOT_TEXT in texts or chunk.column(Section.ORIGINS) is not None:
+                for offset, message in enumerate(made):
+                    parcel = Parcel(delivery.queue, run, offset, attempts[offset], queue.is_fifo)
+                    self._complete(message, parcel, wanted, bodies[offset])
+            messages += made
         return messages
 
-    def _add_attributes(self, message: Message, parcel: Parcel, wanted: Wanted, is_encoded: bool) -> None:
+    def _complete(self, message: Message, parcel: Parcel, wanted: Wanted, body: bytes) -> None:
+        """What a message has beside its body, and where it came from."""
+        chunk = parcel.run.chunk
+        is_encoded = message.body == NOT_TEXT
+        if is_encoded:
+            encoded = base64.b64encode(body)
+            message.body, message.md5_of_body = encoded.decode(), md5(encoded)
+        stored_origin = chunk.origin(parcel.position)
+        origin = None if stored_origin is None else Origin.decode(stored_origin)
+        if origin is not None:
+            message.message_id = origin.id
+        if wanted is not NOTHING or is_encoded:
+            self._add_attributes(message, parcel, origin, wanted, is_encoded)
+
+    def _add_attributes(
+        self, message: Message, parcel: Parcel, origin: Origin | None, wanted: Wanted, is_encoded: bool
+    ) -> None:
         stored = decode_attributes(parcel.run.chunk.attributes(parcel.position))
         if wanted.system:
-            system = self._system_attributes(parcel, stored)
+            system = self._system_attributes(parcel, origin, stored)
             wants_all = "All" in wanted.system
             message.attributes = {
                 name: value
@@ -130,8 +129,8 @@ class Unpacking(ServiceBase):
             message.message_attributes = own
             message.md5_of_message_attributes = message_attributes.checksum(own)
 
-    def _system_attributes(self, parcel: Parcel, stored: Attributes) -> dict[str, str | None]:
-        chunk, origin = parcel.run.chunk, parcel.origin
+    def _system_attributes(self, parcel: Parcel, origin: Origin | None, stored: Attributes) -> dict[str, str | None]:
+        chunk = parcel.run.chunk
         sent_ms, receives, source = chunk.sent_ms, parcel.attempt, None
         if origin is not None:
             sent_ms = origin.sent_ms
@@ -158,15 +157,6 @@ class Unpacking(ServiceBase):
         return queue == (source.dead_letter or dead_letter_name(origin.queue))
 
 
-def _attempts(run: Run) -> list[int]:
-    """How often each message of a run was handed out."""
-    attempt = run.attempt
-    if isinstance(attempt, int):
-        return [attempt] * (run.stop - run.start)
-    found: list[int] = attempt.tolist()
-    return found
-
-
 class Parcel(NamedTuple):
     """One message of a delivery."""
 
@@ -174,7 +164,6 @@ class Parcel(NamedTuple):
     run: Run
     offset: int
     attempt: int
-    origin: Origin | None
     is_fifo: bool
 
     @property
@@ -207,6 +196,13 @@ _SHORT: Final = 256
 _short_md5: Final[Any] = _built_in_md5()
 
 
+def md5_list(bodies: list[bytes]) -> list[str]:
+    """The checksums of several."""
+    if _short_md5 is None:
+        return [md5(body) for body in bodies]
+    return [_short_md5(body).hexdigest() if len(body) <= _SHORT else md5(body) for body in bodies]
+
+
 def sequence_number(sequence: int) -> str:
     """A FIFO message's sequence number: 20 digits, so that text sorts as numbers do.
 
@@ -216,17 +212,22 @@ def sequence_number(sequence: int) -> str:
     return f"{sequence:020d}"
 
 
-def text_of(body: bytes) -> str | None:
-    """A body as text; None if it is none that SQS could carry: it may have come through another front end.
+def texts_of(bodies: list[bytes]) -> list[str]:
+    """Bodies as texts; `NOT_TEXT` for one that SQS could not carry: it may have come through another front end.
 
-    >>> text_of(b"text"), text_of(b"\\x00"), text_of(b"\\xff")
-    ('text', None, None)
+    >>> texts_of([b"text", b"\\x00", b"\\xff"])
+    ['text', '\\\\x00', '\\\\x00']
     """
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        return None
-    return text if message_attributes.not_allowed_in(text) is None else None
+    texts: list[str] = []
+    for body in bodies:
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:
+            text = NOT_TEXT
+        if not text.isprintable() and message_attributes.not_allowed_in(text) is not None:
+            text = NOT_TEXT
+        texts.append(text)
+    return texts
 
 
 def _optional_text(value: object) -> str | None:

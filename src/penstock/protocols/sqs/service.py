@@ -1,60 +1,36 @@
-"""What all actions share: the shard, the limits, names, and who calls.
-
-Actions are coroutines that await `ask(command)`, and nothing else. They are driven without tasks: `ask` hands its
-command out to whoever drives the coroutine (`server.py`), and gets the settled call back. A test can drive one by hand:
-
-    coroutine = service.DeleteMessage(caller, request)
-    command = coroutine.send(None)
-"""
+"""What all actions share: the shard, the limits, names, and queues as SQS sees them."""
 
 from __future__ import annotations
 
 import contextlib
-import types
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
+from penstock.core.attributes import encode_attributes
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue, ListQueues
 from penstock.core.config import Kind, QueueConfig, kind_of
-from penstock.core.errors import PenstockError, QueueChanged, QueueExists, QueueNotFound
+from penstock.core.errors import QueueChanged, QueueExists, QueueNotFound
 from penstock.core.receipt import Recent, Seal
+from penstock.protocols.sqs.attributes import message_bytes_max
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES
-from penstock.protocols.sqs.names import Arns, Urls, queue_url
-from penstock.protocols.sqs.plain import Remembered
-from penstock.protocols.sqs.shapes import Shape
-from penstock.server.auth import Principal
+from penstock.protocols.sqs.message_attributes import STORED_SENDER
+from penstock.protocols.sqs.names import Arns, Urls
+from penstock.protocols.sqs.visit import UnknownQueue, Visit, ask
+from penstock.server.auth import ANYBODY, Principal
 from penstock.server.settings import SqsSettings
-from penstock.server.shard import Call
-from penstock.server.shards import Names, Shards
+from penstock.server.shards import Names, QueueFace, Shards
 
 _SEQUENCE_DIGITS: Final = 12
-SEQUENCES_MAX: Final = 16**12
+_SEQUENCES_MAX: Final = 16**12
 """Below this, the ids of a queue's messages differ in their last twelve digits only."""
 _HEX: Final[list[str]] = [f"{number:02x}" for number in range(256)]
 _SEALS_MAX = 10_000
+_QUEUES_MAX = 10_000
 _NAMES_ASKED = 1_000
 _NAMES_ASKED_MIN = 200
 """Who may see few queues has many looked at for one name."""
-
-Asked = Command | tuple[Command, ...]
-"""What a coroutine hands out: a command, or several that go through the same step."""
-Answer = Shape | bytes | None
-"""What an action returns: its result; or that as JSON already, for a caller that is plain."""
-
-
-@types.coroutine
-def ask(command: Command) -> Generator[Asked, Any, Any]:
-    """The reply to a command, or its error raised."""
-    call: Call = yield command
-    return call.result()
-
-
-@types.coroutine
-def ask_all(commands: Sequence[Command]) -> Generator[Asked, Any, list[Any]]:
-    """The replies to several commands, in their order; an error of the core stands in the place of its reply."""
-    calls: list[Call] = yield tuple(commands)
-    return [call.error if isinstance(call.error, PenstockError) else call.result() for call in calls]
 
 
 class Numbered:
@@ -65,10 +41,12 @@ class Numbered:
     ('x-0000000000ff', 'x-000000000100')
     """
 
-    __slots__ = ("_block", "_start", "_started")
+    __slots__ = ("_beyond", "_block", "_start", "_started")
 
-    def __init__(self, start: str) -> None:
+    def __init__(self, start: str, beyond: Callable[[int], str] | None = None) -> None:
         self._start = start
+        self._beyond = beyond
+        """Makes the texts of numbers that have more than twelve digits."""
         self._block = -1
         self._started = ""
 
@@ -76,40 +54,33 @@ class Numbered:
         """The text with this number. Those that lie near each other share all but two digits, which are made once."""
         block = number >> 8
         if block != self._block:
+            if number >= _SEQUENCES_MAX and self._beyond is not None:
+                return self._beyond(number)
             self._started = self._start + f"{block:010x}"
             self._block = block
         return self._started + _HEX[number & 255]
 
     def texts(self, first: int, count: int) -> list[str]:
         """So many texts from a number on."""
+        if first >> 8 == self._block == (first + count) >> 8:
+            started = self._started
+            return [started + _HEX[number & 255] for number in range(first, first + count)]
         return [self.text(number) for number in range(first, first + count)]
 
 
-class Caller:
-    """Who calls, and by which address."""
+class SqsQueue:
+    """A queue as SQS sees it: what does not change from call to call, as long as its configuration is the same."""
 
-    __slots__ = ("_base_url", "is_plain", "path_url", "principal", "queue")
+    __slots__ = ("bytes_max", "config", "id", "ids", "is_fifo", "name", "seal")
 
-    def __init__(
-        self, base_url: str, principal: Principal, path_url: str | None = None, is_plain: bool = False
-    ) -> None:
-        self._base_url = base_url
-        self.principal = principal
-        self.is_plain = is_plain
-        """Whether the request came as JSON in which every text is plain; the answer may be bytes of JSON then."""
-        self.path_url = path_url
-        """The request's own path, if that is the address of a queue."""
-        self.queue = ""
-        """The queue that the call is about, once it is known."""
-
-    def url(self, name: str) -> str:
-        """A queue's URL, for this caller."""
-        return queue_url(self._base_url, name)
-
-    @property
-    def sender_id(self) -> str | None:
-        """Whom messages come from; None if callers are not known."""
-        return self.principal.name if self.principal.access_key else None
+    def __init__(self, queue: QueueFace, seal: Seal, ids: Numbered) -> None:
+        self.id = queue.id
+        self.name = queue.name
+        self.config: QueueConfig = queue.config
+        self.is_fifo = queue.config.is_fifo
+        self.bytes_max = message_bytes_max(queue.config)
+        self.seal = seal
+        self.ids = ids
 
 
 class ServiceBase:
@@ -121,10 +92,12 @@ class ServiceBase:
         self.urls = Urls(needs_account=self.limits.is_strict)
         self.arns = Arns(settings.region, settings.account)
         self.account = settings.account
+        self._queues: dict[str, SqsQueue] = {}
+        """By URL. Not the queues themselves: one that is deleted must not stay because somebody knew it."""
         self._numbered: dict[int, Numbered] = {}
         self._seals: dict[int, Seal] = {}
         self._recent = Recent()
-        self.remembered = Remembered()
+        self._sender_attributes: dict[str, bytes | None] = {}
         self._changing: set[str] = set()
         """Queues whose configuration has a change on its way."""
         self.auto_create = settings.auto_create
@@ -134,26 +107,55 @@ class ServiceBase:
         """The broker as it is now, to be read from: configurations, ids, receipts. Changes go through `ask`."""
         return self.shard.identity
 
-    def message_id(self, queue_id: int, sequence: int) -> str:
-        """As the broker's, faster: of the ids of a queue only the last twelve digits differ, for long enough."""
-        if sequence < SEQUENCES_MAX:
-            return self.numbered(queue_id).text(sequence)
-        return self.broker.message_id(queue_id, sequence)
+    def queue(self, visit: Visit, url: str | None, kind: type[Command], *, may_create: bool) -> SqsQueue:
+        """The queue that a caller names by its URL, or by calling it, if it may do this there.
 
-    def message_ids(self, queue_id: int, first: int, count: int) -> list[str]:
-        """The ids of messages one after the other."""
-        if first + count > SEQUENCES_MAX:
-            return [self.broker.message_id(queue_id, sequence) for sequence in range(first, first + count)]
-        return self.numbered(queue_id).texts(first, count)
+        `UnknownQueue` if it is not known here; `may_create` says whether it may be created then.
+        """
+        url = url or visit.path_url
+        if not url:
+            raise missing("QueueUrl")
+        known = self._queues.get(url)
+        name = self.urls.name(url) if known is None else known.name
+        visit.queue = name
+        principal = visit.principal
+        if principal is not ANYBODY and not principal.may(name, kind):
+            raise SqsError(ACCESS_DENIED, f"Access to the resource {visit.url(name)} is denied.")
+        broker = self.shard.identity
+        queue = broker.queues.get(name)
+        if queue is None:
+            if len(name) > NAME_LENGTH_MAX:
+                raise no_such_queue()
+            broker.refuse_damaged(name)
+            raise UnknownQueue(name, may_create)
+        if known is None or known.config is not queue.config or known.id != queue.id:
+            if len(self._queues) >= _QUEUES_MAX:
+                self._queues.clear()
+            known = self._queues[url] = SqsQueue(queue, self.seal(queue.id), self.numbered(queue.id))
+        return known
+
+    async def make_known(self, name: str, may_create: bool) -> None:
+        """Ask for a queue of another node, or create one that is not there if that may be."""
+        if may_create:
+            await self.existing(name)
+        await self.learn(name)
+
+    def sender_attributes(self, principal: Principal) -> bytes | None:
+        """The stored attributes of a message that has none of its own: whom it comes from."""
+        name = principal.name
+        if name not in self._sender_attributes:
+            self._sender_attributes[name] = encode_attributes({STORED_SENDER: name})
+        return self._sender_attributes[name]
 
     def numbered(self, queue_id: int) -> Numbered:
-        """The ids of a queue's messages, by sequence number."""
+        """The ids of a queue's messages, by sequence number: of those, only the last twelve digits differ."""
         numbered = self._numbered.get(queue_id)
         if numbered is None:
             if len(self._numbered) >= _SEALS_MAX:
                 self._numbered.clear()
             start = self.broker.message_id(queue_id, 0)[:-_SEQUENCE_DIGITS]
-            numbered = self._numbered[queue_id] = Numbered(start)
+            beyond = partial(self.broker.message_id, queue_id)
+            numbered = self._numbered[queue_id] = Numbered(start, beyond)
         return numbered
 
     def seal(self, queue_id: int) -> Seal:
@@ -173,23 +175,23 @@ class ServiceBase:
             return None
         return queue.config
 
-    def queue_name(self, caller: Caller, url: str | None, *kinds: type[Command]) -> str:
+    def queue_name(self, visit: Visit, url: str | None, *kinds: type[Command]) -> str:
         """The queue that a caller names by its URL, or by calling it, if it may do one of these commands there."""
-        url = url or caller.path_url
+        url = url or visit.path_url
         if not url:
             raise missing("QueueUrl")
         name = self.urls.name(url)
-        self.check_rights(caller, name, *kinds)
+        self.check_rights(visit, name, *kinds)
         return name
 
     @staticmethod
-    def check_rights(caller: Caller, name: str, *kinds: type[Command]) -> None:
+    def check_rights(visit: Visit, name: str, *kinds: type[Command]) -> None:
         """Raise unless the caller may do one of these commands with the queue."""
         if len(name) > NAME_LENGTH_MAX:
             raise no_such_queue()
-        caller.queue = name
-        if not caller.principal.may(name, *kinds):
-            raise SqsError(ACCESS_DENIED, f"Access to the resource {caller.url(name)} is denied.")
+        visit.queue = name
+        if not visit.principal.may(name, *kinds):
+            raise SqsError(ACCESS_DENIED, f"Access to the resource {visit.url(name)} is denied.")
 
     async def learn(self, *names: str, now: bool = False) -> None:
         """Ask for queues of other nodes that have to be asked for, so that `config` can tell of them."""
@@ -199,7 +201,7 @@ class ServiceBase:
                     await ask(DescribeQueue(name=name))
 
     async def names(
-        self, caller: Caller, enough: int, *, prefix: str = "", after: str = "", dead_letters_to: str | None = None
+        self, visit: Visit, enough: int, *, prefix: str = "", after: str = "", dead_letters_to: str | None = None
     ) -> list[str]:
         """Queues that the caller may know of, in order; at least so many, if there are."""
         found: list[str] = []
@@ -208,7 +210,7 @@ class ServiceBase:
             page: list[str] = await ask(
                 ListQueues(prefix=prefix, after=after, limit=limit, dead_letters_to=dead_letters_to)
             )
-            found += [name for name in page if caller.principal.may_see(name)]
+            found += [name for name in page if visit.principal.may_see(name)]
             if len(page) < limit:
                 break
             after = page[-1]

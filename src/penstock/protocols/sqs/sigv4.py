@@ -40,6 +40,8 @@ SKEW_MS = 15 * 60 * 1_000
 EXPIRES_S_MAX = 7 * 24 * 3_600
 _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 _TIMESTAMP = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z", re.ASCII)
+_REMEMBERED_LENGTH_MAX = 512
+"""What is longer is read anew each time: strangers cannot fill the memory with it."""
 _DIGITS = re.compile(r"\d{1,9}", re.ASCII)
 
 _NO_MATCH = (
@@ -57,23 +59,28 @@ class SigV4Error(SqsError):
         return self.kind.code
 
 
-class _Signature(NamedTuple):
-    """What the client says about its signature."""
+class _Claim(NamedTuple):
+    """Who the client says it is, and what it has signed: the same for all its requests of a day."""
 
     access_key: str
     day: str
     region: str
     service: str
+    scope: str
+    """What the key is good for."""
+    signed: str
+    """The names of the headers that are signed, as the client wrote them."""
+    names: list[str]
+
+
+class _Signature(NamedTuple):
+    """What the client says about its signature."""
+
+    claim: _Claim
     timestamp: str
-    signed_headers: list[str]
     text: str
     expires_s: int | None
     """Only of a presigned request."""
-
-    @property
-    def scope(self) -> str:
-        """What the key is good for."""
-        return f"{self.day}/{self.region}/{self.service}/aws4_request"
 
 
 def verify(request: Request, credentials: Credentials, now_ms: int, service: str = "sqs") -> Principal:
@@ -97,19 +104,20 @@ def is_signed_by_head(request: Request, credentials: Credentials, now_ms: int, s
 def _verified(
     request: Request, stated_sha256: str | None, credentials: Credentials, now_ms: int, service: str
 ) -> Principal:
-    path, query = split_raw_target(request.raw_target)
-    parameters = _parameters(query)
-    signature, credential = _claimed(request, parameters, credentials, now_ms, service)
-    canonical = "\n".join(
-        (
-            request.method,
-            quote(_normalized(path), safe="/~", encoding="latin-1"),
-            _canonical_query(parameters, signature),
-            _canonical_headers(signature, request),
-            ";".join(signature.signed_headers),
-            _body_sha256(request) if stated_sha256 is None else stated_sha256,
-        )
-    )
+    if request.raw_target == b"/":  # as SDKs call
+        signature, credential = _claimed(request, [], credentials, now_ms, service)
+        canonical_path, canonical_query = "/", ""
+    else:
+        path, query = split_raw_target(request.raw_target)
+        parameters = _parameters(query)
+        signature, credential = _claimed(request, parameters, credentials, now_ms, service)
+        canonical_path = quote(_normalized(path), safe="/~", encoding="latin-1")
+        canonical_query = _canonical_query(parameters, signature)
+    headers = request.headers
+    claim = signature.claim
+    lines = "".join([f"{name}:{_folded(headers.get(name, ''))}\n" for name in claim.names])
+    digest = _body_sha256(request) if stated_sha256 is None else stated_sha256
+    canonical = f"{request.method}\n{canonical_path}\n{canonical_query}\n{lines}\n{claim.signed}\n{digest}"
     if not hmac.compare_digest(_sign(canonical, signature, credential), signature.text.encode("latin-1", "replace")):
         raise SigV4Error(SIGNATURE_DOES_NOT_MATCH, _NO_MATCH)
     return credential.principal
@@ -120,7 +128,7 @@ def _claimed(
 ) -> tuple[_Signature, Credential]:
     """Who the client says it is, with a signature that is complete and of our time."""
     signature = _signature_of(request, parameters)
-    credential = credentials.by_access_key(signature.access_key)
+    credential = credentials.by_access_key(signature.claim.access_key)
     if credential is None:
         raise SigV4Error(INVALID_CLIENT_TOKEN_ID, "The security token included in the request is invalid.")
     _check_scope(signature, service)
@@ -131,17 +139,19 @@ def _claimed(
 
 def _sign(canonical: str, signature: _Signature, credential: Credential) -> bytes:
     digest = hashlib.sha256(canonical.encode("latin-1")).hexdigest()
-    text = f"{ALGORITHM}\n{signature.timestamp}\n{signature.scope}\n{digest}"
-    key = _signing_key(credential.secret.reveal(), signature.day, signature.region, signature.service)
-    return hmac.digest(key, text.encode("latin-1"), "sha256").hex().encode()
+    text = f"{ALGORITHM}\n{signature.timestamp}\n{signature.claim.scope}\n{digest}"
+    keyed = _keyed(credential.secret.reveal(), signature.claim.scope).copy()
+    keyed.update(text.encode("latin-1"))
+    return keyed.hexdigest().encode()
 
 
 @lru_cache(maxsize=1_024)
-def _signing_key(secret: str, day: str, region: str, service: str) -> bytes:
+def _keyed(secret: str, scope: str) -> hmac.HMAC:
+    """What signs for this day, region and service: to be copied."""
     key = f"AWS4{secret}".encode()
-    for part in (day, region, service, "aws4_request"):
+    for part in scope.split("/"):
         key = hmac.digest(key, part.encode("latin-1"), "sha256")
-    return key
+    return hmac.new(key, digestmod="sha256")
 
 
 # -- what the client says ----------------------------------------------------------------------------------------------
@@ -158,20 +168,33 @@ def _signature_of(request: Request, parameters: list[tuple[str, str]]) -> _Signa
 
 
 def _from_header(authorization: str, request: Request) -> _Signature:
-    algorithm, _, rest = authorization.partition(" ")
-    if algorithm != ALGORITHM:
-        raise _incomplete(f"The algorithm of the Authorization header is not {ALGORITHM}.")
-    fields = dict(_field(part) for part in rest.split(","))
-    for name in ("Credential", "Signature", "SignedHeaders"):
-        if not fields.get(name):
+    start, is_there, text = authorization.rpartition("Signature=")
+    if not is_there or "," in text:  # it need not be the last field
+        start, text = authorization, ""
+    fields = _fields(start) if len(start) <= _REMEMBERED_LENGTH_MAX else _fields.__wrapped__(start)
+    text = text or fields.get("Signature", "")
+    for name, value in (
+        ("Credential", fields.get("Credential")),
+        ("Signature", text),
+        ("SignedHeaders", fields.get("SignedHeaders")),
+    ):
+        if not value:
             raise _incomplete(f"Authorization header requires '{name}' parameter.")
     timestamp = _timestamp_of(request)
-    return _signature(fields["Credential"], timestamp, fields["SignedHeaders"], fields["Signature"], None)
+    return _signature(fields["Credential"], timestamp, fields["SignedHeaders"], text, None)
 
 
-def _field(part: str) -> tuple[str, str]:
-    name, _, value = part.strip().partition("=")
-    return name, value
+@lru_cache(maxsize=1_024)
+def _fields(text: str) -> dict[str, str]:
+    """The fields of an Authorization header; without its signature it is the same for all requests of a day."""
+    algorithm, _, rest = text.partition(" ")
+    if algorithm != ALGORITHM:
+        raise _incomplete(f"The algorithm of the Authorization header is not {ALGORITHM}.")
+    fields = {}
+    for part in rest.split(","):
+        name, _, value = part.strip().partition("=")
+        fields[name] = value
+    return fields
 
 
 def _timestamp_of(request: Request) -> str:
@@ -208,13 +231,20 @@ def _from_query(given: dict[str, str]) -> _Signature:
 
 
 def _signature(credential: str, timestamp: str, signed: str, text: str, expires_s: int | None) -> _Signature:
+    is_short = len(credential) + len(signed) <= _REMEMBERED_LENGTH_MAX
+    claim = _claim(credential, signed) if is_short else _claim.__wrapped__(credential, signed)
+    if not _TIMESTAMP.fullmatch(timestamp):
+        raise _incomplete("The date must be in ISO-8601 'basic format': yyyymmddThhmmssZ.")
+    return _Signature(claim, timestamp, text, expires_s)
+
+
+@lru_cache(maxsize=1_024)
+def _claim(credential: str, signed: str) -> _Claim:
     parts = credential.rsplit("/", 4)
     if len(parts) != 5 or parts[4] != "aws4_request":
         raise _incomplete("Credential must have five parts: access key, date, region, service and 'aws4_request'.")
-    if not _TIMESTAMP.fullmatch(timestamp):
-        raise _incomplete("The date must be in ISO-8601 'basic format': yyyymmddThhmmssZ.")
     access_key, day, region, service, _ = parts
-    return _Signature(access_key, day, region, service, timestamp, signed.split(";"), text, expires_s)
+    return _Claim(access_key, day, region, service, "/".join(parts[1:]), signed, signed.split(";"))
 
 
 def _incomplete(message: str) -> SigV4Error:
@@ -225,13 +255,14 @@ def _incomplete(message: str) -> SigV4Error:
 
 
 def _check_scope(signature: _Signature, service: str) -> None:
-    if signature.service != service:
+    claim = signature.claim
+    if claim.service != service:
         raise SigV4Error(SIGNATURE_DOES_NOT_MATCH, f"Credential should be scoped to correct service: '{service}'.")
-    if signature.day != signature.timestamp[:8]:
+    if claim.day != signature.timestamp[:8]:
         raise SigV4Error(
             SIGNATURE_DOES_NOT_MATCH,
             f"Date in Credential scope does not match YYYYMMDD from ISO-8601 version of date from HTTP: "
-            f"'{signature.day}' != '{signature.timestamp[:8]}', from '{signature.timestamp}'.",
+            f"'{claim.day}' != '{signature.timestamp[:8]}', from '{signature.timestamp}'.",
         )
 
 
@@ -274,7 +305,7 @@ def _text(now_ms: int) -> str:
 def _check_signed_headers(signature: _Signature, request: Request) -> None:
     """The host and the action must be under the signature, or a stranger could change them."""
     for name in ("host", "x-amz-target"):
-        if name not in signature.signed_headers and (name == "host" or name in request.headers):
+        if name not in signature.claim.names and (name == "host" or name in request.headers):
             raise SigV4Error(SIGNATURE_DOES_NOT_MATCH, f"'{name}' must be a 'SignedHeader' in the AWS Authorization.")
 
 
@@ -332,6 +363,10 @@ def _encoded(text: str) -> str:
     return quote(text, safe="-_.~", encoding="latin-1")
 
 
-def _canonical_headers(signature: _Signature, request: Request) -> str:
-    headers = request.headers
-    return "".join(f"{name}:{' '.join(headers.get(name, '').split())}\n" for name in signature.signed_headers)
+def _folded(value: str) -> str:
+    """A header's value with its spaces as the signer sees them: none around it, and never two in a row.
+
+    >>> _folded("  a   b "), _folded("a b")
+    ('a b', 'a b')
+    """
+    return value if value.isalnum() else " ".join(value.split())

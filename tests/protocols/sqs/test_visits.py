@@ -1,4 +1,4 @@
-"""The shorter way gives the answers of the longer one, byte by byte, and leaves to it what is unusual."""
+"""What actions answer does not depend on the way that a message takes: with or without credentials, bare or not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.commands import Command
+from penstock.core.commands import Command, Send, Sent, Span
 from penstock.core.errors import StoreError
 from penstock.protocols.http import Exchange, Headers, Request
-from penstock.protocols.sqs.quick import joined_spans
+from penstock.protocols.sqs.batches import Round
 from penstock.protocols.sqs.server import SqsFrontEnd
 from penstock.protocols.sqs.service import Numbered
-from penstock.server.auth import Credential, Credentials, Principal, Secret
+from penstock.protocols.sqs.shapes import DeleteMessageBatchRequestEntry
+from penstock.server.auth import Credentials
 from penstock.server.clock import ManualClock
 from penstock.server.settings import SqsSettings
 from penstock.server.shard import Call, Shard
@@ -30,29 +31,13 @@ ENTROPY = bytes(range(64))
 Asked = tuple[str, dict[str, Any]]
 
 
-class Longer:
-    """A shard that is none of this process's own, for all that a front end can tell: so the longer way is taken."""
-
-    def __init__(self, shard: AsyncShard) -> None:
-        self._shard = shard
-        self.submitted = 0
-
-    def submit(self, command: Command, on_settled: Callable[[Call], None], caller: object = None) -> CallbackCall:
-        self.submitted += 1
-        return self._shard.submit(command, on_settled, caller)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shard, name)
-
-
 class Side:
     """A front end on a store of its own, and one connection to it."""
 
-    def __init__(self, *, is_short: bool) -> None:
+    def __init__(self, store: MemoryStore | None = None) -> None:
         self.clock = ManualClock()
-        self.shard = AsyncShard(Shard(MemoryStore, self.clock, lambda: ENTROPY))
-        shards: Any = self.shard if is_short else Longer(self.shard)
-        self.front_end = SqsFrontEnd(cast(Shards, shards), SqsSettings(), Credentials([]))
+        self.shard = AsyncShard(Shard(lambda: store or MemoryStore(), self.clock, lambda: ENTROPY))
+        self.front_end = SqsFrontEnd(self.shard, SqsSettings(), Credentials([]))
         self._answered: asyncio.Future[tuple[int, bytes]]
 
     def answer(self, exchange: Exchange, status: int, _headers: Headers, body: bytes) -> None:
@@ -92,7 +77,7 @@ bodies = st.one_of(
 )
 unusual = st.sampled_from(
     [{}] * 12
-    + [{"DelaySeconds": 0}, {"DelaySeconds": 5}, {"DelaySeconds": 901}, {"MessageGroupId": "g"}]
+    + [{"DelaySeconds": 5}, {"DelaySeconds": 901}, {"MessageGroupId": "g"}]
     + [{"MessageDeduplicationId": "d"}, {"MessageAttributes": {}}]
     + [{"MessageAttributes": {"a": {"DataType": "String", "StringValue": "v"}}}]
 )
@@ -157,27 +142,37 @@ steps = st.one_of(sends(), sends(), batches(), receives(), receives(), deletes()
 
 @given(st.lists(steps, max_size=14))
 @settings(max_examples=60)
-def test_both_ways_answer_the_same(runner: asyncio.Runner, script: list[Asked]) -> None:
+def test_messages_with_a_delay_of_nothing_are_answered_as_those_with_nothing_beside_their_bodies(
+    runner: asyncio.Runner, script: list[Asked]
+) -> None:
     runner.run(_both(script))
 
 
 async def _both(script: list[Asked]) -> None:
-    short, long = Side(is_short=True), Side(is_short=False)
+    bare, drafted = Side(), Side()
     handles: list[str] = []
     script = [("CreateQueue", {"QueueName": "q"}), *script, ("GetQueueAttributes", {"AttributeNames": ["All"]})]
     for action, parameters in script:
         if action == "wait":
-            short.clock.advance_ms(10_000)
-            long.clock.advance_ms(10_000)
+            bare.clock.advance_ms(10_000)
+            drafted.clock.advance_ms(10_000)
             continue
         asked = _with_handles(parameters, handles)
         asked.setdefault("QueueUrl", URL)
-        first, second = await short.ask(action, asked), await long.ask(action, asked)
+        first, second = await bare.ask(action, asked), await drafted.ask(action, _with_delays(action, asked))
         assert first == second, (action, asked)
         if action == "ReceiveMessage" and first[0] == 200 and first[1]:
             handles += [each["ReceiptHandle"] for each in json.loads(first[1]).get("Messages", ())]
-    await short.shard.close()
-    await long.shard.close()
+    await bare.shard.close()
+    await drafted.shard.close()
+
+
+def _with_delays(action: str, asked: dict[str, Any]) -> dict[str, Any]:
+    if action == "SendMessage":
+        return {"DelaySeconds": 0, **asked}
+    if action == "SendMessageBatch":
+        return {**asked, "Entries": [{"DelaySeconds": 0, **entry} for entry in asked["Entries"]]}
+    return asked
 
 
 def _with_handles(parameters: dict[str, Any], handles: list[str]) -> dict[str, Any]:
@@ -193,97 +188,94 @@ def _with_handles(parameters: dict[str, Any], handles: list[str]) -> dict[str, A
     return {name: real(name, value) for name, value in parameters.items() if value is not None}
 
 
-# -- which way it is ---------------------------------------------------------------------------------------------------
-
-
-def test_the_common_case_takes_the_shorter_way_and_no_other_does(runner: asyncio.Runner) -> None:
-    runner.run(_ways())
-
-
-async def _ways() -> None:
-    side = Side(is_short=True)
-    await side.ask("CreateQueue", {"QueueName": "q"})
-    await side.ask("CreateQueue", {"QueueName": "f.fifo", "Attributes": {"FifoQueue": "true"}})
-    taken = {name: action.quick for name, action in side.front_end._actions.items() if action.quick is not None}
-    assert sorted(taken) == [
-        "DeleteMessage",
-        "DeleteMessageBatch",
-        "ReceiveMessage",
-        "SendMessage",
-        "SendMessageBatch",
-    ]
-    for action, parameters, is_short in [
-        ("SendMessage", {"MessageBody": "x"}, True),
-        ("SendMessage", {"MessageBody": "x", "DelaySeconds": 1}, False),
-        ("SendMessage", {"MessageBody": "x", "QueueUrl": "http://x/000000000000/f.fifo", "MessageGroupId": "g"}, False),
-        ("SendMessageBatch", {"Entries": [{"Id": "a", "MessageBody": "x"}]}, True),
-        ("ReceiveMessage", {}, True),
-        ("ReceiveMessage", {"WaitTimeSeconds": 1}, False),
-        ("ReceiveMessage", {"AttributeNames": ["All"]}, False),
-        ("DeleteMessage", {"ReceiptHandle": "forged"}, False),
-    ]:
-        decoded = side.front_end._actions[action].decoder.decode(json.dumps({"QueueUrl": URL, **parameters}).encode())
-        side._answered = asyncio.get_running_loop().create_future()
-        exchange = Exchange(side, Request("POST", b"/", {"host": "x"}, b""), 0.0)
-        assert taken[action](exchange, decoded) is is_short, (action, parameters)
-        if is_short:
-            assert (await asyncio.wait_for(side._answered, PATIENCE_S))[0] == 200
-    await side.shard.close()
+# -- queues that change ------------------------------------------------------------------------------------------------
 
 
 def test_a_queue_that_was_deleted_changed_or_created_again_is_not_mistaken_for_what_it_was(
     runner: asyncio.Runner,
 ) -> None:
     async def main() -> None:
-        short, long = Side(is_short=True), Side(is_short=False)
-        asked: list[Asked] = [
-            ("CreateQueue", {"QueueName": "q"}),
-            ("SendMessage", {"QueueUrl": URL, "MessageBody": "x" * 2_000}),
-            ("SetQueueAttributes", {"QueueUrl": URL, "Attributes": {"MaximumMessageSize": "1024"}}),
-            ("SendMessage", {"QueueUrl": URL, "MessageBody": "x" * 2_000}),
-            ("SetQueueAttributes", {"QueueUrl": URL, "Attributes": {"DelaySeconds": "9"}}),
-            ("SendMessage", {"QueueUrl": URL, "MessageBody": "later"}),
-            ("ReceiveMessage", {"QueueUrl": URL, "MaxNumberOfMessages": 10}),
-            ("DeleteQueue", {"QueueUrl": URL}),
-            ("SendMessage", {"QueueUrl": URL, "MessageBody": "x"}),
-            ("ReceiveMessage", {"QueueUrl": URL}),
-            ("CreateQueue", {"QueueName": "q", "Attributes": {"VisibilityTimeout": "7"}}),
-            ("SendMessage", {"QueueUrl": URL, "MessageBody": "x" * 2_000}),
-            ("ReceiveMessage", {"QueueUrl": URL}),
+        side = Side()
+        asked: list[tuple[int, str, dict[str, Any]]] = [
+            (200, "CreateQueue", {"QueueName": "q"}),
+            (200, "SendMessage", {"QueueUrl": URL, "MessageBody": "x" * 2_000}),
+            (200, "SetQueueAttributes", {"QueueUrl": URL, "Attributes": {"MaximumMessageSize": "1024"}}),
+            (400, "SendMessage", {"QueueUrl": URL, "MessageBody": "x" * 2_000}),
+            (200, "DeleteQueue", {"QueueUrl": URL}),
+            (400, "SendMessage", {"QueueUrl": URL, "MessageBody": "x"}),
+            (400, "ReceiveMessage", {"QueueUrl": URL}),
+            (200, "CreateQueue", {"QueueName": "q", "Attributes": {"VisibilityTimeout": "7"}}),
+            (200, "SendMessage", {"QueueUrl": URL, "MessageBody": "x" * 2_000}),
+            (200, "ReceiveMessage", {"QueueUrl": URL}),
         ]
-        for action, parameters in asked:
-            assert await short.ask(action, parameters) == await long.ask(action, parameters), (action, parameters)
-            for side in (short, long):
-                side.clock.advance_ms(61_000 if action == "DeleteQueue" else 1)
-        await short.shard.close()
-        await long.shard.close()
+        for status, action, parameters in asked:
+            assert (await side.ask(action, parameters))[0] == status, (action, parameters)
+            side.clock.advance_ms(61_000 if action == "DeleteQueue" else 1)
+        assert await _bodies(side) == []
+        side.clock.advance_ms(7_001)
+        assert await _bodies(side) == ["x" * 2_000]
+        await side.shard.close()
 
     runner.run(main())
 
 
-def test_with_credentials_everybody_takes_the_longer_way(runner: asyncio.Runner) -> None:
+async def _bodies(side: Side) -> list[str]:
+    _, body, *_ = await side.ask("ReceiveMessage", {"QueueUrl": URL, "MaxNumberOfMessages": 10})
+    return [message["Body"] for message in json.loads(body).get("Messages", ())]
+
+
+# -- partitions --------------------------------------------------------------------------------------------------------
+
+
+class Spreading:
+    """A shard that spreads batches over partitions."""
+
+    def __init__(self, shard: AsyncShard, sequences: list[int]) -> None:
+        self._shard = shard
+        self._sequences = sequences
+
+    def submit(self, command: Command, on_settled: Callable[[Call], None], caller: object = None) -> CallbackCall:
+        def spread(call: Call) -> None:
+            if isinstance(command, Send):
+                call.reply = Sent(call.reply.queue_id, self._sequences[0], len(self._sequences), self._sequences)
+            on_settled(call)
+
+        return self._shard.submit(command, spread, caller)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shard, name)
+
+
+def test_a_batch_that_was_spread_over_partitions_is_answered_with_the_numbers_it_got(runner: asyncio.Runner) -> None:
     async def main() -> None:
-        shard = AsyncShard(Shard(MemoryStore, ManualClock(), lambda: ENTROPY))
-        credentials = Credentials([Credential("AK", Secret("secret"), Principal("p", "AK", []))])
-        front_end = SqsFrontEnd(shard, SqsSettings(), credentials)
-        assert credentials.are_required
-        assert all(action.quick is None for action in front_end._actions.values())
-        await shard.close()
+        side, sequences = Side(), [5, (1 << 50) + 9]
+        side.front_end = SqsFrontEnd(cast(Shards, Spreading(side.shard, sequences)), SqsSettings(), Credentials([]))
+        await side.ask("CreateQueue", {"QueueName": "q"})
+        queue = side.shard.identity.queues["q"]
+        for more in ({}, {"DelaySeconds": 0}):
+            entries = [{"Id": str(index), "MessageBody": "text", **more} for index in range(2)]
+            _, body, *_ = await side.ask("SendMessageBatch", {"QueueUrl": URL, "Entries": entries})
+            assert [entry["MessageId"] for entry in json.loads(body)["Successful"]] == [
+                side.shard.identity.message_id(queue.id, sequence) for sequence in sequences
+            ]
+        await side.shard.close()
 
     runner.run(main())
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_closed_shard_is_an_error_of_the_protocol(runner: asyncio.Runner) -> None:
     async def main() -> None:
-        short, long = Side(is_short=True), Side(is_short=False)
-        for side in (short, long):
-            await side.ask("CreateQueue", {"QueueName": "q"})
-            await side.shard.close()
-        asked = {"QueueUrl": URL, "MessageBody": "x"}
-        first, second = await short.ask("SendMessage", asked), await long.ask("SendMessage", asked)
-        assert first[:2] == second[:2]
-        assert first[0] >= 500
-        assert first[4] == second[4]
+        side = Side()
+        await side.ask("CreateQueue", {"QueueName": "q"})
+        await side.shard.close()
+        status, body, action, queue, outcome, _ = await side.ask("SendMessage", {"QueueUrl": URL, "MessageBody": "x"})
+        assert status >= 500
+        assert b"__type" in body
+        assert (action, queue) == ("SendMessage", "q")
+        assert outcome != "ok"
 
     runner.run(main())
 
@@ -301,19 +293,16 @@ class FailingStore(MemoryStore):
 
 def test_a_failed_commit_is_told_to_everybody_in_it(runner: asyncio.Runner) -> None:
     async def main() -> None:
-        answers = []
-        for is_short in (True, False):
-            side = Side(is_short=is_short)
-            store = FailingStore()
-            side.shard = AsyncShard(Shard(lambda store=store: store, side.clock, lambda: ENTROPY))  # type: ignore[misc]
-            shards: Any = side.shard if is_short else Longer(side.shard)
-            side.front_end = SqsFrontEnd(shards, SqsSettings(), Credentials([]))
-            await side.ask("CreateQueue", {"QueueName": "q"})
-            store.fails = True
-            answers.append(await side.ask("SendMessage", {"QueueUrl": URL, "MessageBody": "x"}))
-            store.fails = False
-        assert answers[0] == answers[1]
-        assert answers[0][0] >= 500
+        store = FailingStore()
+        side = Side(store)
+        await side.ask("CreateQueue", {"QueueName": "q"})
+        store.fails = True
+        entries = [{"Id": "a", "MessageBody": "x"}]
+        for action, parameters in [("SendMessage", {"MessageBody": "x"}), ("SendMessageBatch", {"Entries": entries})]:
+            status, body, *_ = await side.ask(action, {"QueueUrl": URL, **parameters})
+            assert status >= 500
+            assert b"the disk is on fire" in body
+        store.fails = False
 
     runner.run(main())
 
@@ -328,13 +317,14 @@ def test_numbers_are_written_in_twelve_digits(first: int, count: int) -> None:
     assert numbered.text(first) == f"id-{first:012x}"
 
 
-@given(st.lists(st.tuples(st.just(1), st.integers(0, 9), st.integers(1, 2)), min_size=1, max_size=8))
-def test_joined_spans_hold_the_messages_that_they_are_made_of(found: list[tuple[int, int, int]]) -> None:
-    spans = joined_spans(found)
-    sequences = [sequence for _, sequence, _ in found]
-    if len(set(sequences)) != len(sequences):
-        assert spans is None
-        return
-    assert spans is not None
-    held = {(number, span.attempt) for span in spans for number in range(span.first, span.last + 1)}
-    assert held == {(sequence, attempt) for _, sequence, attempt in found}
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 2)), min_size=1, max_size=8))
+def test_a_round_settles_the_messages_of_its_entries(found: list[tuple[int, int]]) -> None:
+    one = Round("main", 0, [], [], [])
+    attempts: dict[int, int] = {}
+    for sequence, attempt in found:
+        if attempts.setdefault(sequence, attempt) == attempt:
+            one.add(DeleteMessageBatchRequestEntry(), Span(sequence, sequence, attempt))
+    held = [(number, span.attempt) for span in one.spans for number in range(span.first, span.last + 1)]
+    assert sorted(held) == sorted(attempts.items())
+    assert set(one.sequences) == set(attempts)
+    assert len(one.entries) == len(one.sequences)
