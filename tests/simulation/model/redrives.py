@@ -19,8 +19,13 @@ class Redrives(Sending, Receiving):
     """Rules of messages that move."""
 
     def _accept_StartRedrive(self, command: c.StartRedrive, outcome: Outcome) -> None:
-        running = [e.InvalidRequest] if any(r.queue == command.queue for r in self.redrives.values()) else []
-        if self._refused(outcome, self._missing(command.queue), running):
+        is_running = any(each.queue == command.queue for each in self.redrives.values())
+        source = self.queues.get(command.queue)
+        main = source.channels.get(c.MAIN) if source else None
+        ready = [s for s, copy in main.copies.items() if copy.state is State.READY] if main else []
+        has_dead_letters = any(source.messages[s].origin for s in ready) if source else False
+        may = [e.InvalidRequest] if is_running or (command.target is None and not has_dead_letters) else []
+        if self._refused(outcome, self._missing(command.queue), may):
             return
         queue = self.queues[command.queue]
         allowed = set()
