@@ -141,7 +141,8 @@ def main() -> None:
             for name, figures in found.items():
                 middle = statistics.median(figures)
                 print(
-                    f"  {name:16} {middle:8.1f} us a request   {middle / base if base else 0:5.2f} of without credentials"
+                    f"  {name:16} {middle:8.1f} us a request   "
+                    f"{middle / base if base else 0:5.2f} of without credentials"
                 )
     print(f"target: with credentials at most {SIGNED_TARGET} of without")
 

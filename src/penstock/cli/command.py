@@ -16,7 +16,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import click
 
@@ -110,7 +110,7 @@ class Command(click.Command):
 
 def _parameter(parameter: inspect.Parameter) -> click.Parameter:
     hint, declared = get_args(parameter.annotation)
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (Union, UnionType):  # `Literal | None` is the former
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     many = get_origin(hint) is list
     kind = _kind(get_args(hint)[0] if many else hint, declared)
