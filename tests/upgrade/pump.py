@@ -1,4 +1,4 @@
-"""A client of whatever build this runs with, that goes on while the servers are replaced: it sends, and takes, one by one.
+"""A client of whatever build this runs with, that goes on while the servers are replaced: it sends and takes.
 
     python pump.py URL QUEUE UNTIL
 

@@ -1,4 +1,4 @@
-"""Three nodes of the first build are replaced by this one, one after the other, under load; every message is counted."""
+"""Nodes of the first build are replaced by this one, one after the other, under load; every message is counted."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ DRAIN_S_MAX = 120.0
 class Cluster:
     """Three nodes, each of a build, on ports that they keep."""
 
-    def __init__(self, kafka: KafkaCluster, directory: Path, build: Path) -> None:
+    def __init__(self, broker: KafkaCluster, directory: Path, build: Path) -> None:
         name = unique_prefix("rolling")
         self.nodes: dict[str, ProcessNode] = {}
         self.ports: dict[str, Ports] = {}
         for node in NAMES:
             ports = self.ports[node] = Ports(*free_ports(3))
-            text = settings_text(kafka, name, node, directory / node, session_s=SESSION_S)
+            text = settings_text(broker, name, node, directory / node, session_s=SESSION_S)
             text = text.replace("sqs_port = 0", f"sqs_port = {ports.sqs}")
             text = text.replace("http_port = 0", f"http_port = {ports.http}", 1)
             text = text.replace("nsq_tcp_port = 0", f"nsq_tcp_port = {ports.nsq}")
@@ -124,10 +124,8 @@ def test_a_cluster_is_upgraded_node_by_node_under_load(cluster: Cluster, tmp_pat
     create_queues(cluster.ports["a"].http)
     with ExitStack() as stack:
         url = f"penstock://127.0.0.1:{cluster.ports['a'].http}"
-        pumps = [
-            pumping(stack, build, url, name, end)
-            for name, build in (("earlier", builds.FIRST), ("own", builds.SOURCES))
-        ]
+        clients = {"earlier": builds.FIRST, "own": builds.SOURCES}
+        pumps = [pumping(stack, build, url, name, end) for name, build in clients.items()]
         loads = [Load(name, cluster.ports[name], books, 1, PACE_S) for name in NAMES]
         for load in loads:
             stack.callback(load.join)

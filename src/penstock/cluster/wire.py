@@ -103,6 +103,8 @@ def _family(kind: type[Command]) -> list[type[Command]]:
 
 COMMANDS: tuple[type[Command], ...] = (*_family(Command), Tick, AskNode)
 """Every command that travels: all of the core's, the shard's own, and what nodes ask each other."""
+SINCE: dict[type[Command], int] = {commands.TallyQueues: 3}
+"""Command -> the version of links that brought it, for those that the first build's does not have."""
 _LENGTHS = lengths_of(COMMANDS)
 
 _TWINS: dict[type[Command], Any] = {commands.Send: _SendOnWire} | {
