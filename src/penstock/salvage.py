@@ -31,7 +31,7 @@ from penstock.core.changes import Changes, Flaw
 from penstock.core.channel import Channel
 from penstock.core.chunk import Chunk
 from penstock.core.commands import CreateQueue, PauseChannel, Send
-from penstock.core.config import QueueConfig
+from penstock.core.config import QueueConfig, from_stored
 from penstock.core.errors import ChunkDamaged, PenstockError, StoreError
 from penstock.core.keys import ChunkKey, Kind
 from penstock.core.queue import Queue
@@ -528,7 +528,7 @@ class _Salvage:
         channels: dict[str, None] = {}
         data = self._records.get(keys.record(Kind.QUEUE, queue_id))
         with contextlib.suppress(Exception):
-            config = msgspec.msgpack.decode(data or b"", type=QueueRecord).config
+            config, _ = from_stored(msgspec.msgpack.decode(data or b"", type=QueueRecord).settings)
         model = Queue(broker, queue_id, name, config, 0)
         for key, value in self._records.items():
             if key.startswith(keys.record(Kind.CHANNEL, queue_id)):
