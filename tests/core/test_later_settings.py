@@ -1,4 +1,4 @@
-"""Settings that a later build has stored are kept through every rewrite, and refused by name where they must be known."""
+"""Settings that a later build has stored are kept through every rewrite, or refused by name if they must be known."""
 
 from __future__ import annotations
 
