@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 
 import httpx
@@ -13,6 +16,7 @@ from penstock.core import commands
 from penstock.wire import requests
 from penstock.wire.versions import Versions
 from tests.client.serving import Server
+from tests.upgrade import builds
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 
@@ -70,3 +74,13 @@ def test_fields_that_say_nothing_are_passed_over_and_others_are_refused() -> Non
     nested = ["CommitWork", [[*ack, False]], [], None, None, 0]
     ((_, read),) = requests.decode_requests(pack([[1, nested]]))
     assert isinstance(read, requests.CommitWork) and read.acks[0].spans == [commands.Span(1, 1, 1)]
+
+
+@pytest.mark.parametrize("transport", ["websocket", "long_poll"])
+def test_a_client_of_the_first_build_hears_why_a_later_server_refuses_it(
+    server: Server, speaking: Callable[..., None], transport: str
+) -> None:
+    speaking("server", 2, 3)
+    command = [sys.executable, str(builds.HERE / "talk.py"), server.url, transport]
+    ran = subprocess.run(command, env=builds.environment(builds.FIRST), capture_output=True, text=True, timeout=60)
+    assert ran.returncode and re.search(r"InvalidRequest: this server .* speaks version 2 to 3 .* client 1", ran.stderr)
