@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock.core import commands
 from penstock.core.attributes import check_stored
-from penstock.core.checks import plain
+from penstock.core.checks import known_fields, plain
 from penstock.core.chunk import CHUNK_BYTES_MAX, PackedBodies
 from penstock.core.commands import MAIN, Command
 from penstock.core.errors import InvalidRequest
@@ -332,19 +332,12 @@ def known_part(raw: Buffer, lengths: Mapping[str, int]) -> bytes | None:
     """
     try:
         given = msgspec.msgpack.decode(raw)
-        cut = _cut(given, lengths)
+        cut = known_fields(given, lengths)
         if cut[0] == "CommitWork":
-            cut[1:3] = [[_cut(part, lengths) for part in parts] for parts in cut[1:3]]
+            cut[1:3] = [[known_fields(part, lengths) for part in parts] for parts in cut[1:3]]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, ValueError):
         return None
     return None if cut == given else msgspec.msgpack.encode(cut)
-
-
-def _cut(given: list[Any], lengths: Mapping[str, int]) -> list[Any]:
-    known = lengths[given[0]]
-    if any(given[known:]):
-        raise ValueError("it says something that is not known here")
-    return given[:known]
 
 
 def lengths_of(kinds: Iterable[type[Command]]) -> dict[str, int]:
