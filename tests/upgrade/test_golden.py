@@ -63,6 +63,11 @@ def test_what_nodes_ask_each_other_only_in_a_later_version_is_known_to_be_so() -
     assert {kind.__name__ for kind in node_wire.SINCE} == now.keys() - first.keys()
 
 
+def test_settings_that_the_first_build_does_not_have_are_known_to_be_later() -> None:
+    first, now = golden("3e7ad4e", "settings"), golden("current", "settings")
+    assert node_wire.SETTINGS_SINCE.keys() == {*now} - {*first} and not {*first} - {*now}
+
+
 # -- wire --------------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,8 @@
     commands.json        what clients ask, command by command      replies.json    what they are answered
     node-commands.json   what nodes ask each other                 greetings.json  how nodes introduce themselves
     records.json         every kind of state record, and chunks    kafka.json      the topics' messages
-    tokens.json          receipts, session handles, message ids    spark.json      a stream's offsets, a staged piece
+    settings.json        what can be set of a queue                tokens.json     receipts, session handles, ids
+    spark.json           a stream's offsets, a staged piece
     outbox.sql           the outbox and inbox in a database        directory.txz   a data directory: journal and table
 
 Uses only what every build has had since the first. All but the last two come out the same each time.
@@ -147,6 +148,11 @@ def greetings() -> dict[str, Any]:
         "hello": frames.introduction(frames.FrameKind.HELLO, proven, *more).hex(),
         "welcome": frames.frame(frames.FrameKind.WELCOME, msgspec.msgpack.encode(welcome)).hex(),
     }
+
+
+def settings() -> list[str]:
+    """The settings of a queue."""
+    return list(QueueConfig.__struct_fields__)
 
 
 def tokens() -> dict[str, Any]:
@@ -300,6 +306,7 @@ PURE = {
     "greetings": greetings,
     "records": records,
     "kafka": kafka,
+    "settings": settings,
     "tokens": tokens,
     "spark": spark,
 }

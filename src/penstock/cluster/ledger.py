@@ -85,7 +85,7 @@ class NodeRecord(_Record, frozen=True):
     @property
     def address(self) -> NodeAddress:
         """Where it is reached."""
-        return NodeAddress(self.link, self.urls)
+        return NodeAddress(self.link, self.urls, self.links.newest)
 
 
 class LoadOfShard(msgspec.Struct, frozen=True):

@@ -105,6 +105,9 @@ COMMANDS: tuple[type[Command], ...] = (*_family(Command), Tick, AskNode)
 """Every command that travels: all of the core's, the shard's own, and what nodes ask each other."""
 SINCE: dict[type[Command], int] = {commands.TallyQueues: 3}
 """Command -> the version of links that brought it, for those that the first build's does not have."""
+SETTINGS_SINCE: dict[str, int] = {}
+"""Setting of a queue -> the version of links that brought it, for those that the first build does not have. They cannot
+be set before every node knows them: an earlier one could not open the shard."""
 _LENGTHS = lengths_of(COMMANDS)
 
 _TWINS: dict[type[Command], Any] = {commands.Send: _SendOnWire} | {
