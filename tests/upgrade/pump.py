@@ -12,30 +12,34 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import penstock
 
-url, queue_name, until = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-sent: list[str] = []
-received: list[str] = []
-errors: list[str] = []
-with penstock.connect(url, timeout=60) as ps:
-    queue = ps.queue(queue_name)
-    is_empty = False
+
+def pump(ps: Any, name: str, until: Path) -> dict[str, list[str]]:
+    """What was sent, what was received and acknowledged, and what failed."""
+    told: dict[str, list[str]] = {"sent": [], "received": [], "errors": []}
+    queue, is_empty, number = ps.queue(name), False, 0
     while not (until.exists() and is_empty):
         try:
             if not until.exists():
-                body = f"{queue_name}-{len(sent) + len(errors)}"
-                queue.send(body)
-                sent.append(body)
+                number += 1
+                queue.send(f"{name}-{number}")
+                told["sent"].append(f"{name}-{number}")
             batch = queue.receive(max=10, wait=0.2)
             is_empty = not batch
             for message in batch:
                 message.ack()
-                received.append(message.text)
-                if len(received) == 1:
+                told["received"].append(message.text)
+                if len(told["received"]) == 1:
                     print("begun", flush=True)
         except penstock.PenstockError as error:
-            errors.append(f"{type(error).__name__}: {error}")
+            told["errors"].append(f"{type(error).__name__}: {error}")
             time.sleep(0.2)
-print(json.dumps({"sent": sent, "received": received, "errors": errors}), flush=True)
+    return told
+
+
+if __name__ == "__main__":
+    with penstock.connect(sys.argv[1], timeout=60) as connected:
+        print(json.dumps(pump(connected, sys.argv[2], Path(sys.argv[3]))), flush=True)
