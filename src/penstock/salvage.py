@@ -29,7 +29,8 @@ import msgspec
 from penstock.core import keys
 from penstock.core.broker import Broker
 from penstock.core.changes import Changes
-from penstock.core.errors import ChunkDamaged, PenstockError, StoreError
+from penstock.core.config import from_stored
+from penstock.core.errors import ChunkDamaged, InvalidConfig, PenstockError, StoreError
 from penstock.core.keys import ChunkKey, Kind
 from penstock.core.mending import mend
 from penstock.core.partition import SHARD_SHIFT
@@ -437,9 +438,10 @@ class _Salvage:
         return damaged
 
     def _promises_at_most(self, queue_id: int) -> bool:
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, InvalidConfig):
             value = self._records[keys.record(Kind.QUEUE, queue_id)]
-            return msgspec.msgpack.decode(value, type=QueueRecord).config.leases_are_durable
+            config, _ = from_stored(msgspec.msgpack.decode(value, type=QueueRecord).settings)
+            return config.leases_are_durable
         return False
 
     def _copy_records(self, damaged: set[int]) -> None:

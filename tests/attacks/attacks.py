@@ -23,7 +23,7 @@ from botocore.credentials import Credentials
 
 from penstock.core.commands import Browse
 from penstock.wire.frames import masked_frame
-from penstock.wire.requests import VERSION, Hello, encode_requests
+from penstock.wire.requests import VERSIONS, Hello, encode_requests
 from tests.attacks.target import ACCESS_KEY, MIB, QUEUE, SECRET_KEY, TOKEN, Ports
 
 PIECE = b"\x00" * 65_536
@@ -94,7 +94,7 @@ async def websocket(port: int, *, token: str | None = None, reads: bool = True) 
     await line.send(f"{head}sec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nsec-websocket-version: 13\r\n\r\n".encode())
     await line.reader.readuntil(b"\r\n\r\n")
     if token is not None:
-        await line.send(masked_frame(encode_requests([(1, Hello(version=VERSION, token=token))])))
+        await line.send(masked_frame(encode_requests([(1, Hello(version=VERSIONS.newest, token=token))])))
         await line.reader.read(65_536)
     line.read_all() if reads else line.read_nothing()
     return line

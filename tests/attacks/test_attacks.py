@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from penstock.wire.frames import masked_frame
-from penstock.wire.requests import VERSION, Hello, encode_requests
+from penstock.wire.requests import VERSIONS, Hello, encode_requests
 from tests.attacks.attacks import ATTACKS, CONTINUATION, FRAGMENT, fragment
 from tests.attacks.soak import MEMORY_BYTES_MORE, RETURN_SECONDS
 from tests.attacks.target import ACCESS_KEY, BUDGET_BYTES, MIB, QUEUE, TOKEN, Target, Watch, attack, target
@@ -151,7 +151,7 @@ def websocket(server: Target, token: str | None = None) -> socket.socket:
     connection.sendall(UPGRADE)
     assert connection.recv(65_536).startswith(b"HTTP/1.1 101")
     if token is not None:
-        connection.sendall(masked_frame(encode_requests([(1, Hello(version=VERSION, token=token))])))
+        connection.sendall(masked_frame(encode_requests([(1, Hello(version=VERSIONS.newest, token=token))])))
         assert connection.recv(65_536)
     return connection
 

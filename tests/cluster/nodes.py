@@ -162,6 +162,8 @@ class ProcessNode:
         self._config.write_text(text)
         self._ready = directory / f"{name}.ready"
         self._process: subprocess.Popen[bytes] | None = None
+        self.environment: dict[str, str] | None = None
+        """Of its process; None: this one's."""
         self.listening: dict[str, Any] = {}
 
     @property
@@ -191,7 +193,7 @@ class ProcessNode:
         with open(self._directory / f"{self.name}.log", "ab") as log:
             command = [sys.executable, "-m", "penstock", "serve", "--config", str(self._config)]
             command += ["--ready-file", str(self._ready)]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
 
     def wait(self) -> None:
         """Wait until it serves."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from penstock.cluster.controller import Controller
 from penstock.cluster.ledger import Ledger
 from penstock.server.settings import parse
+from penstock.wire.versions import Versions
 from tests.cluster.nodes import SHARDS, settings_text, thread_node, until
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tools.kafka import KafkaCluster
@@ -27,3 +30,25 @@ def test_a_controller_decides_again_after_a_former_one_came_back_for_a_moment(
         former.step_down()
         with thread_node(kafka, name, "b", tmp_path) as b:
             until(lambda: len(b.own_shards) == len(a.own_shards) == SHARDS // 2, "a decision")
+
+
+def test_a_node_that_the_controller_cannot_talk_to_gets_no_shards(
+    kafka: KafkaCluster,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = unique_prefix("apart")
+    with thread_node(kafka, name, "a", tmp_path) as a:
+        until(lambda: a.own_shards == list(range(SHARDS)), "all shards")
+        monkeypatch.setattr("penstock.cluster.node.VERSIONS", Versions(7, 8))
+        with thread_node(kafka, name, "later", tmp_path) as later:
+            monkeypatch.undo()
+            with thread_node(kafka, name, "b", tmp_path) as b:
+                until(lambda: len(b.own_shards) == len(a.own_shards) == SHARDS // 2, "a decision")
+                assert not later.own_shards
+    told = [record.getMessage() for record in caplog.records if "it gets no shards" in record.getMessage()]
+    assert told == [
+        "node later speaks version 7 to 8 of links, and this one version 2 to 3: it gets no shards until the one with "
+        "the lower number is upgraded"
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.cluster.base import LinkBroken, ShardMoved
 from penstock.cluster.frames import (
     MAGIC,
-    VERSION,
+    VERSIONS,
     BadFrame,
     FrameKind,
     FrameReader,
@@ -28,6 +29,8 @@ from penstock.cluster.frames import (
     frame,
     frame_parts,
     introduction,
+    read_greeting,
+    read_hello,
 )
 from penstock.cluster.link import Link, NotReached
 from penstock.cluster.link_server import LinkServer
@@ -49,9 +52,11 @@ from penstock.core.commands import (
     Send,
     SetCredit,
     Subscribe,
+    TallyQueues,
 )
 from penstock.core.errors import BatchTooLarge, InvalidRequest, OverLimit, QueueNotFound
 from penstock.server.settings import InvalidSettings
+from penstock.wire.versions import Versions
 from tests.cluster.linking import (
     SECRET,
     Asked,
@@ -560,7 +565,7 @@ async def test_a_server_that_does_not_know_the_secret_is_not_trusted() -> None:
     """It lets everybody in, to hear their commands."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(introduction(FrameKind.GREETING, Greeting("test", "b", bytes(32))))
+        writer.write(introduction(FrameKind.GREETING, Greeting("test", "b", bytes(32)), VERSIONS.newest))
         await reader.readexactly(10)
         welcome = msgspec.msgpack.encode([bytes(32), 1_000, 1_000])
         writer.write(frame(FrameKind.WELCOME, welcome))
@@ -583,9 +588,9 @@ async def test_a_proof_cannot_be_used_again() -> None:
         host, port = node.link.address.split(":")
         proven = Hello("test", "a", b"i", bytes(32), b"")
         old = Greeting("test", "b", bytes(32))
-        heard = msgspec.structs.replace(proven, proof=client_proof(SECRET, old, proven))
+        heard = msgspec.structs.replace(proven, proof=client_proof(SECRET, VERSIONS.newest, old, proven))
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(introduction(FrameKind.HELLO, heard))
+        writer.write(introduction(FrameKind.HELLO, heard, VERSIONS.newest))
         assert b"does not know the secret" in await reader.read()
         writer.close()
 
@@ -604,25 +609,68 @@ async def test_a_node_of_another_version_is_refused_by_the_server() -> None:
     async with linked() as node:
         host, port = node.link.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(frame(FrameKind.HELLO, MAGIC + bytes([VERSION + 1]) + b"whatever comes then"))
-        assert f"version {VERSION + 1}".encode() in await reader.read()
+        writer.write(frame(FrameKind.HELLO, MAGIC + bytes([VERSIONS.newest + 1]) + b"whatever comes then"))
+        assert f"version {VERSIONS.newest + 1}".encode() in await reader.read()
         writer.close()
 
 
 @in_loop
 async def test_a_server_of_another_version_is_refused_by_the_node() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(frame(FrameKind.GREETING, MAGIC + bytes([VERSION + 1])))
+        writer.write(frame(FrameKind.GREETING, MAGIC + bytes([VERSIONS.newest + 1])))
         with contextlib.suppress(ConnectionError):
             await reader.read()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     link = Link(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", identity("a"), QUICK)
-    with pytest.raises(LinkRefused, match=f"version {VERSION + 1}"):
+    with pytest.raises(LinkRefused, match=f"version {VERSIONS.newest + 1}"):
         await ask(link, ListQueues())
     await link.close()
     server.close()
+
+
+def speak(monkeypatch: pytest.MonkeyPatch, side: str, oldest: int, newest: int) -> None:
+    """Have one end of every link speak other versions than this build."""
+    versions = Versions(oldest, newest)
+    if side == "listens":
+        monkeypatch.setattr("penstock.cluster.link_server.VERSIONS", versions)
+        monkeypatch.setattr("penstock.cluster.link_server.read_hello", partial(read_hello, versions=versions))
+    else:
+        monkeypatch.setattr("penstock.cluster.link_connection.read_greeting", partial(read_greeting, versions=versions))
+
+
+@pytest.mark.parametrize("earlier", ["listens", "connects"])
+@in_loop
+async def test_nodes_speak_the_newest_version_that_both_know(monkeypatch: pytest.MonkeyPatch, earlier: str) -> None:
+    speak(monkeypatch, earlier, 2, 2)
+    async with linked() as node:
+        await ask(node.link, send(b"one"))
+        assert bodies(await ask(node.link, Receive(queue="q"))) == [b"one"]
+        assert node.link._connection is not None and node.link._connection.version == 2
+        with pytest.raises(InvalidRequest, match="of an earlier build, without TallyQueues"):
+            await ask(node.link, TallyQueues())
+
+
+@in_loop
+async def test_nodes_of_the_same_build_speak_its_version() -> None:
+    async with linked() as node:
+        assert await ask(node.link, TallyQueues()) == []
+        assert node.link._connection is not None and node.link._connection.version == VERSIONS.newest
+
+
+@pytest.mark.parametrize("newer", ["listens", "connects"])
+@in_loop
+async def test_without_a_common_version_both_nodes_say_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, newer: str
+) -> None:
+    speak(monkeypatch, newer, 7, 8)
+    async with linked() as node:
+        with pytest.raises(LinkRefused, match=r"speaks version .* and this one version .*: upgrade"):
+            await node.link.knock()
+        await asyncio.sleep(0.05)
+    refused = [record.getMessage() for record in caplog.records if "is cut" in record.getMessage()]
+    assert len(refused) == 1 and "upgrade the one with the lower number" in refused[0]
 
 
 GARBAGE = {
@@ -631,7 +679,7 @@ GARBAGE = {
     "no length": bytes(64),
     "out of turn": frame(FrameKind.COMMANDS, b"\x92\x90\x90"),
     "a hello of nothing": frame(FrameKind.HELLO),
-    "a hello of something else": frame(FrameKind.HELLO, MAGIC + bytes([VERSION]) + b"\xff"),
+    "a hello of something else": frame(FrameKind.HELLO, MAGIC + bytes([VERSIONS.newest]) + b"\xff"),
 }
 
 

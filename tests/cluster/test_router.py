@@ -7,15 +7,19 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
+from penstock.cluster.base import NodeAddress
 from penstock.cluster.placement import home_of
 from penstock.cluster.router import Router
+from penstock.cluster.wire import SETTINGS_SINCE
 from penstock.core.commands import (
     Ack,
     AckConsumer,
     Browse,
     CancelRedrive,
+    ChangeQueue,
     CreateQueue,
     DeleteConsumer,
     DeleteQueue,
@@ -35,7 +39,14 @@ from penstock.core.commands import (
     StartRedrive,
 )
 from penstock.core.config import QueueConfig
-from penstock.core.errors import ConsumerNotFound, ForeignReceipt, InvalidName, QueueNotFound, SessionNotFound
+from penstock.core.errors import (
+    ConsumerNotFound,
+    ForeignReceipt,
+    InvalidConfig,
+    InvalidName,
+    QueueNotFound,
+    SessionNotFound,
+)
 from penstock.server.clock import ManualClock
 from penstock.store.memory import MemoryStore
 from tests.shards import open_router
@@ -304,3 +315,20 @@ async def test_receipts_of_all_partitions_settle_and_those_of_another_queue_do_n
             await router.call(Ack(queue="q", receipts=receipts["other"]))
         assert (await router.call(Ack(queue="q", receipts=receipts["q"]))).count == 6
         assert len((await router.call(Ack(queue="q", receipts=receipts["q"]))).refused) >= 1
+
+
+@run
+async def test_a_setting_that_some_node_does_not_know_yet_cannot_be_set() -> None:
+    async with routing() as router:
+        here, known = names()[0], router.maps.current()
+        nodes = {**known.nodes, "old": NodeAddress("h:1", newest=2)}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(SETTINGS_SINCE, "lease_ms", 3)
+            await router.call(CreateQueue(name=here, config=QueueConfig(lease_ms=1_000)))
+            patch.setattr(router.maps, "_map", msgspec.structs.replace(known, nodes=nodes))
+            with pytest.raises(InvalidConfig, match="lease_ms cannot be set before node 'old' is upgraded"):
+                await router.call(ChangeQueue(name=here, changes={"lease_ms": 2_000}))
+            with pytest.raises(InvalidConfig, match="lease_ms cannot be set before node 'old' is upgraded"):
+                await router.call(CreateQueue(name=names()[1], config=QueueConfig(lease_ms=2_000)))
+            await router.call(ChangeQueue(name=here, changes={"delay_ms": 2_000}))
+            await router.call(CreateQueue(name=names()[1]))

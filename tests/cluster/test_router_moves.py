@@ -69,7 +69,7 @@ class World:
     def tell(self) -> None:
         router = self.router
         owner = {**dict.fromkeys(router.far.served, "there"), **dict.fromkeys(router.served, "here")}
-        router._maps.change(*(owner.get(shard, "") for shard in range(SHARDS)))  # type: ignore[attr-defined]
+        router.maps.change(*(owner.get(shard, "") for shard in range(SHARDS)))  # type: ignore[attr-defined]
 
 
 @asynccontextmanager

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from itertools import count
 
+import msgspec
 import pytest
 
 from penstock.core import commands as c
 from penstock.core import keys
+from penstock.core.changes import Changes
 from penstock.core.chunk import PackedBodies
 from penstock.core.config import QueueConfig
-from penstock.core.errors import InvalidName, InvalidRequest, MarkMoved, MessageTooLarge, QueueNotFound, WorkRefused
+from penstock.core.errors import (
+    InvalidName,
+    InvalidRequest,
+    MarkMoved,
+    MessageTooLarge,
+    QueueNotFound,
+    StoreDamaged,
+    WorkRefused,
+)
 from penstock.core.marks import Marks
 from penstock.core.origin import Origin
 from penstock.core.outbox import Outbox
@@ -779,3 +789,32 @@ def test_an_attempt_id_does_not_bring_back_what_is_held_for_work(cluster: Cluste
     assert desk.receive(attempt_id="try").count == 0
     desk.advance(20 * SECOND_MS)
     assert desk.counts() == (0, 1, 0), "nor does it shorten the hold"
+
+
+# -- later builds --
+
+
+@pytest.mark.parametrize(("said", "is_read"), [([None, 0], True), (["until noon"], False)])
+def test_acks_of_a_later_build_are_forwarded_unless_they_say_what_is_not_known(
+    cluster: Cluster, said: list[object], is_read: bool
+) -> None:
+    there = name_at(1)
+    cluster[1].create(there)
+    cluster[1].send(b"x", queue=there)
+    taken = cluster[1].receive(queue=there)
+    work = c.CommitWork(acks=[c.Ack(queue=there, spans=spans_of(taken))], sends=[], ack_shards=[1])
+    cluster[0].do(work)
+    key = keys.outbox_record(1, 0)
+    ((_, stored),) = cluster[0].store.scan(key)
+    record = msgspec.msgpack.decode(stored)
+    record[1][1][0] += said
+    changes = Changes()
+    changes.put_record(key, msgspec.msgpack.encode(record))
+    cluster[0].store.commit(changes)
+    if is_read:
+        cluster[0].reopen()
+        assert [taken.refused for taken in cluster.settle()] == [0]
+        assert cluster[1].counts(there) == (0, 0, 0)
+    else:
+        with pytest.raises(StoreDamaged, match="is not known here: the sender is a newer build"):
+            cluster[0].reopen()

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.cluster.frames import VERSIONS
 from penstock.core.commands import Command, Delivery
 from penstock.core.errors import PenstockError, StoreError
 from penstock.core.partition import SHARD_SHIFT as SHARD_SHIFT
@@ -72,6 +73,8 @@ class NodeAddress(msgspec.Struct, frozen=True):
     """For other nodes: HOST:PORT, or the path of a Unix socket."""
     urls: dict[str, str] = {}
     """For clients: the front ends' URLs by name (sqs, http, nsq, nsq-http)."""
+    newest: int = VERSIONS.newest
+    """The newest version of links that it speaks."""
 
 
 class ClusterMap(msgspec.Struct, frozen=True):
@@ -92,6 +95,10 @@ class ClusterMap(msgspec.Struct, frozen=True):
     def own_shards(self) -> list[int]:
         """The shards that this node serves."""
         return [shard for shard, owner in enumerate(self.owners) if owner == self.own]
+
+    def earlier_than(self, version: int) -> str:
+        """A node that does not speak this version of links yet; "" if all do."""
+        return next((name for name, node in sorted(self.nodes.items()) if node.newest < version), "")
 
 
 class ClusterMaps(Protocol):

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from penstock.cluster.frames import VERSIONS
 from penstock.cluster.group import GroupAsker, GroupSilent
 from penstock.cluster.heartbeats import Heartbeats
 from penstock.cluster.ledger import ClusterRecord, ControllerRecord, Ledger, Record, ServingRecord, ShardRecord, encode
@@ -76,6 +77,7 @@ class Controller:
         self._moved_s: dict[int, float] = {}
         self._absence_s = session_timeout_s
         self._absent_s: dict[str, float] = {}
+        self._unreached: set[str] = set()
         self._written: dict[int, int] = {}
         """Epochs that were written, and not read yet."""
         self._written_s = 0.0
@@ -171,7 +173,7 @@ class Controller:
         alive = self._alive(now_s)
         if self._node not in alive:
             return  # who is not in the group itself cannot tell who is
-        members = [Member(name, self._ledger.is_draining(name)) for name in alive]
+        members = [Member(name, self._ledger.is_draining(name) or not self._can_reach(name)) for name in alive]
         shards = [self._shard_load(number) for number in range(self._ledger.cluster.shards)]
         wishes = {number: wish.node for number, wish in self._ledger.wishes.items()}
         moves = plan(members, shards, wishes, now_s, self._cool_down_s)
@@ -201,6 +203,23 @@ class Controller:
         members = self._beats.alive(self._session_timeout_s) | (self._members or set())
         nodes = self._ledger.nodes
         return sorted(name for name in members if name in nodes and nodes[name].state != "gone")
+
+    def _can_reach(self, name: str) -> bool:
+        """Whether a node speaks a version of links that this build speaks, too: if not, it is to have no shards."""
+        links = self._ledger.nodes[name].links
+        is_reached = VERSIONS.agreed(links) is not None
+        if is_reached:
+            self._unreached.discard(name)
+        elif name not in self._unreached:
+            self._unreached.add(name)
+            log.error(
+                "node %s speaks version %s of links, and this one version %s: it gets no shards until the one with the "
+                "lower number is upgraded",
+                name,
+                links,
+                VERSIONS,
+            )
+        return is_reached
 
     def _look_at_group(self, now_s: float) -> None:
         """Take the answer to the last question, if there is one, and ask again when it is time."""

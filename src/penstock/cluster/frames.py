@@ -3,15 +3,15 @@
     frame      length of what follows (u32, little-endian), kind (u8), payload
 
     the node that listens                    the node that connects
-    GREETING  magic, version, [cluster, node, nonce]
+    GREETING  magic, oldest version, [cluster, node, nonce, newest version]
                                              HELLO  magic, version, [cluster, node, incarnation, nonce, proof]
-    WELCOME   [proof, limits]     or REFUSAL text, and the end
+    WELCOME   [proof, limits]     or REFUSAL text, and the end; from both
                                              COMMANDS
     REPLIES                                  BEAT: nothing to say, and alive; from both
 
-A proof is an HMAC-SHA256, with the cluster's secret, of who proves, both nonces, and both names: each side shows that
-it knows the secret, and neither can show it by repeating what it heard. (What follows is neither encrypted nor sealed:
-links belong into a network that is trusted.)
+The version of a HELLO is the one that both speak. A proof is an HMAC-SHA256, with the cluster's secret, of who proves,
+that version, both nonces, and both names: each side shows that it knows the secret, and neither can show it by
+repeating what it heard. (What follows is neither encrypted nor sealed: links belong into a network that is trusted.)
 """
 
 from __future__ import annotations
@@ -26,10 +26,15 @@ from typing import TypeVar
 import msgspec
 
 from penstock.core.errors import PenstockError, StoreError
+from penstock.wire.versions import Versions
 
 MAGIC = b"PSLK"
-VERSION = 2
-"""Of the links, and of the commands that travel on them: to be raised when nodes of before could misread one."""
+VERSIONS = Versions(oldest=2, newest=3)
+"""Of the links, and of the commands that travel on them, those that this build speaks (`docs/upgrading.md`).
+
+2   the first build's
+3   `TallyQueues`
+"""
 NONCE_BYTES = 32
 HANDSHAKE_BYTES_MAX = 4_096
 """Frames of who has not introduced itself."""
@@ -137,6 +142,8 @@ class Greeting(msgspec.Struct, array_like=True, frozen=True):
     cluster: str
     node: str
     nonce: bytes
+    newest: int = 0
+    """The newest version that it speaks; 0: it speaks one only."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -165,19 +172,31 @@ _decode_hello = msgspec.msgpack.Decoder(Hello).decode
 _decode_welcome = msgspec.msgpack.Decoder(Welcome).decode
 
 
-def introduction(kind: FrameKind, who: Greeting | Hello) -> bytes:
+def introduction(kind: FrameKind, who: Greeting | Hello, version: int) -> bytes:
     """A frame that starts with the version, so that any version can read that much."""
-    return frame(kind, MAGIC + bytes([VERSION]) + msgspec.msgpack.encode(who))
+    return frame(kind, MAGIC + bytes([version]) + msgspec.msgpack.encode(who))
 
 
-def read_greeting(payload: bytes) -> Greeting:
-    """Who listens; `LinkRefused` if it speaks another version."""
-    return _read(payload, _decode_greeting)
+def read_greeting(payload: bytes, versions: Versions = VERSIONS) -> tuple[Greeting, int]:
+    """Who listens, and the version that both speak; `LinkRefused` if there is none."""
+    oldest = _version_in(payload)
+    if oldest > versions.newest:  # whatever follows is of that version
+        raise LinkRefused(_apart(Versions(oldest, oldest), versions))
+    greeting = _introduced(payload, _decode_greeting)
+    theirs = Versions(oldest, max(oldest, greeting.newest))
+    agreed = versions.agreed(theirs)
+    if agreed is None:
+        raise LinkRefused(_apart(theirs, versions))
+    return greeting, agreed
 
 
-def read_hello(payload: bytes) -> Hello:
-    """Who connects; `LinkRefused` if it speaks another version."""
-    return _read(payload, _decode_hello)
+def read_hello(payload: bytes, versions: Versions = VERSIONS) -> tuple[Hello, int]:
+    """Who connects, and the version that it has chosen; `LinkRefused` if that is not spoken here."""
+    version = _version_in(payload)
+    chosen = Versions(version, version)
+    if versions.agreed(chosen) is None:
+        raise LinkRefused(_apart(chosen, versions))
+    return _introduced(payload, _decode_hello), version
 
 
 def read_welcome(payload: bytes) -> Welcome:
@@ -188,31 +207,39 @@ def read_welcome(payload: bytes) -> Welcome:
         raise BadFrame(f"this is no welcome: {error}") from None
 
 
-def _read(payload: bytes, decode: Callable[[bytes], _Who]) -> _Who:
+def _apart(theirs: Versions, own: Versions) -> str:
+    return (
+        f"the other node speaks version {theirs} of links, and this one version {own}: upgrade the one with the "
+        "lower number"
+    )
+
+
+def _version_in(payload: bytes) -> int:
     if payload[: len(MAGIC)] != MAGIC or len(payload) <= len(MAGIC):
         raise BadFrame("this is no link of Penstock")
-    version = payload[len(MAGIC)]
-    if version != VERSION:
-        raise LinkRefused(f"the other node speaks version {version} of links, and this one version {VERSION}")
+    return payload[len(MAGIC)]
+
+
+def _introduced(payload: bytes, decode: Callable[[bytes], _Who]) -> _Who:
     try:
         return decode(payload[len(MAGIC) + 1 :])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadFrame(f"this is no introduction: {error}") from None
 
 
-def client_proof(secret: bytes, greeting: Greeting, hello: Hello) -> bytes:
+def client_proof(secret: bytes, version: int, greeting: Greeting, hello: Hello) -> bytes:
     """What the node that connects shows."""
-    return _proof(secret, b"connects", greeting, hello)
+    return _proof(secret, b"connects", version, greeting, hello)
 
 
-def server_proof(secret: bytes, greeting: Greeting, hello: Hello) -> bytes:
+def server_proof(secret: bytes, version: int, greeting: Greeting, hello: Hello) -> bytes:
     """What the node that listens shows."""
-    return _proof(secret, b"listens", greeting, hello)
+    return _proof(secret, b"listens", version, greeting, hello)
 
 
-def _proof(secret: bytes, who: bytes, greeting: Greeting, hello: Hello) -> bytes:
+def _proof(secret: bytes, who: bytes, version: int, greeting: Greeting, hello: Hello) -> bytes:
     names = (greeting.cluster, greeting.node, hello.cluster, hello.node)
-    said = msgspec.msgpack.encode((who, VERSION, *names, hello.incarnation, greeting.nonce, hello.nonce))
+    said = msgspec.msgpack.encode((who, version, *names, hello.incarnation, greeting.nonce, hello.nonce))
     return hmac.digest(secret, said, hashlib.sha256)
 
 

@@ -11,7 +11,8 @@
     drain/<name>   a node that somebody wants to be empty                  by hand
 
 The topic is compacted: the last record of each key stays. Records are JSON, so that Kafka's own tools show them. Each
-has a version; what is newer than this program is refused, and the node does not start.
+has a version; what is newer than this program is refused, and the node does not start. Fields that this program does
+not know are passed over.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import msgspec
 
 from penstock.cluster.base import ClusterMap, NodeAddress
 from penstock.store.errors import StoreVersion
+from penstock.wire.versions import Versions
 
 VERSION = 1
 
@@ -77,11 +79,13 @@ class NodeRecord(_Record, frozen=True):
     state: NodeState = "serving"
     version: str = ""
     """Of the program."""
+    links: Versions = Versions(2, 2)
+    """The versions of links that it speaks. The first build does not say it."""
 
     @property
     def address(self) -> NodeAddress:
         """Where it is reached."""
-        return NodeAddress(self.link, self.urls)
+        return NodeAddress(self.link, self.urls, self.links.newest)
 
 
 class LoadOfShard(msgspec.Struct, frozen=True):

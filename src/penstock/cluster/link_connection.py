@@ -26,10 +26,12 @@ from penstock.cluster.frames import (
     is_proven,
     read_greeting,
     read_welcome,
+    refusal,
     server_proof,
 )
 from penstock.cluster.link_end import LinkEnd
 from penstock.cluster.wire import (
+    SINCE,
     BadPayload,
     Kind,
     Numbered,
@@ -68,6 +70,10 @@ class LinkConnection(LinkEnd[Numbered]):
         self._link = link
         self._greeting: Greeting | None = None
         self._hello: Hello | None = None
+        self.version = 0
+        """Of what is spoken on this link."""
+        self._lacking: frozenset[type[Command]] = frozenset()
+        """Commands that this version does not have."""
         self._next = 1
         self.welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.in_flight: dict[int, CallbackCall] = {}
@@ -116,7 +122,7 @@ class LinkConnection(LinkEnd[Numbered]):
         elif kind is FrameKind.BEAT and self._pulse is not None:
             pass
         elif kind is FrameKind.GREETING and self._greeting is None:
-            self._introduce(read_greeting(payload))
+            self._introduce(payload)
         elif kind is FrameKind.WELCOME and self._hello is not None and self._pulse is None:
             self._be_welcome(payload)
         elif kind is FrameKind.REFUSAL and self._pulse is None:
@@ -124,20 +130,27 @@ class LinkConnection(LinkEnd[Numbered]):
         else:
             raise BadFrame(f"{kind.name} does not belong here")
 
-    def _introduce(self, greeting: Greeting) -> None:
+    def _introduce(self, payload: bytes) -> None:
         identity = self._identity
+        try:
+            greeting, self.version = read_greeting(payload)
+        except LinkRefused as refused:
+            self._transport.write(refusal(refused))  # its log says it, too
+            raise
         if greeting.cluster != identity.cluster:
             raise LinkRefused(f"this is cluster {identity.cluster!r}, and that node is of {greeting.cluster!r}")
+        self._lacking = frozenset(kind for kind, version in SINCE.items() if version > self.version)
         hello = Hello(identity.cluster, identity.node, identity.incarnation, os.urandom(NONCE_BYTES), b"")
         self._greeting = greeting
-        proof = client_proof(identity.secret, greeting, hello)
+        proof = client_proof(identity.secret, self.version, greeting, hello)
         self._hello = msgspec.structs.replace(hello, proof=proof)
-        self._transport.write(introduction(FrameKind.HELLO, self._hello))
+        self._transport.write(introduction(FrameKind.HELLO, self._hello, self.version))
 
     def _be_welcome(self, payload: bytes) -> None:
         welcome = read_welcome(payload)
         assert self._greeting is not None and self._hello is not None
-        if not is_proven(server_proof(self._identity.secret, self._greeting, self._hello), welcome.proof):
+        expected = server_proof(self._identity.secret, self.version, self._greeting, self._hello)
+        if not is_proven(expected, welcome.proof):
             raise LinkRefused("the other node does not know the cluster's secret")
         self.in_flight_max = min(self._limits.in_flight_max, welcome.in_flight_max)
         self._begin(min(self._limits.frame_bytes_max, welcome.frame_bytes_max))
@@ -153,7 +166,7 @@ class LinkConnection(LinkEnd[Numbered]):
             self.welcomed.exception()
         else:
             log.error("the link to %s is cut: %s", self._link.address, error)
-        self._transport.abort()
+        self._transport.close() if self._pulse is None else self._transport.abort()
 
     # -- commands --
 
@@ -174,6 +187,8 @@ class LinkConnection(LinkEnd[Numbered]):
 
     def write(self, calls: list[CallbackCall]) -> None:
         """Number the commands, and let them go."""
+        if self._lacking:
+            calls = self._without_lacking(calls)
         number, in_flight = self._next, self.in_flight
         numbered: list[Numbered] = []
         for call in calls:
@@ -195,6 +210,15 @@ class LinkConnection(LinkEnd[Numbered]):
         self._next = number
         self._leaving, self.withdrawn = self.withdrawn, []
         self._send(numbered)
+
+    def _without_lacking(self, calls: list[CallbackCall]) -> list[CallbackCall]:
+        """What the other node's build does not know is not sent."""
+        unknown = [call for call in calls if call.command.__class__ in self._lacking]
+        for call in unknown:
+            name = type(call.command).__name__
+            call.error = InvalidRequest(f"the node at {self._link.address} is of an earlier build, without {name}")
+            asyncio.get_running_loop().call_soon(settle, call)
+        return [call for call in calls if call.error is None] if unknown else calls
 
     def _encode(self, items: list[Numbered]) -> bytes:
         """What was withdrawn goes along with the last command."""

@@ -25,6 +25,7 @@ import msgspec
 from penstock.cluster.base import Place
 from penstock.cluster.frames import (
     NONCE_BYTES,
+    VERSIONS,
     BadFrame,
     FrameKind,
     Greeting,
@@ -219,7 +220,8 @@ class _Guest(LinkEnd[Answer]):
         self._server = server
         self._place = server.place
         self._loop = asyncio.get_running_loop()
-        self._greeting = Greeting(self._identity.cluster, self._identity.node, os.urandom(NONCE_BYTES))
+        nonce = os.urandom(NONCE_BYTES)
+        self._greeting = Greeting(self._identity.cluster, self._identity.node, nonce, VERSIONS.newest)
         self._hello: Hello | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._answers: Gathered[Answer] = Gathered(self._flush)
@@ -245,7 +247,7 @@ class _Guest(LinkEnd[Answer]):
             self._cut(OverLimit("too many links are open here"))
             return
         self._deadline = self._loop.call_later(self._limits.handshake_s, self._transport.abort)
-        self._transport.write(introduction(FrameKind.GREETING, self._greeting))
+        self._transport.write(introduction(FrameKind.GREETING, self._greeting, VERSIONS.oldest))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave nothing behind."""
@@ -314,20 +316,22 @@ class _Guest(LinkEnd[Answer]):
         elif kind is FrameKind.BEAT and self._pulse is not None:
             pass
         elif kind is FrameKind.HELLO and self._hello is None:
-            self._hello = read_hello(payload)
-            self._let_in(self._hello)
+            self._hello, version = read_hello(payload)
+            self._let_in(self._hello, version)
+        elif kind is FrameKind.REFUSAL and self._hello is None:
+            raise LinkRefused(f"it refuses this node: {payload.decode(errors='replace')}")
         else:
             raise BadFrame(f"{kind.name} does not belong here")
 
-    def _let_in(self, hello: Hello) -> None:
+    def _let_in(self, hello: Hello, version: int) -> None:
         identity = self._identity
         if hello.cluster != identity.cluster:
             raise LinkRefused(f"this is cluster {identity.cluster!r}, and not {hello.cluster!r}")
-        if not is_proven(client_proof(identity.secret, self._greeting, hello), hello.proof):
+        if not is_proven(client_proof(identity.secret, version, self._greeting, hello), hello.proof):
             raise LinkRefused(f"node {hello.node!r} does not know the secret of cluster {identity.cluster!r}")
         assert self._deadline is not None
         self._deadline.cancel()
-        proof = server_proof(identity.secret, self._greeting, hello)
+        proof = server_proof(identity.secret, version, self._greeting, hello)
         welcome = Welcome(proof, self._limits.frame_bytes_max, self._limits.in_flight_max)
         self._transport.write(frame(FrameKind.WELCOME, msgspec.msgpack.encode(welcome)))
         self._begin(self._limits.frame_bytes_max)

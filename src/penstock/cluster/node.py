@@ -24,6 +24,7 @@ import msgspec
 from prometheus_client.core import Metric
 
 from penstock.cluster.base import ClusterMap
+from penstock.cluster.frames import VERSIONS
 from penstock.cluster.host import ShardHost
 from penstock.cluster.ledger import LoadRecord, NodeRecord, NodeState, Record
 from penstock.cluster.link import Link
@@ -85,7 +86,7 @@ class ClusterNode(Node):
         self._name = settings.cluster.node_name
         self._options = settings.kafka_options()
         self._opened = contextlib.AsyncExitStack()
-        self._record_of_node = NodeRecord(incarnation=uuid.uuid4().hex, link="", version=version)
+        self._record_of_node = NodeRecord(incarnation=uuid.uuid4().hex, link="", version=version, links=VERSIONS)
         self._seen_own_record = False
         self._heard: set[str] = set()
         """The nodes that have spoken since this one has read what was said before."""

@@ -21,7 +21,9 @@ from penstock.cluster.base import shard_of_id
 from penstock.cluster.placement import home_of
 from penstock.cluster.routed import Routed
 from penstock.cluster.split_settling import SEQUENCES, Sequences, Settlement
+from penstock.cluster.wire import SETTINGS_SINCE
 from penstock.core.commands import (
+    ChangeQueue,
     Command,
     CreateQueue,
     DescribeQueue,
@@ -30,7 +32,7 @@ from penstock.core.commands import (
     Send,
     Subscribe,
 )
-from penstock.core.errors import QueueNotFound
+from penstock.core.errors import InvalidConfig, QueueNotFound
 from penstock.core.traits import Split
 from penstock.server.shard import Call
 
@@ -59,6 +61,11 @@ class QueueCalls:
     def start(self, call: Routed, name: str) -> None:
         """A command about one queue."""
         command = call.command
+        if SETTINGS_SINCE and isinstance(command, CreateQueue | ChangeQueue):
+            refusal = self._too_early(command)
+            if refusal is not None:
+                self._router.fail_soon(call, refusal)
+                return
         traits = command.traits
         if isinstance(command, DescribeQueue) and command.queue_id:
             call.is_noted = True
@@ -84,6 +91,16 @@ class QueueCalls:
             self._start_split(call)
         else:
             self._start_whole(call, name)
+
+    def _too_early(self, command: CreateQueue | ChangeQueue) -> InvalidConfig | None:
+        """What is wrong with a setting that some node is too old for."""
+        given = command.changes if isinstance(command, ChangeQueue) else msgspec.to_builtins(command.config)
+        for setting, version in SETTINGS_SINCE.items():
+            if setting in given:
+                earlier = self._router.maps.current().earlier_than(version)
+                if earlier:
+                    return InvalidConfig(f"{setting} cannot be set before node {earlier!r} is upgraded")
+        return None
 
     def _ask_first(self, call: Routed, name: str) -> None:
         """Wait until it is known how many partitions the queue has; in the order of coming."""

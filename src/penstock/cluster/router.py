@@ -127,7 +127,7 @@ class Router:
         self.shards = shards
         self._host = host
         self._served = host.served
-        self._maps = maps
+        self.maps = maps
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._sessions = RoutedSessions(random.getrandbits(32)) if sessions is None else sessions
@@ -252,7 +252,7 @@ class Router:
 
     def partitions_for(self, name: str) -> int:
         """How many partitions a queue needs for every node that serves shards to have one of them, as things are."""
-        known = self._maps.current()
+        known = self.maps.current()
         if known is not self._spans_map:
             self._spans_map, self._spans = known, {}
         first = home_of(name, self.shards)

@@ -30,6 +30,7 @@ from penstock.core.packed_error import PackedError, is_made_of_more, pack_error,
 from penstock.core.traits import Home, Traits
 from penstock.server.shard import Tick
 from penstock.wire import answers, packing
+from penstock.wire.requests import known_part, lengths_of
 
 Numbered: TypeAlias = tuple[int, int, Command, int]
 """A command with its number on the link, its shard, and a number for who waits for its commit; 0: nobody who may be
@@ -79,7 +80,9 @@ def _twin(kind: type[Command], exchanged: dict[Any, Any]) -> Any:
             fields.append((each.name, of_type, msgspec.field(default_factory=each.default_factory)))
         else:
             fields.append((each.name, of_type, each.default))
-    return msgspec.defstruct(f"{kind.__name__}OnWire", fields, kw_only=True, array_like=True, tag=kind.__name__)
+    return msgspec.defstruct(
+        f"{kind.__name__}OnWire", fields, kw_only=True, array_like=True, tag=kind.__name__, forbid_unknown_fields=True
+    )
 
 
 _EXCHANGED: dict[Any, Any] = {list[bytes] | PackedBodies: list[bytes] | Packed}
@@ -97,6 +100,12 @@ class AskNode(Command):
 
 COMMANDS: tuple[type[Command], ...] = (*commands.COMMANDS, Tick, AskNode)
 """Every command that travels: all of the core's, the shard's own, and what nodes ask each other."""
+SINCE: dict[type[Command], int] = {commands.TallyQueues: 3}
+"""Command -> the version of links that brought it, for those that the first build's does not have."""
+SETTINGS_SINCE: dict[str, int] = {}
+"""Setting of a queue -> the version of links that brought it, for those that the first build does not have. They cannot
+be set before every node knows them: an earlier one could not open the shard."""
+_LENGTHS = lengths_of(COMMANDS)
 
 _TWINS: dict[type[Command], Any] = {commands.Send: _SendOnWire} | {
     kind: _twin(kind, _EXCHANGED)
@@ -185,12 +194,13 @@ def _decode_one_by_one(payload: bytes) -> tuple[list[Numbered], list[int]]:
     return [(number, shard, _command(raw), caller) for number, shard, raw, caller in numbered], withdrawn
 
 
-def _command(raw: msgspec.Raw) -> Command:
+def _command(raw: bytes | msgspec.Raw) -> Command:
     try:
         command = _decode_command(raw)
         return _untwinned(command) if command.__class__ in _KINDS else command
     except _BROKEN as error:
-        return Unreadable(reason=str(error))
+        known = known_part(raw, _LENGTHS)
+        return Unreadable(reason=str(error)) if known is None else _command(known)
 
 
 def _untwinned(twin: Any) -> Command:

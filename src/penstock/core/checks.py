@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.config import LEASE_MS_MAX, out_of_range
@@ -50,6 +51,27 @@ def plain(value: Any) -> str | bytes | int | float:
     if isinstance(value, float):
         return float.__float__(value)
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+def known_fields(command: list[Any], lengths: Mapping[str, int]) -> list[Any]:
+    """A command as a later build writes it, an array, without the fields at its end that this build does not know.
+
+    What such a field says must not be passed over; so it has to say nothing (null, false, 0, or empty).
+
+    >>> known_fields(["QueueStats", "orders", None, 0, None, False], {"QueueStats": 4})
+    ['QueueStats', 'orders', None, 0]
+    >>> known_fields(["QueueStats", "orders", None, 0, "exactly"], {"QueueStats": 4})
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidRequest: QueueStats: 'exactly', after its last field, is not known here: the sender ...
+    """
+    name, *_ = command
+    for each in command[lengths[name] :]:
+        if each:
+            raise InvalidRequest(
+                f"{name}: {each!r:.40}, after its last field, is not known here: the sender is a newer build"
+            )
+    return command[: lengths[name]]
 
 
 def clean(text: str) -> str:

@@ -58,8 +58,12 @@ class Once(NamedTuple):
     answered: int = 0
 
 
-class Command(msgspec.Struct, kw_only=True, array_like=True, tag=True):
-    """Base of every command. Encoded, it is an array: the name of its class, then its fields in order."""
+class Command(msgspec.Struct, kw_only=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of every command. Encoded, it is an array: the name of its class, then its fields in order.
+
+    Other builds read these arrays. A field that a command gets later comes last, after those of this class: see
+    `docs/upgrading.md`.
+    """
 
     traits: ClassVar[Traits] = Traits(home=Home.SHARD)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -256,6 +257,33 @@ def _explained(error: Exception) -> str:
         return f"{name}: {text}"
     *others, last = get_args(_CHOICES[name])
     return f"{name} is {text.removeprefix('Invalid enum value ')}: it must be {', '.join(others)} or {last}"
+
+
+def stored_settings(config: QueueConfig, later: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as it is stored, with the settings of a later build that were found there."""
+    return {**msgspec.to_builtins(config), **later}
+
+
+def from_stored(settings: Mapping[str, Any], needs: Iterable[str] = ()) -> tuple[QueueConfig, dict[str, Any]]:
+    """A stored configuration, and the settings in it that this build does not know: they are kept, and passed over.
+
+    >>> config, later = from_stored({"lease_ms": 5_000, "colour": "blue"})
+    >>> config.lease_ms, later
+    (5000, {'colour': 'blue'})
+    >>> from_stored({"colour": "blue"}, needs=["colour"])
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidConfig: this build does not know the setting colour, without which ...
+    """
+    known = QueueConfig.__struct_fields__
+    later = {name: value for name, value in settings.items() if name not in known}
+    missed = [name for name in needs if name in later]
+    if missed:
+        raise InvalidConfig(
+            f"this build does not know the setting {', '.join(missed)}, without which the queue must not be served: "
+            "use the build that made it, or a later one"
+        )
+    return msgspec.convert({name: settings[name] for name in settings if name in known}, QueueConfig), later
 
 
 UNCHANGEABLE = frozenset({"kind", "partitions"})

@@ -5,7 +5,8 @@
     │   ├── InvalidName
     │   ├── InvalidConfig
     │   ├── MessageTooLarge
-    │   └── BatchTooLarge
+    │   ├── BatchTooLarge
+    │   └── NoCommonVersion       client and server speak different versions of the conversation
     ├── NotFound
     │   ├── QueueNotFound
     │   │   └── QueueReplaced     the queue that was meant is gone; another one may have its name
@@ -67,6 +68,10 @@ class MessageTooLarge(InvalidRequest):
 
 class BatchTooLarge(InvalidRequest):
     """A batch or a unit of work is larger than one commit may be."""
+
+
+class NoCommonVersion(InvalidRequest):
+    """There is no version of the conversation that both the client and the server speak."""
 
 
 class NotFound(PenstockError, LookupError):

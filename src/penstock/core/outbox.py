@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.core import keys
+from penstock.core.checks import known_fields
 from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.commands import (
     Ack,
@@ -41,6 +42,8 @@ from penstock.core.records import OutboxRecord, OutboxTarget
 
 if TYPE_CHECKING:
     from penstock.core.broker import Broker
+
+_ACK_LENGTH = {"Ack": 1 + len(Ack.__struct_fields__)}
 
 _ENTRIES_MAX = 1_000
 """How many entries one read gets at most."""
@@ -199,7 +202,15 @@ class Outbox:
 
     def _read_record(self, target: int, number: int) -> tuple[OutboxRecord, int]:
         data = self.shelf.read_record(keys.outbox_record(target, number))
-        return msgspec.msgpack.decode(data, type=OutboxRecord), len(data)
+        try:
+            return msgspec.msgpack.decode(data, type=OutboxRecord), len(data)
+        except msgspec.ValidationError:  # a later build's
+            record = msgspec.msgpack.decode(data)
+            kind, acks, *_ = record[1]
+            if kind != "acks":
+                raise
+            record[1] = (kind, [known_fields(ack, _ACK_LENGTH) for ack in acks])
+            return msgspec.convert(record, OutboxRecord), len(data)
 
     # -- what is known of them --
 

@@ -29,7 +29,7 @@ from penstock.core.channel import HORIZON_MS, Channel
 from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.columns import DONE
 from penstock.core.commands import CatalogEvent, Damage, QueueInfo, QueueTally, Run, Seen, Stats
-from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, PRIORITY_MAX, QueueConfig
+from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, PRIORITY_MAX, QueueConfig, from_stored, stored_settings
 from penstock.core.cursor import Cursor
 from penstock.core.dedup import Dedup
 from penstock.core.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX, Draft, Messages, Place
@@ -103,6 +103,9 @@ class Queue:
         """What the broker's totals have of this queue."""
         self._counted_size = 0
         self._counted_sent = 0
+        self.later_settings: dict[str, Any] = {}
+        """What a later build has set, and this one does not know."""
+        self.needs: list[str] = []
         self._busy = 0.0
         self._busy_ms = 0
         """Up to when that is known."""
@@ -1102,7 +1105,8 @@ class Queue:
 
     def save_config(self) -> None:
         """Write the queue's name and configuration."""
-        record = QueueRecord(self.name, self.config, self.created_ms, self.changed_ms, self.held_from)
+        settings = stored_settings(self.config, self.later_settings)
+        record = QueueRecord(self.name, settings, self.created_ms, self.changed_ms, self.held_from, self.needs)
         self.shelf.changes.put_record(keys.record(Kind.QUEUE, self.id), _encode(record))
         self.touch()
 
@@ -1110,7 +1114,9 @@ class Queue:
     def restore(cls, broker: Broker, queue_id: int, data: bytes) -> Queue:
         """Take a queue back from its record; counters, channels and the rest follow."""
         record = msgspec.msgpack.decode(data, type=QueueRecord)
-        queue = cls(broker, queue_id, record.name, record.config, record.created_ms)
+        config, later_settings = from_stored(record.settings, record.needs)
+        queue = cls(broker, queue_id, record.name, config, record.created_ms)
+        queue.later_settings, queue.needs = later_settings, record.needs
         queue.changed_ms = record.changed_ms
         queue.held_from = record.held_from
         return queue
@@ -1145,7 +1151,7 @@ class Queue:
         """All that is stored of the queue, comparable."""
         return {
             "id": self.id,
-            "config": msgspec.to_builtins(self.config),
+            "config": stored_settings(self.config, self.later_settings),
             "created": self.created_ms,
             "changed": self.changed_ms,
             "held_from": self.held_from,

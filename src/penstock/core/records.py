@@ -1,14 +1,17 @@
 """What the state records hold: the stored form of everything small, as MessagePack arrays.
 
-A field is only ever added, at the end and with a default, so that a store that was written before can be read.
+A field is only ever added, at the end and with a default, so that a store that was written before can be read. A build
+that does not know a field passes over it, and leaves it out when it writes the record again; only the settings of
+queues are kept (`docs/upgrading.md`).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from penstock.core.commands import ForwardedAcks, ForwardedDelete, ForwardedMessages, Span
-from penstock.core.config import QueueConfig
 
 
 class Meta(msgspec.Struct, array_like=True):
@@ -41,10 +44,13 @@ class QueueRecord(msgspec.Struct, array_like=True):
     """A queue."""
 
     name: str
-    config: QueueConfig
+    settings: dict[str, Any]
+    """As `penstock.core.config.stored_settings` says."""
     created_ms: int
     changed_ms: int
     held_from: int | None = None
+    needs: list[str] = []
+    """Settings of these that a build must know to serve the queue."""
 
 
 class Consumer(msgspec.Struct, array_like=True):

@@ -12,7 +12,7 @@ calls, waits that are over, pushes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import or_
@@ -23,14 +23,16 @@ import numpy as np
 
 from penstock.core import commands
 from penstock.core.attributes import check_stored
-from penstock.core.checks import plain
+from penstock.core.checks import known_fields, plain
 from penstock.core.chunk import CHUNK_BYTES_MAX, PackedBodies
 from penstock.core.commands import MAIN, Command
 from penstock.core.errors import InvalidRequest
 from penstock.core.traits import Home, Repeat, Traits
+from penstock.wire.versions import Versions
 
-VERSION = 1
-"""The version of this conversation. A server answers `InvalidRequest` to one that it does not speak."""
+VERSIONS = Versions(oldest=1, newest=1)
+"""The versions of this conversation that this build speaks. What a command looks like in each is in
+`tests/upgrade/golden/commands.json`: whoever changes that raises the newest one (`docs/upgrading.md`)."""
 MEDIA_TYPE = "application/vnd.penstock.commands+msgpack"
 SESSION_HEADER = "penstock-session"
 RECEIVED_HEADER = "penstock-received"
@@ -42,18 +44,31 @@ COMMANDS_PATH = "/v1/commands"
 _OF_THE_CONVERSATION = Traits(right="any", public=True, repeat=Repeat.HARMLESS, home=Home.SHARD)
 
 
-class Hello(Command):
-    """The first request of a conversation. Replies with `Welcome`."""
+class _FirstHello(Command):
+    """`Hello` as it was in version 1, whose servers pass over what comes after it."""
 
     traits = Traits(repeat=Repeat.HARMLESS, home=Home.SHARD)
 
     version: int
+    """The oldest version that the client speaks."""
     token: str | None = None
     """For who cannot send an Authorization header: pages in browsers."""
     name: str = ""
     """Whom the session stands for, in the history of failed deliveries."""
     session: int = 0
     """For who polls and comes back: the session to go on with, if it is still there."""
+
+
+class Hello(_FirstHello, kw_only=True, forbid_unknown_fields=False):
+    """The first request of a conversation. Replies with `Welcome`, which says the version that both speak."""
+
+    newest: int = 0
+    """The newest version that the client speaks; 0: the same as the oldest."""
+
+    @property
+    def versions(self) -> Versions:
+        """Those that the client speaks."""
+        return Versions(self.version, max(self.version, self.newest))
 
 
 class Cancel(Command):
@@ -142,6 +157,7 @@ COMMANDS: tuple[type[Command], ...] = tuple(
 CONVERSATION: tuple[type[Command], ...] = (Hello, Cancel, StartPush, AddPushCredit, StopPush, Route)
 
 Request = tuple[int, Command]
+Buffer = bytes | msgspec.Raw
 
 _PACKED_MIN = 16
 """From so many bodies on, they travel end to end."""
@@ -286,19 +302,44 @@ def _decode_outer(frame: bytes) -> list[tuple[int, msgspec.Raw]]:
         raise BadFrame(f"a frame is an array of [id, command]: {error}") from None
 
 
-def _command(raw: msgspec.Raw) -> Command | InvalidRequest:
+def _command(raw: Buffer) -> Command | InvalidRequest:
     try:
         command: Command = _decode_one(raw)
         return command
     except msgspec.ValidationError as error:
-        return InvalidRequest(_explained(raw, str(error)))
+        known = known_part(raw, _LENGTHS)
+        return InvalidRequest(_explained(raw, str(error))) if known is None else _command(known)
     except RecursionError:
         return InvalidRequest("the command is nested too deeply")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return InvalidRequest(f"the command cannot be read: {error}")
 
 
-def _explained(raw: msgspec.Raw, complaint: str) -> str:
+def known_part(raw: Buffer, lengths: Mapping[str, int]) -> bytes | None:
+    """A command of a newer build, if all that it says in fields which this build does not know is nothing at all.
+
+    >>> longer = msgspec.msgpack.encode(["Ack", "orders", [], "main", [], False, None, 0, None])
+    >>> _command(longer).queue
+    'orders'
+    >>> _command(longer[:-1] + b"?")
+    InvalidRequest('Ack: what comes after queue, ..., patient, once is not known here: the sender is a newer build')
+    """
+    try:
+        given = msgspec.msgpack.decode(raw)
+        cut = known_fields(given, lengths)
+        if cut[0] == "CommitWork":
+            cut[1:3] = [[known_fields(part, lengths) for part in parts] for parts in cut[1:3]]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, ValueError):
+        return None
+    return None if cut == given else msgspec.msgpack.encode(cut)
+
+
+def lengths_of(kinds: Iterable[type[Command]]) -> dict[str, int]:
+    """Command -> how long its array is: its name, and its fields."""
+    return {kind.__name__: 1 + len(kind.__struct_fields__) for kind in kinds}
+
+
+def _explained(raw: Buffer, complaint: str) -> str:
     """The complaint with the name of the field, which the decoder only knows by its place."""
     try:
         given = msgspec.msgpack.decode(raw)
@@ -309,6 +350,8 @@ def _explained(raw: msgspec.Raw, complaint: str) -> str:
     fields = FIELDS.get(given[0])
     if fields is None:
         return f"there is no command {given[0]!r}"
+    if len(given) > _LENGTHS[given[0]]:
+        return f"{given[0]}: what comes after {', '.join(fields)} is not known here: the sender is a newer build"
     text, _, place = complaint.partition(" - at `$[")
     number = place.partition("]")[0]
     if number.isdigit() and 1 <= int(number) <= len(fields):
@@ -320,4 +363,5 @@ FIELDS: dict[str, tuple[str, ...]] = {
     kind.__name__: tuple(field for field in kind.__struct_fields__ if field != "of_queue")
     for kind in (*COMMANDS, *CONVERSATION)
 }
-"""Command -> its fields, in their order on the wire. (The last one, `of_queue`, is for nodes only.)"""
+"""Command -> its fields, in their order on the wire. (`of_queue`, which follows `once`, is for nodes only.)"""
+_LENGTHS = lengths_of((*COMMANDS, *CONVERSATION))

@@ -48,7 +48,15 @@ from penstock.core.commands import (
     Release,
 )
 from penstock.core.config import DEDUP_WINDOW_MS
-from penstock.core.errors import AccessDenied, ConnectionLost, NotSent, OutcomeUnknown, PenstockError, RateLimited
+from penstock.core.errors import (
+    AccessDenied,
+    ConnectionLost,
+    NoCommonVersion,
+    NotSent,
+    OutcomeUnknown,
+    PenstockError,
+    RateLimited,
+)
 from penstock.core.traits import Home, Repeat, Split
 from penstock.wire.answers import (
     Answer,
@@ -497,7 +505,7 @@ class RemoteCaller:
             attempt += 1
             try:
                 link = await self._new_link()
-            except AccessDenied as error:
+            except (AccessDenied, NoCommonVersion) as error:
                 self._fail_all(error, OutcomeUnknown(str(error)))  # what left before may have been done
                 return
             except (PenstockError, OSError) as error:

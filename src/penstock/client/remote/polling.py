@@ -48,7 +48,7 @@ from penstock.wire.requests import (
     MEDIA_TYPE,
     RECEIVED_HEADER,
     SESSION_HEADER,
-    VERSION,
+    VERSIONS,
     Cancel,
     Hello,
     Request,
@@ -127,7 +127,8 @@ class PollLink:
 
     async def open(self) -> None:
         """Say hello."""
-        hello = Hello(version=VERSION, name=self._options.name, session=self._listener.old_session)
+        oldest, newest = VERSIONS
+        hello = Hello(version=oldest, newest=newest, name=self._options.name, session=self._listener.old_session)
         try:
             async with asyncio.timeout(self._options.connect_timeout):
                 _, answers = await self._post(encode_requests([(0, hello)]))

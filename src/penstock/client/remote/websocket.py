@@ -37,7 +37,7 @@ from penstock.core.errors import (
 )
 from penstock.wire.answers import Kind, Welcome, decode_answers, unpack_failure, unpack_reply
 from penstock.wire.frames import Frames, masked_frame
-from penstock.wire.requests import SOCKET_PATH, VERSION, Cancel, Hello, Request, encode_requests
+from penstock.wire.requests import SOCKET_PATH, VERSIONS, Cancel, Hello, Request, encode_requests
 
 _HELLO = 0
 """The number of the first request; those of the caller start above, those of this file are negative."""
@@ -260,7 +260,7 @@ class WebsocketLink(asyncio.Protocol):
     def _take_response(self, response: Response) -> None:
         failure = self._websocket.handshake_exc
         if failure is None:
-            hello = Hello(version=VERSION, token=None, name=self._options.name)
+            hello = Hello(version=VERSIONS.oldest, newest=VERSIONS.newest, name=self._options.name)
             self._write_frame(encode_requests([(_HELLO, hello)]))
             return
         self._over = _refusal(self._address, failure, response)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.commands import Heartbeat, OpenSession
-from penstock.core.errors import InvalidRequest, SessionNotFound
+from penstock.core.errors import InvalidRequest, NoCommonVersion, SessionNotFound
 from penstock.protocols.websocket.admission import Headers, principal_of
 from penstock.protocols.websocket.handles import session_handle, session_number
 from penstock.server.auth import Principal
 from penstock.server.node import Services
 from penstock.wire.answers import Limits, Welcome
-from penstock.wire.requests import VERSION, Hello, decode_requests
+from penstock.wire.requests import VERSIONS, Hello, decode_requests
 
 _NAME_LENGTH_MAX = 200
 
@@ -36,6 +36,12 @@ async def admit(
 ) -> Admitted:
     """Take the first frame of a conversation: a single `Hello`. Opens the session."""
     request, hello = _hello_in(frame)
+    agreed = VERSIONS.agreed(hello.versions)
+    if agreed is None:
+        raise NoCommonVersion(
+            f"this server (Penstock {version}) speaks version {VERSIONS} of the conversation, and the client "
+            f"{hello.versions}: upgrade the one with the lower number"
+        )
     principal = principal_of(services, headers, hello.token)
     number = await _old_session(services, principal, hello.session) if session_ttl_ms else 0
     if not number:
@@ -44,7 +50,7 @@ async def admit(
         number = await services.shard.call(OpenSession(name=name, ttl_ms=ttl_ms, bound=ttl_ms is None))
     broker = services.shard.identity
     welcome = Welcome(
-        version=VERSION,
+        version=agreed,
         server=version,
         realm=broker.meta.realm,
         session=session_handle(broker.meta.secret, principal, number),
@@ -76,6 +82,4 @@ def _hello_in(frame: bytes) -> tuple[int, Hello]:
         raise hello
     if not isinstance(hello, Hello):
         raise InvalidRequest(f"the first request is a Hello, and not {type(hello).__name__}")
-    if hello.version != VERSION:
-        raise InvalidRequest(f"this server speaks version {VERSION} of the conversation, and not {hello.version}")
     return number, hello
