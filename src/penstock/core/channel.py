@@ -221,7 +221,7 @@ class Channel:
         if entry.left or not entry.is_whole:
             window.columns.settle(window.rows(entry, first, stop))
         else:
-            entry.become(_ACKED)
+            entry.state = _ACKED[entry.state]
         if entry.left:
             self.touch_entry(window, entry)
             return
@@ -232,7 +232,7 @@ class Channel:
         """All messages of neighbouring whole entries, which were leased, are done."""
         for entry in entries:
             window.leased -= entry.count
-            entry.become(_ACKED)
+            entry.state = _ACKED[entry.state]
             entry.left = 0
         window.remove_whole(entries)
         self.touch()

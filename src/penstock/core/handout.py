@@ -256,7 +256,7 @@ class Handout:
         if len(late) == 0:
             return
         if len(late) == entry.count and due_ms[0] == due_ms[-1] and bool((due_ms == due_ms[0]).all()):
-            entry.become(_HELD_BACK)
+            entry.state = _HELD_BACK[entry.state]
             entry.deadline_ms = int(due_ms[0])
             window.watch_whole(entry)
         else:
@@ -515,7 +515,7 @@ class Handout:
         count = entry.count
         window.ready -= count
         window.leased += count
-        entry.become(_LEASED)
+        entry.state = _LEASED[entry.state]
         entry.attempts += 1
         entry.deadline_ms = grant.deadline_ms
         entry.received_ms = grant.now_ms

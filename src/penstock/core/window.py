@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from penstock.core.columns import DELAYED, DONE, LEASED, READY, Columns, encode_one, encoded_length, runs_of
 from penstock.core.commands import Failure
 from penstock.core.keys import ChunkKey, entry_record, lane_entries
-from penstock.core.states import After
 
 _ENTRY_HEAD: Final = struct.Struct("<QIIQQ")
 _FAILURES_KEPT: Final = 16
@@ -89,10 +88,6 @@ class Entry:
         self.holder = 0
         self.start = -1
         """The first row's number, once it is spread."""
-
-    def become(self, after: After) -> None:
-        """Something happens to all messages of a whole entry."""
-        self.state = after[self.state]
 
     def rows_of(self, first: int, stop: int) -> slice:
         """The rows of the messages from `first` up to, not including, `stop`."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from penstock.core.errors import InvalidRequest
 from penstock.store.base import Store
 from penstock.store.embedded import StoreOptions, open_store
-from penstock.store.memory import MEMORY, MemoryStore
+from penstock.store.memory import MEMORY as MEMORY
+from penstock.store.memory import MemoryStore
 
 Opener = Callable[[], Store]
 """Opens a store; and again, when it has failed."""

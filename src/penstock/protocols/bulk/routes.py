@@ -96,9 +96,8 @@ from penstock.protocols.rest.queues import page_of_names
 from penstock.protocols.rest.shapes import QueuesQuery
 from penstock.server.auth import Principal, is_owned, owned
 from penstock.server.budget import NoRoom, Share, asked_bytes
-from penstock.server.engines import ENGINES
+from penstock.server.engines import ENGINES, MEMORY
 from penstock.server.node import Services
-from penstock.store.memory import MEMORY
 from penstock.wire.pieces import decode_piece, send_of
 
 PROTOCOL = "bulk"
