@@ -119,12 +119,20 @@ def node_commands() -> dict[str, Any]:
     }
 
 
+def replies_of(module: Any) -> dict[Any, Any]:
+    """What commands are answered with, on the wire. The first build keeps a table of it."""
+    if hasattr(module, "REPLIES"):
+        return dict(module.REPLIES)
+    kinds = module._decoders
+    return {kind: answers.Welcome if kind is requests.Hello else answers.reply_on_wire(kind) for kind in kinds}
+
+
 def replies() -> dict[str, Any]:
     """Answers: a frame with the reply to each command, an error, and where a command belongs."""
     found: dict[str, Any] = {}
-    for kind, reply in node_wire.REPLIES.items():
+    for kind, reply in replies_of(node_wire).items():
         found[f"node {kind.__name__}"] = node_wire.encode_replies([(1, 0, example(reply))]).hex()
-    for kind, reply in answers.REPLIES.items():
+    for kind, reply in replies_of(answers).items():
         found[kind.__name__] = answers.encode_answers(NOW_MS, [(1, 0, example(reply))]).hex()
     error = pack_error(QueueNotFound("there is no queue 'x'"))
     found["error"] = answers.encode_answers(NOW_MS, [(1, answers.Kind.ERROR, error)]).hex()
