@@ -48,6 +48,12 @@ SMALL_BYTES = 64 * 1024
 """Answers below this need not be claimed: transports take as much before they say that the client does not read."""
 
 
+NO_MEMORY = (
+    "the requests and answers of others take all the memory there is: try again later, or raise [server] "
+    "buffer_bytes_max"
+)
+"""What is said to who waited for room in vain."""
+
 _malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """None where the C library has no such function, as on macOS."""
 

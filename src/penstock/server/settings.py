@@ -94,6 +94,8 @@ class HttpLimits(_Section, frozen=True):
     connections_max: int = 10_000
     pipelined_max: int = 32
     """Requests that may wait behind the one in flight; beyond, the connection is not read from."""
+    handshake_timeout_s: float = 10.0
+    """For TLS, before the first request."""
     header_timeout_s: float = 10.0
     """From a request's first byte to the end of its header."""
     body_timeout_s: float = 60.0

@@ -369,8 +369,7 @@ def _frame(data: bytes) -> bytes:
 
 def connection_of(server: Server) -> Connection:
     """The server's side of the only connection."""
-    assert server._uvicorn is not None
-    (connection,) = server._uvicorn.server_state.connections
+    (connection,) = server.http._upgraded
     assert isinstance(connection, Connection)
     return connection
 
@@ -380,7 +379,7 @@ def test_frames_are_heard_without_a_task_once_hello_was_answered(server: Server)
     client.ask(["Send", "orders", [b"one"]], 1)
     connection = connection_of(server)
     assert connection.hear is not None
-    assert connection.queue.empty()
+    assert not connection._messages
 
 
 def test_answers_keep_their_order_although_some_wait_for_a_client_that_reads_late(server: Server) -> None:

@@ -31,13 +31,28 @@ there is room for it in the budget that all connections share (`penstock.server.
 read count there as well.
 """
 
-from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Handler, Headers, Observer
+from penstock.protocols.http.body import BodyLeft, BodyRefused, BodyStream
+from penstock.protocols.http.exchange import (
+    PLAIN_TEXT,
+    Exchange,
+    Handler,
+    Headers,
+    Observer,
+    Render,
+    Rendered,
+    Screen,
+    Terms,
+    render_plainly,
+)
 from penstock.protocols.http.request import Request, split_raw_target, split_target
 from penstock.protocols.http.server import HttpCounters, HttpServer
 from penstock.server.settings import HttpLimits
 
 __all__ = [
     "PLAIN_TEXT",
+    "BodyLeft",
+    "BodyRefused",
+    "BodyStream",
     "Exchange",
     "Handler",
     "Headers",
@@ -45,7 +60,12 @@ __all__ = [
     "HttpLimits",
     "HttpServer",
     "Observer",
+    "Render",
+    "Rendered",
     "Request",
+    "Screen",
+    "Terms",
+    "render_plainly",
     "split_raw_target",
     "split_target",
 ]

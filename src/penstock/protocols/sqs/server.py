@@ -157,6 +157,8 @@ def screen(credentials: Credentials) -> Handler:
     """
 
     def look(exchange: Exchange) -> None:
+        if not credentials.are_required:
+            return
         try:
             check_head(exchange.request, credentials, int(time.time() * 1_000))
         except SqsError as error:
