@@ -18,7 +18,7 @@ import httptools
 from penstock.protocols.http.body import BodyLeft, BodyRefused, BodyStream
 from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers, Upgraded
 from penstock.protocols.http.request import Request
-from penstock.server.budget import GROWTH_BYTES, GROWTH_TIMEOUT_S, NO_MEMORY
+from penstock.server.budget import GROWTH_BYTES, GROWTH_TIMEOUT_S, NO_MEMORY, Share
 from penstock.server.descriptors import CUT_OFF, NO_ROOM, REFUSED, room_for
 
 if TYPE_CHECKING:
@@ -314,6 +314,7 @@ class HttpConnection:
             if key == "host":
                 self._reject(400, "malformed_request", "there is more than one Host header")
             headers[key] = f"{first}, {text}"
+            self._unread_bytes += len(name) + 2
 
     def on_headers_complete(self) -> None:
         """Check what can be checked before the body comes."""
@@ -553,6 +554,12 @@ class HttpConnection:
         self._server.counters.abandoned += 1
         self._reject_stopped()
         return True
+
+    def hand_claim(self, share: Share) -> None:
+        """What is held for the body of the request in flight is another share's. For `Exchange.hand_claim`."""
+        nbytes = self._share.held_bytes - self._unread_answer_bytes
+        share.hold(nbytes)
+        self._share.let_go(nbytes)
 
     def is_open(self) -> bool:
         """Whether nothing has closed the connection yet. For `Exchange.is_gone`."""

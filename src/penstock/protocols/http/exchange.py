@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from penstock.protocols.http.request import Request
+from penstock.server.budget import Share
 
 _now_s: Final = time.perf_counter
 Headers = Sequence[tuple[str, str]]
@@ -57,6 +58,10 @@ class Answering(Protocol):
 
     def has_hung_up(self) -> bool:
         """Whether the client is gone, although the loop has not said so yet; the request in flight is given up then."""
+        ...
+
+    def hand_claim(self, share: Share) -> None:
+        """What is held for the body of the request in flight is held by this share from now on."""
         ...
 
     def is_open(self) -> bool:
@@ -174,6 +179,11 @@ class Exchange:
         """
         if self._connection is not None:
             self._connection.upgrade(self, make)
+
+    def hand_claim(self, share: Share) -> None:
+        """Let the handler's own share hold what its body takes of the budget: until it lets go, or closes the share."""
+        if self._connection is not None:
+            self._connection.hand_claim(share)
 
     def seconds(self) -> float:
         """How long this request is in the handler's hands."""

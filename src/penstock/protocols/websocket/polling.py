@@ -40,7 +40,7 @@ from penstock.protocols.websocket.conversation import admit, limits_of
 from penstock.protocols.websocket.desk import Desk
 from penstock.protocols.websocket.handles import session_number
 from penstock.server.auth import Principal
-from penstock.server.budget import UNKNOWN_BYTES_MAX, Share
+from penstock.server.budget import SMALL_BYTES, UNKNOWN_BYTES_MAX, Share
 from penstock.server.shards import Names
 from penstock.wire.answers import Kind, encode_answers
 from penstock.wire.requests import MEDIA_TYPE, RECEIVED_HEADER, SESSION_HEADER, decode_requests
@@ -145,6 +145,9 @@ class CommandsEndpoint:
         self._in_flight += 1
         try:
             with self._services.budget.share() as share:
+                exchange.hand_claim(share)
+                if len(exchange.request.body) < SMALL_BYTES:
+                    share.let_go()  # who waits for room for an answer holds nothing that others wait for
                 await self._converse(exchange, share)
         except PenstockError as error:
             self._fail(exchange, error)
