@@ -70,7 +70,9 @@ def rest(server: Server) -> float:
     """Send, receive and acknowledge messages one by one, over connections that stay open."""
 
     async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: bytes) -> bytes:
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
         writer.write(f"{head}\r\n\r\n".encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         found = re.search(rb"content-length: (\d+)", answer)

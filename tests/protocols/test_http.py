@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from penstock.protocols.http import Exchange, Handler, HttpServer, Request
 from penstock.protocols.http.connection import PUMPED_AT_ONCE
+from penstock.server.budget import Budget
 from penstock.server.settings import HttpLimits
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -603,6 +604,53 @@ def test_a_trailer_without_end_is_refused(start: bytes) -> None:
                 writer.write(start + b"y" * 20_000)
             status, _, reason = await read_response(reader)
             assert (status, reason) == (431, b"the trailer is larger than 32768 bytes\n")
+            writer.close()
+
+    run(main())
+
+
+def test_a_body_that_has_to_be_read_to_see_whose_it_is_takes_no_room_of_those_who_are_known() -> None:
+    head, piece = b"POST /%s HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n", b"a" * 250_000
+
+    def screen(exchange: Exchange) -> None:
+        exchange.is_known = False
+
+    def handler(exchange: Exchange) -> None:
+        exchange.is_known = exchange.request.path == "/known"
+        exchange.respond(200, (), b"")
+
+    async def main() -> None:
+        budget = Budget(64 * 1024 * 1024)
+        async with serving(handler, screen=screen, budget=budget) as server:
+            reader, writer = await server.connect()
+            for path, is_known in ((b"unknown", False), (b"known", False), (b"any", True)):
+                writer.write(head % path + piece)
+                claimed = budget if is_known else budget.strangers
+                await until(lambda claimed=claimed: claimed.held_bytes == 500_000)  # type: ignore[misc]
+                assert budget.held_bytes + budget.strangers.held_bytes == 500_000
+                writer.write(piece)
+                assert (await read_response(reader))[0] == 200
+                assert budget.held_bytes + budget.strangers.held_bytes == 0
+            writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("wanted", [b"Content-Length: 500000", b"Transfer-Encoding: chunked"])
+def test_a_body_that_comes_too_slowly_is_refused_and_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch, wanted: bytes
+) -> None:
+    monkeypatch.setattr("penstock.server.budget.PACE_S", 0.1)
+
+    async def main() -> None:
+        budget = Budget(64 * 1024 * 1024)
+        async with serving(budget=budget) as server:
+            reader, writer = await server.connect()
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n" + wanted + b"\r\n\r\n3e8\r\n" + b"a" * 1_000)
+            await until(lambda: budget.held_bytes > 0)
+            status, _, reason = await read_response(reader)
+            assert (status, reason) == (408, b"the body came with fewer than 16384 bytes a second\n")
+            assert budget.held_bytes == 0
             writer.close()
 
     run(main())

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import msgspec
 import pytest
 
 from penstock.core.errors import StaleReceipt, StoreError
@@ -132,8 +131,8 @@ def test_who_does_not_read_that_fins_are_refused_is_not_read_from_and_then_gets_
 def test_a_publish_that_waits_for_room_has_its_own_time_and_not_what_another_has_left() -> None:
     async def main() -> None:
         desk = Desk(0)
-        desk.connection._settings = msgspec.structs.replace(NsqSettings(), client_timeout_s=1.0)
         budget, others = desk.connection._endpoint.budget, desk.connection._endpoint.budget.share()
+        budget.room_timeout_s = 1.0
         length = 1024 * 1024
         for _ in range(2):
             others.hold(budget.bytes_max)

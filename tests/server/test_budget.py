@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.budget import Budget, NoRoom, Share, asked_bytes
+from penstock.server.budget import Budget, NoRoom, Pace, Share, asked_bytes
 
 BYTES_MAX = 1_000
 BODIES_MAX = 750
+CLAIMS_MAX = 875
+SHORT = 15
 
 
 def test_who_finds_no_room_is_called_when_there_is_some() -> None:
@@ -27,25 +29,93 @@ def test_who_finds_no_room_is_called_when_there_is_some() -> None:
     asyncio.run(main())
 
 
-def test_small_claims_do_not_overtake_a_large_one() -> None:
+def test_long_claims_are_granted_in_their_order() -> None:
     async def main() -> None:
         budget, order = Budget(BYTES_MAX), []
-        first, large, small = budget.share(), budget.share(), budget.share()
+        first, large, smaller = budget.share(), budget.share(), budget.share()
         assert first.claim(500, print)
         assert not large.claim(600, lambda: order.append("large"))
-        assert not small.claim(1, lambda: order.append("small"))
+        assert not smaller.claim(50, lambda: order.append("smaller"))
         first.let_go()
         await asyncio.sleep(0)
-        assert order == ["large", "small"]
+        assert order == ["large", "smaller"]
 
     asyncio.run(main())
 
 
-def test_a_claim_that_is_larger_than_the_budget_is_granted_when_nobody_else_holds_anything() -> None:
+def test_short_claims_do_not_wait_behind_a_long_one() -> None:
+    budget = Budget(BYTES_MAX)
+    assert budget.share().claim(BODIES_MAX, print)
+    for _ in range(2):
+        assert not budget.share().claim(5 * BYTES_MAX, print)
+    granted = [budget.share().claim(SHORT, print) for _ in range(20)]
+    assert sum(granted) == BYTES_MAX // 8 // SHORT, "an eighth is theirs"
+
+
+def test_a_stream_of_short_claims_keeps_no_long_one_from_its_turn() -> None:
+    async def main() -> None:
+        budget, came = Budget(BYTES_MAX), asyncio.Event()
+        short = [budget.share() for _ in range(200)]
+        granted = [share for share in short if share.claim(SHORT, print)]
+        assert len(granted) == BODIES_MAX // SHORT, "nobody else wants the room"
+        long = budget.share()
+        assert not long.claim(BODIES_MAX, came.set)
+        for share in granted:
+            share.let_go()
+            budget.share().claim(SHORT, print)  # one goes, the next one comes
+            await asyncio.sleep(0)
+        await asyncio.wait_for(came.wait(), 1)
+
+    asyncio.run(main())
+
+
+def test_what_others_hold_a_little_of_keeps_no_claim_above_three_quarters_waiting() -> None:
+    budget = Budget(BYTES_MAX)
+    budget.share().hold(BYTES_MAX // 4)
+    assert budget.share().claim(BODIES_MAX + 1, print)
+
+
+def test_who_waits_is_called_when_it_was_for_too_long_and_others_go_on() -> None:
+    async def main() -> None:
+        budget, late, came = Budget(BYTES_MAX, room_timeout_s=0.02), asyncio.Event(), asyncio.Event()
+        holder, large, next_one = budget.share(), budget.share(), budget.share()
+        assert holder.claim(500, print)
+        assert not large.claim(600, lambda: pytest.fail("there was no room"), late.set)
+        assert not next_one.claim(200, came.set)
+        await asyncio.wait_for(late.wait(), 1)
+        await asyncio.wait_for(came.wait(), 1)
+        assert not large.is_waiting
+        assert budget.held_bytes == 700
+
+    asyncio.run(main())
+
+
+def test_a_body_has_to_come_at_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.server.budget.PACE_S", 0.05)
+
+    async def main() -> None:
+        received, late = 0, asyncio.Event()
+        pace = Pace(Budget(BYTES_MAX, body_bytes_per_s_min=1_000), lambda: received, late.set)
+        pace.start()
+        for _ in range(10):
+            received += 1_000
+            await asyncio.sleep(0.01)
+        assert not late.is_set(), "faster than it has to be"
+        await asyncio.wait_for(late.wait(), 5)
+        late.clear()
+        pace.start()
+        pace.stop()
+        await asyncio.sleep(0.1)
+        assert not late.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_claim_that_is_larger_than_the_budget_is_granted_when_others_hold_little() -> None:
     async def main() -> None:
         budget, came = Budget(BYTES_MAX), asyncio.Event()
         one, two = budget.share(), budget.share()
-        assert one.claim(1, came.set)
+        assert one.claim(BYTES_MAX // 2, came.set)
         assert not two.claim(5 * BYTES_MAX, came.set)
         one.close()
         await asyncio.wait_for(came.wait(), 1)
@@ -57,7 +127,9 @@ def test_a_claim_that_is_larger_than_the_budget_is_granted_when_nobody_else_hold
 def test_bodies_that_wait_keep_nobody_from_beginning() -> None:
     budget = Budget(BYTES_MAX)
     assert budget.share().claim(BODIES_MAX, print)
-    assert not budget.share().claim(1, print)
+    while budget.share().claim(SHORT, print):
+        pass
+    assert not budget.share().claim(100, print)
     assert budget.share().claim(0, print)
 
 
@@ -127,7 +199,8 @@ def test_nothing_is_forgotten_and_everybody_gets_a_turn(steps: list[tuple[int, s
             await asyncio.sleep(0)
             assert budget.held_bytes == sum(each.held_bytes for each in shares)
             holders = [each for each in shares if each.held_bytes]
-            assert budget.held_bytes <= BODIES_MAX or len(holders) == 1
+            others_bytes = budget.held_bytes - max((each.held_bytes for each in holders), default=0)
+            assert budget.held_bytes <= CLAIMS_MAX or others_bytes <= BYTES_MAX // 4 + BYTES_MAX // 8
             waiting = [each for each in shares if each.is_waiting]
             assert not waiting or holders, "somebody waits, and for nobody"
         for share in shares:

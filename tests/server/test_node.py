@@ -233,6 +233,8 @@ def test_metrics_show_a_key_the_queues_that_it_may_read(tmp_path: Path) -> None:
         ({"Origin": "null"}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Sec-Fetch-Site": "none", "Accept-Language": "de"}, 200),
+        ({"Accept-Language": "de"}, 403),  # an image that a page shows, from another machine without TLS
         ({}, 200),
     ],
 )

@@ -42,7 +42,6 @@ UNREAD: Final = frozenset(
     (
         "accept",
         "accept-encoding",
-        "accept-language",
         "amz-sdk-invocation-id",
         "amz-sdk-request",
         "authorization",

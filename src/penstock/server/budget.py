@@ -2,16 +2,26 @@
 
 How it works. A process has one budget, and each connection has a share of it. Before a connection reads a large
 request, its share *claims* the whole request. If there is no room, the connection does not read on until there is some,
-and TCP holds the client back. Claims are granted in the order in which they came.
+and TCP holds the client back.
 
 A request has all the room that it needs before its body is read. So whoever is reading gets done, and the next ones
 after it. A body whose length is not announced claims as it grows. Several such bodies may come to wait for each other,
-so one that holds something and waits for more is refused after `GROWTH_TIMEOUT_S`. One that holds nothing may wait as
-long as its protocol lets a request take.
+so one that holds something and waits for more is refused after `GROWTH_TIMEOUT_S`. One that holds nothing is refused
+after `room_timeout_s`: it is told to try again.
+
+Whose turn it is. There are two lines, for short claims and for long ones, and each is served in order:
+
+    short   1/8 of the budget is theirs; 3/4 while no long claim waits
+    long    3/4 of the budget; one that needs more than that gets it when no more than 1/4 is held
+
+So long claims do not keep short ones waiting, and any number of short ones does not keep a long one from its turn.
 
 What is in memory already, such as an answer, is *held* without asking. Above the limit no further request is begun,
-because its answer might not be read either: who wants to begin one claims 0 bytes, and waits. Claims get at most three
-quarters of the budget, so that bodies alone keep nobody from beginning.
+because its answer might not be read either: who wants to begin one claims 0 bytes, and waits. Claims leave some of the
+budget free, so that bodies alone keep nobody from beginning.
+
+A body for which room is held has to come, with `body_bytes_per_s_min` in every `PACE_S` (`Pace`). Else a byte a second
+would be enough to keep the room from others.
 
 A client that was refused may still be sending its request. It is read from, so that it hears the reason, and what it
 sends is thrown away; but seldom, and many such clients together no faster than one (`linger`).
@@ -20,7 +30,8 @@ Memory goes back to the system. The C library keeps freed pieces for later. Afte
 told to return them (`_trim`).
 
 Only authenticated clients use the budget. Of all others a protocol takes at most `UNKNOWN_BYTES_MAX`, which is enough
-to say who they are. One exception: SQS signs bodies, so who knows an access key's id has room for one, signed or not.
+to say who they are. One exception: SQS signs bodies, so a body has to be read to see whose it is. Such bodies share a
+small budget of their own (`strangers`), until something that came over the same connection was signed well.
 """
 
 from __future__ import annotations
@@ -31,29 +42,29 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from penstock.server.settings import ServerSettings
+
 UNKNOWN_BYTES_MAX = 16 * 1024
 """The largest message of a client that has not said who it is: an introduction, and a token."""
 GROWTH_BYTES = 256 * 1024
-"""How much is claimed at a time for what has no known length."""
+"""How much is claimed at a time for what has no known length; and the longest claim that is called short."""
 GROWTH_TIMEOUT_S = 3.0
+PACE_S = 10.0
+"""How often it is looked how much of a body has come."""
 AT_ONCE_S = 0.1
 """A receive that waits for longer has found nothing, and needs no room for its answer any more."""
 LINGER_PAUSE_S = 0.01
 """Between two reads of what refused clients send."""
-MAKING_BYTES_MAX = 8 * 1024 * 1024
+MAKING_BYTES_MAX = 4 * 1024 * 1024
+"""Some 25 ms of work: checksums, encoding."""
 TRIM_BYTES = 16 * 1024 * 1024
 """Memory is given back after so much was held, and most of it let go of."""
 TRIM_PAUSE_S = 1.0
 SMALL_BYTES = 64 * 1024
 """Answers below this need not be claimed: transports take as much before they say that the client does not read."""
+BUSY = "the requests and answers of others take all the memory there is: try again later"
 
-
-NO_MEMORY = (
-    "the requests and answers of others take all the memory there is: try again later, or raise [server] "
-    "buffer_bytes_max"
-)
-"""What is said to who waited for room in vain."""
-
+_DEFAULTS = ServerSettings()
 _malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """None where the C library has no such function, as on macOS."""
 
@@ -97,19 +108,39 @@ class Budget:
         "_beginning",
         "_is_trim_planned",
         "_lingering",
+        "_long",
         "_peak_bytes",
-        "_waiting",
+        "_short",
+        "_short_held_bytes",
+        "body_bytes_per_s_min",
         "bytes_max",
         "held_bytes",
         "making",
+        "room_timeout_s",
+        "short_bytes_max",
+        "strangers",
     )
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(
+        self,
+        bytes_max: int,
+        room_timeout_s: float = _DEFAULTS.room_timeout_s,
+        body_bytes_per_s_min: int = _DEFAULTS.body_bytes_per_s_min,
+    ) -> None:
         self.bytes_max = bytes_max
+        self.room_timeout_s = room_timeout_s
+        self.body_bytes_per_s_min = body_bytes_per_s_min
+        self.short_bytes_max = min(GROWTH_BYTES, bytes_max // 64)
         self.held_bytes = 0
-        self.making: Budget = self if bytes_max <= MAKING_BYTES_MAX else Budget(MAKING_BYTES_MAX)
+        self._short_held_bytes = 0
+        """By shares that hold no more than a short claim."""
+        is_small = bytes_max <= MAKING_BYTES_MAX
+        self.making: Budget = self if is_small else Budget(MAKING_BYTES_MAX, room_timeout_s, body_bytes_per_s_min)
         """For answers that are made one by one: so many bytes in a turn of the loop, and others are served between."""
-        self._waiting: deque[Share] = deque()
+        self.strangers: Budget = self if is_small else Budget(bytes_max // 8, room_timeout_s, body_bytes_per_s_min)
+        """For bodies that have to be read to see whose they are."""
+        self._short: deque[Share] = deque()
+        self._long: deque[Share] = deque()
         """Those with a claim, in the order in which they came."""
         self._beginning: deque[Share] = deque()
         """Those that claim nothing."""
@@ -151,14 +182,25 @@ class Budget:
 
     def _fits(self, nbytes: int) -> bool:
         """One claim is always granted, however large: else a limit that is above the budget could never be reached."""
-        return self.held_bytes + nbytes <= self.bytes_max * 3 // 4 or not self.held_bytes
+        held, most = self.held_bytes, self.bytes_max * 3 // 4
+        if nbytes <= self.short_bytes_max:
+            return self._short_held_bytes + nbytes <= self.bytes_max // 8 or (not self._long and held + nbytes <= most)
+        if nbytes > most:
+            return held <= self.bytes_max // 4
+        return held - self._short_held_bytes + nbytes <= most and held + nbytes <= self.bytes_max * 7 // 8
+
+    def _line_of(self, nbytes: int) -> deque[Share]:
+        if not nbytes:
+            return self._beginning
+        return self._short if nbytes <= self.short_bytes_max else self._long
 
     def _let_in(self) -> None:
         """Grant what fits now. The connections go on in the loop's next turn: whoever lets go is busy itself."""
         while self._beginning and not self.is_full:
             self._beginning.popleft()._grant()
-        while self._waiting and self._fits(self._waiting[0].wanted_bytes):
-            self._waiting.popleft()._grant()
+        for line in (self._long, self._short):
+            while line and self._fits(line[0].wanted_bytes):
+                line.popleft()._grant()
 
 
 class Share:
@@ -174,11 +216,14 @@ class Share:
     0
     """
 
-    __slots__ = ("_budget", "_on_room", "held_bytes", "wanted_bytes")
+    __slots__ = ("_on_late", "_on_room", "_timer", "budget", "held_bytes", "wanted_bytes")
 
     def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+        self.budget = budget
         self._on_room: Callable[[], None] | None = None
+        self._on_late: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """While it waits: how long it may."""
         self.held_bytes = 0
         self.wanted_bytes = 0
         """What it waits for."""
@@ -188,61 +233,87 @@ class Share:
         """Whether it waits for room."""
         return self._on_room is not None
 
-    def claim(self, nbytes: int, on_room: Callable[[], None]) -> bool:
-        """Hold so many bytes more. False if there is no room yet: then they are held when `on_room` is called."""
+    def claim(
+        self,
+        nbytes: int,
+        on_room: Callable[[], None],
+        on_late: Callable[[], None] | None = None,
+        seconds: float | None = None,
+    ) -> bool:
+        """Hold so many bytes more. False if there is no room yet: then they are held when `on_room` is called.
+
+        `on_late` is called instead when there was none for so long, by default for `room_timeout_s`. Without it the
+        share waits until somebody withdraws it.
+        """
         assert self._on_room is None, "a connection waits for one thing at a time"
-        budget = self._budget
-        line = budget._waiting if nbytes else budget._beginning
+        budget = self.budget
+        line = budget._line_of(nbytes)
         if budget.is_full if not nbytes else line or not budget._fits(nbytes):
             self.wanted_bytes, self._on_room = nbytes, on_room
+            if on_late is not None:
+                self._on_late = on_late
+                limit_s = budget.room_timeout_s if seconds is None else seconds
+                self._timer = asyncio.get_running_loop().call_later(limit_s, self._give_up)
             line.append(self)
             return False
         self.hold(nbytes)
         return True
 
-    async def claimed(self, nbytes: int, seconds: float) -> None:
+    async def claimed(self, nbytes: int, seconds: float | None = None) -> None:
         """Hold so many bytes more, as soon as there is room; `NoRoom` if that takes too long."""
         if not nbytes:
             return
-        came = asyncio.Event()
-        if self.claim(nbytes, came.set):
+        came = asyncio.get_running_loop().create_future()
+
+        def tell(has_come: bool) -> None:
+            if not came.done():  # who waits for it may have been cancelled in this turn of the loop
+                came.set_result(has_come)
+
+        if self.claim(nbytes, lambda: tell(True), lambda: tell(False), seconds):
             return
         try:
-            async with asyncio.timeout(seconds):
-                await came.wait()
-        except TimeoutError:
-            raise NoRoom from None
+            if not await came:
+                raise NoRoom
         finally:
-            if not came.is_set():
+            if not came.done() or came.cancelled():
                 self.withdraw()
 
     def hold(self, nbytes: int) -> None:
         """Hold what is there already."""
-        self.held_bytes += nbytes
-        budget = self._budget
+        budget = self.budget
         budget.held_bytes += nbytes
+        budget._short_held_bytes -= self._short_bytes
+        self.held_bytes += nbytes
+        budget._short_held_bytes += self._short_bytes
         if budget.held_bytes > budget._peak_bytes:
             budget._peak_bytes = budget.held_bytes
+
+    @property
+    def _short_bytes(self) -> int:
+        return self.held_bytes if self.held_bytes <= self.budget.short_bytes_max else 0
 
     def let_go(self, nbytes: int | None = None) -> None:
         """Hold so many bytes less; by default none."""
         freed = self.held_bytes if nbytes is None else min(nbytes, self.held_bytes)
         if freed:
+            budget = self.budget
+            budget.held_bytes -= freed
+            budget._short_held_bytes -= self._short_bytes
             self.held_bytes -= freed
-            self._budget.held_bytes -= freed
-            if self._budget._peak_bytes >= TRIM_BYTES and self._budget.held_bytes < TRIM_BYTES // 4:
-                self._budget._plan_trim()
-            if self._budget._waiting or self._budget._beginning:
-                self._budget._let_in()
+            budget._short_held_bytes += self._short_bytes
+            if budget._peak_bytes >= TRIM_BYTES and budget.held_bytes < TRIM_BYTES // 4:
+                budget._plan_trim()
+            if budget._long or budget._short or budget._beginning:
+                budget._let_in()
 
     def withdraw(self) -> None:
         """Wait for room no longer."""
         if self._on_room is not None:
-            self._on_room = None
-            line = self._budget._waiting if self.wanted_bytes else self._budget._beginning
+            self._stop_waiting()
+            line = self.budget._line_of(self.wanted_bytes)
             if self in line:
                 line.remove(self)
-                self._budget._let_in()
+                self.budget._let_in()
 
     def close(self) -> None:
         """The connection is gone."""
@@ -255,15 +326,68 @@ class Share:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _stop_waiting(self) -> None:
+        self._on_room = self._on_late = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        on_late = self._on_late
+        assert on_late is not None
+        self.withdraw()
+        on_late()
+
     def _grant(self) -> None:
         on_room, nbytes = self._on_room, self.wanted_bytes
         assert on_room is not None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.hold(nbytes)
         asyncio.get_running_loop().call_soon(self._go_on, on_room, nbytes)
 
     def _go_on(self, on_room: Callable[[], None], nbytes: int) -> None:
         if self._on_room is on_room:
-            self._on_room = None
+            self._stop_waiting()
             on_room()
         else:  # withdrawn meanwhile
             self.let_go(nbytes)
+
+
+class Pace:
+    """Watches a body for which room is held, and says so when too little of it comes."""
+
+    __slots__ = ("_budget", "_had_bytes", "_on_late", "_received", "_timer")
+
+    def __init__(self, budget: Budget, received: Callable[[], int], on_late: Callable[[], None]) -> None:
+        """`received` tells how much has come so far."""
+        self._budget = budget
+        self._received = received
+        self._on_late = on_late
+        self._timer: asyncio.TimerHandle | None = None
+        self._had_bytes = 0
+
+    def start(self) -> None:
+        """There is room, and the body is read: if it is watched already, that goes on."""
+        if self._timer is None:
+            self._had_bytes = self._received()
+            self._timer = asyncio.get_running_loop().call_later(PACE_S, self._look)
+
+    def stop(self) -> None:
+        """The body is there, or nothing is read for now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def reason(self) -> str:
+        """What to tell who is late."""
+        return f"the body came with fewer than {self._budget.body_bytes_per_s_min} bytes a second"
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._received() - self._had_bytes < PACE_S * self._budget.body_bytes_per_s_min:
+            self._on_late()
+        else:
+            self.start()

@@ -38,6 +38,9 @@ NO_ROOM: Final = (
     "(ulimit -n)"
 )
 
+TLS_HANDSHAKE_S: Final = 10.0
+"""How long a client has, on every port, to agree on how to encrypt."""
+
 _warned_s = -_WARN_S
 
 

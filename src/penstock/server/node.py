@@ -80,7 +80,8 @@ class Services:
     """What all connections of this process may hold together."""
 
     def __post_init__(self) -> None:
-        self.budget = Budget(self.settings.server.buffer_bytes_max)
+        limits = self.settings.server
+        self.budget = Budget(limits.buffer_bytes_max, limits.room_timeout_s, limits.body_bytes_per_s_min)
 
 
 class FrontEnd(Protocol):

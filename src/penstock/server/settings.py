@@ -75,6 +75,10 @@ class ServerSettings(_Section, frozen=True):
     """How long a stop waits for requests in flight."""
     buffer_bytes_max: int = 256 * 1024 * 1024
     """What all connections together may hold: requests that are being read, and answers that clients have not read."""
+    room_timeout_s: float = 15.0
+    """How long a request waits for its part of that; then its client is told to try again."""
+    body_bytes_per_s_min: int = 16 * 1024
+    """How fast a large body has to come: so much a second, in every ten seconds."""
 
     def check_hosts(self) -> None:
         """Raise `InvalidSettings` for the first of `hosts` that is no name."""
@@ -94,8 +98,6 @@ class HttpLimits(_Section, frozen=True):
     connections_max: int = 10_000
     pipelined_max: int = 32
     """Requests that may wait behind the one in flight; beyond, the connection is not read from."""
-    handshake_timeout_s: float = 10.0
-    """For TLS, before the first request."""
     header_timeout_s: float = 10.0
     """From a request's first byte to the end of its header."""
     body_timeout_s: float = 60.0
@@ -601,6 +603,9 @@ class Settings(_Section, frozen=True):
             raise InvalidSettings(
                 f"[server] buffer_bytes_max is {self.server.buffer_bytes_max}: it must be {BUFFER_BYTES_MIN} or more"
             )
+        for name in ("room_timeout_s", "body_bytes_per_s_min"):
+            if not getattr(self.server, name) > 0:
+                raise InvalidSettings(f"[server] {name} is {getattr(self.server, name)}: it must be larger than 0")
         for name in self.http.__struct_fields__:
             if not getattr(self.http, name) > 0:
                 raise InvalidSettings(f"[http] {name} is {getattr(self.http, name)}: it must be larger than 0")

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocols.http import Request
-from penstock.protocols.sqs.sigv4 import SigV4Error, verify
+from penstock.protocols.sqs.sigv4 import SigV4Error, is_signed_by_head, verify
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 
 MINUTE_MS = 60_000
@@ -125,6 +125,18 @@ def test_a_body_hash_in_a_header_is_checked() -> None:
     assert verify(request, CREDENTIALS, now_ms()) is WORKER
     request.body = b"[]"
     assert code_of(request) == "SignatureDoesNotMatch"
+
+
+def test_the_header_alone_shows_who_asks_if_it_has_the_bodys_hash() -> None:
+    body = b"{}"
+    headers = {"X-Amz-Target": TARGET, "X-Amz-Content-SHA256": hashlib.sha256(body).hexdigest()}
+    request = signed(body=body, headers=headers)
+    request.body = b""
+    assert is_signed_by_head(request, CREDENTIALS, now_ms())
+    request.headers["x-amz-content-sha256"] = hashlib.sha256(b"[]").hexdigest()
+    with pytest.raises(SigV4Error, match="signature"):
+        is_signed_by_head(request, CREDENTIALS, now_ms())
+    assert not is_signed_by_head(signed(body=body), CREDENTIALS, now_ms()), "that takes the body"
 
 
 def test_a_body_that_nobody_signed_for_is_refused() -> None:

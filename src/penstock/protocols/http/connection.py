@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
 
-from penstock.protocols.http.body import BodyLeft, BodyRefused, BodyStream
+from penstock.protocols.http.body import BLOCK_BYTES, BodyLeft, BodyRefused, BodyStream
 from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers, Upgraded
 from penstock.protocols.http.request import Request
-from penstock.server.budget import GROWTH_BYTES, GROWTH_TIMEOUT_S, NO_MEMORY, Share
+from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, Pace, Share
 from penstock.server.descriptors import CUT_OFF, NO_ROOM, REFUSED, room_for
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class HttpConnection:
     """
 
     __slots__ = (
+        "_answers",
         "_body",
         "_body_bytes",
         "_body_bytes_max",
@@ -83,6 +84,7 @@ class HttpConnection:
         "_in_flight",
         "_is_closing",
         "_is_eof",
+        "_is_known",
         "_is_partly_answered",
         "_is_pump_due",
         "_is_pumping",
@@ -92,6 +94,7 @@ class HttpConnection:
         "_is_unscreened",
         "_is_write_paused",
         "_names",
+        "_pace",
         "_parser",
         "_peer",
         "_reading",
@@ -102,11 +105,11 @@ class HttpConnection:
         "_stream",
         "_target",
         "_transport",
-        "_unread_answer_bytes",
         "_unread_bytes",
         "_unsent",
         "_upgrade_rest",
         "_waiting",
+        "_written_bytes",
         "deadline",
     )
 
@@ -153,10 +156,17 @@ class HttpConnection:
         self._unsent: list[bytes] = []
         """Responses that are written when this turn's work is done."""
         self._share = server.budget.share()
+        """For requests. Of the strangers' budget, while it has to be read who the client is."""
+        self._answers = server.budget.share()
+        """For responses that the client does not read."""
+        self._is_known = False
+        """The client has proven who it is, with something that its requests have in them."""
+        self._pace: Pace | None = None
+        """Of a body that did not come at once."""
         self._is_unscreened = False
         """Nobody has looked at the head of the request that is being read: its body is not read on before."""
-        self._unread_answer_bytes = 0
-        """Held for responses that the client does not read."""
+        self._written_bytes = 0
+        """Of a response that is being written: the transport keeps it whole until its last byte is gone."""
         self.deadline = _NEVER
         """When the sweep has to look after this connection."""
 
@@ -190,7 +200,10 @@ class HttpConnection:
         self._parser = None
         self._waiting.clear()
         self._body = b""
+        if self._pace is not None:
+            self._end_pace()
         self._share.close()
+        self._answers.close()
         self.deadline = _NEVER
         self._server.forget(self)
         self._wake_writer()
@@ -261,15 +274,13 @@ class HttpConnection:
         """The client does not read: no further request is begun, and its time runs."""
         self._is_write_paused = True
         if self._transport is not None:
-            self._unread_answer_bytes = self._transport.get_write_buffer_size()
-            self._share.hold(self._unread_answer_bytes)
+            self._answers.hold(max(self._transport.get_write_buffer_size(), self._written_bytes))
         self.deadline = self._server.now + self._server.limits.body_timeout_s
 
     def resume_writing(self) -> None:
         """The client reads again."""
         self._is_write_paused = False
-        self._share.let_go(self._unread_answer_bytes)
-        self._unread_answer_bytes = 0
+        self._answers.let_go()
         self._wake_writer()
         if self._reading == _LINGER:
             self.deadline = self._server.now + LINGER_S
@@ -346,6 +357,8 @@ class HttpConnection:
             self._reject_body()
         elif self._stream is not None and not self._stream.is_complete:
             self._stream.feed(piece)
+            if self._stream.is_full and self._pace is not None:
+                self._pace.stop()  # it is the handler that is waited for
         elif not self._body:
             self._body = piece
         elif isinstance(self._body, bytearray):
@@ -355,6 +368,8 @@ class HttpConnection:
 
     def on_message_complete(self) -> None:
         """A request is there."""
+        if self._pace is not None:
+            self._end_pace()
         if self._rejection is not None:
             return
         self._reading = _IDLE
@@ -480,10 +495,12 @@ class HttpConnection:
         self.flush()
         transport = self._transport
         assert transport is not None
+        self._written_bytes = len(part)
         if is_chunked:
             transport.writelines((b"%x\r\n" % len(part), part, b"\r\n"))
         else:
             transport.write(part)
+        self._written_bytes = 0
 
     def _wake_writer(self) -> None:
         if self._drained is not None:
@@ -497,6 +514,8 @@ class HttpConnection:
         self._in_flight = None
         self._is_partly_answered = False
         self._stream = None
+        if exchange.is_known:
+            self._is_known = True
         if self._share.held_bytes:
             self._let_go_of_requests()
 
@@ -510,7 +529,9 @@ class HttpConnection:
             self._put(head + body)
         elif not transport.is_closing():
             self.flush()
+            self._written_bytes = len(body)
             transport.writelines((head, body))
+            self._written_bytes = 0
         self._after_response(exchange, status, keeps_alive)
 
     def _after_response(self, exchange: Exchange, status: int, keeps_alive: bool) -> None:
@@ -557,9 +578,8 @@ class HttpConnection:
 
     def hand_claim(self, share: Share) -> None:
         """What is held for the body of the request in flight is another share's. For `Exchange.hand_claim`."""
-        nbytes = self._share.held_bytes - self._unread_answer_bytes
-        share.hold(nbytes)
-        self._share.let_go(nbytes)
+        share.hold(self._share.held_bytes)
+        self._share.let_go()
 
     def is_open(self) -> bool:
         """Whether nothing has closed the connection yet. For `Exchange.is_gone`."""
@@ -600,7 +620,7 @@ class HttpConnection:
             self.leave()
         elif self._share.is_waiting:
             self._share.withdraw()
-            self._reject(503, "no_room", NO_MEMORY)
+            self._reject(503, "no_room", BUSY)
             self._waiting.clear()
             self._pump()
         elif self._reading == _HEAD:
@@ -614,12 +634,20 @@ class HttpConnection:
         else:
             self._close()
 
+    def _come_too_slowly(self) -> None:
+        assert self._pace is not None
+        self._reject(408, "body_timeout", self._pace.reason)
+        self._pump()
+
     def _set_deadline(self) -> None:
         if self._is_write_paused:
             self.deadline = min(self.deadline, self._server.now + self._server.limits.body_timeout_s)
             return
-        if self._in_flight is not None and (self._stream is None or self._stream.is_complete):
+        if self._in_flight is not None:
             self.deadline = _NEVER
+            return
+        if self._share.is_waiting:
+            self.deadline = self._server.now + self._server.budget.room_timeout_s
             return
         if self._reading == _IDLE:
             self.deadline = self._server.idle_until
@@ -657,26 +685,32 @@ class HttpConnection:
 
     def _admit_body(self) -> None:
         """A body has begun, and its rest is still to come: read on if its client is known, and when there is room."""
-        if self._is_unscreened and not self._screen():
+        if self._stream is not None or (self._is_unscreened and not self._screen()):
             self._mind_reading()
             return
         announced = self._announced_bytes()
         if announced > self._body_bytes_max or self._body_bytes > self._body_bytes_max:
             self._reject_body()
             return
-        wanted = GROWTH_BYTES if self._is_streamed else announced
-        held = self._share.held_bytes - self._unread_answer_bytes
+        wanted = BLOCK_BYTES if self._is_streamed else announced
+        held = self._share.held_bytes
         if not wanted and self._body_bytes >= held:
             wanted = self._body_bytes + GROWTH_BYTES
-        if wanted > held and not self._share.is_waiting and not self._share.claim(wanted - held, self._room_came):
-            if held:
-                self.deadline = min(self.deadline, self._server.now + GROWTH_TIMEOUT_S)
-            self._mind_reading()
-        elif not self._share.is_waiting:
+        if self._share.is_waiting:
+            return
+        if wanted <= held or self._share.claim(wanted - held, self._room_came):
             self._read_body()
+        else:
+            if self._pace is not None:
+                self._pace.stop()
+            self.deadline = self._server.now + (GROWTH_TIMEOUT_S if held else self._server.budget.room_timeout_s)
+            self._mind_reading()
 
     def _read_body(self) -> None:
-        """There is room: the client may send, and a handler that wants its body as it comes begins."""
+        """There is room: the client may send, at its pace, and a handler that wants its body as it comes begins."""
+        if self._pace is None:
+            self._pace = Pace(self._server.budget, lambda: self._body_bytes, self._come_too_slowly)
+        self._pace.start()
         if self._expects_continue:
             self._expects_continue = False
             if not self._body_bytes:
@@ -684,12 +718,17 @@ class HttpConnection:
         exchange = self._screened
         if self._is_streamed and exchange is not None:
             self._screened = None
-            self._stream = exchange.request.stream = BodyStream(self._mind_reading)
+            self._stream = exchange.request.stream = BodyStream(self._block_taken)
             if self._body:
                 self._stream.feed(bytes(self._body))
                 self._body = b""
             self._handle(exchange)
-            self._set_deadline()
+        self._mind_reading()
+
+    def _block_taken(self) -> None:
+        """The handler has taken what there was of its body."""
+        if self._pace is not None:
+            self._pace.start()
         self._mind_reading()
 
     def _screen(self) -> bool:
@@ -708,6 +747,9 @@ class HttpConnection:
         self._in_flight = None
         exchange.keeps_alive = keeps_alive
         self._screened = exchange
+        if exchange.is_known is False and not self._is_known:
+            self._share.close()
+            self._share = self._server.budget.strangers.share()
         self._body_bytes_max = self._server.limits.body_bytes_max if terms is None else terms.bytes_max
         self._is_streamed = terms is not None and terms.is_streamed
         return True
@@ -731,13 +773,15 @@ class HttpConnection:
         """Whether a request may be handed out now; else it is, when answers of others have been read."""
         if self._share.is_waiting:
             return False
-        self.deadline = self._server.now + self._server.limits.body_timeout_s
+        self.deadline = self._server.now + self._server.budget.room_timeout_s
         return self._share.claim(0, self._room_came)
 
     def _let_go_of_requests(self) -> None:
         """What was claimed for bodies is not needed any more, if none is left."""
         if not self._waiting and self._reading == _IDLE:
-            self._share.let_go(self._share.held_bytes - self._unread_answer_bytes)
+            self._share.close()
+            if self._share.budget is not self._server.budget:
+                self._share = self._server.budget.share()
 
     def _room_came(self) -> None:
         if self._transport is not None:
@@ -793,6 +837,7 @@ class HttpConnection:
         self._end_exchange(exchange)
         self._transport = self._parser = None
         self._share.close()
+        self._answers.close()
         self.deadline = _NEVER
         protocol = make(self._server.forget_upgraded)
         self._server.hand_over(self, protocol)
@@ -809,8 +854,16 @@ class HttpConnection:
         """End the connection with a reason, as soon as nothing is in flight. The first reason stands."""
         if self._rejection is None and not self._is_closing:
             self._rejection = _Rejection(status, code, reason)
+            self._body = b""
+            if self._pace is not None:
+                self._end_pace()
             if self._stream is not None:  # the handler hears it, and answers
                 self._stream.fail(BodyRefused(status, code, reason))
+
+    def _end_pace(self) -> None:
+        assert self._pace is not None
+        self._pace.stop()
+        self._pace = None  # they know each other
 
     def _reject_body(self) -> None:
         self._reject(413, "body_too_large", f"the body is larger than {self._body_bytes_max} bytes")
@@ -828,6 +881,7 @@ class HttpConnection:
         self._server.count_rejection(rejection.status)
         self._is_closing = True
         self._parser = None
+        self._share.close()
         self._put(self._head(rejection.status, headers, f"content-length: {len(body)}\r\n", False) + body)
         self._close_after_response()
 

@@ -88,6 +88,7 @@ class Exchange:
         "action",
         "context",
         "headers",
+        "is_known",
         "keeps_alive",
         "on_abandoned",
         "outcome",
@@ -108,6 +109,8 @@ class Exchange:
         """Set by a handler that waits; called once if the client hangs up before `respond`.
 
         `respond` looks again, and returns False for one who has hung up in this turn of the loop."""
+        self.is_known: bool | None = None
+        """False: the client has still to prove who it is. True: it has, and so have those who ask after it here."""
         self.headers: Headers = ()
         """What the response has beside the handler's own headers."""
         self.context: object = None

@@ -15,7 +15,7 @@ from typing import Any, cast
 from penstock.protocols.http.connection import LINGER_S, HttpConnection
 from penstock.protocols.http.exchange import Exchange, Handler, Observer, Render, Screen, Upgraded, render_plainly
 from penstock.server.budget import Budget
-from penstock.server.descriptors import backlog
+from penstock.server.descriptors import TLS_HANDSHAKE_S, backlog
 from penstock.server.settings import HttpLimits, ServerSettings
 
 log = logging.getLogger("penstock.http")
@@ -104,7 +104,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         options: dict[str, Any] = {"ssl": ssl, "backlog": backlog(_BACKLOG), "start_serving": False}
         if ssl is not None:
-            options["ssl_handshake_timeout"] = self.limits.handshake_timeout_s
+            options["ssl_handshake_timeout"] = TLS_HANDSHAKE_S
         if listener is not None:
             self._listener = await loop.create_server(self._make_connection, sock=listener, **options)
         else:

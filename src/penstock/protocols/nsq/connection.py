@@ -59,7 +59,8 @@ from penstock.protocols.nsq.names import NSQ_VERSION
 from penstock.protocols.nsq.negotiation import Refusal, Terms, answer, negotiate
 from penstock.protocols.nsq.topics import Timeouts
 from penstock.server.auth import ANYBODY, Principal, Right
-from penstock.server.budget import SMALL_BYTES
+from penstock.server.budget import BUSY, SMALL_BYTES, Pace
+from penstock.server.descriptors import TLS_HANDSHAKE_S
 from penstock.server.shard import Call
 
 if TYPE_CHECKING:
@@ -77,7 +78,6 @@ LARGE_BYTES = 4 * 1024
 """Above this length it costs less to write a piece by itself than to copy it."""
 TURN_BYTES_MAX = 512 * 1024
 """How much is read from one client in a turn of the loop, which would read on for as long as there is something."""
-TLS_HANDSHAKE_S = 5.0
 LINGER_S = 5.0
 """How long a client has to read the error with which its connection ends."""
 
@@ -145,8 +145,9 @@ class Connection(asyncio.Protocol):
         self._is_tls = False
         self._share = endpoint.budget.share()
         """For the command that is being read."""
-        self._room_timer: asyncio.TimerHandle | None = None
-        """While it waits for room: how long it may."""
+        self._pace = Pace(endpoint.budget, lambda: self._read_bytes, self._come_too_slowly)
+        self._read_bytes = 0
+        """Since the connection was made."""
         self._held = endpoint.budget.share()
         """For what is on its way to a commit, and for messages that the client does not read."""
         self._held_unread_bytes = 0
@@ -180,7 +181,7 @@ class Connection(asyncio.Protocol):
         self._deliveries.clear()
         if self._parser is not None:
             self._parser.end()
-        self._wait_no_longer()
+        self._pace.stop()
         self._share.close()
         self._held.close()
         if self._timer is not None:
@@ -209,6 +210,7 @@ class Connection(asyncio.Protocol):
         if self._is_ending:
             return
         now_s = self._loop.time()
+        self._read_bytes += len(data)
         self._turn_bytes = len(data) + (self._turn_bytes if now_s == self._heard_s else 0)
         self._heard_s = now_s
         if self._turn_bytes >= TURN_BYTES_MAX:
@@ -252,26 +254,32 @@ class Connection(asyncio.Protocol):
         if wanted < SMALL_BYTES:
             if held:
                 self._share.let_go()
-        elif wanted > held and not self._share.is_waiting and not self._share.claim(wanted - held, self._room_came):
-            self._room_timer = self._loop.call_later(self._settings.client_timeout_s, self._no_room)
-            self._mind_reading()
+                self._pace.stop()
+        elif wanted > held and not self._share.is_waiting:
+            if self._share.claim(wanted - held, self._room_came, self._find_no_room):
+                self._pace.start()
+            else:
+                self._pace.stop()
+                self._mind_reading()
 
     def _room_came(self) -> None:
-        self._wait_no_longer()
+        self._pace.start()
         self._mind_reading()
 
-    def _wait_no_longer(self) -> None:
-        if self._room_timer is not None:
-            self._room_timer.cancel()
-            self._room_timer = None
+    def _find_no_room(self) -> None:
+        self._fail_reading(BUSY)
 
-    def _no_room(self) -> None:
-        self._room_timer = None
-        if self._share.is_waiting and self._parser is not None:
-            verb = self._parser.verb or "PUB"
-            self._fail(
-                f"E_{verb}_FAILED", f"{verb} failed: other clients take all the memory there is, try again later"
-            )
+    def _come_too_slowly(self) -> None:
+        self._fail_reading(self._pace.reason)
+
+    def _fail_reading(self, reason: str) -> None:
+        """The command that is being read, or that waits to be begun, is given up, and the connection with it."""
+        if self._is_ending:
+            return
+        verb = (self._parser.verb if self._parser is not None else "") or "PUB"
+        self._fail(f"E_{verb}_FAILED", f"{verb} failed: {reason}")
+        self._share.close()
+        self._pace.stop()
 
     def _start(self, data: bytes) -> bytes:
         """Look for the magic. Returns what comes behind it."""
@@ -494,7 +502,7 @@ class Connection(asyncio.Protocol):
 
     def _may_publish(self) -> bool:
         if self._endpoint.budget.is_full and not self._pending_bytes:
-            return not self._held.is_waiting and self._held.claim(0, self._others_have_read)
+            return not self._held.is_waiting and self._held.claim(0, self._others_have_read, self._find_no_room)
         return self._pending_bytes < PENDING_BYTES_MAX and self._stuck_s is None
 
     def _resume(self) -> None:

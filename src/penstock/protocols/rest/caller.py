@@ -72,7 +72,7 @@ class Caller:
             return
         self._share = self._share or self._budget.share()
         try:
-            await self._share.claimed(nbytes if bytes_max else 2 * nbytes, limits.http.body_timeout_s)
+            await self._share.claimed(nbytes if bytes_max else 2 * nbytes)
         except NoRoom:
             raise no_room() from None
 

@@ -17,7 +17,7 @@ import msgspec
 from penstock.core import errors as core
 from penstock.protocols.http import Headers, Rendered
 from penstock.protocols.rest.problem_pages import PATH
-from penstock.server.budget import NO_MEMORY
+from penstock.server.budget import BUSY
 from penstock.server.partition_map import PartitionMoved
 
 CONTENT_TYPE = "application/problem+json"
@@ -114,7 +114,7 @@ def stopping() -> RestError:
 
 def no_room() -> RestError:
     """There is no room for an answer."""
-    return RestError(503, "no_room", NO_MEMORY, _RETRY_SOON)
+    return RestError(503, "no_room", f"{BUSY}, or raise [server] buffer_bytes_max", _RETRY_SOON)
 
 
 def render_problem(status: int, code: str, reason: str) -> Rendered:

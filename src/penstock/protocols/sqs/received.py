@@ -100,10 +100,9 @@ class Unpacking(ServiceBase):
             for offset, body in enumerate(chunk.body_list(run.start, run.stop)):
                 sequence = chunk.base + run.start + offset
                 text = text_of(body)
-                message = Message(self.message_id(queue_id, sequence), receipts[offset], md5(body), text or "")
-                if text is None:
-                    message.body = base64.b64encode(body).decode()
-                    message.md5_of_body = md5(message.body.encode())
+                shown = base64.b64encode(body) if text is None else body
+                message_id, checksum = self.message_id(queue_id, sequence), md5(shown)
+                message = Message(message_id, receipts[offset], checksum, shown.decode() if text is None else text)
                 stored_origin = chunk.origin(run.start + offset)
                 origin = None if stored_origin is None else Origin.decode(stored_origin)
                 if origin is not None:

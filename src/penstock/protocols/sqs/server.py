@@ -36,6 +36,7 @@ from penstock.protocols.sqs.errors import (
     INTERNAL_FAILURE,
     METHOD_NOT_ALLOWED,
     MISDIRECTED_REQUEST,
+    SERVICE_UNAVAILABLE,
     UNKNOWN_OPERATION,
     SqsError,
     from_core,
@@ -44,9 +45,9 @@ from penstock.protocols.sqs.names import base_url
 from penstock.protocols.sqs.plain import is_plain
 from penstock.protocols.sqs.quick import Quick
 from penstock.protocols.sqs.service import Answer, Asked, Caller, Numbered
-from penstock.protocols.sqs.sigv4 import check_head, verify
-from penstock.server.auth import ANYBODY, Credentials, Principal
-from penstock.server.budget import AT_ONCE_S, Budget, Share, asked_bytes
+from penstock.protocols.sqs.sigv4 import is_signed_by_head, verify
+from penstock.server.auth import ANYBODY, Credentials
+from penstock.server.budget import AT_ONCE_S, BUSY, Budget, Share, asked_bytes
 from penstock.server.settings import ServerSettings, SqsSettings
 from penstock.server.shard import Call
 from penstock.server.shards import Shards
@@ -55,6 +56,8 @@ from penstock.server.tasks import AsyncShard, CallbackCall
 log = logging.getLogger("penstock.sqs")
 
 _ADDRESSES_REMEMBERED_MAX = 100
+ANSWER_COPIES = 2
+"""While an answer is made, its messages are there twice: as they are stored, and as they are sent."""
 
 
 class SqsFrontEnd:
@@ -95,7 +98,7 @@ class SqsFrontEnd:
                 raise SqsError(METHOD_NOT_ALLOWED, "The JSON protocol needs POST.")
             body, quick = request.body, action.quick
             has_plain_text = is_plain(body)
-            caller = self._caller(request, has_plain_text) if quick is None else None
+            caller = self._caller(exchange, has_plain_text) if quick is None else None
             decoded = action.decoder.decode(body)
             if quick is not None and has_plain_text and quick(exchange, decoded):
                 return
@@ -104,14 +107,16 @@ class SqsFrontEnd:
         except PenstockError as error:
             json_wire.respond_error(exchange, from_core(error))
         else:
-            caller = caller or self._caller(request, has_plain_text)
+            caller = caller or self._caller(exchange, has_plain_text)
             JsonVisit(exchange, self.shard, self._budget).begin(action, caller, decoded)
 
     def _handle_query(self, exchange: Exchange, request: Request) -> None:
         visit = QueryVisit(exchange, self.shard, self._budget)
         try:
-            caller = self._caller(request)
+            caller = self._caller(exchange)
             fields = _form(request)
+            if request.method == "GET" and not self._credentials.are_required and _may_be_a_page(request):
+                raise SqsError(ACCESS_DENIED, "A browser may not call actions with GET here: use POST.")
             action = self._actions.get(fields.get("Action", ""))
             if action is None:
                 raise SqsError(
@@ -124,15 +129,14 @@ class SqsFrontEnd:
         except SqsError as error:
             visit.fail(error)
 
-    def _caller(self, request: Request, has_plain_text: bool = False) -> Caller:
+    def _caller(self, exchange: Exchange, has_plain_text: bool = False) -> Caller:
+        request, principal = exchange.request, ANYBODY
         path = request.path
         path_url = None if path == "/" else path
-        return Caller(self._base_url(request), self._principal(request), path_url, has_plain_text)
-
-    def _principal(self, request: Request) -> Principal:
-        if not self._credentials.are_required:
-            return ANYBODY
-        return verify(request, self._credentials, int(time.time() * 1_000))
+        if self._credentials.are_required:
+            principal = verify(request, self._credentials, int(time.time() * 1_000))
+            exchange.is_known = True
+        return Caller(self._base_url(request), principal, path_url, has_plain_text)
 
     def _base_url(self, request: Request) -> str:
         headers = request.headers
@@ -153,14 +157,15 @@ def refuse_request(exchange: Exchange, status: int, code: str, reason: str) -> N
 def screen(credentials: Credentials) -> Handler:
     """Answers requests without their bodies, as far as those cannot help: nobody has signed them, or no one we know.
 
-    So a stranger is not read from. The body of a known access key is needed to see whether the signature is right.
+    So a stranger is not read from. Whoever names an access key that is there may still be one: that shows when the body
+    is there, unless the header has its checksum.
     """
 
     def look(exchange: Exchange) -> None:
         if not credentials.are_required:
             return
         try:
-            check_head(exchange.request, credentials, int(time.time() * 1_000))
+            exchange.is_known = is_signed_by_head(exchange.request, credentials, int(time.time() * 1_000))
         except SqsError as error:
             _refuse(exchange, error)
 
@@ -179,6 +184,15 @@ def _is_json(request: Request) -> bool:
     return request.headers.get("content-type", "").startswith("application/x-amz-json")
 
 
+def _may_be_a_page(request: Request) -> bool:
+    """Whether a web page may have made a browser ask, as with an image that it shows.
+
+    Browsers say who made them ask (`Sec-Fetch-Site`, see `front_end`), but not to a server on another machine that has
+    no TLS. They always say which languages they like, and SDKs never do.
+    """
+    return "accept-language" in request.headers and "sec-fetch-site" not in request.headers
+
+
 def _form(request: Request) -> dict[str, str]:
     """The fields of a Query request: of its URL's query, and of its body."""
     if request.method not in ("GET", "POST"):
@@ -192,14 +206,14 @@ def _form(request: Request) -> dict[str, str]:
 class Visit(ABC):
     """An action at work for one exchange."""
 
-    __slots__ = ("_action", "_budget", "_call", "_caller", "_coroutine", "_exchange", "_shard", "_share")
+    __slots__ = ("_action", "_budget", "_call", "_caller", "_coroutine", "_exchange", "_shard", "_shares")
 
     def __init__(self, exchange: Exchange, shard: Shards, budget: Budget) -> None:
         self._exchange = exchange
         self._shard = shard
         self._budget = budget
-        self._share: Share | None = None
-        """For an answer that may be large."""
+        self._shares: tuple[Share, ...] = ()
+        """For an answer that may be large: what it takes of all there is, and of what is made in a turn."""
         self._action: Action
         self._caller: Caller | None = None
         self._coroutine: Coroutine[Asked, Any, Answer]
@@ -240,14 +254,28 @@ class Visit(ABC):
             self._shard.submit(asked, self._go_on, self._exchange.client)
 
     def _make_room(self, asked: Receive) -> None:
-        """Receive when there is room for the answer."""
+        """Receive when there is room for the answer: among what all hold, and then among what is made in a turn."""
         nbytes = asked_bytes(self._shard.identity.queues.get(asked.queue), asked.limit, self._budget.bytes_max)
-        if nbytes:
-            self._share = self._budget.making.share()
-            if not self._share.claim(nbytes, lambda: self._receive(asked)):
+        if not nbytes:
+            self._receive(asked)
+            return
+        room, turn = self._shares = (self._budget.share(), self._budget.making.share())
+
+        def make() -> None:
+            if turn.claim(nbytes, lambda: self._receive(asked), self._give_up):
+                self._receive(asked)
+            else:
                 self._exchange.on_abandoned = self._abandon
-                return
-        self._receive(asked)
+
+        if room.claim(ANSWER_COPIES * nbytes, make, self._give_up):
+            make()
+        else:
+            self._exchange.on_abandoned = self._abandon
+
+    def _give_up(self) -> None:
+        """There was no room for the answer."""
+        self._coroutine.close()
+        self.fail(SqsError(SERVICE_UNAVAILABLE, f"There is no room for the answer: {BUSY}."))
 
     def _receive(self, asked: Receive) -> None:
         try:
@@ -257,26 +285,30 @@ class Visit(ABC):
             return
         if asked.wait_ms:
             self._exchange.on_abandoned = self._abandon
-            if self._share is not None:  # if there is nothing now, there will not be much when something comes
-                asyncio.get_running_loop().call_later(AT_ONCE_S, self._share.close)
+            if self._shares:  # if there is nothing now, there will not be much when something comes
+                asyncio.get_running_loop().call_later(AT_ONCE_S, self._let_go)
 
     def _abandon(self) -> None:
         """The client has hung up while it waited."""
         self._coroutine.close()
-        if self._share is not None:
-            self._share.close()
         if self._call is not None:
             self._shard.withdraw(self._call)
+        self._let_go()
 
     def _succeed(self, result: Answer) -> None:
         self._label("ok")
         if not self._respond(result) and self._call is not None:
             self._shard.withdraw(self._call)
+        self._call = None  # the call knows this visit: together they would keep its messages until they are found
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """What the answer takes from now on is the connection's."""
+        for share in self._shares:
+            share.close()
 
     def _label(self, outcome: str) -> None:
-        """For the log and the metrics. It is over, and the answer leaves."""
-        if self._share is not None:
-            self._share.close()
+        """For the log and the metrics."""
         exchange, caller = self._exchange, self._caller
         exchange.outcome = outcome
         if caller is not None:
@@ -311,6 +343,7 @@ class JsonVisit(Visit):
         """Answer with an error."""
         self._label(error.kind.code)
         json_wire.respond_error(self._exchange, error)
+        self._let_go()
 
 
 class QueryVisit(Visit):
@@ -328,6 +361,7 @@ class QueryVisit(Visit):
         """Answer with an error."""
         self._label(error.kind.code)
         query_wire.respond_error(self._exchange, error)
+        self._let_go()
 
 
 class Together:

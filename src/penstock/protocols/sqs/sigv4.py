@@ -78,10 +78,28 @@ class _Signature(NamedTuple):
 
 def verify(request: Request, credentials: Credentials, now_ms: int, service: str = "sqs") -> Principal:
     """Whom the request comes from; `SigV4Error` if that is not certain. `now_ms` is the wall clock."""
+    return _verified(request, None, credentials, now_ms, service)
+
+
+def is_signed_by_head(request: Request, credentials: Credentials, now_ms: int, service: str = "sqs") -> bool:
+    """Whether a request without its body is certain to come from whom it says. `SigV4Error` if no body makes it so.
+
+    That is seen if the header has the body's checksum, which is signed then. Else it takes the body.
+    """
+    stated = request.headers.get("x-amz-content-sha256")
+    if stated is not None:
+        _verified(request, stated, credentials, now_ms, service)
+        return True
+    _claimed(request, _parameters(split_raw_target(request.raw_target)[1]), credentials, now_ms, service)
+    return False
+
+
+def _verified(
+    request: Request, stated_sha256: str | None, credentials: Credentials, now_ms: int, service: str
+) -> Principal:
     path, query = split_raw_target(request.raw_target)
     parameters = _parameters(query)
     signature, credential = _claimed(request, parameters, credentials, now_ms, service)
-    body_sha256 = _body_sha256(request)
     canonical = "\n".join(
         (
             request.method,
@@ -89,17 +107,12 @@ def verify(request: Request, credentials: Credentials, now_ms: int, service: str
             _canonical_query(parameters, signature),
             _canonical_headers(signature, request),
             ";".join(signature.signed_headers),
-            body_sha256,
+            _body_sha256(request) if stated_sha256 is None else stated_sha256,
         )
     )
     if not hmac.compare_digest(_sign(canonical, signature, credential), signature.text.encode("latin-1", "replace")):
         raise SigV4Error(SIGNATURE_DOES_NOT_MATCH, _NO_MATCH)
     return credential.principal
-
-
-def check_head(request: Request, credentials: Credentials, now_ms: int, service: str = "sqs") -> None:
-    """`SigV4Error` for a request that no body can make right: see all that `verify` sees without one."""
-    _claimed(request, _parameters(split_raw_target(request.raw_target)[1]), credentials, now_ms, service)
 
 
 def _claimed(

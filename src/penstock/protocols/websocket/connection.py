@@ -13,7 +13,8 @@ What a client may cost:
 - In one turn of the loop, `FRAMES_AT_ONCE` frames: an empty one costs as much time as any other, and a single read may
   hold forty thousand. The rest is kept, nothing is read meanwhile, and it is the others' turn.
 - A message that does not come at once has to be claimed from the budget (see `penstock.server.budget`) before it is
-  read; the connection is not read from until there is room. Without any for `read_timeout_s` it is closed.
+  read; the connection is not read from until there is room. Without any for `room_timeout_s` it is closed; so it is
+  if the message then comes too slowly.
 - A stranger, who has not been admitted yet, may send one message of `UNKNOWN_BYTES_MAX` in `UNKNOWN_FRAMES_MAX` frames.
 """
 
@@ -30,7 +31,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from penstock.server.budget import GROWTH_BYTES, GROWTH_TIMEOUT_S, NO_MEMORY, UNKNOWN_BYTES_MAX, Budget, Share
+from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, UNKNOWN_BYTES_MAX, Budget, Pace, Share
 from penstock.server.settings import WebsocketSettings
 from penstock.wire.frames import Frames, binary_frame, binary_head
 
@@ -49,7 +50,7 @@ PONGS_UNREAD_MAX = 100
 """Answers to the pings of a client that does not read."""
 _LARGE_BYTES = 64 * 1024
 """A frame from which on it costs less to write its head by itself than to copy it."""
-_REFUSED, _RESTART, _BUSY = 1008, 1012, 1013
+_REFUSED, _DEAD, _RESTART, _BUSY = 1008, 1011, 1012, 1013
 _REASON_BYTES_MAX = 120
 
 
@@ -57,6 +58,7 @@ class Connection:
     """One websocket, from its handshake's answer on: an asyncio protocol."""
 
     __slots__ = (
+        "_alive_bytes",
         "_bytes_max",
         "_close_timer",
         "_conn",
@@ -70,10 +72,11 @@ class Connection:
         "_loop",
         "_messages",
         "_on_lost",
+        "_pace",
         "_ping",
         "_ping_timer",
         "_pongs_unread",
-        "_room_timer",
+        "_read_bytes",
         "_serve",
         "_settings",
         "_task",
@@ -114,6 +117,11 @@ class Connection:
         """For the message that is being read."""
         self.answers: Share = budget.share()
         """For answers, from the asking to the reading."""
+        self._pace = Pace(budget, lambda: self._read_bytes, self._come_too_slowly)
+        self._read_bytes = 0
+        """Since the handshake."""
+        self._alive_bytes = -1
+        """As many were read when the client was last asked whether it is alive; -1: nothing was read from it since."""
         self.writable = asyncio.Event()
         self.writable.set()
         self.close_sent = False
@@ -133,7 +141,6 @@ class Connection:
         self._ping = b""
         """What was asked, and is to come back."""
         self._ping_timer: asyncio.TimerHandle | None = None
-        self._room_timer: asyncio.TimerHandle | None = None
         self._close_timer: asyncio.TimerHandle | None = None
 
     def take_over(self, transport: asyncio.Transport, data: bytes) -> None:
@@ -173,6 +180,7 @@ class Connection:
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
+        self._read_bytes += len(data)
         if self._later or self._is_blocked:
             self._later += data
         else:
@@ -270,22 +278,23 @@ class Connection:
         if not message_bytes:
             if claimed:
                 self.share.let_go(claimed)
+                self._pace.stop()
         elif message_bytes > claimed and self.is_admitted and not self.share.is_waiting:
             wanted = max(message_bytes - claimed, min(GROWTH_BYTES, self._bytes_max))
-            if not self.share.claim(wanted, self._room_came):
-                room_timeout_s = self._settings.read_timeout_s
-                seconds = min(GROWTH_TIMEOUT_S, room_timeout_s) if claimed else room_timeout_s
-                self._room_timer = self._loop.call_later(seconds, self._no_room)
+            if self.share.claim(wanted, self._room_came, self._find_no_room, GROWTH_TIMEOUT_S if claimed else None):
+                self._pace.start()
+            else:
+                self._pace.stop()
 
     def _room_came(self) -> None:
-        if self._room_timer is not None:
-            self._room_timer.cancel()
-            self._room_timer = None
+        self._pace.start()
         self._go_on()
 
-    def _no_room(self) -> None:
-        self._room_timer = None
-        self.refuse(_BUSY, NO_MEMORY.partition(",")[0])
+    def _find_no_room(self) -> None:
+        self.refuse(_BUSY, BUSY)
+
+    def _come_too_slowly(self) -> None:
+        self.refuse(_REFUSED, self._pace.reason)
 
     @property
     def _is_blocked(self) -> bool:
@@ -297,6 +306,7 @@ class Connection:
         wanted = not self._later and not self._is_blocked
         if wanted != self._is_reading and not self._transport.is_closing():
             self._is_reading = wanted
+            self._alive_bytes = -1
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
     # -- whether the client is alive --
@@ -314,14 +324,16 @@ class Connection:
         self._ping = os.urandom(4)
         self._conn.send_ping(self._ping)
         self._write_its_words()
+        self._alive_bytes = self._read_bytes if self._is_reading else -1
         self._ping_timer = self._loop.call_later(self._settings.heartbeat_s, self._no_sign)
 
     def _no_sign(self) -> None:
-        """None came; unless the client is not read from, for want of room."""
-        if self.share.is_waiting:
+        """The client has not said that it is alive. It is, if it sends: its answer comes behind that, or was not read,
+        because there was no room for what is before it."""
+        if self._read_bytes != self._alive_bytes or not self._is_reading:
             self._ping_later()
         else:
-            self.refuse(1011, "keepalive ping timeout")
+            self.refuse(_DEAD, "keepalive ping timeout")
 
     def _ping_came(self) -> None:
         """Who does not read may ask only so often."""
@@ -400,6 +412,8 @@ class Connection:
     def refuse(self, code: int, reason: str) -> None:
         """End the connection, and say why."""
         self._later = b""
+        self._pace.stop()
+        self.share.close()
         if not self.close_sent and not self._transport.is_closing():
             self._conn.fail(code, reason)
             self._end_with_its_words()
@@ -442,9 +456,9 @@ class Connection:
         """It is over. What was read is let go of here: these objects know each other, and may live on for a while."""
         self._end()
         self.writable.set()
-        for timer in (self._room_timer, self._close_timer):
-            if timer is not None:
-                timer.cancel()
+        self._pace.stop()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         self._later = b""
         self._fragments = []
         self._conn.reader.buffer.clear()

@@ -43,13 +43,13 @@ from penstock.core.commands import (
     SetCredit,
     Subscribe,
 )
-from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound
+from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound, Throttled
 from penstock.core.packed_error import pack_error
 from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.protocols.websocket.handles import session_handle, session_number
 from penstock.protocols.websocket.rights import check_rights, own_marks
 from penstock.server.auth import ANYBODY, Principal
-from penstock.server.budget import Share, asked_bytes
+from penstock.server.budget import BUSY, Share, asked_bytes
 from penstock.server.ending import end_session
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMoved
@@ -223,7 +223,7 @@ class Desk:
         if self._share.is_waiting:
             return False
         holds_something = self._share.held_bytes > 0
-        if self._share.claim(wanted_bytes, self._room_came):
+        if self._share.claim(wanted_bytes, self._room_came, self._find_no_room):
             self._claimed_bytes += wanted_bytes
             return True
         if self._desks is None or not holds_something:
@@ -231,6 +231,14 @@ class Desk:
         self._share.withdraw()  # who holds a body, or answers, until all is answered must not wait for others who do
         command.limit = 1
         return True
+
+    def _find_no_room(self) -> None:
+        """The first of those that wait is answered without what it asked for; the others may ask for less."""
+        number, command = self._later.popleft()
+        error = Throttled(f"there is no room for the answer: {BUSY}")
+        self._note(type(command).__name__, command, error, 0.0)
+        self._answer(number, Kind.ERROR, pack_error(error))
+        self._take_later()
 
     def _room_came(self) -> None:
         self._granted_bytes = self._share.wanted_bytes
