@@ -75,6 +75,14 @@ def test_what_others_hold_a_little_of_keeps_no_claim_above_three_quarters_waitin
     assert budget.share().claim(BODIES_MAX + 1, print)
 
 
+def test_what_grows_by_short_claims_is_long() -> None:
+    budget = Budget(BYTES_MAX)
+    growing = budget.share()
+    while growing.claim(SHORT, print):
+        assert budget.held_bytes <= BODIES_MAX
+    assert budget.share().claim(SHORT, print), "it has not taken what is for short ones"
+
+
 def test_who_waits_is_called_when_it_was_for_too_long_and_others_go_on() -> None:
     async def main() -> None:
         budget, late, came = Budget(BYTES_MAX, room_timeout_s=0.02), asyncio.Event(), asyncio.Event()

@@ -180,26 +180,21 @@ class Budget:
             if _malloc_trim is not None:
                 _malloc_trim(0)
 
-    def _fits(self, nbytes: int) -> bool:
+    def _fits(self, nbytes: int, line: deque[Share]) -> bool:
         """One claim is always granted, however large: else a limit that is above the budget could never be reached."""
         held, most = self.held_bytes, self.bytes_max * 3 // 4
-        if nbytes <= self.short_bytes_max:
+        if line is self._short:
             return self._short_held_bytes + nbytes <= self.bytes_max // 8 or (not self._long and held + nbytes <= most)
         if nbytes > most:
             return held <= self.bytes_max // 4
         return held - self._short_held_bytes + nbytes <= most and held + nbytes <= self.bytes_max * 7 // 8
-
-    def _line_of(self, nbytes: int) -> deque[Share]:
-        if not nbytes:
-            return self._beginning
-        return self._short if nbytes <= self.short_bytes_max else self._long
 
     def _let_in(self) -> None:
         """Grant what fits now. The connections go on in the loop's next turn: whoever lets go is busy itself."""
         while self._beginning and not self.is_full:
             self._beginning.popleft()._grant()
         for line in (self._long, self._short):
-            while line and self._fits(line[0].wanted_bytes):
+            while line and self._fits(line[0].wanted_bytes, line):
                 line.popleft()._grant()
 
 
@@ -216,10 +211,12 @@ class Share:
     0
     """
 
-    __slots__ = ("_on_late", "_on_room", "_timer", "budget", "held_bytes", "wanted_bytes")
+    __slots__ = ("_line", "_on_late", "_on_room", "_timer", "budget", "held_bytes", "wanted_bytes")
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
+        self._line: deque[Share] = budget._beginning
+        """In which it waits, or did."""
         self._on_room: Callable[[], None] | None = None
         self._on_late: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -247,8 +244,10 @@ class Share:
         """
         assert self._on_room is None, "a connection waits for one thing at a time"
         budget = self.budget
-        line = budget._line_of(nbytes)
-        if budget.is_full if not nbytes else line or not budget._fits(nbytes):
+        is_short = self.held_bytes + nbytes <= budget.short_bytes_max
+        line = budget._beginning if not nbytes else budget._short if is_short else budget._long
+        if budget.is_full if not nbytes else line or not budget._fits(nbytes, line):
+            self._line = line
             self.wanted_bytes, self._on_room = nbytes, on_room
             if on_late is not None:
                 self._on_late = on_late
@@ -310,9 +309,8 @@ class Share:
         """Wait for room no longer."""
         if self._on_room is not None:
             self._stop_waiting()
-            line = self.budget._line_of(self.wanted_bytes)
-            if self in line:
-                line.remove(self)
+            if self in self._line:
+                self._line.remove(self)
                 self.budget._let_in()
 
     def close(self) -> None:
