@@ -153,6 +153,7 @@ class Endpoint:
     def handle(self, exchange: Exchange, parameters: Parameters) -> None:
         """Answer a request."""
         visit = exchange.context or self._enter(exchange)
+        exchange.context = None  # they know each other
         if isinstance(visit, Visit):
             visit.begin(self._codings[visit.operation.method], parameters)
 
