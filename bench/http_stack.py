@@ -1,7 +1,7 @@
 """How does one source tree's HTTP port do against another's? `python -m bench.http_stack --before OTHER/src`
 
 Both serve from memory, each in a process of its own; they take turns, and ratios are taken turn by turn. A ratio above
-1 says that this tree is better. Beside the rate stands the ratio of the server's processor time for the same work, which
+1 says that this tree is better. Beside the rate stands the ratio of the server's processor time for the same work: it
 tells more where others use the machine as well.
 """
 
@@ -158,7 +158,7 @@ def bulk_read(server: Server) -> float:
     total, offset = 0, 0
     buffer = bytearray(1 << 20)
     while offset < PIECES * PIECE_MESSAGES:
-        asked = {"queue": "bulk", "offset": offset, "limit": 100_000}
+        asked = {"queue": "bulk", "offset": offset, "end": PIECES * PIECE_MESSAGES, "limit": 100_000}
         connection.request("POST", "/v1/bulk/read", json.dumps(asked), {"content-type": "application/json"})
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()

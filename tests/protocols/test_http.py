@@ -1038,11 +1038,21 @@ def test_no_bytes_make_the_server_hang_or_close_without_a_word(seed: int) -> Non
 # -- bodies and answers in parts, and other protocols ------------------------------------------------------------------
 
 
+tasks: set[asyncio.Future[Any]] = set()
+
+
+def begin(work: Coroutine[Any, Any, Any]) -> None:
+    """Let it run, and do not forget it."""
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
 def in_parts(parts: list[bytes], nbytes: int | None = None) -> Handler:
     """A handler that answers part by part."""
 
     def handler(exchange: Exchange) -> None:
-        asyncio.ensure_future(exchange.respond_in_parts(200, (("x-a", "b"),), parts, nbytes))
+        begin(exchange.respond_in_parts(200, (("x-a", "b"),), parts, nbytes))
 
     return handler
 
@@ -1091,7 +1101,7 @@ def test_parts_are_made_as_fast_as_the_client_reads_and_no_faster() -> None:
             yield b"x" * 1_000_000
 
     def handler(exchange: Exchange) -> None:
-        asyncio.ensure_future(exchange.respond_in_parts(200, (), parts(), 200_000_000))
+        begin(exchange.respond_in_parts(200, (), parts(), 200_000_000))
 
     async def main() -> None:
         async with serving(handler) as server:
@@ -1124,7 +1134,7 @@ def test_an_answer_that_fails_on_its_way_ends_the_connection_so_that_the_client_
                 await exchange.respond_in_parts(200, (), parts(), None)
             failed.set()
 
-        asyncio.ensure_future(answer())
+        begin(answer())
 
     async def main() -> None:
         async with serving(handler) as server:
@@ -1154,7 +1164,7 @@ class Taking:
         self.failure: Exception | None = None
 
     def __call__(self, exchange: Exchange) -> None:
-        asyncio.ensure_future(self._take(exchange))
+        begin(self._take(exchange))
 
     async def _take(self, exchange: Exchange) -> None:
         stream = exchange.request.stream

@@ -56,7 +56,7 @@ from penstock.core.commands import (
     Span,
 )
 from penstock.core.config import BATCH_BYTES_MAX
-from penstock.core.errors import BatchTooLarge, QueueNotFound
+from penstock.core.errors import AccessDenied, BatchTooLarge, QueueNotFound
 from penstock.core.marks import Marks
 from penstock.core.partition import PARTITION_SHIFT, SHARD_SHIFT
 from penstock.protocols.bulk.requests import (
@@ -271,7 +271,7 @@ class Bulk(Resource):
         """Send staged pieces in one commit, unless that was done before."""
         principal = caller.principal
         if not principal.has("write"):  # without pieces, it would still set the mark
-            raise RestError(403, "forbidden", f"{principal.name!r} has no write right on any queue")
+            raise AccessDenied(f"{principal.name!r} has no write right on any queue")
         Marks.check(body.name, body.number)
         staging, token = await self._open_staging(), owned(principal, body.token)
         if await self._was_published(body, caller.principal):
