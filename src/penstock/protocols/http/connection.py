@@ -219,7 +219,7 @@ class HttpConnection:
         if parser is None:
             self._throw_away()
             return
-        if self._rejection is not None:
+        if self._is_rejected:
             return
         if self._upgrade_rest is not None:
             self._upgrade_rest += data
@@ -236,12 +236,17 @@ class HttpConnection:
             part = "header" if self._reading == _HEAD else "trailer"
             reason = f"the {part} is larger than {self._server.limits.header_bytes_max} bytes"
             self._reject(431, "header_too_large", reason)
-        elif self._reading == _BODY and self._rejection is None:
+        elif self._reading == _BODY and not self._is_rejected:
             self._admit_body()
-        if self._waiting or self._rejection is not None:
+        if self._waiting or self._is_rejected:
             self._pump()
         elif self._reading != was_reading and self._in_flight is None:
             self._set_deadline()
+
+    @property
+    def _is_rejected(self) -> bool:
+        """Asked anew each time: a compiled attribute that was None once in a function is taken for None until its end."""
+        return self._rejection is not None
 
     def _throw_away(self) -> None:
         """What a refused client still sends is read, a little at a time."""
@@ -405,7 +410,7 @@ class HttpConnection:
             self._handle(self._waiting.pop(0))
         self._is_pumping = False
         if self._in_flight is None and not self._waiting and not self._is_closing:
-            if self._reading == _BODY and self._rejection is None:
+            if self._reading == _BODY and not self._is_rejected:
                 self._admit_body()
             if self._rejection is not None:
                 self._say_why(self._rejection)
@@ -794,7 +799,7 @@ class HttpConnection:
         Any other offer is passed over, and so are those that come right behind it. The parser took each for complete,
         without its body, and stopped: a new one reads it without the offer.
         """
-        while self._rejection is None:
+        while not self._is_rejected:
             exchange = self._waiting.pop()
             if self._is_websocket(exchange.request):
                 exchange.request.is_upgrade = True
