@@ -245,7 +245,7 @@ class HttpConnection:
 
     @property
     def _is_rejected(self) -> bool:
-        """Asked anew each time: a compiled attribute that was None once in a function is taken for None until its end."""
+        """Asked anew each time: compiled, an attribute that was None in a function is taken for None until its end."""
         return self._rejection is not None
 
     def _throw_away(self) -> None:
