@@ -10,13 +10,25 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.protocols import hosts
 from penstock.protocols.hosts import Hosts, hosts_of
-from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HttpCounters, HttpLimits, HttpServer
+from penstock.protocols.http import (
+    PLAIN_TEXT,
+    Exchange,
+    Handler,
+    HttpCounters,
+    HttpLimits,
+    HttpServer,
+    Observer,
+    Render,
+    Screen,
+    Terms,
+    render_plainly,
+)
 from penstock.server.descriptors import TlsContext
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, Series
@@ -56,13 +68,20 @@ def refuse_plainly(exchange: Exchange, status: int, code: str, reason: str) -> N
 class HttpFrontEnd:
     """Serves what `make_handler` makes, on the host of the settings and this port."""
 
+    render: Render = staticmethod(render_plainly)
+    """What is said to who is refused before there is a request."""
+    websockets: frozenset[str] = frozenset()
+    """Paths that speak websocket."""
+    protocol = ""
+    """What is counted here is counted as this; by default, as the front end's name."""
+
     def __init__(
         self,
         name: str,
         port: int,
         make_handler: Callable[[Services], Handler],
         refuse: Refuse = refuse_plainly,
-        make_screen: Callable[[Services], Handler] | None = None,
+        make_screen: Callable[[Services], Screen] | None = None,
     ) -> None:
         self.name = name
         self._port = port
@@ -74,22 +93,41 @@ class HttpFrontEnd:
     async def start(self, services: Services) -> Address:
         """Listen."""
         settings = services.settings.server
-        handler, unread = self._make_handler(services), frozenset[str]()
-        if not services.credentials.are_required:
-            unread = UNREAD
+        handler = self._make_handler(services)
+        screen: Screen = _let_in
+        if self._make_screen is not None:
+            screen = self._make_screen(services)
+        refusals = [refusal_of_others(hosts_of(services.settings), self._refuse)]
         if self.pages_are_refused(services):
-            handler = refusing_browsers(handler, self._refuse)
-        known = hosts_of(services.settings)
-        handler = refusing_other_hosts(handler, known, self._refuse)
-        observer = RequestObserver(self.name, services.meter, services.request_log)
-        screen = None
-        if services.credentials.are_required and self._make_screen is not None:
-            screen = refusing_other_hosts(self._make_screen(services), known, self._refuse)
-        self._server = HttpServer(handler, self.limits(services), observer.note, unread, services.budget, screen)
+            refusals.append(refusal_of_pages(self._refuse))
+        self._server = HttpServer(
+            refusing(handler, refusals),
+            self.limits(services),
+            self.observer(services),
+            self.unread(services),
+            services.budget,
+            refusing(screen, refusals),
+            self.render,
+            self.websockets,
+        )
         tls = tls_context(settings)
-        port = await self._server.start(settings.host, self._port, tls, services.listeners.get(self.name))
+        port = await self._server.listen(settings.host, self._port, tls, services.listeners.get(self.name))
+        address = Address(settings.host, port, url_of(settings.host, port, tls is not None))
+        self.listening(services, address)
+        await self._server.serve()
         services.metric_sources.append(self._families)
-        return Address(settings.host, port, url_of(settings.host, port, tls is not None))
+        return address
+
+    def listening(self, services: Services, address: Address) -> None:
+        """The address is known, and nobody is served yet."""
+
+    def observer(self, services: Services) -> Observer:
+        """What is told of every answer."""
+        return RequestObserver(self.protocol or self.name, services.meter, services.request_log).note
+
+    def unread(self, services: Services) -> frozenset[str]:
+        """Headers that need not be kept."""
+        return frozenset() if services.credentials.are_required else UNREAD
 
     def pages_are_refused(self, services: Services) -> bool:
         """Whether no web page may call. Who has to sign a request cannot be made to by a page."""
@@ -117,7 +155,7 @@ class HttpFrontEnd:
     def _families(self) -> Iterable[Metric]:
         if self._server is None:
             return ()
-        return http_families(self.name, self._server.connections_open, self._server.counters)
+        return http_families(self.protocol or self.name, self._server.connections_open, self._server.counters)
 
 
 class RequestObserver:
@@ -138,10 +176,10 @@ class RequestObserver:
         seconds = exchange.seconds()
         outcome = exchange.outcome or ("ok" if status < 400 else str(status))
         action = exchange.action or _UNKNOWN_ACTION
-        if outcome == "ok":
+        if outcome == "ok" and not exchange.protocol:
             self._count(action, seconds)
         else:
-            self._meter.note(self._protocol, action, outcome, seconds)
+            self._meter.note(exchange.protocol or self._protocol, action, outcome, seconds)
         if self._notes_all or (status >= 400 and self._log.wants(status)):
             self._write(exchange, status, seconds, outcome)
 
@@ -156,7 +194,7 @@ class RequestObserver:
 
     def _write(self, exchange: Exchange, status: int, seconds: float, outcome: str) -> None:
         self._log.note(
-            self._protocol,
+            exchange.protocol or self._protocol,
             status,
             seconds,
             request_id=exchange.request_id,
@@ -188,36 +226,54 @@ def http_families(protocol: str, connections_open: int, counters: HttpCounters) 
     yield rejected
 
 
-def refusing_browsers(handler: Handler, refuse: Refuse) -> Handler:
-    """The handler, for everybody but web pages."""
+Refusal = Callable[[Exchange], bool]
+"""Answers a request that is not to be let in; False if it is."""
+_Result = TypeVar("_Result")
 
-    def handle(exchange: Exchange) -> None:
-        headers = exchange.request.headers
-        if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
-            refuse(exchange, 403, "AccessDenied", _NO_PAGES)
-        else:
-            handler(exchange)
+
+def refusing(handler: Callable[[Exchange], _Result], refusals: list[Refusal]) -> Callable[[Exchange], _Result | None]:
+    """The handler, or the screen, for those whom nothing refuses."""
+
+    def handle(exchange: Exchange) -> _Result | None:
+        for refuses in refusals:
+            if refuses(exchange):
+                return None
+        return handler(exchange)
 
     return handle
 
 
-def refusing_other_hosts(handler: Handler, known: Hosts, refuse: Refuse) -> Handler:
-    """The handler, for who asks for a name of this server's."""
+def _let_in(exchange: Exchange) -> Terms | None:
+    return None
 
-    def handle(exchange: Exchange) -> None:
+
+def refusal_of_pages(refuse: Refuse) -> Refusal:
+    """Web pages are not let in."""
+
+    def refuses(exchange: Exchange) -> bool:
+        headers = exchange.request.headers
+        if "origin" not in headers and headers.get("sec-fetch-site", "none") == "none":
+            return False
+        refuse(exchange, 403, "AccessDenied", _NO_PAGES)
+        return True
+
+    return refuses
+
+
+def refusal_of_others(known: Hosts, refuse: Refuse) -> Refusal:
+    """Who asks for a name that is not this server's is not let in."""
+
+    def refuses(exchange: Exchange) -> bool:
         request = exchange.request
         host = request.headers.get("host", "")
-        if host and not known.allows(host):
-            refuse(exchange, hosts.STATUS, hosts.CODE, Hosts.refusal(host))
-            return
-        if request.raw_target[:1] != b"/":
-            host = hosts.host_of_target(request.raw_target)
-            if host and not known.allows(host):
-                refuse(exchange, hosts.STATUS, hosts.CODE, Hosts.refusal(host))
-                return
-        handler(exchange)
+        if not host or known.allows(host):
+            host = "" if request.raw_target[:1] == b"/" else hosts.host_of_target(request.raw_target)
+            if not host or known.allows(host):
+                return False
+        refuse(exchange, hosts.STATUS, hosts.CODE, Hosts.refusal(host))
+        return True
 
-    return handle
+    return refuses
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
