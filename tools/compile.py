@@ -48,7 +48,6 @@ COMPILED = (
     "protocols/websocket/desk.py",
     "wire/frames.py",
     "wire/packing.py",
-    "protocols/nsq/http_front_end.py",
     "protocols/sqs/actions.py",
     "protocols/sqs/batches.py",
     "protocols/sqs/json_wire.py",

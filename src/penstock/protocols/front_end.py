@@ -1,4 +1,4 @@
-"""An HTTP front end of a node: a handler, its listener, its log lines and its counts.
+"""What HTTP front ends share: who is let in, log lines and counts, TLS. The front end itself is in `http_front_end`.
 
 It answers only to names of this server (`penstock.protocols.hosts`). A server without credentials trusts everybody on
 its machine, but not the pages in their browsers: a page may send a form to any address, or show an image from there,
@@ -9,30 +9,22 @@ the user typed has `Sec-Fetch-Site: none`.)
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.protocols import hosts
-from penstock.protocols.hosts import Hosts, hosts_of
+from penstock.protocols.hosts import Hosts
 from penstock.protocols.http import (
     PLAIN_TEXT,
     Exchange,
-    Handler,
     HttpCounters,
-    HttpLimits,
-    HttpServer,
-    Observer,
-    Render,
-    Screen,
     Terms,
-    render_plainly,
 )
 from penstock.server.descriptors import TlsContext
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, Series
-from penstock.server.node import Address, Services
 from penstock.server.settings import InvalidSettings, ServerSettings
 
 _UNKNOWN_ACTION: Final = "unknown"
@@ -63,99 +55,6 @@ def refuse_plainly(exchange: Exchange, status: int, code: str, reason: str) -> N
     """Answer with a line of text."""
     exchange.outcome = code
     exchange.respond(status, PLAIN_TEXT, f"{reason}\n".encode())
-
-
-class HttpFrontEnd:
-    """Serves what `make_handler` makes, on the host of the settings and this port."""
-
-    render: Render = staticmethod(render_plainly)
-    """What is said to who is refused before there is a request."""
-    websockets: frozenset[str] = frozenset()
-    """Paths that speak websocket."""
-    protocol = ""
-    """What is counted here is counted as this; by default, as the front end's name."""
-
-    def __init__(
-        self,
-        name: str,
-        port: int,
-        make_handler: Callable[[Services], Handler],
-        refuse: Refuse = refuse_plainly,
-        make_screen: Callable[[Services], Screen] | None = None,
-    ) -> None:
-        self.name = name
-        self._port = port
-        self._make_handler = make_handler
-        self._refuse = refuse
-        self._make_screen = make_screen
-        self._server: HttpServer | None = None
-
-    async def start(self, services: Services) -> Address:
-        """Listen."""
-        settings = services.settings.server
-        handler = self._make_handler(services)
-        screen: Screen = _let_in
-        if self._make_screen is not None:
-            screen = self._make_screen(services)
-        refusals = [refusal_of_others(hosts_of(services.settings), self._refuse)]
-        if self.pages_are_refused(services):
-            refusals.append(refusal_of_pages(self._refuse))
-        self._server = HttpServer(
-            refusing(handler, refusals),
-            self.limits(services),
-            self.observer(services),
-            self.unread(services),
-            services.budget,
-            refusing(screen, refusals),
-            self.render,
-            self.websockets,
-        )
-        tls = tls_context(settings)
-        port = await self._server.listen(settings.host, self._port, tls, services.listeners.get(self.name))
-        address = Address(settings.host, port, url_of(settings.host, port, tls is not None))
-        self.listening(services, address)
-        await self._server.serve()
-        services.metric_sources.append(self._families)
-        return address
-
-    def listening(self, services: Services, address: Address) -> None:
-        """The address is known, and nobody is served yet."""
-
-    def observer(self, services: Services) -> Observer:
-        """What is told of every answer."""
-        return RequestObserver(self.protocol or self.name, services.meter, services.request_log).note
-
-    def unread(self, services: Services) -> frozenset[str]:
-        """Headers that need not be kept."""
-        return frozenset() if services.credentials.are_required else UNREAD
-
-    def pages_are_refused(self, services: Services) -> bool:
-        """Whether no web page may call. Who has to sign a request cannot be made to by a page."""
-        return not services.credentials.are_required
-
-    def limits(self, services: Services) -> HttpLimits:
-        """What a client may ask of this front end."""
-        return services.settings.http
-
-    def stop_accepting(self) -> None:
-        """Take no new connections, close idle ones."""
-        assert self._server is not None
-        self._server.stop_accepting()
-
-    async def settled(self, grace_s: float) -> bool:
-        """Wait until only long polls are in flight; False if that takes too long."""
-        assert self._server is not None
-        return await self._server.settled(grace_s)
-
-    async def drain(self, grace_s: float) -> None:
-        """Answer what is left, then close everything."""
-        assert self._server is not None
-        await self._server.drain(grace_s)
-
-    def _families(self) -> Iterable[Metric]:
-        if self._server is None:
-            return ()
-        return http_families(self.protocol or self.name, self._server.connections_open, self._server.counters)
 
 
 class RequestObserver:
@@ -243,7 +142,8 @@ def refusing(handler: Callable[[Exchange], _Result], refusals: list[Refusal]) ->
     return handle
 
 
-def _let_in(exchange: Exchange) -> Terms | None:
+def let_in(exchange: Exchange) -> Terms | None:
+    """A screen that refuses nobody."""
     return None
 
 

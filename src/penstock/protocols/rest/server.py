@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.protocols.front_end import HttpFrontEnd
 from penstock.protocols.hosts import STATUS
 from penstock.protocols.http import Exchange, Handler, HttpLimits, Observer, Screen
+from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.rest.app import RestApp
 from penstock.protocols.rest.problems import RestError, render_problem
 from penstock.server.node import Address, Services
