@@ -911,7 +911,7 @@ def on_a_terminal(*arguments: str, columns: int = 100) -> tuple[int, str]:
 
 
 def test_long_sends_show_a_bar_on_a_terminal(directory: Path, tmp_path: Path) -> None:
-    (tmp_path / "input").write_text("line\n" * 300_000)
+    (tmp_path / "input").write_text("line\n" * 1_000_000)
     status, written = on_a_terminal("send", "orders", "--lines", "-f", str(tmp_path / "input"), "-d", str(directory))
     assert status == 0
     assert "Sending to orders" in written

@@ -220,7 +220,7 @@ def test_a_channel_that_is_moved_too_far(case: Case, breaking: pytest.MonkeyPatc
 
 
 def test_a_delivery_that_is_given_back_and_counts(case: Case, breaking: pytest.MonkeyPatch) -> None:
-    breaking.setattr(Columns, "undo_lease", Columns.retry)
+    breaking.setattr(Columns, "give_back", Columns.retry)
     case.do(create(), send(b"1"), receive(), c.GiveBack(queue="q", spans=[c.Span(0, 0, 1)]))
     with pytest.raises(Violation, match="attempts and first receive are"):
         case.do(receive())

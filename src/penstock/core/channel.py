@@ -336,14 +336,14 @@ class Channel:
         self.queue.broker.woke(self)
 
     def end_session(self, session: int, now_ms: int, error: str) -> int:
-        """Everything that a session holds here fails."""
-        count = 0
+        """Everything that a session holds here fails, as if its leases had run out: nobody said that its work failed."""
+        count, delay_ms = 0, None if self.queue.config.expired_wait else 0
         for window in list(self.windows.values()):
             window.spread_held(session)
             held = window.columns.held_by(session)
             if len(held):
                 count += len(held)
-                self.ladder.fail(window, held, now_ms, None, error)
+                self.ladder.fail(window, held, now_ms, delay_ms, error)
         return count
 
     def disown(self, session: int) -> None:

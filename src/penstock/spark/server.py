@@ -29,7 +29,7 @@ from penstock.spark.place import Part, Range
 _PAUSE_S_MIN = 0.05
 _PAUSE_S_MAX = 2.0
 _ANSWER_S_MAX = 120.0
-_AGAIN = (429, 502, 503, 504)
+_AGAIN = (408, 429, 502, 503, 504)
 _RECORDS_PER_REQUEST = 100_000
 _RECORDS_PER_REQUEST_BYTES = 64 * 1024 * 1024
 _JSON = {"content-type": "application/json"}

@@ -48,7 +48,7 @@ class Sessions(Failing):
             for channel in list(queue.channels.values()):
                 for copy in channel.ordered():
                     if copy.state is State.LEASED and copy.session == number:
-                        self._fail(queue, channel, copy, None, error)
+                        self._fail(queue, channel, copy, None if queue.config.expired_wait else 0, error)
                         count += 1
         self._turn_away([waiter for waiter in self.waiters if waiter.session == number], e.SessionNotFound)
         self.sessions.pop(number, None)

@@ -269,7 +269,7 @@ class HttpConnection:
             self._abandon(self._in_flight)
             self._reject_stopped()
         elif self._reading in (_HEAD, _BODY):
-            self._reject(400, "malformed_request", "the request ended before it was complete")
+            self._reject(408, "request_timeout", "the request ended before it was complete")
         elif self._reading == _LINGER:
             return False
         self._pump()
