@@ -12,7 +12,6 @@ from penstock.server.settings import (
     Allowance,
     ClusterSettings,
     CredentialSettings,
-    DeclaredQueue,
     HandshakeRule,
     HttpLimits,
     InvalidSettings,
@@ -166,7 +165,11 @@ def test_what_is_wrong_in_the_file_is_named(text: str, words: str) -> None:
         ("[sqs]\naccount = '12'", "12 digits"),
         ("[http]\nbody_bytes_max = 0", "body_bytes_max is 0"),
         ("[[queues]]\nname = 'a b'", "cannot name a queue"),
-        ("[[queues]]\nname = 'a'\nlease = -1", "'a': lease is -1 seconds"),
+        ("[[queues]]\nname = 'a'\nlease = -1", "'a': lease is -1 seconds: it must be from 0 to 43200 seconds"),
+        ("[[queues]]\nname = 'a'\nlease = 'long'", "'a': lease is 'long': it must be a number of seconds from 0 to"),
+        ("[[queues]]\nname = 'a'\nlease = 'none'", "'a': lease is 'none': it must be a number of seconds from 0 to"),
+        ("[[queues]]\nname = 'a'\nbackoff = { shape = 'x' }", "backoff.shape is 'x': it must be none, fixed, linear"),
+        ("[[queues]]\nname = 'a'\npartitions = 0", "'a': partitions is 0: it must be from 1 to 1024"),
         ("[[queues]]\nname = 'a'\ncontent_dedup = true", "FIFO"),
         ("[[queues]]\nname = 'a'\n[[queues]]\nname = 'a'", "declared twice"),
         ("[[queues]]\nname = 'a.fifo'\nkind = 'standard'", r"a name that ends with \.fifo makes a FIFO queue"),
@@ -213,7 +216,7 @@ def test_the_examples_of_the_documentation_are_right_and_name_every_key() -> Non
     for example in examples:
         parse(example)
     structs = (ServerSettings, HttpLimits, SqsSettings, NsqSettings, HandshakeRule, LogSettings, CredentialSettings)
-    structs += (Allowance, DeclaredQueue, LookupSettings, ClusterSettings, KafkaSettings)
+    structs += (Allowance, LookupSettings, ClusterSettings, KafkaSettings)
     keys = {key for struct in structs for key in struct.__struct_fields__}
     missing = [key for key in keys if not re.search(rf"\b{key}\b", text) and not key.startswith("nsq_")]
     assert examples

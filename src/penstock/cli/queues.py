@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from penstock.cli.asking import Yes, confirm
 from penstock.cli.messages import Name, existing
 from penstock.cli.output import AsJson, cell, print_done, print_json, print_rows, progress
 from penstock.cli.stats import channel_row, counts, queue_row, with_age
-from penstock.cli.store import on_store
+from penstock.cli.store import add_parameters, on_store
 
 if TYPE_CHECKING:
     from penstock import Penstock
@@ -20,66 +22,69 @@ queues = typer.Typer(help="Create, list, describe, change, empty and delete queu
 channels = typer.Typer(help="Create, list, pause, empty and delete the channels of a queue.", no_args_is_help=True)
 
 ChannelName = Annotated[str, typer.Argument(help="The channel's name.", show_default=False)]
-Lease = Annotated[float | None, typer.Option(help="Seconds that a receiver has for a message (30).")]
-Retention = Annotated[str | None, typer.Option(help="Seconds that messages are kept (345600: 4 days), or `none`.")]
-Delay = Annotated[float | None, typer.Option(help="Seconds that every message waits before it can be received (0).")]
-MaxReceives = Annotated[
-    int | None, typer.Option(help="After so many failed deliveries a message is a dead letter (10). 0: never.")
-]
-DeadLetter = Annotated[str | None, typer.Option(help="The queue that dead letters go to (NAME.dead).")]
-Policy = Annotated[str | None, typer.Option(help="at_least_once (the default), consume_times or consume_once.")]
-ConsumeTimes = Annotated[
-    int | None, typer.Option(help="With --policy consume_times: a message is delivered so often at most.")
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="SETTING=VALUE for any other setting, the value as JSON. Can be repeated. docs/delivery.md lists them.",
-    ),
-]
 
 
-def settings_of(given: dict[str, Any], others: list[str] | None) -> dict[str, Any]:
-    """Settings as `create_queue` takes them: what was given on the command line, and nothing else.
+class WithSettings(TyperCommand):
+    """A command that has an option for every setting of a queue, as `QueueConfig` declares them.
 
-    >>> settings_of({"lease": 5.0, "delay": None, "retention": "none"}, ["content_dedup=true"])
-    {'lease': 5.0, 'retention': None, 'content_dedup': True}
+    The declarations are loaded when the command is used: `penstock --help` does not wait for them.
     """
-    settings = {name: value for name, value in given.items() if value is not None}
-    if "retention" in settings:
-        settings["retention"] = _retention(settings["retention"])
-    for each in others or ():
-        name, equals, value = each.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{each!r} is not SETTING=VALUE", param_hint="--set")
-        settings[name] = _value(name, value)
-    return settings
+
+    _is_complete = False
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The command's parameters, the settings among them."""
+        if not self._is_complete:
+            function = self.callback.__wrapped__  # type: ignore[union-attr]
+            add_parameters(function, _options(self.name == "create"))
+            whole = typer.Typer(add_completion=False)
+            whole.command()(function)
+            made = typer.main.get_command(whole)
+            self.params, self.callback, self._is_complete = made.params, made.callback, True
+        return super().get_params(ctx)
 
 
-def _retention(text: str) -> float | None:
-    if text == "none":
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither seconds nor `none`", param_hint="--retention") from None
+_METAVARS = {int: "NUMBER", float: "NUMBER", str: "NAME", bool: "true|false"}
 
 
-def _value(name: str, text: str) -> Any:
-    """A setting's value: JSON, or else the text itself."""
+def _options(is_new: bool) -> dict[str, Any]:
+    """The settings as options: without the kind, which `--fifo` says, and without what stays as it was created."""
+    from penstock.core.config import SETTINGS
+
+    found: dict[str, Any] = {}
+    for each in SETTINGS.values():
+        if each.name == "kind" or (each.setting.for_life and not is_new):
+            continue
+        words = f" One of {', '.join(each.choices)}." if each.choices else ""
+        default = f" Default: {each.default_text}." if each.default_text else ""
+        metavar = "SECONDS" if each.unit else "WORD" if each.choices else _METAVARS.get(each.kind, "JSON")
+        option = typer.Option(
+            help=each.setting.help + words + default, metavar=metavar, rich_help_panel="Settings of the queue"
+        )
+        found[each.name] = Annotated[str | None, option]
+    return found
+
+
+def settings_of(given: dict[str, str | None]) -> dict[str, Any]:
+    """Settings as `create_queue` takes them, of what options say: numbers, true and false, JSON, `none`, or words.
+
+    >>> settings_of({"lease": "5", "delay": None, "retention": "none", "content_dedup": "true", "dead_letter": "7"})
+    {'lease': 5, 'retention': None, 'content_dedup': True, 'dead_letter': '7'}
+    """
     import msgspec
 
-    from penstock.core.config import Backoff
+    from penstock.core.config import SETTINGS
 
-    try:
-        if name == "backoff":
-            return msgspec.json.decode(text, type=Backoff)
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        if name == "backoff":
-            raise typer.BadParameter(f"{text!r}: {error}", param_hint="--set") from None
-        return text
+    settings: dict[str, Any] = {}
+    for name, text in given.items():
+        if text is None:
+            continue
+        setting = SETTINGS[name]
+        settings[name] = None if text == "none" and setting.is_optional else text
+        if setting.kind is not str and not setting.choices and settings[name] is not None:
+            with contextlib.suppress(msgspec.DecodeError):  # what cannot be read is refused as it was given
+                settings[name] = msgspec.json.decode(text)
+    return settings
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -96,59 +101,39 @@ def list_queues(
     print_rows((queue_row(each) for each in counts(ps, None, prefix)), as_json, "Queues")
 
 
-@queues.command()
+@queues.command(cls=WithSettings)
 @on_store(creates=True)
 def create(
     ps: Penstock,
+    /,
     queue: Name,
     fifo: Annotated[
         bool, typer.Option("--fifo", help="Keep the order within groups. A name that ends with .fifo says so, too.")
     ] = False,
-    lease: Lease = None,
-    retention: Retention = None,
-    delay: Delay = None,
-    max_receives: MaxReceives = None,
-    dead_letter: DeadLetter = None,
-    policy: Policy = None,
-    consume_times: ConsumeTimes = None,
-    settings: Set = None,
     as_json: AsJson = False,
+    **settings: Any,
 ) -> None:
     """Create a queue. If it exists with the same settings, nothing happens; with other settings it is an error.
 
     penstock queue create orders --lease 60 --max-receives 5
     """
-    given = {"kind": "fifo" if fifo else None, "lease": lease, "retention": retention, "delay": delay}
-    given |= {"max_receives": max_receives, "dead_letter": dead_letter, "policy": policy}
-    given |= {"consume_times": consume_times}
+    kind: dict[str, Any] = {"kind": "fifo"} if fifo else {}
     is_new = queue not in ps.queues(queue)
-    ps.create_queue(queue, **settings_of(given, settings))
+    ps.create_queue(queue, **settings_of(settings), **kind)
     text = f"created {queue}" if is_new else f"{queue} exists already, with these settings"
     print_done(text, {"queue": queue, "created": is_new}, as_json)
 
 
-@queues.command()
+@queues.command(cls=WithSettings)
 @on_store()
-def configure(
-    ps: Penstock,
-    queue: Name,
-    lease: Lease = None,
-    retention: Retention = None,
-    delay: Delay = None,
-    max_receives: MaxReceives = None,
-    dead_letter: DeadLetter = None,
-    settings: Set = None,
-    as_json: AsJson = False,
-) -> None:
+def configure(ps: Penstock, /, queue: Name, as_json: AsJson = False, **settings: Any) -> None:
     """Change some settings of a queue. The others stay as they are.
 
     penstock queue configure orders --lease 120
     """
-    given = {"lease": lease, "retention": retention, "delay": delay}
-    given |= {"max_receives": max_receives, "dead_letter": dead_letter}
-    changes = settings_of(given, settings)
+    changes = settings_of(settings)
     if not changes:
-        raise typer.BadParameter("say what to change, such as --lease 60; `--set` has any setting")
+        raise typer.BadParameter("say what to change, such as --lease 60")
     ps.queue(queue).configure(**changes)
     print_done(f"configured {queue}", {"queue": queue, "configured": sorted(changes)}, as_json)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,7 +84,7 @@ def _speaking_of(options: dict[str, Any]) -> Iterator[None]:
     except ValueError as error:
         from penstock.core.errors import InvalidRequest
 
-        name = str(error).partition(" ")[0].rstrip(":")
+        name = re.split("[ :.]", str(error), maxsplit=1)[0]
         if not isinstance(error, InvalidRequest) or options.get(name) is None or name in _ARGUMENTS:
             raise
         raise type(error)(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from None
@@ -91,12 +92,20 @@ def _speaking_of(options: dict[str, Any]) -> Iterator[None]:
 
 def _describe(command: Callable[..., Any], function: Callable[..., Any]) -> None:
     """Give a command the signature that the command line is made from: the function's, and the place to work on."""
-    where = {"data": Data, "url": Url, "token": Token}
     names = {"Penstock": object}
     own = list(inspect.signature(function, locals=names, eval_str=True).parameters.values())[1:]
     keyword = inspect.Parameter.KEYWORD_ONLY
-    added = [inspect.Parameter(name, keyword, default=None, annotation=hint) for name, hint in where.items()]
-    parameters = [each.replace(kind=keyword) for each in own] + added
+    named = [each.replace(kind=keyword) for each in own if each.kind != inspect.Parameter.VAR_KEYWORD]
+    command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    add_parameters(command, {"data": Data, "url": Url, "token": Token})
+
+
+def add_parameters(command: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Give a command options that stand in no signature: their names, and what Typer is told of them."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    found = dict(inspect.signature(command).parameters)
+    found |= {name: inspect.Parameter(name, keyword, default=None, annotation=hint) for name, hint in options.items()}
+    parameters = list(found.values())
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
 

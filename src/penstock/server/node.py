@@ -253,8 +253,9 @@ async def declare_queues(shard: Shards, queues: Iterable[DeclaredQueue]) -> None
             log.error("a queue stays as it is: %s", error)
     names = {queue.name for queue in declared}
     for queue in declared:
-        if queue.dead_letter is not None and queue.dead_letter not in names:
-            await _expect_queue(shard, queue.dead_letter, f"the dead-letter queue of {queue.name!r}")
+        dead_letter = queue.changes().get("dead_letter")
+        if dead_letter is not None and dead_letter not in names:
+            await _expect_queue(shard, dead_letter, f"the dead-letter queue of {queue.name!r}")
 
 
 async def _declare(shard: Shards, queue: DeclaredQueue) -> None:

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
-from penstock.core.config import Backoff, Kind, PolicyName, QueueConfig, Scope, check_name, kind_of
+from penstock.core.config import SETTINGS, QueueConfig, check_name, kind_of, read_changes
 from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.settings import SECOND_MS, with_settings
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Right, Secret
 from penstock.store.journal.kafka_options import RESERVED_PROPERTIES, KafkaOptions
 
-SECOND_MS = 1_000
 WORKERS_MAX = 256
 MEMORY = ":memory:"
 """As a data directory: none."""
@@ -459,57 +460,27 @@ class CredentialSettings(_Section, frozen=True):
 
 
 _MAY_BE_0 = frozenset({"channel_consumers_max", "topic_partitions"})
-Unlimited = Literal["none"]
-"""TOML has no null: `retention = "none"` keeps messages for ever."""
 
 
+@with_settings(SETTINGS.values())
 class DeclaredQueue(_Section, frozen=True):
-    """A queue that is there when the server is ready: a `[[queues]]` table. Times are seconds.
+    """A queue that is there when the server is ready: a `[[queues]]` table. Its other keys are a queue's settings.
 
     What is not given keeps its default when the queue is created, and stays as it is when the queue exists.
     """
 
     name: str
-    kind: Kind | None = None
-    """By default "fifo" if the name ends with `.fifo`."""
-    lease: float | None = None
-    retention: float | Unlimited | None = None
-    retention_bytes: int | Unlimited | None = None
-    delay: float | None = None
-    message_bytes_max: int | None = None
-    receive_wait: float | None = None
-    max_receives: int | None = None
-    dead_letter: str | None = None
-    backoff: Backoff | None = None
-    policy: PolicyName | None = None
-    consume_times: int | None = None
-    deliver_unsynced: bool | None = None
-    content_dedup: bool | None = None
-    dedup_scope: Scope | None = None
-    throughput_scope: Scope | None = None
-    throughput_per_second: int | Unlimited | None = None
-    in_flight_max: int | None = None
-    consumer_retention: float | Unlimited | None = None
-    tags: dict[str, str] | None = None
 
     def changes(self) -> dict[str, Any]:
-        """The settings that are given, as the core names them; checked together."""
-        given = {name: getattr(self, name) for name in self.__struct_fields__ if name != "name"}
-        changes = dict(_as_in_core(name, value) for name, value in given.items() if value is not None)
-        return changes
+        """The settings that are given, as the core names them, checked. TOML has no null: "none" stands for it."""
+        given = {each.name: getattr(self, each.name) for each in SETTINGS.values()}
+        none = [name for name, value in given.items() if value == "none" and SETTINGS[name].is_optional]
+        return read_changes({name: value for name, value in given.items() if value is not UNSET} | dict.fromkeys(none))
 
     def config(self) -> QueueConfig:
         """The configuration that the queue is created with, checked."""
-        return QueueConfig().changed(self.changes() | {"kind": kind_of(self.name, self.kind)})
-
-
-_LENGTHS = frozenset({"lease", "retention", "delay", "receive_wait", "consumer_retention"})
-
-
-def _as_in_core(name: str, value: Any) -> tuple[str, Any]:
-    if name in _LENGTHS:
-        return f"{name}_ms", None if value == "none" else round(value * SECOND_MS)
-    return name, None if value == "none" else value
+        changes = self.changes()
+        return QueueConfig().changed(changes | {"kind": kind_of(self.name, changes.get("kind"))})
 
 
 class Settings(_Section, frozen=True):
