@@ -12,9 +12,11 @@ from typing import Any
 from docs import story
 from penstock.core import config
 from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, SETTINGS
-from penstock.core.settings import SECOND_MS, Declared, SqsAttribute
+from penstock.core.settings import SECOND_MS, Declared, SqsAttribute, declared
 from penstock.core.states import transition_table
 from penstock.protocols.rest.problem_pages import EXPLAINED
+from penstock.server.settings import SECTIONS, HandshakeRule
+from penstock.server.sources import VARIABLES
 
 DOCS = Path(__file__).parent
 
@@ -56,14 +58,35 @@ def settings_table() -> str:
     return "\n".join(lines)
 
 
+def server_settings_table() -> str:
+    """Every setting of a server, a table for each section of penstock.toml."""
+    variables = {(place.section, place.setting.field): name for name, place in VARIABLES.items()}
+    parts = []
+    for section, struct in [*SECTIONS.items(), ("[nsq.handshake]", HandshakeRule)]:
+        about = (struct.__doc__ or "").splitlines()[0]
+        rows = ["| key | also | default | range | meaning |", "|---|---|---|---|---|"]
+        for each in declared(struct).values():
+            flag = (each.setting.flag or "").split(",")[0]
+            also = ", ".join(f"`{name}`" for name in (variables.get((section, each.field)), flag) if name)
+            meaning = each.setting.help.removesuffix(".").replace("|", "\\|")
+            default = "this machine" if each.field == "node" else _value(each.field, each.default)
+            rows.append(f"| `{each.field}` | {also} | {default} | {_range(each)} | {meaning} |")
+        parts.append("\n".join([f"**`[{section}]`** {about}", "", *rows]))
+    return "\n\n".join(parts)
+
+
 def _range(each: Declared) -> str:
     optional = " or none" if each.is_optional else ""
+    if each.setting.above is not None:
+        high = "" if each.setting.high is None else f", up to {_value(each.field, each.setting.high)}"
+        return f"above {each.setting.above:g}{high}{optional}"
     if each.setting.low is not None:
-        low, high = (_value(each.field, limit) for limit in (each.setting.low, each.setting.high))
-        return f"{low} to {high}{optional}"
+        low = _value(each.field, each.setting.low)
+        high = "" if each.setting.high is None else _value(each.field, each.setting.high)
+        return (f"{low} to {high}" if high else f"{low} or more") + optional
     if each.choices:
         return ", ".join(f"`{choice}`" for choice in each.choices)
-    return {bool: "yes, no", config.Backoff: "`Backoff`", str: "a name"}.get(each.kind, "any") + optional
+    return {bool: "`true`, `false`", config.Backoff: "`Backoff`", str: "text"}.get(each.kind, "any") + optional
 
 
 def _in_sqs(sqs: SqsAttribute | None) -> str:
@@ -77,9 +100,11 @@ def _value(name: str, value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return "`true`" if value else "`false`"
     if isinstance(value, int):
         return _number(name, value)
+    if isinstance(value, float):
+        return f"{value:,.15g} s" if name.endswith("_s") else f"{value:g}"
     if isinstance(value, config.Backoff):
         span = " to ".join(_number("_ms", each) for each in (value.base_ms, value.ceiling_ms))
         return f"`{value.shape}`, {span}"
@@ -87,8 +112,12 @@ def _value(name: str, value: Any) -> str:
 
 
 def _number(name: str, value: int) -> str:
+    if name.endswith("_s"):
+        return f"{value:,} s"
     if name.endswith("_ms"):
         return _with_unit(value, _UNITS, "ms")
+    if name.endswith("port"):
+        return str(value)
     if "bytes" in name:
         return _with_unit(value, _BYTE_UNITS, "bytes")
     return _plain(value)
@@ -100,7 +129,7 @@ def _with_unit(value: int, units: tuple[tuple[int, str], ...], smallest: str) ->
     for size, unit in units:
         if value % size == 0 and value < size << 20:
             return f"{_plain(value // size)} {unit}"
-    return f"{_plain(value)} {smallest}"
+    return f"{_plain(value)} {smallest if value != 1 else smallest.removesuffix('s')}"
 
 
 def _plain(value: int) -> str:
@@ -128,6 +157,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "life-of-a-message.md": story.TABLES,
     "README.md": {"decisions": decisions_table},
     "rest.md": {"errors": problems_table},
+    "server.md": {"settings": server_settings_table},
 }
 """Page -> name of a table -> what draws it."""
 

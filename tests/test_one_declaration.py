@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 DECLARED = """    patience_ms: Annotated[int | None, Setting("How long we are patient.", 1_000, 60_000)] = 5_000
     kind: Annotated["""
 
+OF_THE_SERVER = """    naps_s: Annotated[float, Setting("How long we nap.", 1, 60, flag="--naps")] = 5.0
+    data: Annotated["""
+
 
 class Copy:
     """A copy of the sources, the tools and the docs."""
@@ -42,6 +45,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     text = config.read_text()
     assert text.count("    kind: Annotated[") == 1
     config.write_text(text.replace("    kind: Annotated[", DECLARED))
+    settings = copy.directory / "src" / "penstock" / "server" / "settings.py"
+    text = settings.read_text()
+    assert text.count("    data: Annotated[") == 1
+    settings.write_text(text.replace("    data: Annotated[", OF_THE_SERVER))
     for tool in ("tools.generate_settings", "docs.draw"):
         ended = copy.run("-m", tool)
         assert ended.returncode == 0, ended.stderr
@@ -95,3 +102,18 @@ def test_the_command_line_has_it(copy: Copy) -> None:
 def test_the_docs_have_it(copy: Copy) -> None:
     text = (copy.directory / "docs" / "delivery.md").read_text()
     assert "| `patience` | 5 s | 1 s to 1 min or none |  | How long we are patient |" in text
+
+
+def test_a_setting_of_the_server_is_in_its_file_its_environment_and_its_flags(copy: Copy) -> None:
+    code = """
+from penstock.server.sources import flags_of, gathered
+open("penstock.toml", "w").write("[server]\\nnaps_s = 7")
+variable, flag = {"PENSTOCK_NAPS_S": "8"}, {"naps": "9"}
+for sources in [(None, {}), ("penstock.toml", {}), ("penstock.toml", variable), ("penstock.toml", variable, flag)]:
+    print(gathered(*sources, places=flags_of("server")).server.naps_s)
+"""
+    assert copy.printed(code).splitlines() == ["5.0", "7.0", "8.0", "9.0"]
+    ended = copy.run("-m", "penstock", "serve", "--data", ":memory:", "--naps", "0")
+    assert ended.stderr == "penstock: --naps is 0 seconds: it must be from 1 to 60 seconds\n"
+    row = "| `naps_s` | `PENSTOCK_NAPS_S`, `--naps` | 5 s | 1 s to 60 s | How long we nap |"
+    assert row in (copy.directory / "docs" / "server.md").read_text()

@@ -387,7 +387,7 @@ def test_a_directory_that_another_server_has_open_is_refused_with_a_line(start: 
 
 def test_what_is_wrong_with_a_flag_is_said_of_the_flag(start: Callable[..., Process]) -> None:
     code, _, err = start("--sqs-port", "99999").ended()
-    assert (code, err) == (2, "penstock: --sqs-port is 99999: a port is from 0 to 65535\n")
+    assert (code, err) == (2, "penstock: --sqs-port is 99999: it must be from 0 to 65535\n")
 
 
 def test_flags_of_a_cluster_are_refused_without_its_engine(start: Callable[..., Process]) -> None:

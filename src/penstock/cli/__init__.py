@@ -21,8 +21,8 @@ from penstock.cli.pipelines import pipelines, sql
 from penstock.cli.queues import channels, queues
 from penstock.cli.stats import stats, top
 from penstock.cli.streams import dependable_streams
-from penstock.lookup_command import lookup
-from penstock.serve import serve
+from penstock.lookup_command import LookupCommand, lookup
+from penstock.serve import ServeCommand, serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,7 +37,9 @@ app.add_typer(outboxes, name="outbox")
 app.add_typer(pipelines, name="pipeline")
 app.add_typer(clusters, name="cluster")
 app.add_typer(stores, name="store")
-for command in (serve, lookup, send, receive, ack, release, peek, redrive, stats, top, sql):
+app.command(cls=ServeCommand)(serve)
+app.command(cls=LookupCommand)(lookup)
+for command in (send, receive, ack, release, peek, redrive, stats, top, sql):
     app.command()(command)
 
 

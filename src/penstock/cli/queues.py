@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from penstock.cli.asking import Yes, confirm
+from penstock.cli.declared import DeclaredOptions, option_of
 from penstock.cli.messages import Name, existing
 from penstock.cli.output import AsJson, cell, print_done, print_json, print_rows, progress
 from penstock.cli.stats import channel_row, counts, queue_row, with_age
-from penstock.cli.store import add_parameters, on_store
+from penstock.cli.store import on_store
 
 if TYPE_CHECKING:
     from penstock import Penstock
@@ -24,67 +23,28 @@ channels = typer.Typer(help="Create, list, pause, empty and delete the channels 
 ChannelName = Annotated[str, typer.Argument(help="The channel's name.", show_default=False)]
 
 
-class WithSettings(TyperCommand):
-    """A command that has an option for every setting of a queue, as `QueueConfig` declares them.
+class WithSettings(DeclaredOptions):
+    """A command that has an option for every setting of a queue."""
 
-    The declarations are loaded when the command is used: `penstock --help` does not wait for them.
-    """
+    def declared_options(self) -> dict[str, Any]:
+        """The settings: without the kind, which `--fifo` says, and without what stays as it was created."""
+        from penstock.core.config import SETTINGS
 
-    _is_complete = False
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The command's parameters, the settings among them."""
-        if not self._is_complete:
-            function = self.callback.__wrapped__  # type: ignore[union-attr]
-            add_parameters(function, _options(self.name == "create"))
-            whole = typer.Typer(add_completion=False)
-            whole.command()(function)
-            made = typer.main.get_command(whole)
-            self.params, self.callback, self._is_complete = made.params, made.callback, True
-        return super().get_params(ctx)
-
-
-_METAVARS = {int: "NUMBER", float: "NUMBER", str: "NAME", bool: "true|false"}
-
-
-def _options(is_new: bool) -> dict[str, Any]:
-    """The settings as options: without the kind, which `--fifo` says, and without what stays as it was created."""
-    from penstock.core.config import SETTINGS
-
-    found: dict[str, Any] = {}
-    for each in SETTINGS.values():
-        if each.name == "kind" or (each.setting.for_life and not is_new):
-            continue
-        words = f" One of {', '.join(each.choices)}." if each.choices else ""
-        default = f" Default: {each.default_text}." if each.default_text else ""
-        metavar = "SECONDS" if each.unit else "WORD" if each.choices else _METAVARS.get(each.kind, "JSON")
-        option = typer.Option(
-            help=each.setting.help + words + default, metavar=metavar, rich_help_panel="Settings of the queue"
-        )
-        found[each.name] = Annotated[str | None, option]
-    return found
+        panel = "Settings of the queue"
+        is_new = self.name == "create"
+        offered = [each for each in SETTINGS.values() if each.name != "kind" and (is_new or not each.setting.for_life)]
+        return {each.name: option_of(each, panel=panel) for each in offered}
 
 
 def settings_of(given: dict[str, str | None]) -> dict[str, Any]:
-    """Settings as `create_queue` takes them, of what options say: numbers, true and false, JSON, `none`, or words.
+    """Settings as `create_queue` takes them, of the options that are given.
 
     >>> settings_of({"lease": "5", "delay": None, "retention": "none", "content_dedup": "true", "dead_letter": "7"})
     {'lease': 5, 'retention': None, 'content_dedup': True, 'dead_letter': '7'}
     """
-    import msgspec
-
     from penstock.core.config import SETTINGS
 
-    settings: dict[str, Any] = {}
-    for name, text in given.items():
-        if text is None:
-            continue
-        setting = SETTINGS[name]
-        settings[name] = None if text == "none" and setting.is_optional else text
-        if setting.kind is not str and not setting.choices and settings[name] is not None:
-            with contextlib.suppress(msgspec.DecodeError):  # what cannot be read is refused as it was given
-                settings[name] = msgspec.json.decode(text)
-    return settings
+    return {name: SETTINGS[name].from_text(text) for name, text in given.items() if text is not None}
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVa
 
 import typer
 
+from penstock.cli.declared import add_parameters
+
 if TYPE_CHECKING:
     from penstock import Penstock
 
@@ -98,16 +100,6 @@ def _describe(command: Callable[..., Any], function: Callable[..., Any]) -> None
     named = [each.replace(kind=keyword) for each in own if each.kind != inspect.Parameter.VAR_KEYWORD]
     command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     add_parameters(command, {"data": Data, "url": Url, "token": Token})
-
-
-def add_parameters(command: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Give a command options that stand in no signature: their names, and what Typer is told of them."""
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    found = dict(inspect.signature(command).parameters)
-    found |= {name: inspect.Parameter(name, keyword, default=None, annotation=hint) for name, hint in options.items()}
-    parameters = list(found.values())
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
 
 
 @contextmanager

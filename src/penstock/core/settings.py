@@ -43,11 +43,15 @@ class Setting(NamedTuple):
     help: str
     low: float | None = None
     high: float | None = None
+    above: float | None = None
+    """It must be larger than this: instead of `low`, for lengths of time that cannot be 0."""
     for_life: bool = False
     """It is given when a queue is created, and stays."""
     sqs: SqsAttribute | None = None
     flag: str | None = None
-    """A server's: the option of the command line, where there is one."""
+    """A server's: the option of the command line, where there is one, with commas between its names."""
+    is_secret: bool = False
+    """It is not shown when it is refused."""
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -100,6 +104,23 @@ class Declared(msgspec.Struct, frozen=True):
             raise self._of_a_wrong_kind(value, said)
         return self.checked(round(value * SECOND_MS), said)
 
+    def from_text(self, text: str) -> Any:
+        """What a text of an option or a variable says: a number, JSON, `none`, a list with commas, or the text itself.
+
+        What cannot be read stays as it is, and is refused as it was given.
+        """
+        if text == "none" and self.is_optional:
+            return None
+        if self.kind is str or self.choices:
+            return text
+        if typing.get_origin(self.kind) is list and not text.startswith("["):
+            parts = [part.strip() for part in text.split(",")]
+            return parts if typing.get_args(self.kind) == (str,) else self.from_text(f"[{text}]")
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            return text
+
     def checked(self, value: Any, said: str) -> Any:
         """A value of the field's own type and unit, if that is what it is, and in its range.
 
@@ -117,18 +138,23 @@ class Declared(msgspec.Struct, frozen=True):
             found = msgspec.convert(msgspec.to_builtins(value), self.type)
             if isinstance(found, dict | str):
                 msgspec.msgpack.encode(found)  # half a character cannot be kept
-        except (msgspec.ValidationError, TypeError, UnicodeEncodeError):
+        except (msgspec.ValidationError, TypeError, UnicodeEncodeError, RecursionError):
             raise self._of_a_wrong_kind(value, said) from None
-        low, high = self.setting.low, self.setting.high
-        if found is not None and ((low is not None and found < low) or (high is not None and found > high)):
+        if found is not None and not self._is_within(found):
             unit = f" {self.unit}" if self.unit else ""
             raise InvalidConfig(f"{said} is {_number(self.given(found))}{unit}: it must be {self.ends}{unit}")
         return found
+
+    def _is_within(self, number: float) -> bool:
+        low, high, above = self.setting.low, self.setting.high, self.setting.above
+        return (low is None or number >= low) and (high is None or number <= high) and (above is None or number > above)
 
     @property
     def ends(self) -> str:
         """Its range in words, in the users' unit; empty if it has none."""
         low, high = self.limits
+        if self.setting.above is not None:
+            return f"larger than {_number(self.setting.above)}" + ("" if high is None else f", up to {_number(high)}")
         if low is None:
             return ""
         return f"{_number(low)} or more" if high is None else f"from {_number(low)} to {_number(high)}"
@@ -140,7 +166,8 @@ class Declared(msgspec.Struct, frozen=True):
         else:
             kind = float if self.in_seconds else typing.get_origin(self.kind) or self.kind
             wanted = " ".join(filter(None, (_WORDS[kind], self.unit and f"of {self.unit}", self.ends)))
-        return InvalidConfig(f"{said} is {_shown(value)}: it must be {wanted}{', or none' if self.is_optional else ''}")
+        shown = "not right" if self.setting.is_secret else _shown(value)
+        return InvalidConfig(f"{said} is {shown}: it must be {wanted}{', or none' if self.is_optional else ''}")
 
     # -- for others ---
 
@@ -189,7 +216,10 @@ _JSON_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = "nested too deeply"
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."
 
 
