@@ -183,9 +183,11 @@ def test_health_says_so_when_the_store_takes_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(settings_in(tmp_path)) as (node, ready):
             await node.services.shard.close()
-            status, _, body = await asyncio.to_thread(ask, ready.listening["http"].url, "/healthz")
-            assert status == 503
-            assert "closed" in json.loads(body)["reason"]
+            for path in ("/healthz", "/readyz"):
+                status, _, body = await asyncio.to_thread(ask, ready.listening["http"].url, path)
+                assert status == 503
+                assert "closed" in json.loads(body)["reason"]
+            assert (await asyncio.to_thread(ask, ready.listening["http"].url, "/livez"))[0] == 200
 
     asyncio.run(main())
 
