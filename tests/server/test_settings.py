@@ -9,19 +9,13 @@ import pytest
 
 from penstock.server.auth import Credentials, Secret
 from penstock.server.settings import (
+    SECTIONS,
     Allowance,
     ClusterSettings,
     CredentialSettings,
     HandshakeRule,
-    HttpLimits,
     InvalidSettings,
-    KafkaSettings,
-    LogSettings,
-    LookupSettings,
-    NsqSettings,
-    ServerSettings,
     Settings,
-    SqsSettings,
     is_loopback,
     load,
     parse,
@@ -218,8 +212,7 @@ def test_the_examples_of_the_documentation_are_right_and_name_every_key() -> Non
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     for example in examples:
         parse(example)
-    structs = (ServerSettings, HttpLimits, SqsSettings, NsqSettings, HandshakeRule, LogSettings, CredentialSettings)
-    structs += (Allowance, LookupSettings, ClusterSettings, KafkaSettings)
+    structs = (*SECTIONS.values(), HandshakeRule, CredentialSettings, Allowance)
     keys = {key for struct in structs for key in struct.__struct_fields__}
     missing = [key for key in keys if not re.search(rf"\b{key}\b", text) and not key.startswith("nsq_")]
     assert examples
