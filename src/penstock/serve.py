@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,11 +69,12 @@ def serve(config: Config = None, ready_file: ReadyFile = None, **flags: Any) -> 
     from penstock.server.sources import gathered
 
     with refusals_told("server", flags):
-        chosen = gathered(config, os.environ, flags, _places())
+        read_again = partial(gathered, config, os.environ, flags, _places())
+        chosen = read_again()
         chosen.check()
         if chosen.server.engine != "kafka":
             _refuse_flags_of_kafka([f"--{name.replace('_', '-')}" for name in OF_KAFKA if flags.get(name) is not None])
-        _run(chosen, ready_file)
+        _run(chosen, ready_file, read_again)
 
 
 add_parameters(serve, {})
@@ -115,7 +117,7 @@ def warn(messages: Iterable[str]) -> None:
         logging.getLogger("penstock").warning("%s", message)
 
 
-def _run(chosen: Settings, ready_file: Path | None) -> None:
+def _run(chosen: Settings, ready_file: Path | None, read_again: Callable[[], Settings]) -> None:
     """The server's own libraries are loaded here, so that other commands start without them."""
     from penstock import assembly
     from penstock.server.log import configure
@@ -123,4 +125,4 @@ def _run(chosen: Settings, ready_file: Path | None) -> None:
 
     configure(chosen.log)
     warn(unknown_variables(os.environ, chosen))
-    assembly.run(chosen, ready_file)
+    assembly.run(chosen, ready_file, read_again)

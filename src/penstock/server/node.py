@@ -142,6 +142,18 @@ class Node:
         assert self._services is not None, "the node was not started"
         return self._services
 
+    def take_settings(self, settings: Settings) -> None:
+        """Follow other settings, as far as a running server can: credentials, and the level of the log.
+
+        Raises `InvalidSettings`, and changes nothing, if they cannot be followed.
+        """
+        settings.check()
+        credentials = settings.open_credentials()
+        if credentials.are_required != self.services.credentials.are_required:
+            raise InvalidSettings("the first credential, or none any more, takes a restart")
+        self.services.credentials.become(credentials)
+        logging.getLogger().setLevel(settings.log.level.upper())
+
     async def start(self) -> Ready:
         """Open the store, declare the queues, listen. If anything of that fails, nothing is left open."""
         self._settings.check()
