@@ -255,7 +255,7 @@ class Breaking:
 async def test_only_what_may_be_done_twice_is_sent_again_when_a_link_breaks() -> None:
     async with world(0) as made:
         breaking = Breaking(made.router.far)
-        made.router.elsewhere._remote = lambda _: breaking
+        made.router.elsewhere._remote = lambda _: breaking  # type: ignore[assignment]
         name = names()[1]
         await made.router.call(CreateQueue(name=name))
         breaking.broken = 1

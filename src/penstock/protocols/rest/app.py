@@ -80,6 +80,8 @@ class RestApp:
         return Starlette(
             routes=[
                 Route("/healthz", self.healthz),
+                Route("/readyz", self.healthz),
+                Route("/livez", self.livez),
                 Route("/version", self.version),
                 Route("/metrics", self.metrics),
                 Route("/v1/openapi.json", self.openapi),
@@ -122,6 +124,10 @@ class RestApp:
             await self._services.shard.tick()
         except PenstockError as error:
             return JSONResponse({"status": "failing", "reason": str(error)}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def livez(self, request: Request) -> Response:
+        """200 while the process serves at all: starting it again would not help a store that fails, or a stop."""
         return JSONResponse({"status": "ok"})
 
     async def version(self, request: Request) -> Response:
