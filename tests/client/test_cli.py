@@ -336,7 +336,7 @@ REFUSALS = {
     "queue create orders --retention soon": "--retention is 'soon': it must be a number of seconds from 60 to 1209600, "
     "or none",
     "queue create orders --backoff fixed": "--backoff is 'fixed': it must have some of the parts shape, base_ms, "
-    "ceiling_ms, seed",
+    'ceiling_ms, seed, as in {"shape": "linear", "base_ms": 1000}; the shapes are none, fixed, linear, exponential',
     'queue create orders --backoff {"shape":"x"}': "--backoff.shape is 'x': it must be none, fixed, linear or "
     "exponential",
     "queue create orders --content-dedup yes": "--content-dedup is 'yes': it must be true or false",
@@ -663,7 +663,7 @@ MISTAKES = {
     "send orders tea --priority 10": "10 is not from 0 to 9",
     "queue create orders --kind fifo": "Did you mean '--fifo'?",
     "queue create bad/name": "because of '/': use 1 to 128 letters",
-    "queue create orders --set backoff=linear": "the shapes are none, fixed, linear, exponential",
+    "queue create orders --backoff linear": "the shapes are none, fixed, linear, exponential",
     "send orders --file missing": "penstock: missing: No such file or directory",
     "receive orders --url localhost": "'localhost' is no address of a server: write penstock://host:9325",
 }

@@ -175,7 +175,13 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             sqs=SqsAttribute("RedrivePolicy.deadLetterTargetArn"),
         ),
     ] = None
-    backoff: Annotated[Backoff, Setting("How long a failed message waits before its next delivery.")] = DEFAULT_BACKOFF
+    backoff: Annotated[
+        Backoff,
+        Setting(
+            "How long a failed message waits before its next delivery.",
+            example='{"shape": "linear", "base_ms": 1000}',
+        ),
+    ] = DEFAULT_BACKOFF
     policy: Annotated[PolicyName, Setting("How often a message may be delivered.")] = "at_least_once"
     consume_times: Annotated[
         int, Setting("With policy `consume_times`: how often a message may leave the process at most.", 1, 1_000)

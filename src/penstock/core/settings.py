@@ -52,6 +52,8 @@ class Setting(NamedTuple):
     """A server's: the option of the command line, where there is one, with commas between its names."""
     is_secret: bool = False
     """It is not shown when it is refused."""
+    example: str = ""
+    """Of a setting with parts: one as JSON, for whoever gives something else."""
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -133,7 +135,7 @@ class Declared(msgspec.Struct, frozen=True):
         --max_receives is 'many': it must be a whole number from 0 to 1000
         """
         if isinstance(self.kind, type) and issubclass(self.kind, msgspec.Struct):
-            return _checked_struct(self.kind, value, said)
+            return _checked_struct(self.kind, value, said, self.setting.example)
         try:
             found = msgspec.convert(msgspec.to_builtins(value), self.type)
             if isinstance(found, dict | str):
@@ -227,12 +229,14 @@ def _number(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:.15g}"
 
 
-def _checked_struct(struct: type[msgspec.Struct], value: Any, said: str) -> Any:
+def _checked_struct(struct: type[msgspec.Struct], value: Any, said: str, example: str) -> Any:
     """A setting with parts, such as a backoff: each part is checked, and named with the whole in front."""
     parts = nested(struct)
     given = msgspec.structs.asdict(value) if isinstance(value, struct) else value
     if not isinstance(given, Mapping):
-        raise InvalidConfig(f"{said} is {_shown(value)}: it must have some of the parts {', '.join(parts)}")
+        words = (f"; the {name}s are {', '.join(part.choices)}" for name, part in parts.items() if part.choices)
+        wanted = f"some of the parts {', '.join(parts)}, as in {example}{''.join(words)}"
+        raise InvalidConfig(f"{said} is {_shown(value)}: it must have {wanted}")
     for name in given:
         if name not in parts:
             raise InvalidConfig(f"{said} has no part {name!r}; its parts are: {', '.join(parts)}")
