@@ -10,8 +10,8 @@ from pathlib import Path
 from penstock import __version__, process
 from penstock.core.errors import PenstockError
 from penstock.greeting import greeting
-from penstock.protocols.front_end import HttpFrontEnd
 from penstock.protocols.http import Handler
+from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.nsq.http_front_end import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.server import RestFrontEnd

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import time
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
+import msgspec
 
-from penstock.protocols import websocket
-from penstock.protocols.websocket.routes import uvicorn_options
+from penstock import __version__
+from penstock.protocols.http import HttpServer
+from penstock.protocols.rest.server import RestFrontEnd
 from penstock.server.auth import Credentials
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter
@@ -35,10 +33,12 @@ class Server:
         sockets: bool = True,
         certificate: tuple[str, str] | None = None,
     ) -> None:
-        self._tls = {} if certificate is None else {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]}
-        self._sockets = sockets
         self.shard = shard
         self.settings = settings or Settings()
+        if certificate is not None:
+            tls = {"tls_certificate": certificate[0], "tls_key": certificate[1]}
+            server = msgspec.structs.replace(self.settings.server, **tls)
+            self.settings = msgspec.structs.replace(self.settings, server=server)
         self.services = Services(
             shard=shard,
             settings=self.settings,
@@ -47,11 +47,14 @@ class Server:
             request_log=RequestLog(LogSettings(requests="none")),
             metric_sources=[],
         )
+        self._front = RestFrontEnd(port, __version__)
+        if not sockets:
+            self._front.websockets = frozenset()
         self.listener = socket.socket(proto=socket.IPPROTO_TCP)  # asyncio sends small parts at once only if it says so
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.listener.bind(("127.0.0.1", port))
         self.port: int = self.listener.getsockname()[1]
-        self._uvicorn: uvicorn.Server | None = None
+        self.services.listeners = {self._front.name: self.listener}
 
     @property
     def url(self) -> str:
@@ -71,39 +74,20 @@ class Server:
                 if sample.name == "penstock_requests_total"
             }
 
+    @property
+    def http(self) -> HttpServer:
+        assert self._front._server is not None
+        return self._front._server
+
     async def start(self) -> None:
-        options = uvicorn_options(self.services)
-        config = uvicorn.Config(
-            Starlette(routes=websocket.routes(self.services)),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=1,
-            **self._tls,
-            **(options if self._sockets else {"ws": "none"}),
-        )
-        config.load()
-        self._uvicorn = uvicorn.Server(config)
-        self._uvicorn.lifespan = config.lifespan_class(config)
-        await self._uvicorn.startup(sockets=[self.listener])
+        await self._front.start(self.services)
 
     async def stop(self) -> None:
         """In the order of a node: the store closes, then the connections."""
-        assert self._uvicorn is not None
         self.services.is_stopping = True
         await self.shard.close()
-        await self._hang_up(self._uvicorn)
-
-    async def _hang_up(self, server: uvicorn.Server) -> None:
-        """As uvicorn's own shutdown, which only looks ten times a second whether it is done."""
-        for each in server.servers:
-            each.close()
+        await self._front.drain(1.0)
         self.listener.close()
-        state, deadline = server.server_state, time.monotonic() + 2
-        for connection in list(state.connections):
-            connection.shutdown()
-        while (state.connections or state.tasks) and time.monotonic() < deadline:
-            await asyncio.sleep(0.001)
 
 
 async def serve(shard: Shard | Shards, **options: Any) -> Server:

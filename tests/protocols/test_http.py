@@ -20,7 +20,7 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.protocols.http import Exchange, Handler, HttpServer, Request
+from penstock.protocols.http import BodyLeft, BodyRefused, Exchange, Handler, HttpServer, Request, Terms
 from penstock.protocols.http.connection import PUMPED_AT_ONCE
 from penstock.server.budget import Budget
 from penstock.server.settings import HttpLimits
@@ -1031,5 +1031,315 @@ def test_no_bytes_make_the_server_hang_or_close_without_a_word(seed: int) -> Non
                 await asyncio.gather(*(one(server, sent) for sent in cases[start : start + 50]))
             assert responses_in(await server.talk(LAST))[0][0] == 200
             await until(lambda: server.http.connections_open == 0)
+
+    run(main())
+
+
+# -- bodies and answers in parts, and other protocols ------------------------------------------------------------------
+
+
+tasks: set[asyncio.Future[Any]] = set()
+
+
+def begin(work: Coroutine[Any, Any, Any]) -> None:
+    """Let it run, and do not forget it."""
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+def in_parts(parts: list[bytes], nbytes: int | None = None) -> Handler:
+    """A handler that answers part by part."""
+
+    def handler(exchange: Exchange) -> None:
+        begin(exchange.respond_in_parts(200, (("x-a", "b"),), parts, nbytes))
+
+    return handler
+
+
+def test_an_answer_of_unknown_length_comes_in_chunks_and_the_next_one_behind_it() -> None:
+    async def main() -> None:
+        async with serving(in_parts([b"one", b"", b"twelve bytes"])) as server:
+            received = await server.talk(GET + LAST)
+            chunked = b"3\r\none\r\nc\r\ntwelve bytes\r\n0\r\n\r\n"
+            assert received.count(chunked) == 2
+            assert received.count(b"transfer-encoding: chunked\r\n") == 2
+            assert b"content-length" not in received
+
+    run(main())
+
+
+def test_an_answer_of_known_length_has_no_chunks_and_who_asks_for_its_head_gets_that_alone() -> None:
+    async def main() -> None:
+        async with serving(in_parts([b"one", b"two"], 6)) as server:
+            received = await server.talk(GET.replace(b"GET", b"HEAD") + LAST)
+            first, second = received.split(b"HTTP/1.1 200 OK\r\n")[1:]
+            assert first.endswith(b"content-length: 6\r\n\r\n")
+            assert second.endswith(b"content-length: 6\r\n\r\nonetwo")
+
+    run(main())
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: keep-alive\r\n"])
+def test_who_does_not_know_chunks_gets_the_answers_end_by_the_connections(more: bytes) -> None:
+    async def main() -> None:
+        async with serving(in_parts([b"one", b"two"])) as server:
+            received = await server.talk(b"GET / HTTP/1.0\r\n" + more + b"\r\n")
+            assert received.endswith(b"\r\n\r\nonetwo")
+            assert b"chunked" not in received
+
+    run(main())
+
+
+def test_parts_are_made_as_fast_as_the_client_reads_and_no_faster() -> None:
+    made = 0
+
+    def parts() -> Any:
+        nonlocal made
+        for _ in range(200):
+            made += 1
+            yield b"x" * 1_000_000
+
+    def handler(exchange: Exchange) -> None:
+        begin(exchange.respond_in_parts(200, (), parts(), 200_000_000))
+
+    async def main() -> None:
+        async with serving(handler) as server:
+            reader, writer = await server.connect()
+            writer.write(GET)
+            await reader.readuntil(b"\r\n\r\n")
+            await asyncio.sleep(0.1)
+            assert made < 50
+            left = 200_000_000
+            while left:
+                left -= len(await reader.read(1 << 20))
+            assert made == 200
+            writer.write(LAST)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200"), "the connection is still good"
+            writer.close()
+
+    run(main())
+
+
+def test_an_answer_that_fails_on_its_way_ends_the_connection_so_that_the_client_sees_it() -> None:
+    def parts() -> Any:
+        yield b"one"
+        raise ValueError("there is a bug")
+
+    failed = asyncio.Event()
+
+    def handler(exchange: Exchange) -> None:
+        async def answer() -> None:
+            with pytest.raises(ValueError, match="bug"):
+                await exchange.respond_in_parts(200, (), parts(), None)
+            failed.set()
+
+        begin(answer())
+
+    async def main() -> None:
+        async with serving(handler) as server:
+            reader, writer = await server.connect()
+            writer.write(GET)
+            try:
+                received = await asyncio.wait_for(reader.read(), PATIENCE_S)
+            except ConnectionResetError:
+                received = b""
+            assert not received.endswith(b"0\r\n\r\n")
+            await asyncio.wait_for(failed.wait(), PATIENCE_S)
+            writer.close()
+
+    run(main())
+
+
+def streaming(exchange: Exchange) -> Terms:
+    return Terms(3_000_000, is_streamed=True)
+
+
+class Taking:
+    """A handler that takes a body as it comes, when it is let."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.taken = 0
+        self.failure: Exception | None = None
+
+    def __call__(self, exchange: Exchange) -> None:
+        begin(self._take(exchange))
+
+    async def _take(self, exchange: Exchange) -> None:
+        stream = exchange.request.stream
+        if stream is None:
+            exchange.respond(200, (), b"%d at once" % len(exchange.request.body))
+            return
+        try:
+            await self.go_on.wait()
+            while parts := await stream.block():
+                self.taken += sum(map(len, parts))
+            exchange.respond(200, (), b"%d" % self.taken)
+        except (BodyLeft, BodyRefused) as failure:
+            self.failure = failure
+            exchange.respond(getattr(failure, "status", 499), (), str(failure).encode())
+
+
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+def test_a_body_is_taken_as_it_comes_and_not_read_ahead_of_its_handler() -> None:
+    async def main() -> None:
+        taking = Taking()
+        async with serving(taking, screen=streaming) as server:
+            reader, writer = await server.connect()
+            writer.write(POST % 3_000_000 + b"x" * 3_000_000)
+            await asyncio.sleep(0.1)
+            held = server.http.budget.held_bytes
+            assert 0 < held <= 2 * 1024 * 1024
+            taking.go_on.set()
+            assert (await read_response(reader))[::2] == (200, b"3000000")
+            assert server.http.budget.held_bytes == 0
+            writer.write(POST % 3 + b"abc" + LAST)
+            assert (await read_response(reader))[::2] == (200, b"3 at once")
+            assert (await read_response(reader))[::2] == (200, b"0 at once")
+            writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (POST % 3_000_001 + b"x" * 10, 413),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f4240\r\n" + b"x" * 1_000_000, 400),
+    ],
+)
+def test_a_stream_that_is_no_body_is_refused(sent: bytes, status: int) -> None:
+    async def main() -> None:
+        taking = Taking()
+        taking.go_on.set()
+        async with serving(taking, screen=streaming) as server:
+            reader, writer = await server.connect()
+            writer.write(sent)
+            await asyncio.sleep(0.05)
+            writer.write(b"\r\nno length\r\n")
+            assert (await read_response(reader))[0] == status
+            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+            writer.close()
+
+    run(main())
+
+
+def test_a_handler_hears_that_its_client_left_in_the_middle_of_the_body() -> None:
+    async def main() -> None:
+        taking = Taking()
+        taking.go_on.set()
+        async with serving(taking, screen=streaming) as server:
+            _, writer = await server.connect()
+            writer.write(POST % 2_000_000 + b"x" * 1_000_000)
+            await until(lambda: bool(server.http.counters.requests))
+            writer.transport.abort()
+            await until(lambda: taking.failure is not None)
+            assert server.http.budget.held_bytes == 0
+
+    run(main())
+
+
+def test_an_answer_before_the_bodys_end_is_the_last_one() -> None:
+    async def main() -> None:
+        def handler(exchange: Exchange) -> None:
+            exchange.respond(409, (), b"no")
+
+        async with serving(handler, screen=streaming) as server:
+            reader, writer = await server.connect()
+            writer.write(POST % 2_000_000 + b"x" * 1_000_000)
+            status, headers, _ = await read_response(reader)
+            assert (status, headers["connection"]) == (409, "close")
+            writer.write(b"x" * 1_000_000 + GET)
+            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+            writer.close()
+
+    run(main())
+
+
+def test_a_large_answer_that_is_not_read_ends_its_connection() -> None:
+    def handler(exchange: Exchange) -> None:
+        exchange.respond(200, (), b"x" * 50_000_000)
+
+    async def main() -> None:
+        async with serving(handler, QUICK) as server:
+            _, writer = await server.connect()
+            writer.write(GET)
+            await until(lambda: server.http.counters.requests == 1)
+            await until(lambda: server.http.connections_open == 0)
+            writer.close()
+
+    run(main())
+
+
+class Echoing(asyncio.Protocol):
+    """Another protocol: says back what it hears."""
+
+    def __init__(self, on_lost: Callable[[Any], None]) -> None:
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+
+    def take_over(self, transport: asyncio.Transport, data: bytes) -> None:
+        self._transport = transport
+        transport.write(b"switched " + data)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost(self)
+
+    def shut_down(self) -> None:
+        assert self._transport is not None
+        self._transport.write(b"over")
+        self._transport.close()
+
+    def leave(self) -> None:
+        assert self._transport is not None
+        self._transport.abort()
+
+
+SWITCH = b"GET /ws HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: WebSocket\r\n\r\n"
+
+
+def test_a_connection_is_handed_over_in_its_turn_with_what_has_come() -> None:
+    held: list[Exchange] = []
+
+    def handler(exchange: Exchange) -> None:
+        if exchange.request.is_upgrade:
+            exchange.upgrade(Echoing)
+        else:
+            held.append(exchange)
+
+    async def main() -> None:
+        http = HttpServer(handler, websockets=frozenset(("/ws",)))
+        server = Server(http, await http.start("127.0.0.1", 0))
+        reader, writer = await server.connect()
+        writer.write(GET + SWITCH + b"first")
+        await until(lambda: bool(held))
+        writer.write(b" second")
+        await asyncio.sleep(0.05)
+        held[0].respond(200, (), b"answered")
+        assert (await read_response(reader))[2] == b"answered"
+        assert await reader.readexactly(21) == b"switched first second"[:21]
+        assert http.connections_open == 1
+        writer.write(b"again")
+        assert await reader.readexactly(5) == b"again"
+        await http.drain(1)
+        assert await reader.read() == b"over"
+        assert http.connections_open == 0
+        writer.close()
+
+    run(main())
+
+
+def test_who_asks_for_a_websocket_where_there_is_none_is_answered_as_if_it_had_not() -> None:
+    async def main() -> None:
+        async with serving() as server:
+            received = await server.talk(SWITCH + LAST)
+            assert [status for status, _ in responses_in(received)] == [200, 200]
 
     run(main())

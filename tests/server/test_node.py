@@ -23,8 +23,8 @@ from penstock import __version__
 from penstock.assembly import front_ends
 from penstock.core.commands import CreateQueue, DescribeQueue, QueueInfo, Send
 from penstock.core.config import QueueConfig
-from penstock.protocols.front_end import HttpFrontEnd
 from penstock.protocols.http import Exchange, Handler
+from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.server import log
 from penstock.server.node import Node, Ready, Services
 from penstock.server.settings import InvalidSettings, LogSettings, Settings, parse

@@ -1,4 +1,4 @@
-"""An HTTP front end of a node: a handler, its listener, its log lines and its counts.
+"""What HTTP front ends share: who is let in, log lines and counts, TLS. The front end itself is in `http_front_end`.
 
 It answers only to names of this server (`penstock.protocols.hosts`). A server without credentials trusts everybody on
 its machine, but not the pages in their browsers: a page may send a form to any address, or show an image from there,
@@ -9,18 +9,22 @@ the user typed has `Sec-Fetch-Site: none`.)
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.protocols import hosts
-from penstock.protocols.hosts import Hosts, hosts_of
-from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HttpCounters, HttpLimits, HttpServer
+from penstock.protocols.hosts import Hosts
+from penstock.protocols.http import (
+    PLAIN_TEXT,
+    Exchange,
+    HttpCounters,
+    Terms,
+)
 from penstock.server.descriptors import TlsContext
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, Series
-from penstock.server.node import Address, Services
 from penstock.server.settings import InvalidSettings, ServerSettings
 
 _UNKNOWN_ACTION: Final = "unknown"
@@ -53,73 +57,6 @@ def refuse_plainly(exchange: Exchange, status: int, code: str, reason: str) -> N
     exchange.respond(status, PLAIN_TEXT, f"{reason}\n".encode())
 
 
-class HttpFrontEnd:
-    """Serves what `make_handler` makes, on the host of the settings and this port."""
-
-    def __init__(
-        self,
-        name: str,
-        port: int,
-        make_handler: Callable[[Services], Handler],
-        refuse: Refuse = refuse_plainly,
-        make_screen: Callable[[Services], Handler] | None = None,
-    ) -> None:
-        self.name = name
-        self._port = port
-        self._make_handler = make_handler
-        self._refuse = refuse
-        self._make_screen = make_screen
-        self._server: HttpServer | None = None
-
-    async def start(self, services: Services) -> Address:
-        """Listen."""
-        settings = services.settings.server
-        handler, unread = self._make_handler(services), frozenset[str]()
-        if not services.credentials.are_required:
-            unread = UNREAD
-        if self.pages_are_refused(services):
-            handler = refusing_browsers(handler, self._refuse)
-        known = hosts_of(services.settings)
-        handler = refusing_other_hosts(handler, known, self._refuse)
-        observer = RequestObserver(self.name, services.meter, services.request_log)
-        screen = None
-        if services.credentials.are_required and self._make_screen is not None:
-            screen = refusing_other_hosts(self._make_screen(services), known, self._refuse)
-        self._server = HttpServer(handler, self.limits(services), observer.note, unread, services.budget, screen)
-        tls = tls_context(settings)
-        port = await self._server.start(settings.host, self._port, tls, services.listeners.get(self.name))
-        services.metric_sources.append(self._families)
-        return Address(settings.host, port, url_of(settings.host, port, tls is not None))
-
-    def pages_are_refused(self, services: Services) -> bool:
-        """Whether no web page may call. Who has to sign a request cannot be made to by a page."""
-        return not services.credentials.are_required
-
-    def limits(self, services: Services) -> HttpLimits:
-        """What a client may ask of this front end."""
-        return services.settings.http
-
-    def stop_accepting(self) -> None:
-        """Take no new connections, close idle ones."""
-        assert self._server is not None
-        self._server.stop_accepting()
-
-    async def settled(self, grace_s: float) -> bool:
-        """Wait until only long polls are in flight; False if that takes too long."""
-        assert self._server is not None
-        return await self._server.settled(grace_s)
-
-    async def drain(self, grace_s: float) -> None:
-        """Answer what is left, then close everything."""
-        assert self._server is not None
-        await self._server.drain(grace_s)
-
-    def _families(self) -> Iterable[Metric]:
-        if self._server is None:
-            return ()
-        return http_families(self.name, self._server.connections_open, self._server.counters)
-
-
 class RequestObserver:
     """Turns a finished exchange into a count and, if it is wanted, a line of the log."""
 
@@ -138,10 +75,10 @@ class RequestObserver:
         seconds = exchange.seconds()
         outcome = exchange.outcome or ("ok" if status < 400 else str(status))
         action = exchange.action or _UNKNOWN_ACTION
-        if outcome == "ok":
+        if outcome == "ok" and not exchange.protocol:
             self._count(action, seconds)
         else:
-            self._meter.note(self._protocol, action, outcome, seconds)
+            self._meter.note(exchange.protocol or self._protocol, action, outcome, seconds)
         if self._notes_all or (status >= 400 and self._log.wants(status)):
             self._write(exchange, status, seconds, outcome)
 
@@ -156,7 +93,7 @@ class RequestObserver:
 
     def _write(self, exchange: Exchange, status: int, seconds: float, outcome: str) -> None:
         self._log.note(
-            self._protocol,
+            exchange.protocol or self._protocol,
             status,
             seconds,
             request_id=exchange.request_id,
@@ -188,36 +125,55 @@ def http_families(protocol: str, connections_open: int, counters: HttpCounters) 
     yield rejected
 
 
-def refusing_browsers(handler: Handler, refuse: Refuse) -> Handler:
-    """The handler, for everybody but web pages."""
+Refusal = Callable[[Exchange], bool]
+"""Answers a request that is not to be let in; False if it is."""
+_Result = TypeVar("_Result")
 
-    def handle(exchange: Exchange) -> None:
-        headers = exchange.request.headers
-        if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
-            refuse(exchange, 403, "AccessDenied", _NO_PAGES)
-        else:
-            handler(exchange)
+
+def refusing(handler: Callable[[Exchange], _Result], refusals: list[Refusal]) -> Callable[[Exchange], _Result | None]:
+    """The handler, or the screen, for those whom nothing refuses."""
+
+    def handle(exchange: Exchange) -> _Result | None:
+        for refuses in refusals:
+            if refuses(exchange):
+                return None
+        return handler(exchange)
 
     return handle
 
 
-def refusing_other_hosts(handler: Handler, known: Hosts, refuse: Refuse) -> Handler:
-    """The handler, for who asks for a name of this server's."""
+def let_in(exchange: Exchange) -> Terms | None:
+    """A screen that refuses nobody."""
+    return None
 
-    def handle(exchange: Exchange) -> None:
+
+def refusal_of_pages(refuse: Refuse) -> Refusal:
+    """Web pages are not let in."""
+
+    def refuses(exchange: Exchange) -> bool:
+        headers = exchange.request.headers
+        if "origin" not in headers and headers.get("sec-fetch-site", "none") == "none":
+            return False
+        refuse(exchange, 403, "AccessDenied", _NO_PAGES)
+        return True
+
+    return refuses
+
+
+def refusal_of_others(known: Hosts, refuse: Refuse) -> Refusal:
+    """Who asks for a name that is not this server's is not let in."""
+
+    def refuses(exchange: Exchange) -> bool:
         request = exchange.request
         host = request.headers.get("host", "")
-        if host and not known.allows(host):
-            refuse(exchange, hosts.STATUS, hosts.CODE, Hosts.refusal(host))
-            return
-        if request.raw_target[:1] != b"/":
-            host = hosts.host_of_target(request.raw_target)
-            if host and not known.allows(host):
-                refuse(exchange, hosts.STATUS, hosts.CODE, Hosts.refusal(host))
-                return
-        handler(exchange)
+        if not host or known.allows(host):
+            host = "" if request.raw_target[:1] == b"/" else hosts.host_of_target(request.raw_target)
+            if not host or known.allows(host):
+                return False
+        refuse(exchange, hosts.STATUS, hosts.CODE, Hosts.refusal(host))
+        return True
 
-    return handle
+    return refuses
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:

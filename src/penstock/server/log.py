@@ -109,7 +109,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     handler.setFormatter(_JsonFormatter() if settings.format == "json" else _TextFormatter())
     handler.addFilter(SeldomRepeated())
     logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
-    for library in ("uvicorn", "asyncio"):
+    for library in ("websockets", "asyncio"):
         logging.getLogger(library).setLevel("WARNING")
 
 

@@ -115,9 +115,9 @@ def test_a_delivery_to_a_client_that_is_gone_is_given_back(server: Server, http:
 def _transports(server: Server) -> list[object]:
     front = server.node._started[0]
     return [
-        connection.transport
-        for connection in front._server.server_state.connections  # type: ignore[attr-defined]
-        if connection.cycle is not None and not connection.cycle.response_complete
+        connection._transport
+        for connection in front._server._connections  # type: ignore[attr-defined]
+        if connection._in_flight is not None
     ]
 
 

@@ -277,11 +277,13 @@ def test_the_api_speaks_tls_when_the_server_has_a_certificate(tmp_path: Path, se
         assert bodies(receive(http, "q")) == ["over tls"]
 
 
-def test_requests_are_logged_and_counted_without_secrets(serve: Callable[..., Server]) -> None:
-    server = serve(GUARDED)
+def test_requests_are_logged_and_counted_without_secrets(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = io.StringIO()
     settings = LogSettings(format="json", requests="all")
-    server.node.services.request_log = RequestLog(settings, stream)
+    monkeypatch.setattr("penstock.server.node.RequestLog", lambda _: RequestLog(settings, stream))
+    server = serve(GUARDED)
     with server.client(headers=bearer("root-token")) as http:
         send(http, "orders", "a")
         refused(http.get("/v1/queues/none"), 404, "queue_not_found")

@@ -1,6 +1,6 @@
-"""HTTP/1.1 for front ends that answer many small requests: an asyncio protocol on httptools.
+"""HTTP/1.1 of every port: an asyncio protocol on httptools.
 
-`request` and `exchange` are what handlers see, `connection` is one client, `server` is all of them.
+`request`, `exchange` and `body` are what handlers see, `connection` is one client, `server` is all of them.
 
 How it works. A connection feeds what it reads to the parser. Complete requests wait in a short line; one at a time is
 *in flight*: the handler has an `Exchange` for it, and answers at once or later, from any callback of the loop. No task
@@ -27,17 +27,37 @@ Limits: the header's size and the body's (431, 413), the time for each (408), co
 as keep-alive has it). A client that does not read its response is cut off after `body_timeout_s`.
 
 A body that does not come with its header is read on when a screen has seen the header, if the server has one, and when
-there is room for it in the budget that all connections share (`penstock.server.budget`). Responses that clients do not
-read count there as well.
+there is room for it in the budget that all connections share (`penstock.server.budget`). Then `100 Continue` is said to
+a client that waits for it, and the body has to come at its pace. The screen says how large it may be; and whether the
+handler gets it whole, or begins at once and takes it as it comes (`BodyStream`). Responses that clients do not read
+count in the budget as well; those in parts are made as fast as they are read (`Exchange.respond_in_parts`).
+
+Other protocols. A request for a websocket, at a path that has one, is the last that is parsed. In its turn the handler
+may hand the connection over (`Exchange.upgrade`). All other offers are passed over.
 """
 
-from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Handler, Headers, Observer
+from penstock.protocols.http.body import BodyLeft, BodyRefused, BodyStream
+from penstock.protocols.http.exchange import (
+    PLAIN_TEXT,
+    Exchange,
+    Handler,
+    Headers,
+    Observer,
+    Render,
+    Rendered,
+    Screen,
+    Terms,
+    render_plainly,
+)
 from penstock.protocols.http.request import Request, split_raw_target, split_target
 from penstock.protocols.http.server import HttpCounters, HttpServer
 from penstock.server.settings import HttpLimits
 
 __all__ = [
     "PLAIN_TEXT",
+    "BodyLeft",
+    "BodyRefused",
+    "BodyStream",
     "Exchange",
     "Handler",
     "Headers",
@@ -45,7 +65,12 @@ __all__ = [
     "HttpLimits",
     "HttpServer",
     "Observer",
+    "Render",
+    "Rendered",
     "Request",
+    "Screen",
+    "Terms",
+    "render_plainly",
     "split_raw_target",
     "split_target",
 ]

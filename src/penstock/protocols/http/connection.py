@@ -9,15 +9,16 @@ import asyncio
 import logging
 import math
 import select
-import time
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
 
-from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers
+from penstock.protocols.http.body import BLOCK_BYTES, BodyLeft, BodyRefused, BodyStream
+from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers, Upgraded
 from penstock.protocols.http.request import Request
-from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, Pace
+from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, Pace, Share
 from penstock.server.descriptors import CUT_OFF, NO_ROOM, REFUSED, room_for
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.http")
 
-_now_s: Final = time.perf_counter
 _NEVER: Final = math.inf
 LINGER_S: Final = 2.0
 """How long a refused client may go on sending before it is cut off."""
@@ -37,8 +37,11 @@ PUMPED_AT_ONCE: Final = 64
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _METHODS: Final[dict[bytes, str]] = {
-    name.encode(): name for name in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS")
+    name.encode(): name for name in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 }
+_LENGTH_DIGITS_MAX: Final = 20
+"""Of a length: more are zeros in front, and nobody's."""
+_NO_BODY: Final = (204, 304)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _CLOSED_BY_CLIENT = getattr(select, "POLLRDHUP", 0)
@@ -54,10 +57,11 @@ _LINGER: Final = 3
 class _Rejection:
     """Why a connection ends early."""
 
-    __slots__ = ("reason", "status")
+    __slots__ = ("code", "reason", "status")
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, code: str, reason: str) -> None:
         self.status = status
+        self.code = code
         self.reason = reason
 
 
@@ -71,31 +75,39 @@ class HttpConnection:
     __slots__ = (
         "_answers",
         "_body",
+        "_body_bytes",
+        "_body_bytes_max",
+        "_drained",
+        "_expects_continue",
         "_fed_bytes",
         "_headers",
         "_in_flight",
         "_is_closing",
         "_is_eof",
         "_is_known",
+        "_is_partly_answered",
         "_is_pump_due",
         "_is_pumping",
         "_is_read_paused",
+        "_is_streamed",
         "_is_tls",
         "_is_unscreened",
         "_is_write_paused",
-        "_last_keeps_alive",
         "_names",
         "_pace",
         "_parser",
         "_peer",
         "_reading",
         "_rejection",
+        "_screened",
         "_server",
         "_share",
+        "_stream",
         "_target",
         "_transport",
         "_unread_bytes",
         "_unsent",
+        "_upgrade_rest",
         "_waiting",
         "_written_bytes",
         "deadline",
@@ -114,13 +126,25 @@ class HttpConnection:
         self._unread_bytes = 0
         """Of headers that nobody reads."""
         self._body: bytes | bytearray = b""
+        self._body_bytes = 0
+        """So many of it have come."""
+        self._body_bytes_max = 0
+        self._is_streamed = False
+        self._expects_continue = False
+        self._screened: Exchange | None = None
+        """The request whose body is being read, if the screen has let it in."""
+        self._stream: BodyStream | None = None
+        """The body of the request in flight, if that gets it as it comes."""
+        self._upgrade_rest: bytes | None = None
+        """What came behind a request for another protocol, which is the last one here; None without such a request."""
         self._fed_bytes = 0
         """Read since the last complete request, header or piece of a body."""
-        self._waiting: list[tuple[Request, bool]] = []
-        """Complete requests, and whether the connection stays open after each."""
+        self._waiting: list[Exchange] = []
+        """Complete requests."""
         self._in_flight: Exchange | None = None
-        self._last_keeps_alive = True
-        """Of the request in flight."""
+        self._is_partly_answered = False
+        self._drained: asyncio.Future[None] | None = None
+        """For who writes an answer part by part, until the client has read."""
         self._rejection: _Rejection | None = None
         self._is_eof = False
         self._is_closing = False
@@ -140,7 +164,7 @@ class HttpConnection:
         self._pace: Pace | None = None
         """Of a body that did not come at once."""
         self._is_unscreened = False
-        """Nobody has looked at the head of the request that is being read."""
+        """Nobody has looked at the head of the request that is being read: its body is not read on before."""
         self._written_bytes = 0
         """Of a response that is being written: the transport keeps it whole until its last byte is gone."""
         self.deadline = _NEVER
@@ -159,13 +183,14 @@ class HttpConnection:
             self._server.count_rejection(503)
             self.leave()
         elif room == REFUSED:
-            self._reject(503, NO_ROOM)
+            self._reject(503, "too_many_connections", NO_ROOM)
             self._pump()
         elif is_admitted:
             self._parser = httptools.HttpRequestParser(self)
             self.deadline = self._server.now + self._server.limits.idle_timeout_s
         else:
-            self._reject(503, "too many connections: try again later, or raise connections_max")
+            reason = "too many connections: try again later, or raise connections_max"
+            self._reject(503, "too_many_connections", reason)
             self._pump()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -181,6 +206,10 @@ class HttpConnection:
         self._answers.close()
         self.deadline = _NEVER
         self._server.forget(self)
+        self._wake_writer()
+        if self._stream is not None:
+            self._stream.fail(BodyLeft())
+            self._stream = None
         if self._in_flight is not None:
             self._abandon(self._in_flight)
 
@@ -190,25 +219,34 @@ class HttpConnection:
         if parser is None:
             self._throw_away()
             return
-        if self._rejection is not None:
+        if self._is_rejected:
+            return
+        if self._upgrade_rest is not None:
+            self._upgrade_rest += data
             return
         was_reading = self._reading
         self._fed_bytes += len(data)
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrades(memoryview(data)[upgrade.args[0] :])
+            self._meet_upgrades(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            self._reject(400, f"this is not HTTP: {error}")
+            self._reject(400, "malformed_request", f"this is not HTTP: {error}")
         if self._reading != _IDLE and self._fed_bytes > self._server.limits.header_bytes_max:
             part = "header" if self._reading == _HEAD else "trailer"
-            self._reject(431, f"the {part} is larger than {self._server.limits.header_bytes_max} bytes")
-        elif self._reading == _BODY and self._rejection is None:
-            self._make_room()
-        if self._waiting or self._rejection is not None:
+            reason = f"the {part} is larger than {self._server.limits.header_bytes_max} bytes"
+            self._reject(431, "header_too_large", reason)
+        elif self._reading == _BODY and not self._is_rejected:
+            self._admit_body()
+        if self._waiting or self._is_rejected:
             self._pump()
         elif self._reading != was_reading and self._in_flight is None:
             self._set_deadline()
+
+    @property
+    def _is_rejected(self) -> bool:
+        """Asked anew each time: compiled, an attribute that was None in a function is taken for None until its end."""
+        return self._rejection is not None
 
     def _throw_away(self) -> None:
         """What a refused client still sends is read, a little at a time."""
@@ -231,7 +269,7 @@ class HttpConnection:
             self._abandon(self._in_flight)
             self._reject_stopped()
         elif self._reading in (_HEAD, _BODY):
-            self._reject(400, "the request ended before it was complete")
+            self._reject(400, "malformed_request", "the request ended before it was complete")
         elif self._reading == _LINGER:
             return False
         self._pump()
@@ -248,6 +286,7 @@ class HttpConnection:
         """The client reads again."""
         self._is_write_paused = False
         self._answers.let_go()
+        self._wake_writer()
         if self._reading == _LINGER:
             self.deadline = self._server.now + LINGER_S
             return
@@ -263,7 +302,11 @@ class HttpConnection:
         self._headers = {}
         self._unread_bytes = 0
         self._body = b""
-        self._is_unscreened = self._server.screen is not None
+        self._body_bytes = 0
+        self._body_bytes_max = self._server.limits.body_bytes_max
+        self._is_streamed = False
+        self._expects_continue = False
+        self._is_unscreened = True
 
     def on_url(self, piece: bytes) -> None:
         """A piece of the target."""
@@ -285,8 +328,9 @@ class HttpConnection:
         first = headers.setdefault(key, text)
         if len(headers) == known:
             if key == "host":
-                self._reject(400, "there is more than one Host header")
+                self._reject(400, "malformed_request", "there is more than one Host header")
             headers[key] = f"{first}, {text}"
+            self._unread_bytes += len(name) + 2
 
     def on_headers_complete(self) -> None:
         """Check what can be checked before the body comes."""
@@ -294,13 +338,18 @@ class HttpConnection:
         limits = self._server.limits
         self._reading = _BODY
         if self._fed_bytes > limits.header_bytes_max and self._header_bytes() > limits.header_bytes_max:
-            self._reject(431, f"the header is larger than {limits.header_bytes_max} bytes")
+            self._reject(431, "header_too_large", f"the header is larger than {limits.header_bytes_max} bytes")
         elif "host" not in headers and self._parser.get_http_version() != "1.0":
-            self._reject(400, "the Host header is missing")
-        elif int(headers.get("content-length", 0)) > limits.body_bytes_max:
+            self._reject(400, "malformed_request", "the Host header is missing")
+        elif len(headers.get("content-length", "")) > _LENGTH_DIGITS_MAX or (
+            self._server.screen is None and self._announced_bytes() > self._body_bytes_max
+        ):
             self._reject_body()
         elif "expect" in headers:
-            self._meet_expectation(headers["expect"])
+            self._expects_continue = True
+            if headers["expect"].lower() != "100-continue":
+                reason = "the only expectation that can be met is 100-continue"
+                self._reject(417, "expectation_failed", reason)
         self._fed_bytes = 0
 
     def on_body(self, piece: bytes) -> None:
@@ -308,14 +357,19 @@ class HttpConnection:
         self._fed_bytes = 0
         if self._rejection is not None:
             return
-        if not self._body:
+        self._body_bytes += len(piece)
+        if self._body_bytes > self._body_bytes_max:
+            self._reject_body()
+        elif self._stream is not None and not self._stream.is_complete:
+            self._stream.feed(piece)
+            if self._stream.is_full and self._pace is not None:
+                self._pace.stop()  # it is the handler that is waited for
+        elif not self._body:
             self._body = piece
         elif isinstance(self._body, bytearray):
             self._body += piece
         else:
             self._body = bytearray(self._body) + piece
-        if len(self._body) > self._server.limits.body_bytes_max:
-            self._reject_body()
 
     def on_message_complete(self) -> None:
         """A request is there."""
@@ -323,11 +377,19 @@ class HttpConnection:
             self._end_pace()
         if self._rejection is not None:
             return
-        body = self._body
-        request = self._request(bytes(body) if isinstance(body, bytearray) else body)
-        self._waiting.append((request, self._parser.should_keep_alive()))
         self._reading = _IDLE
         self._fed_bytes = 0
+        if self._stream is not None and not self._stream.is_complete:
+            self._stream.end()
+            return
+        body = self._body
+        exchange = self._screened
+        if exchange is None:
+            exchange = self._new_exchange()
+        else:
+            self._screened = None
+        exchange.request.body = bytes(body) if isinstance(body, bytearray) else body
+        self._waiting.append(exchange)
         self._body = b""
 
     # -- requests, one after the other --
@@ -345,16 +407,15 @@ class HttpConnection:
                 self._pump_soon()
                 break
             left -= 1
-            request, self._last_keeps_alive = self._waiting.pop(0)
-            self._handle(request)
+            self._handle(self._waiting.pop(0))
         self._is_pumping = False
         if self._in_flight is None and not self._waiting and not self._is_closing:
+            if self._reading == _BODY and not self._is_rejected:
+                self._admit_body()
             if self._rejection is not None:
                 self._say_why(self._rejection)
-            elif self._is_eof or (self._server.is_draining and self._reading == _IDLE):
+            elif self._reading == _IDLE and (self._is_eof or self._server.is_draining) and self._in_flight is None:
                 self._close()
-            elif self._is_unscreened and self._reading == _BODY:
-                self._make_room()
         self._mind_reading()
 
     def _pump_soon(self) -> None:
@@ -367,45 +428,106 @@ class HttpConnection:
         self._is_pump_due = False
         self._pump()
 
-    def _handle(self, request: Request) -> None:
-        exchange = self._in_flight = Exchange(self, request, _now_s())
+    def _handle(self, exchange: Exchange) -> None:
+        self._in_flight = exchange
         self.deadline = _NEVER
         self._server.counters.requests += 1
+        exchange.begin()
         try:
             self._server.handler(exchange)
         except Exception:
-            log.exception("the handler of %s %s failed", request.method, request.path)
+            log.exception("the handler of %s %s failed", exchange.request.method, exchange.request.path)
             exchange.outcome = "InternalFailure"
             exchange.respond(500, PLAIN_TEXT, b"internal failure: the server's log says more\n")
 
     def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
         """Write the response to the request in flight, and go on. For `Exchange.respond`."""
+        keeps_alive = self._keeps_alive(exchange)
+        framing = "" if status in _NO_BODY else f"content-length: {len(body)}\r\n"
+        self._write(exchange, status, self._head(status, headers, framing, keeps_alive, exchange), body, keeps_alive)
+
+    def _keeps_alive(self, exchange: Exchange) -> bool:
+        """Whether the connection stays open after this answer. It cannot if the rest of a body is still to come."""
         is_last = self._is_eof and not self._waiting and self._rejection is None
-        keeps_alive = self._last_keeps_alive and not self._server.is_draining and not is_last
-        head = self._head(status, headers, len(body), keeps_alive, exchange.request)
-        self._write(exchange, status, head, body, keeps_alive)
+        is_read = self._stream is None or self._stream.is_complete
+        return exchange.keeps_alive and is_read and not self._server.is_draining and not is_last
 
     def answer_well(self, exchange: Exchange, lines: str, body: bytes) -> None:
         """As `answer` with 200, for header lines that are ASCII, and known to be as they have to be."""
         server = self._server
         request = exchange.request
-        if not self._last_keeps_alive or server.is_draining or self._is_eof or "connection" in request.headers:
+        if not exchange.keeps_alive or server.is_draining or self._is_eof or "connection" in request.headers:
             pairs = [_pair(line) for line in lines.splitlines()]
             self.answer(exchange, 200, pairs, body)
             return
         head = f"{server.ok_lines}{lines}content-length: {len(body)}\r\n\r\n".encode("ascii")
         self._write(exchange, 200, head, body, True)
 
-    def _write(self, exchange: Exchange, status: int, head: bytes, body: bytes, keeps_alive: bool) -> None:
-        assert exchange is self._in_flight
+    async def answer_in_parts(
+        self, exchange: Exchange, status: int, headers: Headers, parts: Iterable[Any], nbytes: int | None
+    ) -> bool:
+        """As `answer`, part by part, as fast as the client reads. For `Exchange.respond_in_parts`."""
+        is_chunked = nbytes is None and not exchange.request.is_old
+        keeps_alive = self._keeps_alive(exchange) and (is_chunked or nbytes is not None)
+        framing = "transfer-encoding: chunked\r\n" if is_chunked else ""
+        if nbytes is not None:
+            framing = f"content-length: {nbytes}\r\n"
+        exchange.on_abandoned = None
+        self._is_partly_answered = True
+        self._put(self._head(status, headers, framing, keeps_alive, exchange))
+        if exchange.request.method != "HEAD":
+            try:
+                for part in parts:
+                    if exchange.is_gone:
+                        return False
+                    if len(part):
+                        self._write_part(part, is_chunked)
+                    if self._is_write_paused:
+                        self._drained = asyncio.get_running_loop().create_future()
+                        await self._drained
+            except BaseException:  # the client has to see that something is missing
+                self.leave()
+                raise
+            if is_chunked:
+                self._put(b"0\r\n\r\n")
+        if exchange.is_gone:
+            return False
+        self._end_exchange(exchange)
+        self._after_response(exchange, status, keeps_alive)
+        return True
+
+    def _write_part(self, part: Any, is_chunked: bool) -> None:
+        self.flush()
         transport = self._transport
         assert transport is not None
+        self._written_bytes = len(part)
+        if is_chunked:
+            transport.writelines((b"%x\r\n" % len(part), part, b"\r\n"))
+        else:
+            transport.write(part)
+        self._written_bytes = 0
+
+    def _wake_writer(self) -> None:
+        if self._drained is not None:
+            if not self._drained.done():
+                self._drained.set_result(None)
+            self._drained = None
+
+    def _end_exchange(self, exchange: Exchange) -> None:
+        assert exchange is self._in_flight
         exchange.end()
         self._in_flight = None
+        self._is_partly_answered = False
+        self._stream = None
         if exchange.is_known:
             self._is_known = True
         if self._share.held_bytes:
             self._let_go_of_requests()
+
+    def _write(self, exchange: Exchange, status: int, head: bytes, body: bytes, keeps_alive: bool) -> None:
+        transport = self._transport
+        assert transport is not None
+        self._end_exchange(exchange)
         if exchange.request.method == "HEAD":
             self._put(head)
         elif len(body) <= _JOIN_BYTES_MAX:
@@ -415,6 +537,9 @@ class HttpConnection:
             self._written_bytes = len(body)
             transport.writelines((head, body))
             self._written_bytes = 0
+        self._after_response(exchange, status, keeps_alive)
+
+    def _after_response(self, exchange: Exchange, status: int, keeps_alive: bool) -> None:
         if self._server.observer is not None:
             self._server.observe(exchange, status)
         if not keeps_alive:
@@ -451,32 +576,39 @@ class HttpConnection:
             poller.register(self._transport.get_extra_info("socket").fileno(), _CLOSED_BY_CLIENT)
             if not poller.poll(0):
                 return False
-        self._in_flight.end()
-        self._in_flight = None
+        self._end_exchange(self._in_flight)
         self._server.counters.abandoned += 1
         self._reject_stopped()
         return True
 
+    def hand_claim(self, share: Share) -> None:
+        """What is held for the body of the request in flight is another share's. For `Exchange.hand_claim`."""
+        share.hold(self._share.held_bytes)
+        self._share.let_go()
+
+    def is_open(self) -> bool:
+        """Whether nothing has closed the connection yet. For `Exchange.is_gone`."""
+        return self._transport is not None and not self._transport.is_closing()
+
     def _head(
-        self, status: int, headers: Headers, body_bytes: int, keeps_alive: bool, request: Request | None = None
+        self, status: int, headers: Headers, framing: str, keeps_alive: bool, exchange: Exchange | None = None
     ) -> bytes:
+        if exchange is not None and exchange.headers:
+            headers = [*headers, *exchange.headers]
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
             lines = "".join([f"{_one_line(name)}: {_one_line(value)}\r\n" for name, value in headers])
         if not keeps_alive:
             lines += "connection: close\r\n"
-        elif request is not None and "connection" in request.headers:
+        elif exchange is not None and "connection" in exchange.request.headers:
             lines += "connection: keep-alive\r\n"
         status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-        head = f"{status_line}{self._server.date_line}{lines}content-length: {body_bytes}\r\n\r\n"
+        head = f"{status_line}{self._server.date_line}{lines}{framing}\r\n"
         return head.encode("latin-1", "replace")
 
     def _abandon(self, exchange: Exchange) -> None:
         callback = exchange.on_abandoned
-        exchange.end()
-        self._in_flight = None
-        if self._share.held_bytes:
-            self._let_go_of_requests()
+        self._end_exchange(exchange)
         self._server.counters.abandoned += 1
         if callback is not None:
             try:
@@ -493,24 +625,29 @@ class HttpConnection:
             self.leave()
         elif self._share.is_waiting:
             self._share.withdraw()
-            self._reject(503, BUSY)
+            self._reject(503, "no_room", BUSY)
             self._waiting.clear()
             self._pump()
         elif self._reading == _HEAD:
-            self._reject(408, f"the header took longer than {self._server.limits.header_timeout_s:g} s")
+            self._reject(
+                408, "header_timeout", f"the header took longer than {self._server.limits.header_timeout_s:g} s"
+            )
             self._pump()
         elif self._reading == _BODY:
-            self._reject(408, f"the body took longer than {self._server.limits.body_timeout_s:g} s")
+            self._reject(408, "body_timeout", f"the body took longer than {self._server.limits.body_timeout_s:g} s")
             self._pump()
         else:
             self._close()
 
     def _come_too_slowly(self) -> None:
         assert self._pace is not None
-        self._reject(408, self._pace.reason)
+        self._reject(408, "body_timeout", self._pace.reason)
         self._pump()
 
     def _set_deadline(self) -> None:
+        if self._is_write_paused:
+            self.deadline = min(self.deadline, self._server.now + self._server.limits.body_timeout_s)
+            return
         if self._in_flight is not None:
             self.deadline = _NEVER
             return
@@ -539,6 +676,8 @@ class HttpConnection:
             self._rejection is not None
             or len(self._waiting) > self._server.limits.pipelined_max
             or self._share.is_waiting
+            or self._upgrade_rest is not None
+            or (self._stream is not None and self._stream.is_full)
             or (self._is_unscreened and self._reading == _BODY)
         )
         if is_full == self._is_read_paused or self._transport is None or self._transport.is_closing():
@@ -549,48 +688,91 @@ class HttpConnection:
         else:
             self._transport.resume_reading()
 
-    def _make_room(self) -> None:
+    def _admit_body(self) -> None:
         """A body has begun, and its rest is still to come: read on if its client is known, and when there is room."""
-        if self._is_unscreened and not self._screen():
+        if self._stream is not None or (self._is_unscreened and not self._screen()):
             self._mind_reading()
             return
-        wanted = int(self._headers.get("content-length", 0))
-        held = self._share.held_bytes
-        if not wanted and len(self._body) >= held:
-            wanted = len(self._body) + GROWTH_BYTES
-        if wanted <= held or self._share.is_waiting:
+        announced = self._announced_bytes()
+        if announced > self._body_bytes_max or self._body_bytes > self._body_bytes_max:
+            self._reject_body()
             return
-        if self._share.claim(wanted - held, self._room_came):
-            self._watch_pace()
+        wanted = BLOCK_BYTES if self._is_streamed else announced
+        held = self._share.held_bytes
+        if not wanted and self._body_bytes >= held:
+            wanted = self._body_bytes + GROWTH_BYTES
+        if self._share.is_waiting:
+            return
+        if wanted <= held or self._share.claim(wanted - held, self._room_came):
+            self._read_body()
         else:
             if self._pace is not None:
                 self._pace.stop()
             self.deadline = self._server.now + (GROWTH_TIMEOUT_S if held else self._server.budget.room_timeout_s)
             self._mind_reading()
 
+    def _read_body(self) -> None:
+        """There is room: the client may send, at its pace, and a handler that wants its body as it comes begins."""
+        if self._pace is None:
+            self._pace = Pace(self._server.budget, lambda: self._body_bytes, self._come_too_slowly)
+        self._pace.start()
+        if self._expects_continue:
+            self._expects_continue = False
+            if not self._body_bytes:
+                self._put(_CONTINUE)
+        exchange = self._screened
+        if self._is_streamed and exchange is not None:
+            self._screened = None
+            self._stream = exchange.request.stream = BodyStream(self._block_taken)
+            if self._body:
+                self._stream.feed(bytes(self._body))
+                self._body = b""
+            self._handle(exchange)
+        self._mind_reading()
+
+    def _block_taken(self) -> None:
+        """The handler has taken what there was of its body."""
+        if self._pace is not None:
+            self._pace.start()
+        self._mind_reading()
+
     def _screen(self) -> bool:
         """Show a request to the screen, in its turn. False if it is refused, or its turn is still to come."""
         if self._in_flight is not None or self._waiting:
             return False
-        assert self._server.screen is not None
         self._is_unscreened = False
-        exchange = self._in_flight = Exchange(self, self._request(b""), _now_s())
-        kept_alive, self._last_keeps_alive = self._last_keeps_alive, False
-        self._server.screen(exchange)
+        if self._server.screen is None:
+            return True
+        exchange = self._in_flight = self._new_exchange()
+        keeps_alive, exchange.keeps_alive = exchange.keeps_alive, False
+        exchange.begin()
+        terms = self._server.screen(exchange)
         if exchange.is_abandoned:
             return False
         self._in_flight = None
-        self._last_keeps_alive = kept_alive
-        exchange.end()
+        exchange.keeps_alive = keeps_alive
+        self._screened = exchange
         if exchange.is_known is False and not self._is_known:
             self._share.close()
             self._share = self._server.budget.strangers.share()
+        self._body_bytes_max = self._server.limits.body_bytes_max if terms is None else terms.bytes_max
+        self._is_streamed = terms is not None and terms.is_streamed
         return True
 
-    def _request(self, body: bytes) -> Request:
-        method: bytes = self._parser.get_method()
+    def _announced_bytes(self) -> int:
+        """The length of the body that is being read; 0 if it is not told. (Whatever is no number is no HTTP.)"""
+        return int(self._headers.get("content-length", "0"))
+
+    def _new_exchange(self) -> Exchange:
+        """For the request that is being read, as far as its header goes."""
+        parser, headers = self._parser, self._headers
+        method: bytes = parser.get_method()
+        keeps_alive: bool = parser.should_keep_alive()
         text = _METHODS.get(method) or method.decode("latin-1")
-        return Request(text, self._target, self._headers, body, self._peer, self._is_tls)
+        request = Request(text, self._target, headers, b"", self._peer, self._is_tls)
+        if not keeps_alive or "connection" in headers:
+            request.is_old = parser.get_http_version() == "1.0"
+        return Exchange(self, request, keeps_alive)
 
     def _is_welcome(self) -> bool:
         """Whether a request may be handed out now; else it is, when answers of others have been read."""
@@ -606,34 +788,28 @@ class HttpConnection:
             if self._share.budget is not self._server.budget:
                 self._share = self._server.budget.share()
 
-    def _watch_pace(self) -> None:
-        if self._pace is None:
-            self._pace = Pace(self._server.budget, lambda: len(self._body), self._come_too_slowly)
-        self._pace.start()
-
     def _room_came(self) -> None:
         if self._transport is not None:
-            if self._share.wanted_bytes:
-                self._watch_pace()
             self._set_deadline()
             self._pump()
 
-    def _meet_expectation(self, expected: str) -> None:
-        if expected.lower() != "100-continue":
-            self._reject(417, "the only expectation that can be met is 100-continue")
-        elif self._in_flight is None and not self._waiting and self._transport is not None:
-            self._put(_CONTINUE)
+    def _meet_upgrades(self, rest: memoryview) -> None:
+        """A request asks for another protocol. A websocket, where there is one, is the last thing that is asked for.
 
-    def _ignore_upgrades(self, rest: memoryview) -> None:
-        """Take requests that offer another protocol for what they are: one, and those that come right behind it.
-
-        The parser took each for complete, without its body, and stopped: a new one reads it without the offer.
+        Any other offer is passed over, and so are those that come right behind it. The parser took each for complete,
+        without its body, and stopped: a new one reads it without the offer.
         """
-        while self._rejection is None:
+        while not self._is_rejected:
+            exchange = self._waiting.pop()
+            if self._is_websocket(exchange.request):
+                exchange.request.is_upgrade = True
+                exchange.keeps_alive = False
+                self._upgrade_rest = bytes(rest)
+                self._waiting.append(exchange)
+                return
             method = self._parser.get_method()
-            self._waiting.pop()
             if method == b"CONNECT":
-                self._reject(405, "this is not a proxy")
+                self._reject(405, "method_not_allowed", "this is not a proxy")
                 return
             self._parser = httptools.HttpRequestParser(self)
             lines = [f"{name}: {value}\r\n" for name, value in self._headers.items() if name != "upgrade"]
@@ -646,17 +822,48 @@ class HttpConnection:
             except httptools.HttpParserUpgrade as upgrade:
                 rest = rest[upgrade.args[0] :]
             except httptools.HttpParserError as error:
-                self._reject(400, f"this is not HTTP: {error}")
+                self._reject(400, "malformed_request", f"this is not HTTP: {error}")
+
+    def _is_websocket(self, request: Request) -> bool:
+        headers = request.headers
+        if request.path not in self._server.websockets or headers.get("upgrade", "").lower() != "websocket":
+            return False
+        if self._announced_bytes() or "transfer-encoding" in headers:
+            self._reject(400, "malformed_request", "a request for a websocket has no body")
+            return False
+        return request.method == "GET"
+
+    def upgrade(self, exchange: Exchange, make: Callable[[Callable[[Upgraded], None]], Upgraded]) -> None:
+        """Hand the connection over, with what has come already. For `Exchange.upgrade`."""
+        self.flush()
+        transport, rest = self._transport, self._upgrade_rest
+        assert transport is not None and rest is not None
+        self._is_closing = True
+        self._end_exchange(exchange)
+        self._transport = self._parser = None
+        self._share.close()
+        self._answers.close()
+        self.deadline = _NEVER
+        protocol = make(self._server.forget_upgraded)
+        self._server.hand_over(self, protocol)
+        transport.set_protocol(cast(asyncio.BaseProtocol, protocol))
+        if self._is_read_paused:
+            transport.resume_reading()
+        protocol.take_over(transport, rest)
+        if self._is_write_paused:
+            protocol.pause_writing()
 
     # -- ends --
 
-    def _reject(self, status: int, reason: str) -> None:
+    def _reject(self, status: int, code: str, reason: str) -> None:
         """End the connection with a reason, as soon as nothing is in flight. The first reason stands."""
         if self._rejection is None and not self._is_closing:
-            self._rejection = _Rejection(status, reason)
+            self._rejection = _Rejection(status, code, reason)
             self._body = b""
             if self._pace is not None:
                 self._end_pace()
+            if self._stream is not None:  # the handler hears it, and answers
+                self._stream.fail(BodyRefused(status, code, reason))
 
     def _end_pace(self) -> None:
         assert self._pace is not None
@@ -664,22 +871,23 @@ class HttpConnection:
         self._pace = None  # they know each other
 
     def _reject_body(self) -> None:
-        self._reject(413, f"the body is larger than {self._server.limits.body_bytes_max} bytes")
+        self._reject(413, "body_too_large", f"the body is larger than {self._body_bytes_max} bytes")
 
     def _reject_stopped(self) -> None:
         self._waiting.clear()
-        self._reject(400, "the client stopped sending while its request waited: taken to have hung up")
+        reason = "the client stopped sending while its request waited: taken to have hung up"
+        self._reject(400, "malformed_request", reason)
 
     def _say_why(self, rejection: _Rejection) -> None:
         transport = self._transport
         if transport is None or self._is_closing:
             return
-        body = f"{rejection.reason}\n".encode()
+        headers, body = self._server.render(rejection.status, rejection.code, rejection.reason)
         self._server.count_rejection(rejection.status)
         self._is_closing = True
         self._parser = None
         self._share.close()
-        self._put(self._head(rejection.status, PLAIN_TEXT, len(body), False) + body)
+        self._put(self._head(rejection.status, headers, f"content-length: {len(body)}\r\n", False) + body)
         self._close_after_response()
 
     def _close_after_response(self) -> None:
@@ -734,10 +942,12 @@ class HttpConnection:
 
     def end_drain(self) -> None:
         """No more patience: whatever is in flight hears that the server stops."""
+        if self._is_partly_answered:
+            self.leave()
         if self._in_flight is not None:
             self._abandon(self._in_flight)
         self._waiting.clear()
-        self._reject(503, "the server stops")
+        self._reject(503, "stopping", "the server stops")
         self._pump()
 
 

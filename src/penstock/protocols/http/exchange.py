@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
 
 from penstock.protocols.http.request import Request
+from penstock.server.budget import Share
 
 _now_s: Final = time.perf_counter
 Headers = Sequence[tuple[str, str]]
 PLAIN_TEXT: Headers = (("content-type", "text/plain; charset=utf-8"),)
+
+
+class Upgraded(Protocol):
+    """What a connection speaks after an upgrade: an asyncio protocol that can be asked to end."""
+
+    def take_over(self, transport: asyncio.Transport, data: bytes) -> None:
+        """The connection is this protocol's from now on; so much has come already."""
+        ...
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        ...
+
+    def shut_down(self) -> None:
+        """The server stops: say so, and close."""
+        ...
+
+    def leave(self) -> None:
+        """Close at once."""
+        ...
 
 
 class Answering(Protocol):
@@ -24,9 +46,37 @@ class Answering(Protocol):
         """As `answer` with 200, for header lines that are ASCII, and known to be as they have to be."""
         ...
 
+    async def answer_in_parts(
+        self, exchange: Exchange, status: int, headers: Headers, parts: Iterable[Any], nbytes: int | None
+    ) -> bool:
+        """As `answer`, part by part, as fast as the client reads."""
+        ...
+
+    def upgrade(self, exchange: Exchange, make: Callable[[Callable[[Upgraded], None]], Upgraded]) -> None:
+        """Hand the connection over."""
+        ...
+
     def has_hung_up(self) -> bool:
         """Whether the client is gone, although the loop has not said so yet; the request in flight is given up then."""
         ...
+
+    def hand_claim(self, share: Share) -> None:
+        """What is held for the body of the request in flight is held by this share from now on."""
+        ...
+
+    def is_open(self) -> bool:
+        """Whether nothing has closed the connection yet."""
+        ...
+
+
+class Terms:
+    """On which terms a body is read that does not come with its header: up to which size, and whole or as it comes."""
+
+    __slots__ = ("bytes_max", "is_streamed")
+
+    def __init__(self, bytes_max: int, is_streamed: bool = False) -> None:
+        self.bytes_max = bytes_max
+        self.is_streamed = is_streamed
 
 
 class Exchange:
@@ -36,25 +86,37 @@ class Exchange:
         "_connection",
         "_started",
         "action",
+        "context",
+        "headers",
         "is_known",
+        "keeps_alive",
         "on_abandoned",
         "outcome",
         "principal",
+        "protocol",
         "queue",
         "request",
         "request_id",
     )
 
-    def __init__(self, connection: Answering, request: Request, started: float) -> None:
+    def __init__(self, connection: Answering, request: Request, keeps_alive: bool) -> None:
         self._connection: Answering | None = connection
-        self._started = started
+        self._started = 0.0
         self.request = request
+        self.keeps_alive = keeps_alive
+        """Whether the connection stays open after this."""
         self.on_abandoned: Callable[[], None] | None = None
         """Set by a handler that waits; called once if the client hangs up before `respond`.
 
         `respond` looks again, and returns False for one who has hung up in this turn of the loop."""
         self.is_known: bool | None = None
         """False: the client has still to prove who it is. True: it has, and so have those who ask after it here."""
+        self.headers: Headers = ()
+        """What the response has beside the handler's own headers."""
+        self.context: object = None
+        """For the screen, to leave something to the handler."""
+        self.protocol = ""
+        """If it is not the server's own."""
         self.request_id = ""
         self.principal = ""
         self.action = ""
@@ -68,9 +130,24 @@ class Exchange:
         return self._connection is None
 
     @property
+    def is_gone(self) -> bool:
+        """As `is_abandoned`; and if the connection is closing, although it has not been said to be over."""
+        connection = self._connection
+        return connection is None or not connection.is_open()
+
+    def has_hung_up(self) -> bool:
+        """As `is_gone`; and if the client has closed its side, which the system is asked. It is given up then."""
+        connection = self._connection
+        return connection is None or connection.has_hung_up()
+
+    @property
     def client(self) -> int:
         """Who asks: the same number for all requests of one connection; nobody else has it at the same time."""
         return id(self._connection)
+
+    def begin(self) -> None:
+        """The handler gets it now. For the connection alone."""
+        self._started = _now_s()
 
     def respond(self, status: int, headers: Headers, body: bytes) -> bool:
         """Answer, once. False if the client is gone, and the response with it."""
@@ -91,6 +168,26 @@ class Exchange:
         connection.answer_well(self, lines, body)
         return True
 
+    async def respond_in_parts(self, status: int, headers: Headers, parts: Iterable[Any], nbytes: int | None) -> bool:
+        """As `respond`, part by part, as fast as the client reads. `nbytes`: of all of them, if that is known."""
+        connection = self._connection
+        if connection is None or (self.on_abandoned is not None and connection.has_hung_up()):
+            return False
+        return await connection.answer_in_parts(self, status, headers, parts, nbytes)
+
+    def upgrade(self, make: Callable[[Callable[[Upgraded], None]], Upgraded]) -> None:
+        """Instead of an answer: another protocol speaks to the client from now on. It answers the request itself.
+
+        It is made here, and given what it has to call when its connection is lost.
+        """
+        if self._connection is not None:
+            self._connection.upgrade(self, make)
+
+    def hand_claim(self, share: Share) -> None:
+        """Let the handler's own share hold what its body takes of the budget: until it lets go, or closes the share."""
+        if self._connection is not None:
+            self._connection.hand_claim(share)
+
     def seconds(self) -> float:
         """How long this request is in the handler's hands."""
         return _now_s() - self._started
@@ -102,5 +199,16 @@ class Exchange:
 
 
 Handler = Callable[[Exchange], None]
+Screen = Callable[[Exchange], Terms | None]
+"""Shown a request whose body is still to come: it answers one that no body can make right; or says on which terms the
+body is read, with None for the server's own."""
 Observer = Callable[[Exchange, int], None]
 """Told of every response: the exchange and the status."""
+Rendered = tuple[Headers, bytes]
+Render = Callable[[int, str, str], Rendered]
+"""What is said to who is refused before a handler sees a request: from a status, a code and a reason."""
+
+
+def render_plainly(status: int, code: str, reason: str) -> Rendered:
+    """A line of text."""
+    return PLAIN_TEXT, f"{reason}\n".encode()

@@ -1,14 +1,28 @@
-"""A request, complete, and how its target is taken apart."""
+"""A request, and how its target is taken apart."""
 
 from __future__ import annotations
 
 from urllib.parse import unquote
 
+from penstock.protocols.http.body import BodyStream
+
 
 class Request:
-    """A request, complete."""
+    """A request, complete unless it has a `stream`."""
 
-    __slots__ = ("body", "headers", "is_tls", "method", "path", "peer", "query", "raw_target")
+    __slots__ = (
+        "body",
+        "headers",
+        "is_old",
+        "is_tls",
+        "is_upgrade",
+        "method",
+        "path",
+        "peer",
+        "query",
+        "raw_target",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -28,6 +42,12 @@ class Request:
         self.peer = peer
         """The client's address."""
         self.is_tls = is_tls
+        self.is_old = False
+        """HTTP/1.0, which does not know bodies in chunks. Not told where it makes no difference."""
+        self.is_upgrade = False
+        """Whether it asks for a websocket, at a path that has one."""
+        self.stream: BodyStream | None = None
+        """The body, if the screen wanted it as it comes and it did not come at once; `body` is empty then."""
         self.path, self.query = ("/", "") if raw_target == b"/" else split_target(raw_target)
         """`path` is decoded, `query` is not."""
 

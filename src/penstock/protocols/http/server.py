@@ -13,7 +13,7 @@ from email.utils import formatdate
 from typing import Any, cast
 
 from penstock.protocols.http.connection import LINGER_S, HttpConnection
-from penstock.protocols.http.exchange import Exchange, Handler, Observer
+from penstock.protocols.http.exchange import Exchange, Handler, Observer, Render, Screen, Upgraded, render_plainly
 from penstock.server.budget import Budget
 from penstock.server.descriptors import TLS_HANDSHAKE_S, backlog
 from penstock.server.settings import HttpLimits, ServerSettings
@@ -45,7 +45,9 @@ class HttpServer:
 
     Headers that the handler never reads may be named (`unread`): they are checked and counted as all others, and not
     kept. A `screen` is given requests whose bodies do not come at once, without them: it answers those that no body can
-    make right, and leaves the others alone. Their bodies are read on then.
+    make right, and may say how large the bodies of the others may be. Those are read on then.
+
+    A request for a websocket at one of the paths in `websockets` is given to the handler, in its turn, as all others.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class HttpServer:
         observer: Observer | None = None,
         unread: frozenset[str] = frozenset(),
         budget: Budget | None = None,
-        screen: Handler | None = None,
+        screen: Screen | None = None,
+        render: Render = render_plainly,
+        websockets: frozenset[str] = frozenset(),
     ) -> None:
         self.handler = handler
         self.limits = limits or HttpLimits()
@@ -63,6 +67,8 @@ class HttpServer:
         self.counters = HttpCounters()
         self.budget = budget or Budget(ServerSettings().buffer_bytes_max)
         self.screen = screen
+        self.render = render
+        self.websockets = websockets
         self.names: dict[bytes, str] = {}
         """Headers' names as clients write them -> in lower case, or "" if the handler does not read them."""
         self._unread = unread
@@ -76,6 +82,7 @@ class HttpServer:
         self.idle_until = 0.0
         """The deadline of who is idle from now on."""
         self._connections: set[HttpConnection] = set()
+        self._upgraded: set[Upgraded] = set()
         self._to_flush: list[HttpConnection] = []
         self._listener: Any = None
         """An asyncio server: its sockets are a tuple or a list, as the loop has it."""
@@ -86,18 +93,29 @@ class HttpServer:
         self, host: str, port: int, ssl: ssl.SSLContext | None = None, listener: socket.socket | None = None
     ) -> int:
         """Listen, on a socket that is there already or on one of its own. Port 0 picks a free one; returns the port."""
+        port = await self.listen(host, port, ssl, listener)
+        await self.serve()
+        return port
+
+    async def listen(
+        self, host: str, port: int, ssl: ssl.SSLContext | None = None, listener: socket.socket | None = None
+    ) -> int:
+        """As `start`; but nobody is served before `serve`."""
         loop = asyncio.get_running_loop()
-        self._sweep()
-        options: dict[str, Any] = {"ssl": ssl, "backlog": backlog(_BACKLOG)}
+        options: dict[str, Any] = {"ssl": ssl, "backlog": backlog(_BACKLOG), "start_serving": False}
         if ssl is not None:
             options["ssl_handshake_timeout"] = TLS_HANDSHAKE_S
         if listener is not None:
             self._listener = await loop.create_server(self._make_connection, sock=listener, **options)
         else:
-            self._listener = await loop.create_server(
-                self._make_connection, host, port, family=socket.AF_UNSPEC, **options
-            )
+            options["family"] = socket.AF_UNSPEC
+            self._listener = await loop.create_server(self._make_connection, host, port, **options)
         return int(self._listener.sockets[0].getsockname()[1])
+
+    async def serve(self) -> None:
+        """Let clients in."""
+        self._sweep()
+        await self._listener.start_serving()
 
     def _make_connection(self) -> asyncio.Protocol:
         return cast(asyncio.Protocol, HttpConnection(self))
@@ -105,7 +123,7 @@ class HttpServer:
     @property
     def connections_open(self) -> int:
         """Connections now."""
-        return len(self._connections)
+        return len(self._connections) + len(self._upgraded)
 
     @property
     def in_flight(self) -> int:
@@ -127,18 +145,22 @@ class HttpServer:
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, answer what is in flight, close. Who is left after the grace hears 503."""
         self.stop_accepting()
+        for upgraded in list(self._upgraded):
+            upgraded.shut_down()
         if not await self._until(self._nobody_is_owed, grace_s):
             for connection in list(self._connections):
                 connection.end_drain()
             await self._until(self._nobody_is_owed, LINGER_S)
         for connection in list(self._connections):
             connection.leave()
-        await self._until(lambda: not self._connections, LINGER_S)
+        for upgraded in list(self._upgraded):
+            upgraded.leave()
+        await self._until(lambda: not self.connections_open, LINGER_S)
         if self._timer is not None:
             self._timer.cancel()
 
     def _nobody_is_owed(self) -> bool:
-        return not any(connection.is_owed for connection in self._connections)
+        return not self._upgraded and not any(connection.is_owed for connection in self._connections)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -180,11 +202,21 @@ class HttpServer:
         """Note a new connection; False if it is one too many."""
         self._connections.add(connection)
         self.counters.connections += 1
-        return len(self._connections) <= self.limits.connections_max and not self.is_draining
+        return self.connections_open <= self.limits.connections_max and not self.is_draining
+
+    def hand_over(self, connection: HttpConnection, upgraded: Upgraded) -> None:
+        """The connection speaks another protocol from now on, which tells when it is closed."""
+        self._connections.discard(connection)
+        self._upgraded.add(upgraded)
 
     def forget(self, connection: HttpConnection) -> None:
         """The connection is closed."""
         self._connections.discard(connection)
+        self._changed.set()
+
+    def forget_upgraded(self, upgraded: Upgraded) -> None:
+        """As `forget`, of one that speaks another protocol."""
+        self._upgraded.discard(upgraded)
         self._changed.set()
 
     def count_rejection(self, status: int) -> None:

@@ -9,8 +9,8 @@ import socket
 
 import msgspec
 
-from penstock.protocols.front_end import HttpFrontEnd
 from penstock.protocols.http import Exchange, Handler, HttpLimits
+from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.lookup.registry import Identity
 from penstock.protocols.lookup.service import reachable_host
 from penstock.protocols.nsq.http import NsqHttp

@@ -8,40 +8,40 @@ caller may read: all of them added up, and one by one the busiest (`[metrics]`) 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from urllib.parse import parse_qs, quote
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from penstock.core.commands import QueueStats, Stats
 from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound
+from penstock.protocols.bulk.operations import Bulk
+from penstock.protocols.http import PLAIN_TEXT, Exchange, Headers, Observer, Terms
 from penstock.protocols.rest import problem_pages
+from penstock.protocols.rest.cors import Cors
 from penstock.protocols.rest.dead_letters import DeadLetterQueues, Redrives
-from penstock.protocols.rest.endpoint import Desk, Endpoint, not_found
-from penstock.protocols.rest.known_hosts import KnownHosts
+from penstock.protocols.rest.endpoint import Desk, Endpoint, Parameters, Route, not_allowed, not_found
 from penstock.protocols.rest.messages import Messages
-from penstock.protocols.rest.mounted import MOUNTED
 from penstock.protocols.rest.openapi import document
-from penstock.protocols.rest.operations import Operation, operations_of
+from penstock.protocols.rest.operations import JSON, Operation, operations_of
 from penstock.protocols.rest.page import PAGE, POLICY
 from penstock.protocols.rest.problems import RestError, invalid
 from penstock.protocols.rest.queues import Channels, Queues, Server
 from penstock.protocols.rest.records import RecordReading
 from penstock.protocols.rest.resource import Resource
+from penstock.protocols.rest.routing import Routes
 from penstock.protocols.rest.virtual import VirtualQueues
 from penstock.protocols.rest.work import Sessions, UnitsOfWork
+from penstock.protocols.websocket.polling import CommandsEndpoint
+from penstock.protocols.websocket.socket import WebsocketEndpoint
 from penstock.server.auth import Principal
 from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, queue_sources, render_in_passing, tally_families
 from penstock.server.node import Services
 from penstock.server.tally import Tally
+from penstock.wire.requests import COMMANDS_PATH, SOCKET_PATH
 
-_EXPOSED = ["x-request-id", "retry-after", "penstock-next-offset", "penstock-end-offset"]
+_HTML = "text/html; charset=utf-8"
+Answer = tuple[int, Headers, bytes]
 _PATTERNS_MAX = 20
 """Of names of queues, in one request for metrics: each is compared with each name."""
 
@@ -64,115 +64,129 @@ def resources_of(services: Services, version: str) -> list[Resource]:
 
 
 class RestApp:
-    """The application, and what it is made of."""
+    """Everything that is at a path, and the way to it."""
 
-    def __init__(self, services: Services, version: str) -> None:
+    def __init__(self, services: Services, version: str, observer: Observer) -> None:
         self._services = services
         self._version = version
         self._process = ProcessMetrics()
-        self.desk = Desk(services)
-        self.operations: list[Operation] = list(operations_of(resources_of(services, version)))
-        described = document(self.operations, version, needs_credentials=services.credentials.are_required)
+        self.desk = Desk(services, observer)
+        operations = list(operations_of(resources_of(services, version)))
+        described = document(operations, version, needs_credentials=services.credentials.are_required)
         self._document = msgspec.json.encode(described)
+        origins = services.settings.rest.cors_origins
+        self._cors = Cors(origins) if origins else None
+        self._routes = Routes()
+        for path, route in self._found([*operations, *operations_of([Bulk(services)])]):
+            self._routes.add(path, route)
 
-    def routes(self) -> Starlette:
-        """The application."""
-        return Starlette(
-            routes=[
-                Route("/healthz", self.healthz),
-                Route("/readyz", self.healthz),
-                Route("/livez", self.livez),
-                Route("/version", self.version),
-                Route("/metrics", self.metrics),
-                Route("/v1/openapi.json", self.openapi),
-                Route("/v1/docs", self.page),
-                Route(problem_pages.PATH, self.problems),
-                Route(problem_pages.PATH + "/{code}", self.problem),
-                *self._endpoints(),
-                *(route for routes in MOUNTED for route in routes(self._services)),
-            ],
-            middleware=list(self._middleware()),
-            exception_handlers={404: self._nothing_there},
-        )
-
-    def _endpoints(self) -> Iterable[Route]:
+    def _found(self, operations: list[Operation]) -> Iterable[tuple[str, Route]]:
+        pages = {
+            "/healthz": self.healthz,
+            "/readyz": self.healthz,
+            "/livez": self.livez,
+            "/version": self.version,
+            "/metrics": self.metrics,
+            "/v1/openapi.json": self.openapi,
+            "/v1/docs": self.page,
+            problem_pages.PATH: self.problems,
+            problem_pages.PATH + "/{code}": self.problem,
+        }
+        for path, page in pages.items():
+            yield path, Page(self.desk, page)
         by_path: dict[str, list[Operation]] = {}
-        for operation in self.operations:
+        for operation in operations:
             by_path.setdefault(operation.path, []).append(operation)
-        return [Route(path, Endpoint(self.desk, operations)) for path, operations in by_path.items()]
+        for path, some in by_path.items():
+            yield path, Endpoint(self.desk, some)
+        yield SOCKET_PATH, WebsocketEndpoint(self.desk, self._version)
+        yield COMMANDS_PATH, CommandsEndpoint(self.desk, self._version)
 
-    def _middleware(self) -> Iterable[Middleware]:
-        yield Middleware(KnownHosts, desk=self.desk)
-        origins = self._services.settings.rest.cors_origins
-        if origins:
-            yield Middleware(
-                CORSMiddleware,
-                allow_origins=origins,
-                allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-                allow_headers=["authorization", "content-type", "accept", "idempotency-key", "penstock-route"],
-                expose_headers=_EXPOSED,
-            )
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request, now or later."""
+        if self._cors is not None and self._cors.answers(exchange):
+            return
+        found = self._find(exchange)
+        if found is not None:
+            found[0].handle(exchange, found[1])
 
-    async def _nothing_there(self, request: Request, error: Exception) -> Response:
-        return _Nothing(self.desk)
+    def screen(self, exchange: Exchange) -> Terms | None:
+        """Look at a request whose body is still to come."""
+        if self._cors is not None and self._cors.answers(exchange):
+            return None
+        found = self._find(exchange)
+        return None if found is None else found[0].screen(exchange, found[1])
 
-    async def healthz(self, request: Request) -> Response:
+    def _find(self, exchange: Exchange) -> tuple[Route, Parameters] | None:
+        request = exchange.request
+        found = self._routes.find(request.path)
+        if found is None:
+            shorter = request.path.rstrip("/")
+            if shorter != request.path and self._routes.find(shorter) is not None:
+                location = quote(shorter) + (f"?{request.query}" if request.query else "")
+                exchange.respond(307, (("location", location),), b"")
+            else:
+                self.desk.fail(exchange, not_found(exchange))
+        return found
+
+    async def healthz(self, exchange: Exchange) -> Answer:
         """200 if the store takes commands, 503 and the reason if not."""
         if self._services.is_stopping:
-            return JSONResponse({"status": "stopping"}, 503)
+            return _json({"status": "stopping"}, 503)
         try:
             await self._services.shard.tick()
         except PenstockError as error:
-            return JSONResponse({"status": "failing", "reason": str(error)}, 503)
-        return JSONResponse({"status": "ok"})
+            return _json({"status": "failing", "reason": str(error)}, 503)
+        return _json({"status": "ok"})
 
-    async def livez(self, request: Request) -> Response:
+    async def livez(self, exchange: Exchange) -> Answer:
         """200 while the process serves at all: starting it again would not help a store that fails, or a stop."""
-        return JSONResponse({"status": "ok"})
+        return _json({"status": "ok"})
 
-    async def version(self, request: Request) -> Response:
+    async def version(self, exchange: Exchange) -> Answer:
         """Which Penstock this is."""
-        return JSONResponse({"name": "penstock", "version": self._version})
+        return _json({"name": "penstock", "version": self._version})
 
-    async def openapi(self, request: Request) -> Response:
+    async def openapi(self, exchange: Exchange) -> Answer:
         """What the API can do, for programs."""
-        return Response(self._document, media_type="application/json")
+        return 200, (("content-type", JSON),), self._document
 
-    async def page(self, request: Request) -> Response:
+    async def page(self, exchange: Exchange) -> Answer:
         """What the API can do, for people."""
-        headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff"}
-        return Response(PAGE, media_type="text/html", headers=headers)
+        return _html(PAGE, POLICY)
 
-    async def problems(self, request: Request) -> Response:
+    async def problems(self, exchange: Exchange) -> Answer:
         """Every error of the API."""
-        return _explaining(problem_pages.index())
+        return _html(problem_pages.index().encode(), problem_pages.POLICY)
 
-    async def problem(self, request: Request) -> Response:
+    async def problem(self, exchange: Exchange) -> Answer:
         """What an error means, and what to do: where its `type` leads."""
-        page = problem_pages.page(request.path_params["code"])
-        return _Nothing(self.desk) if page is None else _explaining(page)
+        page = problem_pages.page(exchange.request.path.rpartition("/")[2])
+        if page is None:
+            raise not_found(exchange)
+        return _html(page.encode(), problem_pages.POLICY)
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, exchange: Exchange) -> Answer:
         """Everything that is counted here, for Prometheus: with several nodes, each tells of what it has."""
         try:
-            principal = self.desk.guard.principal(request.headers)
-            patterns = request.query_params.getlist("queue")
+            principal = self.desk.guard.principal(exchange.request.headers)
+            patterns = parse_qs(exchange.request.query).get("queue", [])
             if len(patterns) > _PATTERNS_MAX:
                 raise invalid(f"there are {len(patterns)} patterns: one request takes {_PATTERNS_MAX}")
             tally, stats = await self._count_queues(principal, patterns)
         except RestError as error:
             if error.status != 401:
-                return PlainTextResponse(f"{error}\n", error.status)
-            challenge = {"www-authenticate": 'Basic realm="penstock", charset="UTF-8"'}
-            return PlainTextResponse("metrics need an access key and its secret\n", 401, headers=challenge)
+                return _plain(error.status, str(error))
+            challenge = ("www-authenticate", 'Basic realm="penstock", charset="UTF-8"')
+            return _plain(401, "metrics need an access key and its secret", challenge)
         except PenstockError as error:
-            return PlainTextResponse(f"{error}\n", 503)
+            return _plain(503, str(error))
         if self._services.gather_metrics is not None:
             sources = await self._services.gather_metrics()
         else:
             sources = [*self._services.metric_sources, self._process.families]
         text = await render_in_passing([*sources, lambda: tally_families(tally), *queue_sources(stats)])
-        return Response(text, media_type=CONTENT_TYPE)
+        return 200, (("content-type", CONTENT_TYPE),), text
 
     async def _count_queues(self, principal: Principal, only: list[str]) -> tuple[Tally, list[Stats]]:
         """All queues that the caller may read, added up; and the exact counts of those that are shown one by one."""
@@ -187,17 +201,43 @@ class RestApp:
         return tally, found
 
 
-def _explaining(page: str) -> Response:
-    headers = {"content-security-policy": problem_pages.POLICY, "x-content-type-options": "nosniff"}
-    return Response(page, media_type="text/html", headers=headers)
+class Page:
+    """What is shown at a path to anybody who asks; pages are not counted as calls of the API."""
 
+    methods = ("GET", "HEAD")
 
-class _Nothing(Response):
-    """Says as a problem that there is nothing at a path."""
-
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(status_code=404)
+    def __init__(self, desk: Desk, make: Callable[[Exchange], Awaitable[Answer]]) -> None:
         self._desk = desk
+        self._make = make
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await not_found(self._desk, scope, receive, send)
+    def screen(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
+        """A body is not asked for, and may come all the same."""
+        return None
+
+    def handle(self, exchange: Exchange, parameters: Parameters) -> None:
+        """Show it."""
+        if exchange.request.method in self.methods:
+            self._desk.run(self._answer(exchange))
+        else:
+            self._desk.fail(exchange, not_allowed(self.methods))
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            exchange.respond(*await self._make(exchange))
+        except PenstockError as error:
+            self._desk.fail(exchange, error)
+        except Exception:
+            self._desk.fail_unexpectedly(exchange)
+
+
+def _json(value: dict[str, str], status: int = 200) -> Answer:
+    return status, (("content-type", JSON),), msgspec.json.encode(value)
+
+
+def _plain(status: int, text: str, *headers: tuple[str, str]) -> Answer:
+    return status, (*PLAIN_TEXT, *headers), f"{text}\n".encode()
+
+
+def _html(page: bytes, policy: str) -> Answer:
+    headers = (("content-type", _HTML), ("content-security-policy", policy), ("x-content-type-options", "nosniff"))
+    return 200, headers, page

@@ -3,77 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from penstock.core.commands import Command, Delivery, Once, Receive
 from penstock.core.errors import AccessDenied
-from penstock.protocols.rest.body import no_room
+from penstock.protocols.http import Exchange
+from penstock.protocols.rest.problems import no_room
 from penstock.server.auth import Principal
-from penstock.server.budget import NoRoom, Share, asked_bytes
+from penstock.server.budget import Budget, NoRoom, Share, asked_bytes
 from penstock.server.settings import Settings
-from penstock.server.shard import Call, give_back
+from penstock.server.shard import give_back
 from penstock.server.shards import Shards
 
-TRANSPORT = "penstock.transport"
-"""Where the connection puts its transport into the scope of a request."""
-
 _Command = TypeVar("_Command", bound=Command)
-Messages = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class CallerGone(Exception):
     """The client has hung up; nobody is left to answer."""
 
 
-class Waits:
-    """How many requests are in flight, and how many of them wait for messages."""
-
-    def __init__(self) -> None:
-        self._busy = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def enter(self) -> None:
-        """A request has come, or goes on after its wait."""
-        self._busy += 1
-        self._idle.clear()
-
-    def leave(self) -> None:
-        """A request is answered, or waits for messages."""
-        self._busy -= 1
-        if not self._busy:
-            self._idle.set()
-
-    async def settled(self, grace_s: float) -> bool:
-        """Wait until only requests that wait for messages are in flight; False if that takes too long."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), grace_s)
-        except TimeoutError:
-            return False
-        return True
-
-
 class Caller:
     """One request's caller."""
 
-    __slots__ = ("_messages", "_scope", "_share", "_waits", "delivery", "principal", "queue", "request_name", "wanted")
+    __slots__ = ("_budget", "_exchange", "_share", "delivery", "principal", "request_name", "wanted")
 
-    def __init__(
-        self,
-        scope: MutableMapping[str, Any],
-        messages: Messages,
-        waits: Waits,
-        principal: Principal,
-        share: Share,
-    ) -> None:
-        self._scope = scope
-        self._messages = messages
-        self._waits = waits
-        self._share = share
+    def __init__(self, exchange: Exchange, principal: Principal, budget: Budget) -> None:
+        self._exchange = exchange
+        self._budget = budget
+        self._share: Share | None = None
+        """For an answer that may be large."""
         self.principal = principal
-        self.queue = ""
-        """The queue that the call is about, once it is known: for the log."""
         self.wanted = ""
         """The content type of the answer, among those that the operation offers."""
         self.request_name: str | None = None
@@ -83,7 +42,7 @@ class Caller:
 
     def need(self, queue: str, *kinds: type[Command]) -> str:
         """The queue's name, if the caller may do one of these commands with it."""
-        self.queue = queue
+        self._exchange.queue = queue
         if not self.principal.may(queue, *kinds):
             rights = " or ".join(str(kind.traits.right) for kind in kinds)
             raise AccessDenied(f"{self.principal.name!r} has no {rights} right on queue {queue!r}")
@@ -95,20 +54,24 @@ class Caller:
             command.once = Once(self.request_name, number)
         return command
 
-    async def room_for(self, shard: Shards, queue: str, count: int, limits: Settings) -> None:
-        """Wait until there is room for an answer with so many messages of a queue: as they are, and encoded."""
-        bytes_max = limits.rest.response_bytes_max
+    async def room_for(self, shard: Shards, queue: str, count: int, limits: Settings, bytes_max: int = 0) -> None:
+        """Wait until there is room for an answer with so many messages of a queue: as they are, and encoded.
+
+        What goes out as it is takes `bytes_max` at most, and no more.
+        """
+        nbytes = asked_bytes(shard.identity.queues.get(queue), count, bytes_max or limits.rest.response_bytes_max)
+        if not nbytes:
+            return
+        self._share = self._share or self._budget.share()
         try:
-            nbytes = asked_bytes(shard.identity.queues.get(queue), count, bytes_max)
-            await self._share.claimed(2 * nbytes)
+            await self._share.claimed(nbytes if bytes_max else 2 * nbytes)
         except NoRoom:
             raise no_room() from None
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the connection is closed, or about to be."""
-        transport: asyncio.Transport | None = self._scope.get(TRANSPORT)
-        return transport is not None and transport.is_closing()
+    def close(self) -> None:
+        """It is answered, or gone."""
+        if self._share is not None:
+            self._share.close()
 
     async def receive(self, shard: Shards, command: Receive) -> Delivery:
         """Lease messages, now or when there are any. If the caller hangs up meanwhile, it takes none with it."""
@@ -125,30 +88,30 @@ class Caller:
         return delivery
 
     async def _wait(self, shard: Shards, command: Receive) -> Delivery | None:
-        answered = asyncio.get_running_loop().create_future()
+        if self._exchange.has_hung_up():
+            raise CallerGone
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-        def settled(_call: Call) -> None:
+        def end(is_settled: bool) -> None:
             if not answered.done():
-                answered.set_result(None)
+                answered.set_result(is_settled)
 
-        call = shard.submit(command, settled)
-        hanging_up = asyncio.ensure_future(self._hang_up())
-        self._waits.leave()
-        try:
-            await asyncio.wait((answered, hanging_up), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._waits.enter()
-            hanging_up.cancel()
+        def leave() -> None:
             if not answered.done():
                 shard.withdraw(call)
-        if not answered.done():
+                end(False)
+
+        call = shard.submit(command, lambda _: end(True))
+        self._exchange.on_abandoned = leave
+        try:
+            is_settled = await answered
+        except asyncio.CancelledError:
+            shard.withdraw(call)
+            raise
+        if not is_settled:
             raise CallerGone
         delivery: Delivery | None = call.result()
         return delivery
-
-    async def _hang_up(self) -> None:
-        while (await self._messages())["type"] != "http.disconnect":
-            pass
 
     def give_back(self, shard: Shards) -> None:
         """What was leased for this caller is ready again, as if never handed out: it did not get it."""

@@ -1,33 +1,32 @@
-"""A request's way in and out: who calls, what is asked, the operation, the answer; the log and the counts.
+"""A request's way in and out: who calls, what is asked, the operation, the answer.
 
-Every path of the API is one ASGI application, an `Endpoint`, that has an operation for each method. A visit to it reads
-the body within its limits, decodes it by its content type (JSON, or MessagePack for the operations that take batches),
-runs the operation, and encodes the result in what the caller accepts. Everything that goes wrong leaves as a problem
-(`problems.py`).
+Every path of the API is an `Endpoint`, which has an operation for each method. A visit to it decodes the body by its
+content type (JSON, or MessagePack for the operations that take batches), runs the operation in a task, and encodes the
+result in what the caller accepts. Everything that goes wrong leaves as a problem (`problems.py`).
+
+Callers are checked before anything else. If a body does not come with its header, that is before it is read (`screen`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import os
 import re
-import time
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import PenstockError
-from penstock.protocols.http import HttpCounters
-from penstock.protocols.rest.body import BodyLeft, read_body
-from penstock.protocols.rest.caller import Caller, CallerGone, Waits
+from penstock.protocols.http import BodyLeft, BodyRefused, Exchange, Headers, Observer, Terms
+from penstock.protocols.rest.caller import Caller, CallerGone
 from penstock.protocols.rest.guard import Guard
 from penstock.protocols.rest.naming import KEY, request_name
-from penstock.protocols.rest.operations import BATCH, JSON, Batch, Operation, Reply
+from penstock.protocols.rest.operations import BATCH, JSON, Batch, Blocks, Operation, Reply
 from penstock.protocols.rest.problems import (
     CONTENT_TYPE,
     RestError,
@@ -36,34 +35,92 @@ from penstock.protocols.rest.problems import (
     invalid,
     problem_of,
     status_of,
+    stopping,
 )
-from penstock.server.auth import Principal
-from penstock.server.budget import Share
 from penstock.server.node import Services
 
 log = logging.getLogger("penstock.rest")
 
-PROTOCOL = "rest"
 ROUTE = "penstock-route"
 """The header by which a client that routes itself asks for 409 instead of being forwarded."""
 _QUERY_FIELDS_MAX = 100
-Header = tuple[bytes, bytes]
+_ABANDONED = 499
+"""For the log: nobody hears the answer."""
+_UNKNOWN = "unknown"
+Parameters = Mapping[str, str]
+
+
+class Route(Protocol):
+    """What is at a path."""
+
+    def screen(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
+        """Look at a request whose body is still to come."""
+        ...
+
+    def handle(self, exchange: Exchange, parameters: Parameters) -> None:
+        """Answer a request, now or later."""
+        ...
 
 
 class Desk:
-    """What all endpoints share."""
+    """What all routes share."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, observer: Observer) -> None:
         self.services = services
         self.guard = Guard(services)
-        self.waits = Waits()
-        self.counters = HttpCounters()
+        self.observer = observer
         self._id_prefix = os.urandom(6).hex()
         self._ids = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def next_id(self) -> str:
-        """A name for a request, in the log and in its response."""
-        return f"{self._id_prefix}-{next(self._ids):x}"
+    def name(self, exchange: Exchange) -> None:
+        """Give a request a name, in the log and in its response."""
+        exchange.request_id = f"{self._id_prefix}-{next(self._ids):x}"
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Let it run, and do not forget it."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def fail(self, exchange: Exchange, error: PenstockError) -> None:
+        """Answer with an error."""
+        if not exchange.request_id:
+            self.name(exchange)
+        exchange.action = exchange.action or _UNKNOWN
+        exchange.outcome = code_of(error)
+        status = status_of(error)
+        if status >= 500 and not isinstance(error, RestError):
+            log.warning("%s: %s (request %s)", exchange.action, error, exchange.request_id)
+        headers = [*_fixed(exchange), ("content-type", CONTENT_TYPE), *headers_of(error)]
+        exchange.respond(status, headers, msgspec.json.encode(problem_of(error)))
+
+    def fail_unexpectedly(self, exchange: Exchange) -> None:
+        """Answer with an error that is a bug; to be called while it is handled."""
+        log.exception("%s failed (request %s)", exchange.action, exchange.request_id)
+        self.fail(
+            exchange, RestError(500, "internal_error", f"the server's log says more: request {exchange.request_id}")
+        )
+
+    def abandon(self, exchange: Exchange) -> None:
+        """The client is gone."""
+        exchange.outcome = "abandoned"
+        self.observer(exchange, _ABANDONED)
+
+
+def _fixed(exchange: Exchange) -> Headers:
+    return ("x-request-id", exchange.request_id), ("cache-control", "no-store")
+
+
+def not_found(exchange: Exchange) -> RestError:
+    """There is nothing at a path."""
+    return RestError(404, "path_not_found", f"there is nothing at {exchange.request.path}: see /v1/docs")
+
+
+def not_allowed(methods: Iterable[str]) -> RestError:
+    """There is something, for other methods."""
+    allowed = ", ".join(sorted(methods))
+    return RestError(405, "method_not_allowed", f"use {allowed} here", (("allow", allowed),))
 
 
 class _Coding:
@@ -72,7 +129,8 @@ class _Coding:
     __slots__ = ("batch", "json")
 
     def __init__(self, operation: Operation) -> None:
-        self.json = None if operation.body is None else msgspec.json.Decoder(operation.body)
+        is_raw = operation.body in (None, bytes, Blocks)
+        self.json = None if is_raw else msgspec.json.Decoder(operation.body)
         self.batch = None if operation.batch is None else msgspec.msgpack.Decoder(operation.batch)
 
 
@@ -84,84 +142,100 @@ class Endpoint:
         self.operations = {operation.method: operation for operation in operations}
         self._codings = {method: _Coding(operation) for method, operation in self.operations.items()}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def screen(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
+        """Let a caller in before its body is read, or refuse it."""
+        visit = self._enter(exchange)
+        if visit is None:
+            return None
+        exchange.context = visit
+        return Terms(visit.body_bytes_max, is_streamed=visit.operation.body is Blocks)
+
+    def handle(self, exchange: Exchange, parameters: Parameters) -> None:
         """Answer a request."""
-        visit = Visit(self._desk, scope, receive, send)
-        self._desk.waits.enter()
+        visit = exchange.context or self._enter(exchange)
+        exchange.context = None  # they know each other
+        if isinstance(visit, Visit):
+            visit.begin(self._codings[visit.operation.method], parameters)
+
+    def _enter(self, exchange: Exchange) -> Visit | None:
+        desk = self._desk
+        desk.name(exchange)
         try:
-            operation = self.operations.get(scope["method"])
+            operation = self.operations.get(exchange.request.method)
             if operation is None:
-                allowed = ", ".join(sorted(self.operations)).encode()
-                await visit.fail(
-                    RestError(405, "method_not_allowed", f"use {allowed.decode()} here", ((b"allow", allowed),))
-                )
-            else:
-                await visit.run(operation, self._codings[operation.method])
-        finally:
-            self._desk.waits.leave()
-
-
-async def not_found(desk: Desk, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request for a path that is not there."""
-    await Visit(desk, scope, receive, send).fail(
-        RestError(404, "path_not_found", f"there is nothing at {scope['path']}: see /v1/docs")
-    )
+                raise not_allowed(self.operations)
+            exchange.action, exchange.protocol = operation.name, operation.protocol
+            return Visit(desk, exchange, operation)
+        except PenstockError as error:
+            desk.fail(exchange, error)
+            return None
 
 
 class Visit:
-    """One request."""
+    """One request to an operation, by a caller that may call."""
 
-    __slots__ = ("_action", "_caller", "_desk", "_headers", "_id", "_receive", "_scope", "_send", "_started_s")
+    __slots__ = ("_caller", "_desk", "_exchange", "body_bytes_max", "operation")
 
-    def __init__(self, desk: Desk, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, desk: Desk, exchange: Exchange, operation: Operation) -> None:
+        services, request = desk.services, exchange.request
+        if services.is_stopping:
+            raise stopping()
+        principal = desk.guard.admit(request.headers, request.peer)
+        exchange.principal = principal.name
         self._desk = desk
-        self._scope = scope
-        self._receive = receive
-        self._send = send
-        self._started_s = time.perf_counter()
-        self._id = desk.next_id()
-        self._headers = _headers_of(scope)
-        self._caller: Caller | None = None
-        self._action = "unknown"
+        self._exchange = exchange
+        self._caller = Caller(exchange, principal, services.budget)
+        self._caller.wanted = _choose(operation, request.headers)
+        self.operation = operation
+        self.body_bytes_max = operation.body_bytes_max or services.settings.http.body_bytes_max
 
-    async def run(self, operation: Operation, coding: _Coding) -> None:
-        """Run the operation, and answer."""
-        self._action = operation.name
-        with self._desk.services.budget.share() as share:
-            await self._run(operation, coding, share)
-
-    async def _run(self, operation: Operation, coding: _Coding, share: Share) -> None:
+    def begin(self, coding: _Coding, parameters: Parameters) -> None:
+        """The body is there, or the operation takes it while it comes."""
+        exchange, request = self._exchange, self._exchange.request
         try:
-            if self._desk.services.is_stopping:
-                raise RestError(503, "stopping", "the server is stopping", ((b"retry-after", b"1"),))
-            principal = self._desk.guard.admit(self._headers, self._peer)
-            caller = self._caller = Caller(self._scope, self._receive, self._desk.waits, principal, share)
-            caller.wanted = self._choose(operation)
-            limits = self._desk.services.settings.http
-            body = await read_body(
-                self._receive,
-                self._headers.get("content-length"),
-                share,
-                bytes_max=limits.body_bytes_max,
-                seconds=limits.body_timeout_s,
-            )
-            caller.request_name = self._name_of(principal, body)
-            arguments = self._arguments(operation, coding, body)
-            if (queue := arguments.get("queue")) is not None:
-                await self._find(queue, operation)
-            result = await operation.run(caller, **arguments)
-            await self._succeed(operation, caller, result)
-        except (CallerGone, BodyLeft):
-            self._abandon()
+            if len(request.body) > self.body_bytes_max:
+                exchange.keeps_alive = False
+                raise RestError(
+                    413, "body_too_large", f"a body may have {self.body_bytes_max} bytes: send less at a time"
+                )
+            if KEY in request.headers:
+                what = f"{request.method} {request.path}?{request.query}".encode("latin-1")
+                self._caller.request_name = request_name(
+                    request.headers[KEY], self._caller.principal, what, request.body
+                )
+            arguments = self._arguments(coding, parameters)
         except PenstockError as error:
-            await self._fail(error)
+            self._desk.fail(exchange, error)
         except Exception:
-            log.exception("%s failed (request %s)", operation.name, self._id)
-            await self._fail(RestError(500, "internal_error", f"the server's log says more: request {self._id}"))
+            self._desk.fail_unexpectedly(exchange)
+        else:
+            self._desk.run(self._run(arguments))
 
-    async def _find(self, queue: str, operation: Operation) -> None:
+    async def _run(self, arguments: dict[str, Any]) -> None:
+        exchange, caller, desk = self._exchange, self._caller, self._desk
+        try:
+            if (queue := arguments.get("queue")) is not None:
+                await self._find(queue)
+            result = await self.operation.run(caller, **arguments)
+            if exchange.is_gone or not await self._answer(result):
+                raise CallerGone
+        except (CallerGone, BodyLeft):
+            caller.give_back(desk.services.shard)
+            desk.abandon(exchange)
+        except BodyRefused as error:
+            desk.fail(exchange, RestError(error.status, error.code, str(error)))
+        except PenstockError as error:
+            caller.give_back(desk.services.shard)
+            desk.fail(exchange, error)
+        except Exception:
+            caller.give_back(desk.services.shard)
+            desk.fail_unexpectedly(exchange)
+        finally:
+            caller.close()
+
+    async def _find(self, queue: str) -> None:
         """Ask for a queue of another node, so that it can be read of; or say where it is, if that is what is wanted."""
-        route = self._headers.get(ROUTE)
+        route = self._exchange.request.headers.get(ROUTE)
         if route is not None:
             if route not in ("strict", "forward"):
                 raise invalid(f"{ROUTE} is {route[:50]!r}: it must be strict or forward")
@@ -169,139 +243,58 @@ class Visit:
             if route == "strict" and maps is not None:
                 maps.current().check(queue)
         shard = self._desk.services.shard
-        if shard.unknown(queue, now=operation.method != "POST"):
+        if shard.unknown(queue, now=self.operation.method != "POST"):
             await shard.know(queue, now=True)
 
-    async def fail(self, error: PenstockError) -> None:
-        """Answer with an error."""
-        await self._fail(error)
-
-    @property
-    def _peer(self) -> str:
-        client = self._scope.get("client")
-        return str(client[0]) if client else ""
-
-    # -- what is asked --
-
-    def _choose(self, operation: Operation) -> str:
-        """The content type of the answer."""
-        accept = self._headers.get("accept", "*/*")
-        if operation.offers == (JSON,) and "json" in accept:
-            return JSON
-        sent = _media_type(self._headers.get("content-type", ""))
-        offers = sorted(operation.offers, key=lambda offer: offer != sent)
-        accepted = [_media_type(part) for part in accept.split(",") if not _is_refused(part)]
-        for wish in accepted:
-            for offer in offers:
-                if wish in ("*/*", offer, f"{offer.partition('/')[0]}/*"):
-                    return offer
-        raise RestError(406, "not_acceptable", f"this can be answered with {', '.join(operation.offers)}")
-
-    def _name_of(self, principal: Principal, body: bytes) -> str | None:
-        """A name that only the same request of the same caller with the same `Idempotency-Key` has."""
-        path = f"{self._scope['method']} {self._scope['path']}?".encode() + self._scope["query_string"]
-        return request_name(self._headers.get(KEY), principal, path, body)
-
-    def _arguments(self, operation: Operation, coding: _Coding, body: bytes) -> dict[str, Any]:
-        arguments: dict[str, Any] = dict(self._scope["path_params"])
+    def _arguments(self, coding: _Coding, parameters: Parameters) -> dict[str, Any]:
+        operation, request = self.operation, self._exchange.request
+        arguments: dict[str, Any] = dict(parameters)
         if operation.query is not None:
-            arguments["query"] = decode_query(self._scope["query_string"], operation.query)
+            arguments["query"] = decode_query(request.query, operation.query)
         if coding.json is not None:
-            arguments["body"] = self._decode(body, coding)
+            arguments["body"] = _decode(coding, request.body, request.headers)
+        elif operation.body is not None:
+            arguments["body"] = request.body if operation.body is bytes else Blocks(request)
         return arguments
 
-    def _decode(self, body: bytes, coding: _Coding) -> Any:
-        sent = _media_type(self._headers.get("content-type", ""))
-        if sent == BATCH and coding.batch is not None:
-            return decode_body(coding.batch, body)
-        if sent and sent != JSON and not sent.endswith("+json"):
-            taken = JSON if coding.batch is None else f"{JSON} or {BATCH}"
-            raise RestError(
-                415, "unsupported_media_type", f"the body is {sent}, and must be {taken} (curl: use --json)"
-            )
-        return decode_body(coding.json, body or b"{}")
-
-    # -- what is answered --
-
-    async def _succeed(self, operation: Operation, caller: Caller, result: Any) -> None:
-        shard = self._desk.services.shard
-        if caller.is_gone:
-            caller.give_back(shard)
-            self._abandon()
-            return
-        try:
-            status, content_type, body, headers = _encoded(operation, result)
-        except BaseException:
-            caller.give_back(shard)
-            raise
+    async def _answer(self, result: Any) -> bool:
+        """False if the client is gone."""
+        exchange, operation, fixed = self._exchange, self.operation, _fixed(self._exchange)
+        if result is None:
+            return exchange.respond(204, fixed, b"")
         if isinstance(result, Reply):
-            await self._stream(status, content_type, result.parts, headers)
+            headers = [*fixed, ("content-type", result.content_type), *result.headers]
+            return await exchange.respond_in_parts(operation.status, headers, result.parts, result.nbytes)
+        if isinstance(result, Batch):
+            body, content_type = msgspec.msgpack.encode(result), BATCH
         else:
-            await self._respond(status, content_type, body, headers)
-        self._note(status, "ok")
-
-    async def _fail(self, error: PenstockError) -> None:
-        if self._caller is not None:
-            self._caller.give_back(self._desk.services.shard)
-        status = status_of(error)
-        if status >= 500 and not isinstance(error, RestError):
-            log.warning("%s: %s (request %s)", self._action, error, self._id)
-        await self._respond(status, CONTENT_TYPE, msgspec.json.encode(problem_of(error)), headers_of(error))
-        self._note(status, code_of(error))
-
-    async def _respond(self, status: int, content_type: bytes, body: bytes, headers: Iterable[Header] = ()) -> None:
-        await self._start(status, content_type, [(b"content-length", str(len(body)).encode()), *headers])
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def _stream(
-        self, status: int, content_type: bytes, parts: Iterable[bytes], headers: Iterable[Header]
-    ) -> None:
-        await self._start(status, content_type, headers)
-        for part in parts:
-            await self._send({"type": "http.response.body", "body": part, "more_body": True})
-        await self._send({"type": "http.response.body", "body": b""})
-
-    async def _start(self, status: int, content_type: bytes, headers: Iterable[Header]) -> None:
-        fixed = [(b"x-request-id", self._id.encode()), (b"cache-control", b"no-store")]
-        if status != 204:
-            fixed.append((b"content-type", content_type))
-        kept = [header for header in headers if status != 204 or header[0] != b"content-length"]
-        await self._send({"type": "http.response.start", "status": status, "headers": fixed + kept})
-
-    def _abandon(self) -> None:
-        self._desk.counters.abandoned += 1
-        self._note(499, "abandoned")
-
-    def _note(self, status: int, outcome: str) -> None:
-        services, caller = self._desk.services, self._caller
-        seconds = time.perf_counter() - self._started_s
-        services.meter.note(PROTOCOL, self._action, outcome, seconds)
-        if services.request_log.wants(status):
-            services.request_log.note(
-                PROTOCOL,
-                status,
-                seconds,
-                request_id=self._id,
-                peer=self._peer,
-                principal="" if caller is None else caller.principal.name,
-                action=self._action,
-                queue="" if caller is None else caller.queue,
-                outcome=outcome,
-            )
+            body, content_type = msgspec.json.encode(result), JSON
+        return exchange.respond(operation.status, (*fixed, ("content-type", content_type)), body)
 
 
-def _encoded(operation: Operation, result: Any) -> tuple[int, bytes, bytes, tuple[Header, ...]]:
-    if result is None:
-        return 204, b"", b"", ()
-    if isinstance(result, Reply):
-        return operation.status, result.content_type.encode(), b"", result.headers
-    if isinstance(result, Batch):
-        return operation.status, BATCH.encode(), msgspec.msgpack.encode(result), ()
-    return operation.status, JSON.encode(), msgspec.json.encode(result), ()
+def _choose(operation: Operation, headers: Mapping[str, str]) -> str:
+    """The content type of the answer."""
+    accept = headers.get("accept", "*/*")
+    if operation.offers == (JSON,) and ("json" in accept or accept == "*/*"):
+        return JSON
+    sent = _media_type(headers.get("content-type", ""))
+    offers = sorted(operation.offers, key=lambda offer: offer != sent)
+    accepted = [_media_type(part) for part in accept.split(",") if not _is_refused(part)]
+    for wish in accepted:
+        for offer in offers:
+            if wish in ("*/*", offer, f"{offer.partition('/')[0]}/*"):
+                return offer
+    raise RestError(406, "not_acceptable", f"this can be answered with {', '.join(operation.offers)}")
 
 
-def _headers_of(scope: MutableMapping[str, Any]) -> Mapping[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+def _decode(coding: _Coding, body: bytes, headers: Mapping[str, str]) -> Any:
+    sent = _media_type(headers.get("content-type", ""))
+    if sent == BATCH and coding.batch is not None:
+        return decode_body(coding.batch, body)
+    if sent and sent != JSON and not sent.endswith("+json"):
+        taken = JSON if coding.batch is None else f"{JSON} or {BATCH}"
+        raise RestError(415, "unsupported_media_type", f"the body is {sent}, and must be {taken} (curl: use --json)")
+    return decode_body(coding.json, body or b"{}")
 
 
 def _media_type(header: str) -> str:
@@ -315,20 +308,20 @@ def _is_refused(accepted: str) -> bool:
 # -- decoding ----------------------------------------------------------------------------------------------------------
 
 
-def decode_query(query: bytes, shape: type[msgspec.Struct]) -> msgspec.Struct:
+def decode_query(query: str, shape: type[msgspec.Struct]) -> msgspec.Struct:
     """The query of a URL as a struct. What it does not have is an error that names what it has.
 
     >>> class Page(msgspec.Struct, forbid_unknown_fields=True):
     ...     limit: int = 10
-    >>> decode_query(b"limit=5", Page)
+    >>> decode_query("limit=5", Page)
     Page(limit=5)
-    >>> decode_query(b"limit=five", Page)
+    >>> decode_query("limit=five", Page)
     Traceback (most recent call last):
         ...
     penstock.protocols.rest.problems.RestError: limit: Expected `int`, got `str`
     """
     try:
-        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_QUERY_FIELDS_MAX)
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_QUERY_FIELDS_MAX)
     except ValueError as error:
         raise invalid(f"the query cannot be read: {error}") from None
     found: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Services
 
-_CHALLENGE = ((b"www-authenticate", b'Bearer realm="penstock"'),)
+_CHALLENGE = (("www-authenticate", 'Bearer realm="penstock"'),)
 
 
 class Guard:
@@ -90,5 +90,5 @@ class Guard:
         try:
             self._rates.count(caller_of(principal, peer))
         except RateLimited as error:
-            retry_after = (b"retry-after", str(max(1, math.ceil(error.wait_s))).encode())
+            retry_after = ("retry-after", str(max(1, math.ceil(error.wait_s))))
             raise RestError(429, "rate_limited", str(error), (retry_after,)) from None

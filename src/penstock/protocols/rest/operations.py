@@ -5,8 +5,9 @@
         '''Delete a queue's messages.'''
 
 From the declaration come the route, the checking of parameters and bodies, and the OpenAPI document: names in braces
-are arguments; `query` and `body`, if the method has them, are decoded into the types that it gives them. What it
-returns is sent as JSON, or, for `None`, as 204. The docstring is the documentation.
+are arguments; `query` and `body`, if the method has them, are decoded into the types that it gives them. A `body` that
+is `bytes` is given as it is; one that is `Blocks`, while it comes. What the method returns is sent as JSON, or, for
+`None`, as 204; a `Reply` is sent part by part. The docstring is the documentation.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+
+from penstock.protocols.http import Headers, Request
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _MARK = "_penstock_operation"
@@ -27,20 +30,45 @@ BATCH = "application/vnd.penstock.batch+msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
 
 
+class Blocks:
+    """A body while it comes: some parts at a time, about a megabyte together."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[list[bytes]]:
+        if self._request.stream is None:
+            yield [self._request.body]
+            return
+        while parts := await self._request.stream.block():
+            yield parts
+
+
 class _Mark(NamedTuple):
     method: str
     path: str
     status: int
     offers: tuple[str, ...]
+    body_bytes_max: int | None
 
 
 def operation(
-    method: str, path: str, *, status: int = 200, offers: tuple[str, ...] = (JSON,)
+    method: str,
+    path: str,
+    *,
+    status: int = 200,
+    offers: tuple[str, ...] = (JSON,),
+    body_bytes_max: int | None = None,
 ) -> Callable[[_Method], _Method]:
-    """Declare a method as an operation. `offers`: what it can answer with, the default first."""
+    """Declare a method as an operation.
+
+    `offers`: what it can answer with, the default first. `body_bytes_max`: if it is not that of `[http]`.
+    """
 
     def mark(function: _Method) -> _Method:
-        setattr(function, _MARK, _Mark(method, path, status, offers))
+        setattr(function, _MARK, _Mark(method, path, status, offers, body_bytes_max))
         return function
 
     return mark
@@ -57,10 +85,13 @@ class Operation(NamedTuple):
     description: str
     status: int
     offers: tuple[str, ...]
+    protocol: str
+    """What it is counted as."""
+    body_bytes_max: int | None
     run: Callable[..., Any]
     query: type[msgspec.Struct] | None
     body: Any
-    """What a JSON body must be; None if there is none."""
+    """What a JSON body must be, or `bytes`, or `Blocks`; None if there is none."""
     batch: Any
     """What a binary body must be; None if it is not taken."""
     result: Any
@@ -94,6 +125,8 @@ def _operation(name: str, mark: _Mark, resource: object, run: Callable[..., Any]
         description=description.replace("\n", " "),
         status=mark.status if result is not type(None) else 204,
         offers=mark.offers,
+        protocol=str(getattr(resource, "protocol", "")),
+        body_bytes_max=mark.body_bytes_max,
         run=run,
         query=hints.get("query"),
         body=_of_wire(body, is_batch=False),
@@ -124,11 +157,17 @@ def _is_union(hint: Any) -> bool:
 class Reply:
     """An answer that is neither JSON nor MessagePack: its content type, further headers, and its bytes in parts."""
 
-    __slots__ = ("content_type", "headers", "parts")
+    __slots__ = ("content_type", "headers", "nbytes", "parts")
 
     def __init__(
-        self, content_type: str, parts: Iterable[bytes], headers: tuple[tuple[bytes, bytes], ...] = ()
+        self,
+        content_type: str,
+        parts: Iterable[bytes | memoryview],
+        headers: Headers = (),
+        nbytes: int | None = None,
     ) -> None:
         self.content_type = content_type
         self.parts = parts
         self.headers = headers
+        self.nbytes = nbytes
+        """Of all parts, if that is known before they are made."""

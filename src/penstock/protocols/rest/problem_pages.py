@@ -71,7 +71,6 @@ EXPLAINED = (
         "The credentials do not allow this.",
         "Ask for the right that `detail` names, or use other credentials.",
     ),
-    Explained("forbidden", 403, "Bulk transfers: the credentials do not allow this.", "As for `access_denied`."),
     Explained(
         "foreign_page",
         403,
@@ -161,6 +160,9 @@ EXPLAINED = (
         415,
         "The content type is neither that of JSON nor that of a batch.",
         "Send `Content-Type: application/json` (curl: `--json`).",
+    ),
+    Explained(
+        "expectation_failed", 417, "The server cannot do what `Expect` says.", "Expect `100-continue`, or nothing."
     ),
     Explained(
         "misdirected_request",

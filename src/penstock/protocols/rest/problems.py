@@ -15,10 +15,12 @@ from http import HTTPStatus
 import msgspec
 
 from penstock.core import errors as core
+from penstock.protocols.http import Headers, Rendered
 from penstock.protocols.rest.problem_pages import PATH
+from penstock.server.budget import BUSY
 from penstock.server.partition_map import PartitionMoved
 
-CONTENT_TYPE = b"application/problem+json"
+CONTENT_TYPE = "application/problem+json"
 
 
 class Problem(msgspec.Struct, omit_defaults=True):
@@ -38,7 +40,7 @@ class Problem(msgspec.Struct, omit_defaults=True):
 class RestError(core.PenstockError):
     """An error that is none of the core's: the request did not get that far."""
 
-    def __init__(self, status: int, code: str, detail: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+    def __init__(self, status: int, code: str, detail: str, headers: Headers = ()) -> None:
         super().__init__(detail)
         self.status = status
         self.code = code
@@ -73,7 +75,7 @@ STATUSES: tuple[tuple[type[core.PenstockError], int], ...] = (
 )
 """The first row that fits counts."""
 
-_RETRY_SOON = ((b"retry-after", b"1"),)
+_RETRY_SOON: Headers = (("retry-after", "1"),)
 
 
 def code_of(error: core.PenstockError) -> str:
@@ -98,11 +100,27 @@ def status_of(error: core.PenstockError) -> int:
     return next(status for type_, status in STATUSES if isinstance(error, type_))
 
 
-def headers_of(error: core.PenstockError) -> tuple[tuple[bytes, bytes], ...]:
+def headers_of(error: core.PenstockError) -> Headers:
     """What else the response says."""
     if isinstance(error, RestError):
         return error.headers
     return _RETRY_SOON if status_of(error) in (429, 503) else ()
+
+
+def stopping() -> RestError:
+    """Nothing new is begun."""
+    return RestError(503, "stopping", "the server is stopping", _RETRY_SOON)
+
+
+def no_room() -> RestError:
+    """There is no room for an answer."""
+    return RestError(503, "no_room", f"{BUSY}, or raise [server] buffer_bytes_max", _RETRY_SOON)
+
+
+def render_problem(status: int, code: str, reason: str) -> Rendered:
+    """What is said to who is refused before there is a request."""
+    body = msgspec.json.encode(problem_of(RestError(status, code, reason)))
+    return (("content-type", CONTENT_TYPE), *(_RETRY_SOON if status == 503 else ())), body
 
 
 def problem_of(error: core.PenstockError) -> Problem:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from penstock.core.commands import AckConsumer, DeleteConsumer, QueueStats, ReadRecords, Stats
 from penstock.core.commands import Records as CoreRecords
 from penstock.core.errors import ConsumerNotFound
+from penstock.protocols.http import Headers
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import record_list
 from penstock.protocols.rest.operations import ARROW, JSON, Reply, operation
@@ -116,8 +117,8 @@ def _position(stats: Stats, consumer: str) -> ConsumerPosition:
 
 def _arrow(records: CoreRecords, *, include_headers: bool) -> Reply:
     offsets = (
-        (b"penstock-next-offset", str(records.next_offset).encode()),
-        (b"penstock-end-offset", str(records.end_offset).encode()),
+        ("penstock-next-offset", str(records.next_offset)),
+        ("penstock-end-offset", str(records.end_offset)),
     )
     return Reply(ARROW, _arrow_parts(records, offsets, include_headers=include_headers), offsets)
 
@@ -144,9 +145,7 @@ class _Sink:
         return b"".join(parts)
 
 
-def _arrow_parts(
-    records: CoreRecords, metadata: tuple[tuple[bytes, bytes], ...], *, include_headers: bool
-) -> Iterator[bytes]:
+def _arrow_parts(records: CoreRecords, metadata: Headers, *, include_headers: bool) -> Iterator[bytes]:
     """The stream's bytes, run by run: never more than one run is copied at a time."""
     import pyarrow as pa
 

@@ -16,6 +16,8 @@ class Resource:
 
     tag = ""
     """Under which heading the operations are documented."""
+    protocol = ""
+    """What calls of them are counted as, if not as REST's."""
 
     def __init__(self, services: Services) -> None:
         self.services = services

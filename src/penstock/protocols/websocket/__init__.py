@@ -1,5 +1,1 @@
 """What `penstock.connect` talks to: the websocket at `/v1/ws`, and the same commands over HTTP at `/v1/commands`."""
-
-from penstock.protocols.websocket.routes import routes
-
-__all__ = ["routes"]

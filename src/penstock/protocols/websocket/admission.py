@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from penstock.core.errors import AccessDenied
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Services
 
-Headers = Iterable[tuple[bytes, bytes]]
-
-
-def header_of(headers: Headers, name: bytes) -> str | None:
-    """A header's value.
-
-    >>> header_of([(b"authorization", b"Bearer x")], b"authorization")
-    'Bearer x'
-    """
-    return next((value.decode("latin-1") for each, value in headers if each.lower() == name), None)
+Headers = Mapping[str, str]
 
 
 def refuse_pages(services: Services, headers: Headers) -> None:
@@ -25,7 +16,7 @@ def refuse_pages(services: Services, headers: Headers) -> None:
 
     A page may call if its origin is among `[rest] cors_origins`; with credentials, the server's own, too.
     """
-    origin, named = header_of(headers, b"origin"), services.settings.rest.cors_origins
+    origin, named = headers.get("origin"), services.settings.rest.cors_origins
     if origin is None or origin in named or "*" in named:
         return
     if not services.credentials.are_required:
@@ -33,7 +24,7 @@ def refuse_pages(services: Services, headers: Headers) -> None:
             "web pages may not call a server that has no credentials configured: add [[credentials]], or the page's "
             "origin to [rest] cors_origins"
         )
-    own = {f"{scheme}://{header_of(headers, b'host')}" for scheme in ("http", "https")}
+    own = {f"{scheme}://{headers.get('host')}" for scheme in ("http", "https")}
     if origin not in own:
         raise AccessDenied(f"pages of {origin} may not call: add it to [rest] cors_origins")
 
@@ -42,7 +33,7 @@ def principal_of(services: Services, headers: Headers, token: str | None) -> Pri
     """Who calls: by an Authorization header, or by a token of its own; `AccessDenied` if that is nobody."""
     if not services.credentials.are_required:
         return ANYBODY
-    scheme, _, given = (header_of(headers, b"authorization") or "").partition(" ")
+    scheme, _, given = headers.get("authorization", "").partition(" ")
     offered = given.strip() if scheme.lower() == "bearer" else token
     if offered is None:
         raise AccessDenied("this server needs a token: connect with token=..., or send Authorization: Bearer")

@@ -1,13 +1,12 @@
-"""uvicorn's websocket, with a short way through it: frames are heard, and written, without a task in between.
+"""One websocket: frames are heard, and written, without a task in between.
 
-An ASGI application is handed every frame through a queue and a task, and the socket is told to stop and to go on
-reading for each. That costs more than most commands do. So who serves a connection may ask to hear binary frames
-itself (`hear`), in the turn of the loop in which they came, and may write frames at once while the client reads them.
-Everything else goes the long way: text, the connection's end, and whatever comes while nobody hears. Frames keep their
-order, since none takes the short way while others are still in the queue.
+Who serves a connection may ask to hear binary frames itself (`hear`), in the turn of the loop in which they came, and
+may write frames at once while the client reads them. Everything else goes the long way, through `receive`: text, the
+connection's end, and whatever comes while nobody hears. Frames keep their order, since none takes the short way while
+others still wait to be received.
 
-Such frames are read and made without the `websockets` library as well (see `penstock.wire.frames`). It is given the
-handshake, and all frames that are not plain.
+Plain frames are read and made in a few lines (see `penstock.wire.frames`). All others, pings and the closing are left
+to the `websockets` library's protocol without I/O.
 
 What a client may cost:
 
@@ -22,22 +21,27 @@ What a client may cost:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, ClassVar
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame, Opcode
-from websockets.http11 import Request
 from websockets.protocol import State
+from websockets.server import ServerProtocol
 
 from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, UNKNOWN_BYTES_MAX, Budget, Pace, Share
+from penstock.server.settings import WebsocketSettings
 from penstock.wire.frames import Frames, binary_frame, binary_head
 
+log = logging.getLogger("penstock.websocket")
+
 _OPEN = State.OPEN
-CONNECTION = "penstock.websocket"
-"""Where a scope has its connection."""
 LINGER_S = 5.0
 """How long a client that has said its last, or is not there any more, may take to read what was written to it."""
+_CLOSE_TIMEOUT_S = 10.0
+"""How long a client may take to answer the end of the conversation with its own."""
 FRAMES_AT_ONCE = 64
 UNKNOWN_FRAMES_MAX = 64
 FRAGMENTS_MAX = 4_096
@@ -46,106 +50,151 @@ PONGS_UNREAD_MAX = 100
 """Answers to the pings of a client that does not read."""
 _LARGE_BYTES = 64 * 1024
 """A frame from which on it costs less to write its head by itself than to copy it."""
-_REFUSED, _BUSY = 1008, 1013
-_NO_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_REFUSED, _DEAD, _RESTART, _BUSY = 1008, 1011, 1012, 1013
+_REASON_BYTES_MAX = 120
 
 
-class Connection(WebSocketsSansIOProtocol):
-    """One websocket."""
+class Connection:
+    """One websocket, from its handshake's answer on: an asyncio protocol."""
 
-    budget: ClassVar[Budget]
-    handshake_timeout_s: ClassVar[float]
-    hear: Callable[[bytes], None] | None = None
-    """Takes a binary frame. None: frames go to the application's queue."""
-    is_admitted = False
-    """The client has said who it is: `admit`."""
-    _frames: Frames | None = None
-    """What comes after the handshake; None before it."""
-    _is_asked = False
-    """The request for the upgrade has come: uvicorn's HTTP side hands it over in one piece."""
-    _later = b""
-    """What was read, and is not heard yet."""
-    _is_reading = True
-    _pongs_unread = 0
-    _unread_bytes = 0
-    """Held for answers that the client does not read."""
-    _read_bytes = 0
-    """Since the handshake."""
-    _alive_bytes = -1
-    """As many were read when the client was last asked whether it is alive; -1: nothing was read from it since."""
-    _handshake_timer: asyncio.TimerHandle | None = None
+    __slots__ = (
+        "_alive_bytes",
+        "_bytes_max",
+        "_close_timer",
+        "_conn",
+        "_fragments",
+        "_frames",
+        "_handshake",
+        "_is_over",
+        "_is_reading",
+        "_is_text",
+        "_later",
+        "_loop",
+        "_messages",
+        "_on_lost",
+        "_pace",
+        "_ping",
+        "_ping_timer",
+        "_pongs_unread",
+        "_read_bytes",
+        "_serve",
+        "_settings",
+        "_task",
+        "_transport",
+        "_unread_bytes",
+        "_waiter",
+        "answers",
+        "close_sent",
+        "hear",
+        "is_admitted",
+        "share",
+        "writable",
+    )
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.share: Share = self.budget.share()
-        """For the message that is being read."""
-        self.answers: Share = self.budget.share()
-        """For answers, from the asking to the reading."""
-        self._pace = Pace(self.budget, lambda: self._read_bytes, self._come_too_slowly)
-        self._bytes_max = self.conn.max_message_size or 0
-        self.conn.max_message_size = min(self._bytes_max, UNKNOWN_BYTES_MAX)
-
-    def handle_connect(self, event: Request) -> None:
-        """The upgrade was asked for."""
-        super().handle_connect(event)
-        if self.response.status_code == 101:
-            scope: Any = self.scope
-            scope[CONNECTION] = self
-
-    def start_keepalive(self) -> None:
-        """The handshake is done: now there are frames."""
-        super().start_keepalive()
-        self._stop_handshake_timer()
+    def __init__(
+        self,
+        settings: WebsocketSettings,
+        budget: Budget,
+        handshake: bytes,
+        serve: Callable[[Connection], Coroutine[Any, Any, None]],
+        on_lost: Callable[[Connection], None],
+    ) -> None:
+        self._settings = settings
+        self._handshake = handshake
+        self._serve = serve
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._task: asyncio.Task[None] | None = None
+        self._bytes_max = settings.frame_bytes_max
+        self._conn = ServerProtocol(state=_OPEN, max_size=min(self._bytes_max, UNKNOWN_BYTES_MAX))
         self._frames = Frames(masked=True, bytes_max=UNKNOWN_BYTES_MAX)
-        self._go_on()
+        self.hear: Callable[[bytes], None] | None = None
+        """Takes a binary frame. None: it has to be received."""
+        self.is_admitted = False
+        """The client has said who it is: `admit`."""
+        self.share: Share = budget.share()
+        """For the message that is being read."""
+        self.answers: Share = budget.share()
+        """For answers, from the asking to the reading."""
+        self._pace = Pace(budget, lambda: self._read_bytes, self._come_too_slowly)
+        self._read_bytes = 0
+        """Since the handshake."""
+        self._alive_bytes = -1
+        """As many were read when the client was last asked whether it is alive; -1: nothing was read from it since."""
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.close_sent = False
+        self._is_over = False
+        """Nothing is to be received any more but what has come."""
+        self._messages: deque[bytes | str] = deque()
+        """What has come the long way."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._fragments: list[bytes] = []
+        self._is_text = False
+        self._later = b""
+        """What was read, and is not heard yet."""
+        self._is_reading = True
+        self._pongs_unread = 0
+        self._unread_bytes = 0
+        """Held for answers that the client does not read."""
+        self._ping = b""
+        """What was asked, and is to come back."""
+        self._ping_timer: asyncio.TimerHandle | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
+
+    def take_over(self, transport: asyncio.Transport, data: bytes) -> None:
+        """The connection speaks websocket from now on; so much has come already."""
+        self._transport = transport
+        transport.write(self._handshake)
+        self._handshake = b""
+        self._ping_later()
+        self._task = self._loop.create_task(self._run())
+        if data:
+            self.data_received(data)
+
+    async def _run(self) -> None:
+        try:
+            await self._serve(self)
+        except Exception:
+            log.exception("a websocket failed")
+        self._messages.clear()
+        if self._close_timer is None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It was made before: `take_over`."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the client is gone, or as good as gone."""
+        return self._is_over
 
     def admit(self) -> None:
         """The client has said who it is, and may send what others may not."""
         self.is_admitted = True
-        self.conn.max_message_size = self._bytes_max
-        if self._frames is not None:
-            self._frames.allow(self._bytes_max)
+        self._conn.max_message_size = self._bytes_max
+        self._frames.allow(self._bytes_max)
 
     # -- what comes --
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
-        if not self._is_asked:
-            self._is_asked = True
-            self._handshake_timer = self.loop.call_later(self.handshake_timeout_s, self.transport.abort)
-            super().data_received(data)
-            if self.conn.handshake_exc is not None and not self.close_sent:
-                self._refuse_handshake()
-            return
-        if self._frames is None and self.transport.is_closing():
-            return
         self._read_bytes += len(data)
-        if self._later or self._frames is None or self._is_blocked:
+        if self._later or self._is_blocked:
             self._later += data
         else:
             self._take(data)
         self._mind_reading()
 
-    def _refuse_handshake(self) -> None:
-        """The library does not take the request: most often it has made an answer, which nobody else writes."""
-        self.handshake_complete = self.close_sent = True
-        self.transport.write(b"".join(self.conn.data_to_send()) or _NO_HANDSHAKE)
-        self.transport.close()
-
-    def _stop_handshake_timer(self) -> None:
-        if self._handshake_timer is not None:
-            self._handshake_timer.cancel()
-            self._handshake_timer = None
-
     def _take(self, data: bytes) -> None:
         frames = self._frames
-        assert frames is not None
         payloads, now, self._later = frames.split(data, FRAMES_AT_ONCE)
         for payload in payloads:
             self._heard(payload)
         if now:
-            super().data_received(now)
-        if self.close_sent or self.transport.is_closing():
+            self._parse(now)
+        if self.close_sent or self._transport.is_closing():
             self._later = b""
         elif not self.is_admitted and frames.count > UNKNOWN_FRAMES_MAX:
             self.refuse(_REFUSED, "a Hello has to come first, in one frame")
@@ -154,11 +203,71 @@ class Connection(WebSocketsSansIOProtocol):
         else:
             self._make_room(frames.message_bytes)
         if self._later:
-            self.loop.call_soon(self._go_on)
+            self._loop.call_soon(self._go_on)
+
+    def _parse(self, data: bytes) -> None:
+        """Whatever is no plain frame."""
+        self._conn.receive_data(data)
+        if self._conn.parser_exc is not None:
+            self._end_with_its_words()
+            return
+        for event in self._conn.events_received():
+            assert isinstance(event, Frame)
+            if event.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+                self._message_came(event)
+            elif event.opcode is Opcode.PING:
+                self._ping_came()
+            elif event.opcode is Opcode.PONG:
+                if self._ping and bytes(event.data) == self._ping:
+                    self._ping_later()
+            else:
+                self._close_came()
+
+    def _message_came(self, frame: Frame) -> None:
+        if frame.opcode is not Opcode.CONT:
+            self._is_text = frame.opcode is Opcode.TEXT
+        self._fragments.append(bytes(frame.data))
+        if frame.fin:
+            message, self._fragments = b"".join(self._fragments), []
+            if self._is_text:
+                self._put(message.decode("utf-8", "replace"))
+            else:
+                self._heard(message)
+
+    def _heard(self, payload: bytes) -> None:
+        hear = self.hear
+        if hear is None or self.close_sent or self._messages:
+            self._put(payload)
+        else:
+            hear(payload)
+
+    def _put(self, message: bytes | str) -> None:
+        if not self.close_sent:
+            self._messages.append(message)
+            self._wake()
+
+    async def receive(self) -> bytes | str | None:
+        """The next message that nobody hears; None when the client is gone."""
+        while not self._messages:
+            if self._is_over:
+                return None
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        message = self._messages.popleft()
+        if not self._messages:
+            self._go_on()
+        return message
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _go_on(self) -> None:
         """Hear some more of what was read."""
-        if self._later and self._frames is not None and not self._is_blocked:
+        if self._later and not self._is_blocked:
             data, self._later = self._later, b""
             self._take(data)
         self._mind_reading()
@@ -189,43 +298,46 @@ class Connection(WebSocketsSansIOProtocol):
 
     @property
     def _is_blocked(self) -> bool:
-        """Whether what comes next has to wait: for the application, or for room."""
-        return self.read_paused or self.share.is_waiting
+        """Whether what comes next has to wait: for who receives, or for room."""
+        return bool(self._messages) or self.share.is_waiting
 
     def _mind_reading(self) -> None:
         """Nothing is read while something is still to be heard."""
         wanted = not self._later and not self._is_blocked
-        if wanted != self._is_reading and not self.transport.is_closing():
+        if wanted != self._is_reading and not self._transport.is_closing():
             self._is_reading = wanted
             self._alive_bytes = -1
-            (self.transport.resume_reading if wanted else self.transport.pause_reading)()
+            (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
-    async def receive(self) -> Any:
-        """For the application: the next message."""
-        message = await self.queue.get()
-        if self.read_paused and self.queue.empty():
-            self.read_paused = False
-            self._is_reading = False
-            self._go_on()
-        return message
+    # -- whether the client is alive --
 
-    def _heard(self, payload: bytes) -> None:
-        hear = self.hear
-        if hear is None or self.close_sent or not self.queue.empty():
-            super().handle_bytes(Frame(Opcode.BINARY, payload))
+    def _ping_later(self) -> None:
+        self._ping = b""
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+        self._ping_timer = self._loop.call_later(self._settings.heartbeat_s, self._ask)
+
+    def _ask(self) -> None:
+        """Ask for a sign of life. The client has as long to answer."""
+        if self.close_sent or self._transport.is_closing():
+            return
+        self._ping = os.urandom(4)
+        self._conn.send_ping(self._ping)
+        self._write_its_words()
+        self._alive_bytes = self._read_bytes if self._is_reading else -1
+        self._ping_timer = self._loop.call_later(self._settings.heartbeat_s, self._no_sign)
+
+    def _no_sign(self) -> None:
+        """The client has not said that it is alive. It is, if it sends: its answer comes behind that, or was not read,
+        because there was no room for what is before it."""
+        if self._read_bytes != self._alive_bytes or not self._is_reading:
+            self._ping_later()
         else:
-            hear(payload)
+            self.refuse(_DEAD, "keepalive ping timeout")
 
-    def handle_bytes(self, event: Frame) -> None:
-        """A binary frame came the long way; one that is only the beginning of a message goes on so, with the rest."""
-        if event.fin:
-            self._heard(bytes(event.data))
-        else:
-            super().handle_bytes(event)
-
-    def handle_ping(self) -> None:
-        """A ping came. Who does not read may ask only so often."""
-        super().handle_ping()
+    def _ping_came(self) -> None:
+        """Who does not read may ask only so often."""
+        self._write_its_words()
         if not self.writable.is_set():
             self._pongs_unread += 1
             if self._pongs_unread > PONGS_UNREAD_MAX:
@@ -239,82 +351,117 @@ class Connection(WebSocketsSansIOProtocol):
         return (
             self.writable.is_set()
             and not self.close_sent
-            and self.conn.state is _OPEN
-            and not self.transport.is_closing()
+            and self._conn.state is _OPEN
+            and not self._transport.is_closing()
         )
 
     def write(self, frame: bytes) -> None:
         """Write a binary frame; only while `can_write`."""
         if len(frame) < _LARGE_BYTES:
-            self.transport.write(binary_frame(frame))
+            self._transport.write(binary_frame(frame))
         else:
-            self.transport.writelines((binary_head(len(frame)), frame))
+            self._transport.writelines((binary_head(len(frame)), frame))
+
+    async def send(self, frame: bytes) -> None:
+        """Write a binary frame when the client has read enough; `OSError` if it is gone."""
+        await self.writable.wait()
+        if not self.can_write:
+            raise ConnectionResetError("the client is gone")
+        self.write(frame)
+
+    def _write_its_words(self) -> None:
+        """What the library wants to say."""
+        data = b"".join(self._conn.data_to_send())
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
 
     def pause_writing(self) -> None:
         """The client does not read: what lies there counts."""
-        super().pause_writing()
-        self._unread_bytes = self.transport.get_write_buffer_size()
+        self.writable.clear()
+        self._unread_bytes = self._transport.get_write_buffer_size()
         self.answers.hold(self._unread_bytes)
 
     def resume_writing(self) -> None:
         """The client has read."""
         self._pongs_unread = 0
-        self._let_go_of_unread()
-        super().resume_writing()
-
-    def _let_go_of_unread(self) -> None:
         self.answers.let_go(self._unread_bytes)
         self._unread_bytes = 0
+        self.writable.set()
 
     # -- the end --
+
+    def close(self, code: int, reason: str) -> None:
+        """End the conversation in order: the client has a moment to answer."""
+        if self.close_sent or self._transport.is_closing() or self._conn.state is not _OPEN:
+            return
+        self._conn.send_close(code, reason.encode()[:_REASON_BYTES_MAX].decode("utf-8", "ignore"))
+        self._write_its_words()
+        self._later = b""
+        self._messages.clear()
+        self._end()
+        self._close_timer = self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.abort)
+        self._mind_reading()
+
+    def _close_came(self) -> None:
+        """The client ends it, or answers our end."""
+        self._write_its_words()
+        self._end()
+        self._transport.close()
+        self._abort_later()
 
     def refuse(self, code: int, reason: str) -> None:
         """End the connection, and say why."""
         self._later = b""
         self._pace.stop()
         self.share.close()
-        if not self.close_sent and not self.transport.is_closing():
-            self.conn.fail(code, reason)
-            self.handle_parser_exception()
-            self._end_soon()
+        if not self.close_sent and not self._transport.is_closing():
+            self._conn.fail(code, reason)
+            self._end_with_its_words()
+
+    def _end_with_its_words(self) -> None:
+        self._write_its_words()
+        self._end()
+        self._transport.close()
+        self._abort_later()
+
+    def shut_down(self) -> None:
+        """The server stops."""
+        if not self.close_sent and self._conn.state is _OPEN:
+            self._conn.send_close(_RESTART)
+            self._write_its_words()
+        self._end()
+        self._transport.close()
+        self._abort_later()
+
+    def leave(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def _end(self) -> None:
+        self.close_sent = self._is_over = True
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+        self._wake()
+
+    def _abort_later(self) -> None:
+        """Not over while something waits to be written; and until then the client has what it has received."""
+        if self._close_timer is None:
+            self._close_timer = self._loop.call_later(LINGER_S, self._transport.abort)
 
     def eof_received(self) -> None:
         """The client has said its last."""
-        self._end_soon()
-
-    def send_keepalive_ping(self) -> None:
-        """Ask the client whether it is alive."""
-        super().send_keepalive_ping()
-        self._alive_bytes = self._read_bytes if self._is_reading else -1
-
-    def keepalive_timeout(self) -> None:
-        """The client has not said that it is alive. It is, if it sends: its answer comes behind that, or was not read,
-        because there was no room for what is before it."""
-        if self._read_bytes != self._alive_bytes or not self._is_reading:
-            self.pong_timer = self.pending_ping_payload = None
-            self.schedule_ping()
-            return
-        super().keepalive_timeout()
-        self._end_soon()
-
-    def _end_soon(self) -> None:
-        """Not over while something waits to be written; and until then the client has what it has received."""
-        if self.close_timer is None:
-            self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)
+        self._abort_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over. What was read is let go of here: these objects know each other, and may live on for a while."""
-        super().connection_lost(exc)
-        self._stop_handshake_timer()
+        self._end()
+        self.writable.set()
         self._pace.stop()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         self._later = b""
-        self.frames = []
-        self.conn.reader.buffer.clear()
+        self._fragments = []
+        self._conn.reader.buffer.clear()
         self.share.close()
         self.answers.close()
-
-    def on_task_complete(self, task: asyncio.Task[None]) -> None:
-        """The application is done: nobody takes what is left in the queue."""
-        super().on_task_complete(task)
-        while not self.queue.empty():
-            self.queue.get_nowait()
+        self._on_lost(self)

@@ -17,12 +17,9 @@ may have been seen counts as seen, as it does when a websocket breaks.)
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-
-from starlette.types import Receive, Scope, Send
 
 from penstock.core.commands import Delivery, Heartbeat
 from penstock.core.commands import Receive as ReceiveCommand
@@ -35,15 +32,15 @@ from penstock.core.errors import (
     SessionNotFound,
 )
 from penstock.core.packed_error import pack_error
-from penstock.protocols.rest.body import BodyLeft, read_body
-from penstock.protocols.rest.problems import RestError
-from penstock.protocols.websocket.admission import Headers, header_of, principal_of, refuse_pages
+from penstock.protocols.http import Exchange, Terms
+from penstock.protocols.rest.endpoint import Desk as RestDesk
+from penstock.protocols.rest.endpoint import Parameters, not_allowed
+from penstock.protocols.websocket.admission import principal_of, refuse_pages
 from penstock.protocols.websocket.conversation import admit, limits_of
 from penstock.protocols.websocket.desk import Desk
 from penstock.protocols.websocket.handles import session_number
 from penstock.server.auth import Principal
 from penstock.server.budget import SMALL_BYTES, UNKNOWN_BYTES_MAX, Share
-from penstock.server.node import Services
 from penstock.server.shards import Names
 from penstock.wire.answers import Kind, encode_answers
 from penstock.wire.requests import MEDIA_TYPE, RECEIVED_HEADER, SESSION_HEADER, decode_requests
@@ -57,14 +54,13 @@ _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
 )
 
 
+log = logging.getLogger("penstock.websocket")
+
+_HEADERS = (("content-type", MEDIA_TYPE),)
 _KEPT_MAX = 1_000
 _NUMBER_LENGTH_MAX = 20
 """No request, and no session, has a number of more than 64 bits."""
 _IDLE_TTLS = 2
-
-
-class _Gone(Exception):
-    """The client has hung up."""
 
 
 class _Conversation:
@@ -102,79 +98,95 @@ class _Conversation:
 
 
 class CommandsEndpoint:
-    """The ASGI application behind `/v1/commands`."""
+    """What is at `/v1/commands`."""
 
-    def __init__(self, services: Services, version: str) -> None:
-        self._services = services
+    def __init__(self, desk: RestDesk, version: str) -> None:
+        self._desk = desk
+        self._services = desk.services
         self._version = version
         self._conversations: dict[int, _Conversation] = {}
         """By session."""
         self._in_flight = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["method"] != "POST":
-            await _respond(send, 405, b"POST a frame of commands\n", content_type=b"text/plain", allow=True)
+    def screen(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
+        """Of a stranger a small frame is read, just large enough for a Hello."""
+        try:
+            return Terms(self._enter(exchange))
+        except PenstockError as error:
+            self._fail(exchange, error)
+            return None
+
+    def _enter(self, exchange: Exchange) -> int:
+        """How large a frame the client may send; `PenstockError` if none."""
+        headers, settings = exchange.request.headers, self._services.settings.websocket
+        refuse_pages(self._services, headers)
+        if self._in_flight >= settings.connections_max:
+            raise OverLimit("too many requests are in flight: try again later")
+        if SESSION_HEADER not in headers:
+            return UNKNOWN_BYTES_MAX
+        principal_of(self._services, headers, None)
+        return settings.frame_bytes_max
+
+    def handle(self, exchange: Exchange, parameters: Parameters) -> None:
+        """Answer a frame."""
+        if exchange.request.method != "POST":
+            self._desk.fail(exchange, not_allowed(("POST",)))
             return
         try:
-            with self._counted(), self._services.budget.share() as share:
-                refuse_pages(self._services, scope["headers"])
-                await self._converse(scope, receive, send, share)
+            bytes_max = self._enter(exchange)
+            if len(exchange.request.body) > bytes_max:
+                raise BatchTooLarge(f"a frame has at most {bytes_max} bytes here")
         except PenstockError as error:
-            status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 503)
-            answer = (0, Kind.ERROR, pack_error(error))
-            await _respond(send, status, encode_answers(self._services.shard.now_ms(), [answer]))
-        except (_Gone, BodyLeft):
-            return
+            self._fail(exchange, error)
+        else:
+            self._desk.run(self._run(exchange))
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        if self._in_flight >= self._services.settings.websocket.connections_max:
-            raise OverLimit("too many requests are in flight: try again later")
+    async def _run(self, exchange: Exchange) -> None:
         self._in_flight += 1
         try:
-            yield
+            with self._services.budget.share() as share:
+                exchange.hand_claim(share)
+                if len(exchange.request.body) < SMALL_BYTES:
+                    share.let_go()  # who waits for room for an answer holds nothing that others wait for
+                await self._converse(exchange, share)
+        except PenstockError as error:
+            self._fail(exchange, error)
+        except Exception:
+            log.exception("a frame of commands failed")
+            self._fail(exchange, PenstockError("the server has failed to answer: its log says more"))
         finally:
             self._in_flight -= 1
 
-    async def _body(self, headers: Headers, receive: Receive, share: Share, bytes_max: int) -> bytes:
-        try:
-            return await read_body(
-                receive,
-                header_of(headers, b"content-length"),
-                share,
-                bytes_max=bytes_max,
-                seconds=self._services.settings.http.body_timeout_s,
-                too_large=lambda limit: BatchTooLarge(f"a frame has at most {limit} bytes here"),
-            )
-        except RestError as error:
-            raise OverLimit(str(error)) from None
+    def _fail(self, exchange: Exchange, error: PenstockError) -> None:
+        status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 503)
+        self._respond(exchange, status, [(0, Kind.ERROR, pack_error(error))])
 
-    async def _converse(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
-        """Take a frame: of a stranger a small one, just large enough for a Hello."""
-        headers = scope["headers"]
-        peer = scope["client"][0] if scope.get("client") else ""
-        handle = header_of(headers, SESSION_HEADER.encode())
+    def _respond(self, exchange: Exchange, status: int, answers: list[tuple[int, int, Any]]) -> None:
+        exchange.respond(status, _HEADERS, encode_answers(self._services.shard.now_ms(), answers))
+
+    async def _converse(self, exchange: Exchange, share: Share) -> None:
+        request = exchange.request
+        headers, handle = request.headers, request.headers.get(SESSION_HEADER)
         if handle is None:
-            frame = await self._body(headers, receive, share, UNKNOWN_BYTES_MAX)
             ttl_ms = round(self._services.settings.websocket.session_ttl_s * 1_000)
             admitted = await admit(
-                self._services, headers, frame, version=self._version, session_ttl_ms=ttl_ms, peer=peer
+                self._services,
+                headers,
+                request.body,
+                version=self._version,
+                session_ttl_ms=ttl_ms,
+                peer=request.peer,
             )
             self._forget_the_idle()
-            answer = (admitted.request, Kind.REPLY, admitted.welcome)
-            await _respond(send, 200, encode_answers(self._services.shard.now_ms(), [answer]))
+            self._respond(exchange, 200, [(admitted.request, Kind.REPLY, admitted.welcome)])
             return
         principal = principal_of(self._services, headers, None)
         session = self._session(principal, handle)
         await self._services.shard.call(Heartbeat(session=session))
-        frame = await self._body(headers, receive, share, self._services.settings.websocket.frame_bytes_max)
-        if len(frame) < SMALL_BYTES:
-            share.let_go()  # who waits for room for an answer holds nothing that others wait for
         conversation = self._conversations.setdefault(session, _Conversation())
         conversation.seen_s = time.monotonic()
-        conversation.confirm(header_of(headers, RECEIVED_HEADER.encode()) or "")
-        await self._answer(principal, session, peer, frame, receive, send, conversation, share)
+        conversation.confirm(headers.get(RECEIVED_HEADER, ""))
+        await self._answer(principal, session, exchange, conversation, share)
 
     def _forget_the_idle(self) -> None:
         oldest_s = time.monotonic() - _IDLE_TTLS * self._services.settings.websocket.session_ttl_s
@@ -188,15 +200,7 @@ class CommandsEndpoint:
         return session_number(self._services.shard.identity.meta.secret, principal, int(handle))
 
     async def _answer(
-        self,
-        principal: Principal,
-        session: int,
-        peer: str,
-        frame: bytes,
-        receive: Receive,
-        send: Send,
-        conversation: _Conversation,
-        share: Share,
+        self, principal: Principal, session: int, exchange: Exchange, conversation: _Conversation, share: Share
     ) -> None:
         answered = asyncio.Event()
         desk = Desk(
@@ -206,25 +210,23 @@ class CommandsEndpoint:
             limits_of(self._services),
             answered.set,
             protocol="poll",
-            peer=peer,
+            peer=exchange.request.peer,
             desks=conversation.desks,
             share=share,
         )
         conversation.desks.append(desk)
-        leaving = asyncio.ensure_future(_left(receive))
         try:
-            self._take(desk, frame, conversation)
-            while desk.in_flight and not leaving.done():
+            if exchange.has_hung_up():
+                return
+            exchange.on_abandoned = answered.set
+            self._take(desk, exchange.request.body, conversation)
+            while desk.in_flight and not exchange.is_abandoned:
                 answered.clear()
-                waiting = asyncio.ensure_future(answered.wait())
-                await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
-            if leaving.done():
-                raise _Gone
-            conversation.keep(desk.answers, self._services.shard.identity)
-            await _respond(send, 200, desk.take_frame())
+                await answered.wait()
+            if not exchange.has_hung_up():
+                conversation.keep(desk.answers, self._services.shard.identity)
+                exchange.respond(200, _HEADERS, desk.take_frame())
         finally:
-            leaving.cancel()
             desk.abandon()
             conversation.desks.remove(desk)
 
@@ -237,19 +239,3 @@ class CommandsEndpoint:
                     requests.remove((number, command))
                     desk.repeat(number, delivery)
         desk.take(requests)
-
-
-async def _left(receive: Receive) -> None:
-    """Until the client has hung up."""
-    while (await receive())["type"] != "http.disconnect":
-        continue
-
-
-async def _respond(
-    send: Send, status: int, body: bytes, *, content_type: bytes = MEDIA_TYPE.encode(), allow: bool = False
-) -> None:
-    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-    if allow:
-        headers.append((b"allow", b"POST"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

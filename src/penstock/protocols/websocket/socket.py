@@ -1,8 +1,8 @@
 """One websocket: a session, its requests and its pushes.
 
 The reader takes frames as they come and hands their requests to the desk. The writer sleeps until the desk has answers,
-and sends all of them as one frame. Where the connection has a short way (see `connection.py`), frames come and go
-without either of them, as long as the client reads; what does not fit is left to the two.
+and sends all of them as one frame. Most frames come and go without either of them, the short way (see `connection.py`),
+as long as the client reads; what does not fit is left to the two.
 
 A client that does not read keeps the writer waiting: its answers gather here, no more of its requests are read, its
 pushes run out of credit; after `read_timeout_s` the connection is closed.
@@ -16,15 +16,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
-from starlette.types import Message, Receive, Scope, Send
+from websockets.datastructures import Headers
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
 
 from penstock.core.errors import AccessDenied, PenstockError
 from penstock.core.packed_error import pack_error
+from penstock.protocols.http import PLAIN_TEXT, Exchange, Terms
+from penstock.protocols.rest.endpoint import Desk as RestDesk
+from penstock.protocols.rest.endpoint import Parameters, not_found
 from penstock.protocols.websocket.admission import refuse_pages
-from penstock.protocols.websocket.connection import CONNECTION, Connection
+from penstock.protocols.websocket.connection import Connection
 from penstock.protocols.websocket.conversation import Admitted, admit, limits_of
 from penstock.protocols.websocket.desk import Desk
 from penstock.server.node import Services
@@ -35,7 +41,6 @@ log = logging.getLogger("penstock.websocket")
 
 NORMAL, TEXT, UNREADABLE, REFUSED, FAILED, RESTART, BUSY = 1000, 1003, 1007, 1008, 1011, 1012, 1013
 _HELLO_TIMEOUT_S = 10.0
-_REASON_BYTES_MAX = 120
 _UNREAD_MAX = 1_000
 _PAUSE_S = 0.01
 _LARGE_BYTES = 64 * 1024
@@ -53,29 +58,50 @@ class Closing(Exception):
 
 
 class WebsocketEndpoint:
-    """The ASGI application behind `/v1/ws`."""
+    """What is at `/v1/ws`."""
 
-    def __init__(self, services: Services, version: str) -> None:
-        self._services = services
+    def __init__(self, desk: RestDesk, version: str) -> None:
+        self._desk = desk
+        self._services = desk.services
         self._version = version
         self._connections = 0
         self._flushes = Flushes()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection, from its request to its end."""
-        await receive()
-        try:
-            refuse_pages(self._services, scope["headers"])
-        except AccessDenied as error:
-            await refuse_upgrade(send, 403, str(error))
+    def screen(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
+        """Requests for websockets have no bodies."""
+        return None
+
+    def handle(self, exchange: Exchange, parameters: Parameters) -> None:
+        """Open a websocket, or say why not.
+
+        Nothing is compressed: bodies are the users' own, and mostly do not shrink.
+        """
+        request = exchange.request
+        if not request.is_upgrade:
+            self._desk.fail(exchange, not_found(exchange))
             return
-        if self._connections >= self._services.settings.websocket.connections_max:
-            await refuse_upgrade(send, 503, "there are too many connections: try again later")
+        try:
+            refuse_pages(self._services, request.headers)
+        except AccessDenied as error:
+            exchange.respond(403, PLAIN_TEXT, f"{error}\n".encode())
+            return
+        settings = self._services.settings.websocket
+        if self._connections >= settings.connections_max:
+            exchange.respond(503, PLAIN_TEXT, b"there are too many connections: try again later\n")
+            return
+        asked = Request(request.raw_target.decode("latin-1"), Headers(request.headers))
+        response = ServerProtocol().accept(asked)
+        if response.status_code != 101:
+            headers = [("upgrade", "websocket"), *PLAIN_TEXT] if response.status_code == 426 else PLAIN_TEXT
+            exchange.respond(response.status_code, headers, bytes(response.body or b""))
             return
         self._connections += 1
+        serve = partial(self._serve, request.headers, request.peer)
+        exchange.upgrade(partial(Connection, settings, self._services.budget, response.serialize(), serve))
+
+    async def _serve(self, headers: Mapping[str, str], peer: str, connection: Connection) -> None:
         try:
-            await send({"type": "websocket.accept"})
-            await Conversation(self._services, self._version, self._flushes, scope, receive, send).run()
+            await Conversation(self._services, self._version, self._flushes, connection, headers, peer).run()
         finally:
             self._connections -= 1
 
@@ -107,15 +133,20 @@ class Conversation:
     """A connection that was accepted."""
 
     def __init__(
-        self, services: Services, version: str, flushes: Flushes, scope: Scope, receive: Receive, send: Send
+        self,
+        services: Services,
+        version: str,
+        flushes: Flushes,
+        connection: Connection,
+        headers: Mapping[str, str],
+        peer: str,
     ) -> None:
         self._services = services
         self._version = version
         self._flushes = flushes
-        self._scope = scope
-        self._receive = receive
-        self._send = send
-        self._connection: Connection | None = scope.get(CONNECTION)
+        self._connection = connection
+        self._headers = headers
+        self._peer = peer
         self._answered = asyncio.Event()
         self._is_writing = False
         """The writer has a frame in hand: nothing may overtake it."""
@@ -127,25 +158,23 @@ class Conversation:
         self._closing: Closing | None = None
         """What the writer wants the connection to end with."""
         self._settings = services.settings.websocket
-        self._peer = scope["client"][0] if scope.get("client") else ""
 
     async def run(self) -> None:
         """Until one side ends it."""
         try:
             admitted = await self._admitted()
             if admitted is not None:
-                if self._connection is not None:
-                    self._connection.admit()
+                self._connection.admit()
                 await self._serve(admitted)
         except Closing as closing:
-            await self._close(closing)
+            self._connection.close(closing.code, closing.reason)
         except OSError:
             return
 
     async def _admitted(self) -> Admitted | None:
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                frame = _frame_in(await self._receive())
+                frame = _frame_in(await self._connection.receive())
         except TimeoutError:
             raise Closing(REFUSED, f"no Hello came within {_HELLO_TIMEOUT_S:g} s") from None
         if frame is None:
@@ -153,7 +182,7 @@ class Conversation:
         try:
             return await admit(
                 self._services,
-                self._scope["headers"],
+                self._headers,
                 frame,
                 version=self._version,
                 session_ttl_ms=0,
@@ -174,7 +203,7 @@ class Conversation:
             self._on_answer,
             protocol="websocket",
             peer=self._peer,
-            share=None if self._connection is None else self._connection.answers,
+            share=self._connection.answers,
         )
         self._desk = desk
         reading = self._reading = asyncio.current_task()
@@ -190,13 +219,9 @@ class Conversation:
             reading.uncancel()
             raise self._closing from None
         finally:
-            self._hear(None)
+            self._connection.hear = None
             writing.cancel()
             desk.close("the connection ended")
-
-    def _hear(self, hear: Callable[[bytes], None] | None) -> None:
-        if self._connection is not None:
-            self._connection.hear = hear
 
     async def _keep_reading(self, desk: Desk, reading: asyncio.Task[Any]) -> None:
         def hear(frame: bytes) -> None:
@@ -207,11 +232,11 @@ class Conversation:
             except BadFrame as error:
                 self._end_with(Closing(UNREADABLE, str(error)), reading)
             if desk.is_behind or len(desk.answers) > _UNREAD_MAX:
-                self._hear(None)
+                self._connection.hear = None
 
         while True:
-            self._hear(hear)
-            frame = _frame_in(await self._receive())
+            self._connection.hear = hear
+            frame = _frame_in(await self._connection.receive())
             if frame is None:
                 return
             try:
@@ -219,14 +244,14 @@ class Conversation:
             except BadFrame as error:
                 raise Closing(UNREADABLE, str(error)) from None
             if desk.is_behind or len(desk.answers) > _UNREAD_MAX:
-                self._hear(None)
+                self._connection.hear = None
                 await self._caught_up(desk)
 
     async def _caught_up(self, desk: Desk) -> None:
         """A client that does not read what it is answered is not read from."""
         while desk.answers or desk.is_behind:
             await asyncio.sleep(_PAUSE_S)
-            if self._connection is not None and self._connection.disconnected:
+            if self._connection.is_over:
                 return
 
     def give_up(self) -> None:
@@ -236,13 +261,13 @@ class Conversation:
 
     def _end_with(self, closing: Closing, reading: asyncio.Task[Any]) -> None:
         if self._closing is None:
-            self._hear(None)
+            self._connection.hear = None
             self._closing = closing
             reading.cancel()
 
     def _on_answer(self) -> None:
         """The desk has an answer: write it, with all that come in this turn of the loop."""
-        if self._connection is None or self._is_writing:
+        if self._is_writing:
             self._answered.set()
         elif not self._is_flush_planned:
             self._is_flush_planned = True
@@ -252,7 +277,7 @@ class Conversation:
         """Write what is answered, if the client reads."""
         self._is_flush_planned = False
         connection, desk = self._connection, self._desk
-        assert connection is not None and desk is not None
+        assert desk is not None
         if self._is_writing or self._answered.is_set() or not connection.can_write:
             self._answered.set()
         elif desk.answers:
@@ -286,16 +311,16 @@ class Conversation:
 
     async def _writable(self) -> None:
         """Until the client has read enough of what was written before: answers take less room before they are made."""
-        if self._connection is not None and not self._connection.writable.is_set():
+        if not self._connection.writable.is_set():
             async with self._reading_in_time():
                 await self._connection.writable.wait()
 
     async def _write(self, frame: bytes) -> None:
-        if self._connection is not None and self._connection.can_write:
+        if self._connection.can_write:
             self._connection.write(frame)
             return
         async with self._reading_in_time():
-            await self._send({"type": "websocket.send", "bytes": frame})
+            await self._connection.send(frame)
 
     @contextlib.asynccontextmanager
     async def _reading_in_time(self) -> AsyncIterator[None]:
@@ -305,25 +330,9 @@ class Conversation:
         except TimeoutError:
             raise Closing(REFUSED, f"answers were not read for {self._settings.read_timeout_s:g} s") from None
 
-    async def _close(self, closing: Closing) -> None:
-        reason = closing.reason.encode()[:_REASON_BYTES_MAX].decode("utf-8", "ignore")
-        with contextlib.suppress(OSError, RuntimeError, TimeoutError):
-            async with asyncio.timeout(1.0):
-                await self._send({"type": "websocket.close", "code": closing.code, "reason": reason})
 
-
-def _frame_in(message: Message) -> bytes | None:
-    """The bytes of a message; None when the client is gone."""
-    if message["type"] == "websocket.disconnect":
-        return None
-    frame: Any = message.get("bytes")
-    if frame is None:
+def _frame_in(message: bytes | str | None) -> bytes | None:
+    """A frame; None when the client is gone."""
+    if isinstance(message, str):
         raise Closing(TEXT, "frames are binary: MessagePack")
-    return bytes(frame)
-
-
-async def refuse_upgrade(send: Send, status: int, reason: str) -> None:
-    """Answer the request for a websocket with something else."""
-    headers = [(b"content-type", b"text/plain; charset=utf-8")]
-    await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": f"{reason}\n".encode()})
+    return message

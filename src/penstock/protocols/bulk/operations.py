@@ -1,0 +1,407 @@
+"""The bulk operations, under `/v1/bulk`: for readers by offset and writers of whole batches (the Spark connector).
+
+    POST   queues                    names of the queues that the caller may read
+    POST   offsets                   where their messages stand
+    POST   channels                  create a channel at an offset
+    POST   read                      messages by offset, as an Arrow stream
+    POST   chunks                    which chunks hold them, for who reads these from Kafka
+    POST   ack                       everything before an offset is done for a channel
+    POST   send                      send a piece at once
+    PUT    staging/{token}/{piece}   keep a piece for later
+    POST   publish                   send staged pieces in one commit, once
+    DELETE staging/{token}           forget what was staged
+    POST   take, settle              lease messages as an Arrow stream; acknowledge them or give them back. Who has to
+                                     ask again, for want of an answer, sends the same `idempotency-key` both times
+
+`read` gives what `GET /v1/queues/{queue}/records` gives as Arrow, and is made for volume: its length is known, and the
+messages go from the store's memory to the socket without another copy.
+
+Rights: read for all that reads (its own channel included), write for all that sends. What is staged, and the marks of
+what was published, belong to the caller: another one may use the same names, and has nothing to do with it.
+
+They are operations as REST's are, and not in its document: the connector's wire is no promise to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import Awaitable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.core.chunk import Chunk, PackedBodies
+from penstock.core.commands import (
+    Ack,
+    AckUpTo,
+    AlreadyDone,
+    ChunkList,
+    CommitWork,
+    CreateChannel,
+    Delivery,
+    DescribeQueue,
+    FindOffsets,
+    LastMark,
+    ListChunks,
+    Offsets,
+    Once,
+    ReadRecords,
+    Receive,
+    Records,
+    Release,
+    Send,
+    Settled,
+    Span,
+)
+from penstock.core.config import BATCH_BYTES_MAX
+from penstock.core.errors import AccessDenied, BatchTooLarge, QueueNotFound
+from penstock.core.marks import Marks
+from penstock.core.partition import PARTITION_SHIFT, SHARD_SHIFT
+from penstock.protocols.bulk.requests import (
+    TAKE_MAX,
+    AckReply,
+    AckRequest,
+    ChannelRequest,
+    ChunksReply,
+    ChunksRequest,
+    KafkaLog,
+    Offset,
+    OffsetsReply,
+    OffsetsRequest,
+    PublishReply,
+    PublishRequest,
+    QueuesReply,
+    QueuesRequest,
+    ReadRequest,
+    SettleReply,
+    SettleRequest,
+    TakeRequest,
+)
+from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, PieceNotFound, Staging, remove
+from penstock.protocols.bulk.takes import Takes, spans_of
+from penstock.protocols.http import Headers
+from penstock.protocols.rest.caller import Caller
+from penstock.protocols.rest.operations import ARROW, JSON, Blocks, Reply, operation
+from penstock.protocols.rest.problems import RestError
+from penstock.protocols.rest.queues import page_of_names
+from penstock.protocols.rest.resource import Resource
+from penstock.protocols.rest.shapes import QueuesQuery
+from penstock.server.auth import Principal, is_owned, owned
+from penstock.server.engines import ENGINES, MEMORY
+from penstock.server.node import Services
+from penstock.wire.pieces import decode_piece, send_of
+
+STAGING_NAME = "staging"
+CLEAN_EVERY_S = 600.0
+JSON_BYTES_MAX = 8 * 1024 * 1024
+_NEXT_OFFSET = "penstock-next-offset"
+_OFFERS = (ARROW, JSON)
+"""Of what is answered with Arrow. JSON is there for clients that accept what most answers are."""
+
+
+class Bulk(Resource):
+    """One method an operation."""
+
+    tag = "bulk"
+    protocol = "bulk"
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(services)
+        self._staging: Staging | None = None
+        self._opening = asyncio.Lock()
+        self._cleaned_s = time.monotonic()
+        self._removing: set[asyncio.Future[None]] = set()
+        self._takes = Takes(services.shard)
+
+    # -- reading --
+
+    @operation("POST", "/v1/bulk/queues", body_bytes_max=JSON_BYTES_MAX)
+    async def queues(self, caller: Caller, body: QueuesRequest) -> QueuesReply:
+        """Names of the queues that the caller may read, a page at a time."""
+        query = QueuesQuery(after=body.after, limit=body.limit)
+        names, last = await page_of_names(self.shard, query, lambda name: caller.principal.may(name, DescribeQueue))
+        return QueuesReply(names, last or "")
+
+    @operation("POST", "/v1/bulk/offsets", body_bytes_max=JSON_BYTES_MAX)
+    async def offsets(self, caller: Caller, body: OffsetsRequest) -> OffsetsReply:
+        """Where the messages of some queues stand."""
+        reply = OffsetsReply([], [])
+        for name in body.queues:
+            caller.need(name, FindOffsets)
+            try:
+                reply.offsets += await self._offsets_of(name, body)
+            except QueueNotFound:
+                reply.missing.append(name)
+        return reply
+
+    async def _offsets_of(self, name: str, body: OffsetsRequest) -> list[Offsets]:
+        """Where the messages of a queue stand: in the partitions that are asked for, or in all."""
+
+        def find(after: int) -> Awaitable[Offsets]:
+            bytes_max = body.bytes_max.get(name)
+            command = FindOffsets(queue=name, times_ms=tuple(body.times_ms), after=after, bytes_max=bytes_max)
+            return self.shard.call(command)
+
+        if name in body.after:
+            return await asyncio.gather(*map(find, _offsets(body.after[name])))
+        first = await find(0)
+        rest = [find(partition << PARTITION_SHIFT) for partition in range(1, first.partitions)]
+        return [first, *await asyncio.gather(*rest)]
+
+    @operation("POST", "/v1/bulk/read", offers=_OFFERS, body_bytes_max=JSON_BYTES_MAX)
+    async def read(self, caller: Caller, body: ReadRequest) -> Reply:
+        """Messages by offset, as an Arrow stream. Nothing is leased, and nothing changes."""
+        caller.need(body.queue, ReadRecords)
+        command = ReadRecords(queue=body.queue, offset=body.offset, limit=body.limit, end=body.end)
+        bytes_max = self.settings.response_bytes_max
+        command.bytes_max = min(bytes_max, body.bytes_max or bytes_max)
+        await caller.room_for(self.shard, body.queue, body.limit, self.services.settings, command.bytes_max)
+        records: Records = await self.shard.call(command)
+        runs = [(run.chunk, run.start, run.stop) for run in records.runs]
+        parts = await asyncio.to_thread(_arrow_parts, runs, include_headers=body.headers)
+        return _arrow(parts, ((_NEXT_OFFSET, str(records.next_offset)),))
+
+    @operation("POST", "/v1/bulk/chunks", body_bytes_max=JSON_BYTES_MAX)
+    async def chunks(self, caller: Caller, body: ChunksRequest) -> ChunksReply:
+        """Which chunks hold a range of a queue, and where in Kafka they are."""
+        caller.need(body.queue, ListChunks)
+        settings = self.services.settings
+        if not ENGINES[settings.server.engine].has_kafka_log:
+            return ChunksReply(None, [], body.offset)
+        command = ListChunks(queue=body.queue, offset=body.offset, end=body.end, limit=body.limit)
+        found: ChunkList = await self.shard.call(command)
+        kafka = settings.kafka
+        log = KafkaLog(
+            bootstrap=kafka.bootstrap,
+            topic=f"{settings.cluster.topic_prefix}.data",
+            partition=found.queue_id >> SHARD_SHIFT if found.shard is None else found.shard,
+            is_open=not (kafka.properties or kafka.properties_env or kafka.properties_file),
+        )
+        return ChunksReply(log, found.keys, found.next_offset)
+
+    @operation("POST", "/v1/bulk/channels", body_bytes_max=JSON_BYTES_MAX)
+    async def channels(self, caller: Caller, body: ChannelRequest) -> None:
+        """Create a channel at an offset."""
+        caller.need(body.queue, CreateChannel)
+        command = CreateChannel(queue=body.queue, channel=body.channel)
+        match _offsets(body.offset):
+            case [offset]:
+                command.offset = offset
+            case offsets:
+                command.offsets = tuple(offsets)
+        await self.shard.call(command)
+
+    @operation("POST", "/v1/bulk/ack", body_bytes_max=JSON_BYTES_MAX)
+    async def ack(self, caller: Caller, body: AckRequest) -> AckReply:
+        """Everything before some offsets is done for a channel."""
+        acked = {}
+        for queue, given in body.offsets.items():
+            caller.need(queue, AckUpTo)
+            commands = [AckUpTo(queue=queue, channel=body.channel, offset=offset) for offset in _offsets(given)]
+            acked[queue] = sum(await asyncio.gather(*map(self.shard.call, commands)))
+        return AckReply(acked)
+
+    @operation("POST", "/v1/bulk/take", offers=_OFFERS, body_bytes_max=JSON_BYTES_MAX)
+    async def take(self, caller: Caller, body: TakeRequest) -> Reply:
+        """Lease messages; they come as an Arrow stream, and their spans as its metadata.
+
+        Fewer than were asked for, if more of average size are more than a response may hold.
+        """
+        caller.need(body.queue, Receive)
+        _need_arrow()  # before anything is leased that could not leave
+        limit = min(body.limit, await self._messages_max(body.queue))
+        await caller.room_for(self.shard, body.queue, limit, self.services.settings, self.settings.response_bytes_max)
+        command = Receive(queue=body.queue, channel=body.channel, limit=limit, wait_ms=0, lease_ms=body.lease_ms)
+        name = caller.request_name
+        delivery: Delivery = await (self.shard.call(command) if name is None else self._takes.receive(name, command))
+        runs = [(run.chunk, run.start, run.stop) for run in delivery.runs]
+        metadata = {"penstock-spans": msgspec.json.encode(spans_of(delivery))}
+        return _arrow(_arrow_parts(runs, include_headers=body.headers, metadata=metadata))
+
+    async def _messages_max(self, name: str) -> int:
+        """How many messages of a queue, of average size, one response may hold."""
+        await self.shard.know(name)
+        queue = self.shard.identity.queues.get(name)
+        if queue is None or not queue.size:
+            return TAKE_MAX
+        return max(1, self.settings.response_bytes_max * queue.messages // queue.size)
+
+    @operation("POST", "/v1/bulk/settle", body_bytes_max=JSON_BYTES_MAX)
+    async def settle(self, caller: Caller, body: SettleRequest) -> SettleReply:
+        """Acknowledge what was taken, or give it back. Under a key, once: who asks again is told the same again."""
+        caller.need(body.queue, Ack)
+        spans = [Span(*span) for span in body.spans]
+        command: Ack | Release = Ack(queue=body.queue, channel=body.channel, spans=spans)
+        if not body.done:
+            command = Release(queue=body.queue, channel=body.channel, spans=spans, error="not read to the end")
+        if caller.request_name is not None:
+            command.once = Once(caller.request_name, 1, 1)
+        settled: Settled = await self.shard.call(command)
+        return SettleReply(settled.count)
+
+    # -- writing --
+
+    @operation("POST", "/v1/bulk/send", body_bytes_max=PIECE_BYTES_MAX)
+    async def send(self, caller: Caller, body: bytes) -> PublishReply:
+        """Send a piece at once."""
+        sends = _sends(body, caller)
+        if sends:
+            await self.shard.call(CommitWork(acks=[], sends=sends))
+        return PublishReply(sum(len(each.bodies) for each in sends))
+
+    @operation("PUT", "/v1/bulk/staging/{token}/{piece}", body_bytes_max=PIECE_BYTES_MAX)
+    async def stage(self, caller: Caller, token: str, piece: str, body: Blocks) -> None:
+        """Keep a piece for later. What is in it is looked at now, so that its writer learns what is wrong."""
+        staging = await self._open_staging()
+        begun = await asyncio.to_thread(staging.begin, owned(caller.principal, token), piece)
+        try:
+            async for parts in body:
+                await asyncio.to_thread(begun.write, parts)
+            if sends := await asyncio.to_thread(lambda: _sends(begun.data(), caller, sizes_only=True)):
+                await self.shard.call(CommitWork(acks=[], sends=sends, check_only=True))
+        except BaseException:
+            begun.discard()
+            raise
+        begun.keep()
+
+    @operation("POST", "/v1/bulk/publish", body_bytes_max=JSON_BYTES_MAX)
+    async def publish(self, caller: Caller, body: PublishRequest) -> PublishReply:
+        """Send staged pieces in one commit, unless that was done before."""
+        principal = caller.principal
+        if not principal.has("write"):  # without pieces, it would still set the mark
+            raise AccessDenied(f"{principal.name!r} has no write right on any queue")
+        Marks.check(body.name, body.number)
+        staging, token = await self._open_staging(), owned(principal, body.token)
+        if await self._was_published(body, caller.principal):
+            await asyncio.to_thread(staging.drop, token)
+            return PublishReply(0, already_done=True)
+        try:
+            pieces = await asyncio.to_thread(_staged, staging, _kept_names(principal, body.token), body.pieces)
+        except PieceNotFound:
+            if await self._was_published(
+                body, caller.principal
+            ):  # just now: asked before, over a connection that broke
+                return PublishReply(0, already_done=True)
+            raise
+        sends = await asyncio.to_thread(_sends_of_all, pieces, caller)
+        work = CommitWork(acks=[], sends=sends, mark=(owned(principal, body.name), body.number))
+        replies = await self.shard.call(work)
+        await self._drop_soon(staging, token)
+        if isinstance(replies, AlreadyDone):
+            return PublishReply(0, already_done=True)
+        return PublishReply(sum(len(each.bodies) for each in sends))
+
+    async def _was_published(self, body: PublishRequest, principal: Principal) -> bool:
+        """By this caller; or before marks had owners."""
+        for name in _kept_names(principal, body.name):
+            if await self.shard.call(LastMark(name=name)) >= body.number:
+                return True
+        return False
+
+    async def _drop_soon(self, staging: Staging, token: str) -> None:
+        """Nobody waits until the files of what was sent are removed."""
+        dropped = await asyncio.to_thread(staging.set_aside, token)
+        removing = asyncio.get_running_loop().run_in_executor(None, remove, dropped)
+        self._removing.add(removing)
+        removing.add_done_callback(self._removing.discard)
+
+    @operation("DELETE", "/v1/bulk/staging/{token}")
+    async def abort(self, caller: Caller, token: str) -> None:
+        """Forget what was staged."""
+        staging = await self._open_staging()
+        await asyncio.to_thread(staging.drop, owned(caller.principal, token))
+
+    async def _open_staging(self) -> Staging:
+        async with self._opening:
+            if self._staging is None:
+                self._staging = await asyncio.to_thread(self._new_staging)
+        if time.monotonic() - self._cleaned_s > CLEAN_EVERY_S:
+            self._cleaned_s = time.monotonic()
+            await asyncio.to_thread(self._staging.drop_old)
+        return self._staging
+
+    def _new_staging(self) -> Staging:
+        data = self.services.settings.server.data
+        root = Path(tempfile.mkdtemp(prefix="penstock-")) if data == MEMORY else Path(data)
+        return Staging(root / STAGING_NAME)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def _kept_names(principal: Principal, name: str) -> list[str]:
+    """How what a caller names may be kept: as its own; or without an owner, from before names had one.
+
+    Nothing is kept without an owner any more where there are credentials. A name that looks like one with an owner is
+    another caller's, if anybody's.
+    """
+    own = owned(principal, name)
+    return [own] if own == name or is_owned(name) else [own, name]
+
+
+def _staged(staging: Staging, tokens: list[str], pieces: list[str]) -> list[memoryview]:
+    """Pieces, mapped into memory: each from the first token that has it."""
+    return [_staged_piece(staging, tokens, piece) for piece in pieces]
+
+
+def _staged_piece(staging: Staging, tokens: list[str], piece: str) -> memoryview:
+    *earlier, last = tokens
+    for token in earlier:
+        with contextlib.suppress(PieceNotFound):
+            return staging.open(token, [piece])[0]
+    return staging.open(last, [piece])[0]
+
+
+def _offsets(given: Offset) -> list[int]:
+    return [given] if isinstance(given, int) else given
+
+
+def _sends(piece: bytes | memoryview, caller: Caller, *, sizes_only: bool = False) -> list[Send]:
+    sends = []
+    for target, chunk in decode_piece(piece):
+        caller.need(target.queue, Send)
+        sends.append(send_of(target, chunk, sizes_only=sizes_only))
+    return sends
+
+
+def _sends_of_all(pieces: Sequence[memoryview], caller: Caller) -> list[Send]:
+    """What pieces hold; no more of them is read than one commit takes."""
+    sends: list[Send] = []
+    left = BATCH_BYTES_MAX
+    for piece in pieces:
+        some = _sends(piece, caller)
+        left -= sum(len(each.bodies.data) for each in some if isinstance(each.bodies, PackedBodies))
+        if left < 0:
+            raise BatchTooLarge(
+                f"the pieces hold more than {BATCH_BYTES_MAX} bytes, and one commit takes no more: publish less "
+                "at once (in Spark: limit the batches of a stream with maxOffsetsPerTrigger or maxBytesPerTrigger, "
+                "write a table in parts, or send with delivery=at-least-once)"
+            )
+        sends += some
+    return sends
+
+
+def _need_arrow() -> None:
+    try:
+        import penstock.wire.arrow  # noqa: F401
+    except ImportError:
+        raise RestError(406, "not_acceptable", "the server has no pyarrow: install penstock[arrow] there") from None
+
+
+def _arrow_parts(
+    runs: Iterable[tuple[Chunk, int, int]], *, include_headers: bool, metadata: dict[str, bytes] | None = None
+) -> list[bytes | memoryview]:
+    _need_arrow()
+    from penstock.wire.arrow import record_batch, record_schema, stream_parts
+
+    schema = record_schema(include_headers=include_headers).with_metadata(metadata)
+    batches = (record_batch(*run, include_headers=include_headers) for run in runs)
+    return stream_parts(schema, batches)
+
+
+def _arrow(parts: list[bytes | memoryview], headers: Headers = ()) -> Reply:
+    """The messages go out as they are in the store's memory."""
+    return Reply(ARROW, parts, headers, nbytes=sum(map(len, parts)))

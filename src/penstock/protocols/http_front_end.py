@@ -1,0 +1,117 @@
+"""An HTTP front end of a node: a handler and its listener. Not compiled: front ends derive from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import Metric
+
+from penstock.protocols.front_end import (
+    UNREAD,
+    Refuse,
+    RequestObserver,
+    http_families,
+    let_in,
+    refusal_of_others,
+    refusal_of_pages,
+    refuse_plainly,
+    refusing,
+    tls_context,
+    url_of,
+)
+from penstock.protocols.hosts import hosts_of
+from penstock.protocols.http import Handler, HttpLimits, HttpServer, Observer, Render, Screen, render_plainly
+from penstock.server.node import Address, Services
+
+
+class HttpFrontEnd:
+    """Serves what `make_handler` makes, on the host of the settings and this port."""
+
+    render: Render = staticmethod(render_plainly)
+    """What is said to who is refused before there is a request."""
+    websockets: frozenset[str] = frozenset()
+    """Paths that speak websocket."""
+    protocol = ""
+    """What is counted here is counted as this; by default, as the front end's name."""
+
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        make_handler: Callable[[Services], Handler],
+        refuse: Refuse = refuse_plainly,
+        make_screen: Callable[[Services], Screen] | None = None,
+    ) -> None:
+        self.name = name
+        self._port = port
+        self._make_handler = make_handler
+        self._refuse = refuse
+        self._make_screen = make_screen
+        self._server: HttpServer | None = None
+
+    async def start(self, services: Services) -> Address:
+        """Listen."""
+        settings = services.settings.server
+        handler = self._make_handler(services)
+        screen: Screen = let_in
+        if self._make_screen is not None:
+            screen = self._make_screen(services)
+        refusals = [refusal_of_others(hosts_of(services.settings), self._refuse)]
+        if self.pages_are_refused(services):
+            refusals.append(refusal_of_pages(self._refuse))
+        self._server = HttpServer(
+            refusing(handler, refusals),
+            self.limits(services),
+            self.observer(services),
+            self.unread(services),
+            services.budget,
+            refusing(screen, refusals),
+            self.render,
+            self.websockets,
+        )
+        tls = tls_context(settings)
+        port = await self._server.listen(settings.host, self._port, tls, services.listeners.get(self.name))
+        address = Address(settings.host, port, url_of(settings.host, port, tls is not None))
+        self.listening(services, address)
+        await self._server.serve()
+        services.metric_sources.append(self._families)
+        return address
+
+    def listening(self, services: Services, address: Address) -> None:
+        """The address is known, and nobody is served yet."""
+
+    def observer(self, services: Services) -> Observer:
+        """What is told of every answer."""
+        return RequestObserver(self.protocol or self.name, services.meter, services.request_log).note
+
+    def unread(self, services: Services) -> frozenset[str]:
+        """Headers that need not be kept."""
+        return frozenset() if services.credentials.are_required else UNREAD
+
+    def pages_are_refused(self, services: Services) -> bool:
+        """Whether no web page may call. Who has to sign a request cannot be made to by a page."""
+        return not services.credentials.are_required
+
+    def limits(self, services: Services) -> HttpLimits:
+        """What a client may ask of this front end."""
+        return services.settings.http
+
+    def stop_accepting(self) -> None:
+        """Take no new connections, close idle ones."""
+        assert self._server is not None
+        self._server.stop_accepting()
+
+    async def settled(self, grace_s: float) -> bool:
+        """Wait until only long polls are in flight; False if that takes too long."""
+        assert self._server is not None
+        return await self._server.settled(grace_s)
+
+    async def drain(self, grace_s: float) -> None:
+        """Answer what is left, then close everything."""
+        assert self._server is not None
+        await self._server.drain(grace_s)
+
+    def _families(self) -> Iterable[Metric]:
+        if self._server is None:
+            return ()
+        return http_families(self.protocol or self.name, self._server.connections_open, self._server.counters)
