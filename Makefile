@@ -1,6 +1,6 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test compile wheel compiled check format bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
+.PHONY: help venv lock run demo test coverage compile wheel compiled check format bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,12 @@ INSTALLED := $(VENV)/.installed
 UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check)
 COMPILED := $(CURDIR)/build/compiled
+LOCKED ?= 1
+VERSIONS := $(if $(LOCKED),--constraint constraints.txt)
 EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,dev
+COVERING ?= tests/core tests/store tests/simulation tests/server tests/client tests/protocols/sqs tests/cluster/test_router.py tests/cluster/test_wire.py src/penstock/core src/penstock/store
+CORE_COVERAGE ?= 95
+STORE_COVERAGE ?= 95
 SEEDS ?= 10000
 KILLS ?= 500
 FAULT_SEEDS ?= 100
@@ -26,18 +31,21 @@ BROKERS ?= 1
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: $(INSTALLED) ## Create .venv with every extra (again only when pyproject.toml changes)
+venv: $(INSTALLED) ## Create .venv with every extra, at the versions in constraints.txt (LOCKED= takes the newest); again only when pyproject.toml changes
+
+lock: $(SERVING) ## Write constraints.txt anew: the newest versions that fit together
+	$(BIN)/python -m tools.lock $(EXTRAS)
 
 $(SERVING): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or later; name one: make PYTHON=python3.12")'
 	@echo "Installing what serving needs into $(VENV) (once; about 150 MB)"
 	@test -x $(BIN)/python || $(if $(UV),uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV),$(PYTHON) -m venv $(VENV))
-	$(INSTALL) --editable .
+	$(INSTALL) $(VERSIONS) --editable .
 	@touch $@
 
 $(INSTALLED): $(SERVING)
 	@echo "Installing what the tests need into $(VENV) (once; about 1.8 GB: Spark, clients, checkers)"
-	$(INSTALL) --editable '.[$(EXTRAS)]'
+	$(INSTALL) $(VERSIONS) --editable '.[$(EXTRAS)]'
 	@touch $@
 
 run: $(SERVING) ## Serve the queues in ./data: SQS on port 9324, REST and metrics on 9325, NSQ on 4150
@@ -48,6 +56,11 @@ demo: $(SERVING) ## Run the demo: send, receive, fail, retry, dead-letter
 
 test: $(INSTALLED) ## Run every test, the doctests included, in three processes side by side; what fails is run again alone
 	$(BIN)/python -m tools.test
+
+coverage: $(INSTALLED) ## Say how much of the core and of the embedded store the tests reach, lines and branches; fail below CORE_COVERAGE and STORE_COVERAGE percent
+	PENSTOCK_SEEDS=50 $(BIN)/python -m coverage run -m pytest $(COVERING)
+	$(BIN)/python -m coverage report --include='src/penstock/core/*' --fail-under=$(CORE_COVERAGE)
+	$(BIN)/python -m coverage report --include='src/penstock/store/*' --omit='*kafka*' --fail-under=$(STORE_COVERAGE)
 
 compile: $(INSTALLED) ## Compile the hot half of the package into build/compiled (minutes, once; needs a C compiler)
 	$(BIN)/python -m tools.compile

@@ -5,35 +5,32 @@ A drawn table stands between `<!-- name -->` and `<!-- /name -->`. A test fails 
 
 from __future__ import annotations
 
-import ast
-import inspect
-import typing
 from collections.abc import Callable
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from docs import story
 from penstock.core import config
-from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, UNCHANGEABLE, QueueConfig
+from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, SETTINGS
+from penstock.core.settings import SECOND_MS, Declared, SqsAttribute, declared
 from penstock.core.states import transition_table
 from penstock.protocols.rest.problem_pages import EXPLAINED
+from penstock.server.settings import SECTIONS, HandshakeRule
+from penstock.server.sources import VARIABLES
 
 DOCS = Path(__file__).parent
 
 _UNITS = ((DAY_MS, "days"), (HOUR_MS, "h"), (MINUTE_MS, "min"), (SECOND_MS, "s"))
 _BYTE_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"))
-_ELSEWHERE = {
-    "kind": "see [FIFO](#fifo)",
-    "backoff": "see [Backoff](#backoff)",
-    "policy": "see [Policies](#policies)",
-    "partitions": "how many shards hold it, where there are several: "
-    "see [Queues with several partitions](cluster.md#queues-with-several-partitions)",
-    "dedup_scope": "whether a dedup id counts for the queue or for its group: see [Duplicates](#duplicates)",
-    "throughput_scope": "whether the rate below is the queue's or each group's: see [FIFO](#fifo)",
-    "tags": "see `labels`",
+_EXPLAINED = {
+    "kind": "#fifo",
+    "backoff": "#backoff",
+    "policy": "#policies",
+    "partitions": "cluster.md#queues-with-several-partitions",
+    "dedup_scope": "#duplicates",
+    "throughput_scope": "#fifo",
 }
-"""Settings that a section of the page explains better than a line."""
+"""Settings that a section explains better than a line."""
 
 
 def drawn(page: str) -> str:
@@ -48,37 +45,66 @@ def drawn(page: str) -> str:
 
 
 def settings_table() -> str:
-    """Every setting of a queue: default, range, meaning."""
-    ranges = {name: (low, high) for name, low, high in config._RANGES}
-    types = typing.get_type_hints(QueueConfig)
-    meanings = _field_docstrings(QueueConfig)
-    lines = ["| setting | default | range | meaning |", "|---|---|---|---|"]
-    for name in QueueConfig.__struct_fields__:
-        default = _value(name, getattr(QueueConfig(), name))
-        meaning = meanings.get(name) or _ELSEWHERE[name]
-        if name in UNCHANGEABLE:
+    """Every setting of a queue: default, range, its name and range in SQS, meaning."""
+    lines = ["| setting | default | range | in SQS | meaning |", "|---|---|---|---|---|"]
+    for each in SETTINGS.values():
+        meaning = each.setting.help.removesuffix(".")
+        if each.name in _EXPLAINED:
+            meaning += f": [see there]({_EXPLAINED[each.name]})"
+        if each.setting.for_life:
             meaning += " (for life)"
-        lines.append(f"| `{name}` | {default} | {_range(name, types[name], ranges)} | {meaning} |")
+        cells = (f"`{each.name}`", _value(each.field, each.default), _range(each), _in_sqs(each.setting.sqs), meaning)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _range(name: str, kind: Any, ranges: dict[str, tuple[int, int]]) -> str:
-    optional = " or none" if NoneType in typing.get_args(kind) else ""
-    if name in ranges:
-        low, high = (_value(name, limit) for limit in ranges[name])
-        return f"{low} to {high}{optional}"
-    if typing.get_origin(kind) is typing.Literal:
-        return ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
-    return {bool: "yes, no", config.Backoff: "`Backoff`"}.get(kind, f"a name{optional}" if optional else "any")
+def server_settings_table() -> str:
+    """Every setting of a server, a table for each section of penstock.toml."""
+    variables = {(place.section, place.setting.field): name for name, place in VARIABLES.items()}
+    parts = []
+    for section, struct in [*SECTIONS.items(), ("[nsq.handshake]", HandshakeRule)]:
+        about = (struct.__doc__ or "").splitlines()[0]
+        rows = ["| key | also | default | range | meaning |", "|---|---|---|---|---|"]
+        for each in declared(struct).values():
+            flag = (each.setting.flag or "").split(",")[0]
+            also = ", ".join(f"`{name}`" for name in (variables.get((section, each.field)), flag) if name)
+            meaning = each.setting.help.removesuffix(".").replace("|", "\\|")
+            default = "this machine" if each.field == "node" else _value(each.field, each.default)
+            rows.append(f"| `{each.field}` | {also} | {default} | {_range(each)} | {meaning} |")
+        parts.append("\n".join([f"**`[{section}]`** {about}", "", *rows]))
+    return "\n\n".join(parts)
+
+
+def _range(each: Declared) -> str:
+    optional = " or none" if each.is_optional else ""
+    if each.setting.above is not None:
+        high = "" if each.setting.high is None else f", up to {_value(each.field, each.setting.high)}"
+        return f"above {each.setting.above:g}{high}{optional}"
+    if each.setting.low is not None:
+        low = _value(each.field, each.setting.low)
+        high = "" if each.setting.high is None else _value(each.field, each.setting.high)
+        return (f"{low} to {high}" if high else f"{low} or more") + optional
+    if each.choices:
+        return ", ".join(f"`{choice}`" for choice in each.choices)
+    return {bool: "`true`, `false`", config.Backoff: "`Backoff`", str: "text"}.get(each.kind, "any") + optional
+
+
+def _in_sqs(sqs: SqsAttribute | None) -> str:
+    if sqs is None:
+        return ""
+    words = ", ".join(f"`{word}`" for word in sqs.words)
+    return f"`{sqs.name}`" + (f": {words}" if words else "" if sqs.low is None else f": {sqs.low:,} to {sqs.high:,}")
 
 
 def _value(name: str, value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return "`true`" if value else "`false`"
     if isinstance(value, int):
         return _number(name, value)
+    if isinstance(value, float):
+        return f"{value:,.15g} s" if name.endswith("_s") else f"{value:g}"
     if isinstance(value, config.Backoff):
         span = " to ".join(_number("_ms", each) for each in (value.base_ms, value.ceiling_ms))
         return f"`{value.shape}`, {span}"
@@ -86,8 +112,12 @@ def _value(name: str, value: Any) -> str:
 
 
 def _number(name: str, value: int) -> str:
+    if name.endswith("_s"):
+        return f"{value:,} s"
     if name.endswith("_ms"):
         return _with_unit(value, _UNITS, "ms")
+    if name.endswith("port"):
+        return str(value)
     if "bytes" in name:
         return _with_unit(value, _BYTE_UNITS, "bytes")
     return _plain(value)
@@ -99,24 +129,12 @@ def _with_unit(value: int, units: tuple[tuple[int, str], ...], smallest: str) ->
     for size, unit in units:
         if value % size == 0 and value < size << 20:
             return f"{_plain(value // size)} {unit}"
-    return f"{_plain(value)} {smallest}"
+    return f"{_plain(value)} {smallest if value != 1 else smallest.removesuffix('s')}"
 
 
 def _plain(value: int) -> str:
     is_power_of_two = value.bit_count() == 1
     return f"2^{value.bit_length() - 1}" if is_power_of_two and value > 1 << 30 else f"{value:,}"
-
-
-def _field_docstrings(struct: type) -> dict[str, str]:
-    """The strings that stand below the fields of a class."""
-    body = ast.parse(inspect.getsource(struct)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for field, below in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            assert isinstance(field.target, ast.Name)
-            found[field.target.id] = " ".join(str(below.value.value).split()).rstrip(".")
-    return found
 
 
 def decisions_table() -> str:
@@ -139,6 +157,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "life-of-a-message.md": story.TABLES,
     "README.md": {"decisions": decisions_table},
     "rest.md": {"errors": problems_table},
+    "server.md": {"settings": server_settings_table},
 }
 """Page -> name of a table -> what draws it."""
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from penstock.core.broker import Broker
 from penstock.core.changes import Changes
 from penstock.core.commands import Ack, Command, CreateQueue, Delivery, Receive, Release, Send, Span, StartRedrive
-from penstock.core.config import SECOND_MS, Backoff, QueueConfig
+from penstock.core.config import Backoff, QueueConfig
 from penstock.core.keys import ChunkKey, Kind, LaneKind, lane_channel, lane_kind, number_of
+from penstock.core.settings import SECOND_MS
 from penstock.store.memory import MemoryStore
 
 QUEUE = "orders"

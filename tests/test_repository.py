@@ -62,6 +62,35 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
+def test_every_link_of_the_other_pages_leads_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text())
+    assert links
+    assert not [link for link in links if "://" not in link and not (ROOT / link).exists()]
+
+
+def test_every_command_of_contributing_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)\b", text)) - targets == set()
+    modules = re.findall(r"python -m ((?:tools|docs)\.\w+)", text)
+    assert modules
+    assert not [name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()]
+
+
+def test_constraints_pin_every_dependency_and_name_no_host() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert lines[0].startswith("#")
+    pinned = {re.sub("[-_.]+", "-", line.partition("==")[0]).lower() for line in lines[1:]}
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+", line) for line in lines[1:])
+    wanted = [
+        *project()["dependencies"],
+        *(each for some in project()["optional-dependencies"].values() for each in some),
+    ]
+    names = {re.sub("[-_.]+", "-", re.split(r"[\[<>=;]", each)[0].strip()).lower() for each in wanted}
+    assert names <= pinned
+
+
 def test_every_command_of_the_readme_is_a_target_that_make_lists() -> None:
     listed = subprocess.run(["make"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     targets = set(re.findall(r"^  make ([\w-]+) ", listed, re.MULTILINE))

@@ -40,7 +40,7 @@ def compile_at_once(compiler: Any, sources: list[str], *arguments: Any, **option
     return list(objects)
 
 
-class BuildAtOnce(build_ext):
+class BuildAtOnce(build_ext):  # type: ignore[misc]  # setuptools has no types
     """Builds extensions, with all processors at work."""
 
     def build_extensions(self) -> None:

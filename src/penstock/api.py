@@ -22,7 +22,7 @@ from penstock.client.content import (
 )
 from penstock.client.listening import ListenerMetrics
 from penstock.client.opening import open, open_async
-from penstock.client.settings import QueueSettings
+from penstock.client.queue_settings import QueueSettings
 from penstock.client.sync.batch import Batch
 from penstock.client.sync.channel import Channel
 from penstock.client.sync.consumer import Consumer

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from penstock import __version__, process
+from penstock.core.errors import PenstockError
 from penstock.greeting import greeting
 from penstock.protocols.http import Handler
 from penstock.protocols.http_front_end import HttpFrontEnd
@@ -18,15 +20,30 @@ from penstock.server.engines import ENGINES
 from penstock.server.node import FrontEnd, Node, Ready, Services
 from penstock.server.settings import Settings
 
+log = logging.getLogger("penstock")
 
-def run(chosen: Settings, ready_file: Path | None) -> None:
-    """Serve until a signal comes. Returns when everything is committed and closed."""
+
+def run(chosen: Settings, ready_file: Path | None, read_again: Callable[[], Settings]) -> None:
+    """Serve until a signal comes. Returns when everything is committed and closed. SIGHUP reads the settings again."""
     if chosen.server.workers > 1:
         from penstock.cluster.workers import Workers
 
-        process.run(Workers(chosen, ports(chosen), __version__), ready_file, _greeting(chosen))
+        workers = Workers(chosen, ports(chosen), __version__)
+        process.run(
+            workers, ready_file, _greeting(chosen), partial(log.warning, "SIGHUP: workers take a restart instead")
+        )
     else:
-        process.run(node(chosen), ready_file, _greeting(chosen))
+        served = node(chosen)
+        process.run(served, ready_file, _greeting(chosen), partial(_take_again, served, read_again))
+
+
+def _take_again(served: Node, read_again: Callable[[], Settings]) -> None:
+    try:
+        served.take_settings(read_again())
+    except PenstockError as error:
+        log.error("SIGHUP: everything stays as it was: %s", error)
+    else:
+        log.warning("SIGHUP: credentials and the level of the log were read again")
 
 
 def _greeting(chosen: Settings) -> Callable[[Ready], str]:

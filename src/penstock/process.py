@@ -36,24 +36,30 @@ def run(
     service: contextlib.AbstractAsyncContextManager[_Announced],
     ready_file: Path | None,
     greeting: Callable[[_Announced], str],
+    on_hangup: Callable[[], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Returns when everything is closed. A second signal ends the process at once.
 
-    What the service says when it listens becomes the ready file, and the greeting for people.
+    What the service says when it listens becomes the ready file, and the greeting for people. `on_hangup` is called at
+    every SIGHUP, once everything listens.
     """
-    run_telling(service, partial(announce, ready_file=ready_file, greeting=greeting))
+    run_telling(service, partial(announce, ready_file=ready_file, greeting=greeting), on_hangup)
 
 
 def run_telling(
-    service: contextlib.AbstractAsyncContextManager[_Announced], tell: Callable[[_Announced], None]
+    service: contextlib.AbstractAsyncContextManager[_Announced],
+    tell: Callable[[_Announced], None],
+    on_hangup: Callable[[], None] | None = None,
 ) -> None:
     """As `run`, for who says in another way that everything listens."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(service, tell))
+        runner.run(_serve(service, tell, on_hangup))
 
 
 async def _serve(
-    service: contextlib.AbstractAsyncContextManager[_Announced], tell: Callable[[_Announced], None]
+    service: contextlib.AbstractAsyncContextManager[_Announced],
+    tell: Callable[[_Announced], None],
+    on_hangup: Callable[[], None] | None,
 ) -> None:
     _allow_many_files()
     sys.setswitchinterval(_SWITCH_S)
@@ -65,6 +71,8 @@ async def _serve(
         starting = loop.create_task(running.enter_async_context(service))
         if await _comes_before(starting, stopping):
             seldom_look_for_garbage()
+            if on_hangup is not None:
+                loop.add_signal_handler(signal.SIGHUP, on_hangup)
             tell(starting.result())
             await stopping.wait()
 

@@ -30,6 +30,7 @@ from penstock.cli import SECTIONS, app, exits, main
 from penstock.cli.command import Group
 from penstock.cli.exits import Exit
 from penstock.cli.received import writer
+from penstock.core.config import SETTINGS
 from tests.client.node import ThreadedNode
 from tests.faults.proxy import Proxy
 from tests.shards import not_for_clusters
@@ -187,7 +188,7 @@ def test_a_large_file_goes_in_runs_and_arrives_whole(shell: Shell, tmp_path: Pat
 
 
 def test_a_failure_in_the_middle_of_a_file_says_how_much_was_sent(shell: Shell, tmp_path: Path) -> None:
-    shell("queue", "create", "orders", "--set", "message_bytes_max=1024")
+    shell("queue", "create", "orders", "--message-bytes-max", "1024")
     (tmp_path / "input").write_text("fine\n" * 2_500 + "x" * 2_000)
     ended = shell.ended("send", "orders", "--lines", "--file", str(tmp_path / "input"))
     assert ended.status == Exit.FAILED
@@ -330,8 +331,17 @@ REFUSALS = {
     "queue create orders --retention 30": "--retention is 30 seconds: it must be from 60 to 1209600 seconds",
     "queue create orders --max-receives 5000": "--max-receives is 5000: it must be from 0 to 1000",
     "queue create orders --policy all": "--policy is 'all': it must be at_least_once, consume_times or consume_once",
-    "queue create orders --set kind=lifo": "kind is 'lifo': it must be standard or fifo",
-    "queue create orders --set max_receives=many": "max_receives: Expected `int`, got `str`",
+    "queue create orders --lease soon": "--lease is 'soon': it must be a number of seconds from 0 to 43200",
+    "queue create orders --max-receives many": "--max-receives is 'many': it must be a whole number from 0 to 1000",
+    "queue create orders --retention soon": "--retention is 'soon': it must be a number of seconds from 60 to 1209600, "
+    "or none",
+    "queue create orders --backoff fixed": "--backoff is 'fixed': it must have some of the parts shape, base_ms, "
+    'ceiling_ms, seed, as in {"shape": "linear", "base_ms": 1000}; the shapes are none, fixed, linear, exponential',
+    'queue create orders --backoff {"shape":"x"}': "--backoff.shape is 'x': it must be none, fixed, linear or "
+    "exponential",
+    "queue create orders --content-dedup yes": "--content-dedup is 'yes': it must be true or false",
+    "queue create orders --content-dedup true": "--content-dedup is a setting of FIFO queues: create a FIFO queue for "
+    "it",
     "queue configure there --lease 50000": "--lease is 50000 seconds: it must be from 0 to 43200 seconds",
     "receive there --lease 50000": "--lease is 50000 seconds: it must be from 0 to 43200 seconds",
     "receive there --wait -3": "--wait is -3.0: give seconds, 0 or more",
@@ -347,7 +357,14 @@ def test_a_refused_value_is_named_as_it_was_given(shell: Shell, command: str) ->
 
 
 @pytest.mark.parametrize(
-    "command", ["frobnicate", "send", "receive", "receive orders --max 0", "queue create orders --lease soon"]
+    "command",
+    [
+        "frobnicate",
+        "send",
+        "receive",
+        "receive orders --max 0",
+        "queue create orders --leese 5",
+    ],
 )
 def test_wrong_usage_is_one_line_that_names_the_help(command: str) -> None:
     ended = run(*command.split())
@@ -358,18 +375,19 @@ def test_wrong_usage_is_one_line_that_names_the_help(command: str) -> None:
 def test_settings_are_changed_one_by_one(shell: Shell) -> None:
     backoff = '{"shape": "fixed", "base_ms": 50}'
     shell("queue", "create", "orders", "--policy", "consume_times", "--consume-times", "3", "--retention", "none")
-    shell("queue", "configure", "orders", "--lease", "7", "--set", f"backoff={backoff}")
+    shell("queue", "configure", "orders", "--lease", "7", "--backoff", backoff)
     (described,) = shell.json("queue", "describe", "orders")
     config = described["config"]
     assert (config["lease_ms"], config["policy"], config["consume_times"]) == (7_000, "consume_times", 3)
     assert (config["retention_ms"], config["backoff"]["base_ms"]) == (None, 50)
 
 
-@pytest.mark.parametrize("setting", ["leese=5", "lease=-1", "lease"])
-def test_a_wrong_setting_is_refused_by_name(shell: Shell, setting: str) -> None:
-    ended = shell.ended("queue", "create", "orders", "--set", setting)
-    assert ended.status == Exit.USAGE
-    assert "lee" in ended.err or "lease" in ended.err
+def test_every_setting_is_an_option_but_what_a_queue_keeps_for_life_is_one_of_create_alone() -> None:
+    created, configured = (run("queue", command, "--help").out.decode() for command in ("create", "configure"))
+    flags = {name: f"--{name.replace('_', '-')} " for name in SETTINGS if name != "kind"}
+    assert not [name for name, flag in flags.items() if flag not in created]
+    missing = [name for name, flag in flags.items() if flag not in configured]
+    assert missing == [name for name in flags if SETTINGS[name].setting.for_life] == ["partitions"]
 
 
 def test_a_queue_that_exists_with_other_settings_is_not_changed_by_create(shell: Shell) -> None:
@@ -645,7 +663,7 @@ MISTAKES = {
     "send orders tea --priority 10": "10 is not from 0 to 9",
     "queue create orders --kind fifo": "Did you mean '--fifo'?",
     "queue create bad/name": "because of '/': use 1 to 128 letters",
-    "queue create orders --set backoff=linear": "the shapes are none, fixed, linear, exponential",
+    "queue create orders --backoff linear": "the shapes are none, fixed, linear, exponential",
     "send orders --file missing": "penstock: missing: No such file or directory",
     "receive orders --url localhost": "'localhost' is no address of a server: write penstock://host:9325",
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROBE = """
 import sys
 before = set(sys.modules)
@@ -32,11 +34,24 @@ def test_help_loads_click_and_the_list_of_commands() -> None:
     assert {name.partition(".")[0] for name in names} == {"penstock", "click"}
 
 
-def test_help_of_a_command_loads_its_module_and_no_library() -> None:
-    names = loaded("from penstock.cli import app; app(['queue', 'create', '--help'], standalone_mode=False)")
+@pytest.mark.parametrize("command", ["queue", "queue describe"])
+def test_help_of_a_command_loads_its_module_and_no_library(command: str) -> None:
+    names = loaded(f"from penstock.cli import app; app('{command} --help'.split(), standalone_mode=False)")
     assert "penstock.cli.queues" in names
     assert {name.partition(".")[0] for name in names} == {"penstock", "click"}
     assert not {name for name in names if name.startswith(("penstock.client", "penstock.server", "penstock.core.c"))}
+
+
+def test_help_of_a_command_with_declared_options_loads_their_declaration() -> None:
+    names = loaded("from penstock.cli import app; app(['queue', 'create', '--help'], standalone_mode=False)")
+    assert {name.partition(".")[0] for name in names} <= {"penstock", "click", "msgspec", "typing_extensions"}
+    assert {name for name in names if name.startswith("penstock.core.")} == {
+        "penstock.core.backoff",
+        "penstock.core.config",
+        "penstock.core.errors",
+        "penstock.core.settings",
+    }
+    assert not {name for name in names if name.startswith(("penstock.client", "penstock.server"))}
 
 
 def test_import_penstock_loads_nothing_until_a_name_is_used() -> None:

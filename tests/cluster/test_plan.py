@@ -54,7 +54,8 @@ def settled(
     members: list[Member], shards: list[ShardLoad], wishes: dict[int, str]
 ) -> tuple[list[ShardLoad], list[dict[int, str]]]:
     """Let the controller work until it has nothing left to do; time is no object."""
-    now_s, made = 0.0, []
+    now_s = 0.0
+    made: list[dict[int, str]] = []
     for _ in range(MOVES_MAX):
         now_s += STAY_COOL_DOWNS * COOL_DOWN_S
         moves = plan(members, shards, wishes, now_s, COOL_DOWN_S)

@@ -255,7 +255,7 @@ class Breaking:
 async def test_only_what_may_be_done_twice_is_sent_again_when_a_link_breaks() -> None:
     async with world(0) as made:
         breaking = Breaking(made.router.far)
-        made.router.elsewhere._remote = lambda _: breaking
+        made.router.elsewhere._remote = lambda _: breaking  # type: ignore[assignment]
         name = names()[1]
         await made.router.call(CreateQueue(name=name))
         breaking.broken = 1
@@ -271,7 +271,7 @@ async def test_only_what_may_be_done_twice_is_sent_again_when_a_link_breaks() ->
 async def test_a_purge_whose_answer_was_lost_spares_what_was_sent_meanwhile() -> None:
     async with world(0) as made:
         breaking = Breaking(made.router.far)
-        made.router.elsewhere._remote = lambda _: breaking
+        made.router.elsewhere._remote = lambda _: breaking  # type: ignore[assignment]
         name = names()[1]
         await made.router.call(Send(queue=name, bodies=[b"old", b"older"]))
         breaking.broken, breaking.of_kind = 1, PurgeQueue
@@ -285,7 +285,7 @@ async def test_a_purge_whose_answer_was_lost_spares_what_was_sent_meanwhile() ->
 async def test_a_pause_whose_answer_was_lost_does_not_undo_a_resume() -> None:
     async with world(0) as made:
         breaking = Breaking(made.router.far)
-        made.router.elsewhere._remote = lambda _: breaking
+        made.router.elsewhere._remote = lambda _: breaking  # type: ignore[assignment]
         name = names()[1]
         await made.router.call(Send(queue=name, bodies=[b"x"]))
         breaking.broken, breaking.of_kind = 1, PauseChannel

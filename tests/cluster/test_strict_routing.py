@@ -245,7 +245,7 @@ async def test_units_of_work_and_sends_with_a_dedup_id_that_were_refused_are_don
                 assert taken is not None and bytes(taken.body) == b"1"
                 work.put(target, b"one")
                 await work.commit()
-            found = []
+            found: list[Any] = []
             while len(found) < 2:
                 batch = await ps.queue(target).receive_batch(max=10, wait=50)
                 found += batch.bodies

@@ -86,12 +86,6 @@ def test_the_command_line_creates_a_fifo_queue_by_its_name(server: Server, ps: p
     assert kind(ps) == "fifo"
 
 
-def test_the_command_line_refuses_a_standard_queue_of_such_a_name(server: Server, ps: penstock.Penstock) -> None:
-    ended = cli(server, "queue", "create", NAME, "--set", "kind=standard")
-    assert ended.returncode == 2 and "ends with .fifo" in ended.stderr
-    assert ps.queues() == []
-
-
 def test_rest_refuses_a_standard_queue_of_such_a_name(http: httpx.Client, ps: penstock.Penstock) -> None:
     answer = http.post("/v1/queues", json={"name": NAME, "settings": {"kind": "standard"}})
     assert answer.status_code == 400 and "ends with .fifo" in answer.text

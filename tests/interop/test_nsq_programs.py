@@ -201,8 +201,8 @@ def test_a_hundred_thousand_lines_from_to_nsq_to_nsq_to_file(lookup: Lookup, pen
             writers.append(start("to_nsq", *flags, log=log, stdin=stdin))
     until(lambda: lookup.producers("lines") == {penstock.tcp_port})
     out = tmp_path / "out"
-    flags = ("-topic=lines", "-channel=archive", f"-output-dir={out}", "-sync-interval=1s", "-max-in-flight=1000")
-    reader = start("nsq_to_file", *flags, f"-lookupd-http-address={lookup.http_address}", log=log)
+    files = ("-topic=lines", "-channel=archive", f"-output-dir={out}", "-sync-interval=1s", "-max-in-flight=1000")
+    reader = start("nsq_to_file", *files, f"-lookupd-http-address={lookup.http_address}", log=log)
     try:
         assert [writer.wait(WRITING_S_MAX) for writer in writers] == [0] * WRITERS, log.read_text()[-2000:]
         until(lambda: penstock.channel("lines", "archive"), READING_S_MAX)

@@ -41,7 +41,7 @@ def talk(connection: Connection, topic: str) -> None:
             connection.publish(topic, *[b"%d" % number for number in range(200)])
         connection.publish(topic, large)
         connection.subscribe(topic, "ch", ready=300)
-        bodies = []
+        bodies: list[Any] = []
         while len(bodies) < 601:
             message = connection.message()
             bodies.append(message.body)

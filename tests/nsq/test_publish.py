@@ -182,7 +182,7 @@ def test_a_big_backlog_is_delivered_whole(server: Broker, topic: str) -> None:
     with server.connect() as writer:
         for start in range(0, 30_000, 1000):
             writer.publish(topic, *[b"%d" % number for number in range(start, start + 1000)])
-    seen = set()
+    seen: set[bytes] = set()
     with server.subscriber(topic, ready=2500) as reader:
         while len(seen) < 30_000:
             run = [reader.message()]

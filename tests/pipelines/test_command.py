@@ -109,7 +109,7 @@ class Process:
         """The rows of each query, by the status file."""
         file = self.directory / ".penstock" / "orders" / "status.json"
         assert self.process.poll() is None, (self.directory / "output").read_text()
-        status = json.loads(file.read_text()) if file.exists() else {"queries": [], "pid": 0}
+        status: Any = json.loads(file.read_text()) if file.exists() else {"queries": [], "pid": 0}
         return {each["query"]: each["rows"] for each in status["queries"] if status["pid"] == self.process.pid}
 
     def end(self, number: signal.Signals) -> int:

@@ -215,7 +215,7 @@ def test_nothing_is_noted_while_nobody_records() -> None:
     ("text", "what"),
     [
         ("sample = 0", "sample is 0"),
-        ("sample = 2.0", "sample is 2.0"),
+        ("sample = 2.0", "sample is 2: it must be larger than 0, up to 1"),
         ("retention_s = 0", "retention_s"),
         ('queue = "no good"', "cannot name a queue"),
         ("smaple = 1.0", "perhaps 'sample' is meant"),

@@ -183,9 +183,11 @@ def test_health_says_so_when_the_store_takes_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(settings_in(tmp_path)) as (node, ready):
             await node.services.shard.close()
-            status, _, body = await asyncio.to_thread(ask, ready.listening["http"].url, "/healthz")
-            assert status == 503
-            assert "closed" in json.loads(body)["reason"]
+            for path in ("/healthz", "/readyz"):
+                status, _, body = await asyncio.to_thread(ask, ready.listening["http"].url, path)
+                assert status == 503
+                assert "closed" in json.loads(body)["reason"]
+            assert (await asyncio.to_thread(ask, ready.listening["http"].url, "/livez"))[0] == 200
 
     asyncio.run(main())
 
@@ -389,7 +391,7 @@ def test_a_directory_that_another_server_has_open_is_refused_with_a_line(start: 
 
 def test_what_is_wrong_with_a_flag_is_said_of_the_flag(start: Callable[..., Process]) -> None:
     code, _, err = start("--sqs-port", "99999").ended()
-    assert (code, err) == (2, "penstock: --sqs-port is 99999: a port is from 0 to 65535\n")
+    assert (code, err) == (2, "penstock: --sqs-port is 99999: it must be from 0 to 65535\n")
 
 
 def test_flags_of_a_cluster_are_refused_without_its_engine(start: Callable[..., Process]) -> None:

@@ -208,8 +208,8 @@ def judge(source: Path, target: Path, before: Seen, now_ms: int) -> Counter[str]
     done: Salvaged = salvage(source, target)
     told_all(done.findings)
     for store in stores_in(target):
-        if again := check(store):
-            raise Wrong(f"what was salvaged is damaged: {again}")
+        if damage := check(store):
+            raise Wrong(f"what was salvaged is damaged: {damage}")
     after = Seen(target, now_ms)
     if after.receivable != done.messages:
         raise Wrong(f"{done.messages} messages are said to be salvaged, and {after.receivable} come")

@@ -28,7 +28,8 @@ commits = st.lists(st.dictionaries(st.sampled_from([b"a", b"b", b"", b"\x03\0\0\
 
 def written(history: list[dict[bytes, bytes | None]]) -> tuple[list[Message], Splits]:
     """The log of a history."""
-    splits, log = Splits(), []
+    splits = Splits()
+    log: list[Message] = []
     for number, commit in enumerate(history, 1):
         log += splits.messages(commit, number, LIMIT)
         splits.settle(committed=True)

@@ -148,8 +148,10 @@ def greetings() -> dict[str, Any]:
     greeting = frames.Greeting("tea", "a", KEY * 2, *(() if is_first else (versions[1],)))
     hello = frames.Hello("tea", "b", KEY, KEY * 2, b"")
     proof = (more and [versions[0]]) or []
-    proven = msgspec.structs.replace(hello, proof=frames.client_proof(b"secret", *proof, greeting, hello))
-    welcome = frames.Welcome(frames.server_proof(b"secret", *proof, greeting, hello), 1_000_000, 500)
+    shown = frames.client_proof(b"secret", *proof, greeting, hello)  # type: ignore[call-arg]
+    proven = msgspec.structs.replace(hello, proof=shown)
+    answered = frames.server_proof(b"secret", *proof, greeting, hello)  # type: ignore[call-arg]
+    welcome = frames.Welcome(answered, 1_000_000, 500)
     return {
         "versions": versions,
         "greeting": frames.introduction(frames.FrameKind.GREETING, greeting, *more).hex(),

@@ -35,7 +35,7 @@ def _look(config: Path | None, bootstrap: str | None, cluster: str | None, *, in
             raise
         raise settings.InvalidSettings('clusters need another library: pip install "penstock[kafka]"') from None
     loaded = settings.Settings() if config is None else settings.load(config)
-    options = loaded.with_cluster(name=cluster).with_kafka(bootstrap=bootstrap).kafka_options()
+    options = loaded.overridden("cluster", name=cluster).overridden("kafka", bootstrap=bootstrap).kafka_options()
     return Inspection(options, in_haste=in_haste)
 
 

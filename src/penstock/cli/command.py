@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from importlib import import_module
@@ -39,9 +39,10 @@ class Option:
         min: float | None = None,
         max: float | None = None,
         envvar: str | None = None,
+        metavar: str | None = None,
         show_default: bool | str = True,
     ) -> None:
-        self.flags, self.help, self.section, self.envvar = flags, help, section, envvar
+        self.flags, self.help, self.section, self.envvar, self.metavar = flags, help, section, envvar, metavar
         self.min, self.max = min, max
         self.show_default = show_default
 
@@ -53,13 +54,31 @@ class Argument:
         self.help, self.min, self.max = help, min, None
 
 
+class Options:
+    """What `**options` of a function stands for: parameters that are declared elsewhere, and what each is by its name.
+
+    They are asked for when the command runs or shows its help. None of them is required.
+    """
+
+    def __init__(self, declared: Callable[[], Mapping[str, Any]]) -> None:
+        self.declared = declared
+
+
 class Command(click.Command):
     """A function as a command. Its docstring is the help; examples in it get a section of their own."""
 
     def __init__(self, name: str, function: Callable[..., Any], epilog: str | None = None) -> None:
-        signature = inspect.signature(function, eval_str=True).parameters.values()
-        self._declared = {each.name: get_args(each.annotation)[1] for each in signature}
-        super().__init__(name, SETTINGS, function, list(map(_parameter, signature)), inspect.getdoc(function), epilog)
+        super().__init__(name, SETTINGS, function, None, inspect.getdoc(function), epilog)
+        self._declared: dict[str, Option | Argument] = {}
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The function's parameters, as Click has them. A command in a list of commands does without."""
+        if not self.params:
+            assert self.callback is not None
+            signature = list(_signature(self.callback))
+            self._declared = {each.name: get_args(each.annotation)[1] for each in signature}
+            self.params = list(map(_parameter, signature))
+        return super().get_params(ctx)
 
     def invoke(self, ctx: click.Context) -> Any:
         """A command line that the function refuses is one of this command."""
@@ -108,6 +127,15 @@ class Command(click.Command):
                     formatter.write_dl(rows)
 
 
+def _signature(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    for each in inspect.signature(function, eval_str=True).parameters.values():
+        if each.kind is not each.VAR_KEYWORD:
+            yield each
+            continue
+        for name, annotation in get_args(each.annotation)[1].declared().items():
+            yield inspect.Parameter(name, each.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
 def _parameter(parameter: inspect.Parameter) -> click.Parameter:
     hint, declared = get_args(parameter.annotation)
     if get_origin(hint) in (Union, UnionType):  # `Literal | None` is the former
@@ -131,6 +159,7 @@ def _parameter(parameter: inspect.Parameter) -> click.Parameter:
         is_flag=True if hint is bool else None,
         multiple=many,
         envvar=declared.envvar,
+        metavar=declared.metavar,
         show_default=False if says_nothing and declared.show_default is True else declared.show_default,
         **common,
     )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from penstock.cli.asking import Yes, confirm
-from penstock.cli.command import Argument, Group, Option
+from penstock.cli.command import Argument, Group, Option, Options
+from penstock.cli.declared import option_of
 from penstock.cli.messages import Name, existing
 from penstock.cli.output import AsJson, counted, print_done, print_json, print_rows
 from penstock.cli.stats import IN_QUARANTINE, channel_row, counts, queue_row, with_age
@@ -22,60 +23,29 @@ queues = Group(help="Create, list, describe, change, empty and delete queues.")
 channels = Group(help="Create, list, pause, empty and delete the channels of a queue.")
 
 ChannelName = Annotated[str, Argument(help="The channel's name.")]
-Lease = Annotated[float | None, Option(help="Seconds that a receiver has for a message (30).")]
-Retention = Annotated[str | None, Option(help="Seconds that messages are kept (345600: 4 days), or `none`.")]
-Delay = Annotated[float | None, Option(help="Seconds that every message waits before it can be received (0).")]
-MaxReceives = Annotated[
-    int | None, Option(help="After so many failed deliveries a message is a dead letter (10). 0: never.")
-]
-DeadLetter = Annotated[str | None, Option(help="The queue that dead letters go to (NAME.dead).")]
-Policy = Annotated[str | None, Option(help="at_least_once (the default), consume_times or consume_once.")]
-ConsumeTimes = Annotated[
-    int | None, Option(help="With --policy consume_times: a message is delivered so often at most.")
-]
-Set = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        help="SETTING=VALUE for any other setting, the value as JSON. Can be repeated. docs/delivery.md lists them.",
-    ),
-]
 
 
-def settings_of(given: dict[str, Any], others: list[str] | None) -> dict[str, Any]:
-    """Settings as `create_queue` takes them: what was given on the command line, and nothing else.
+def _settings(*, for_life: bool) -> dict[str, Any]:
+    """An option for every setting of a queue but the kind, which `--fifo` says; `for_life`: a new queue's as well."""
+    from penstock.core.config import SETTINGS
 
-    >>> settings_of({"lease": 5.0, "delay": None, "retention": "none"}, ["content_dedup=true"])
-    {'lease': 5.0, 'retention': None, 'content_dedup': True}
+    offered = [each for each in SETTINGS.values() if each.name != "kind" and (for_life or not each.setting.for_life)]
+    return {each.name: option_of(each, section="Settings of the queue") for each in offered}
+
+
+Settings = Annotated[Any, Options(lambda: _settings(for_life=True))]
+Changes = Annotated[Any, Options(lambda: _settings(for_life=False))]
+
+
+def settings_of(given: dict[str, str | None]) -> dict[str, Any]:
+    """Settings as `create_queue` takes them, of the options that are given.
+
+    >>> settings_of({"lease": "5", "delay": None, "retention": "none", "content_dedup": "true", "dead_letter": "7"})
+    {'lease': 5, 'retention': None, 'content_dedup': True, 'dead_letter': '7'}
     """
-    settings = {name: value for name, value in given.items() if value is not None}
-    if "retention" in settings:
-        settings["retention"] = _retention(settings["retention"])
-    for each in others or ():
-        name, equals, value = each.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{each!r} is not SETTING=VALUE", param_hint="--set")
-        settings[name] = _value(value)
-    return settings
+    from penstock.core.config import SETTINGS
 
-
-def _retention(text: str) -> float | None:
-    if text == "none":
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is neither seconds nor `none`", param_hint="--retention") from None
-
-
-def _value(text: str) -> Any:
-    """A setting's value: JSON, or else the text itself."""
-    import msgspec
-
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
+    return {name: SETTINGS[name].from_text(text) for name, text in given.items() if text is not None}
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -103,55 +73,35 @@ def list_queues(
 @on_store(creates=True)
 def create(
     ps: Penstock,
+    /,
     queue: Name,
     fifo: Annotated[
         bool, Option("--fifo", help="Keep the order within groups. A name that ends with .fifo says so, too.")
     ] = False,
-    lease: Lease = None,
-    retention: Retention = None,
-    delay: Delay = None,
-    max_receives: MaxReceives = None,
-    dead_letter: DeadLetter = None,
-    policy: Policy = None,
-    consume_times: ConsumeTimes = None,
-    settings: Set = None,
     as_json: AsJson = False,
+    **settings: Settings,
 ) -> None:
     """Create a queue. If it exists with the same settings, nothing happens; with other settings it is an error.
 
     penstock queue create orders --lease 60 --max-receives 5
     """
-    given = {"kind": "fifo" if fifo else None, "lease": lease, "retention": retention, "delay": delay}
-    given |= {"max_receives": max_receives, "dead_letter": dead_letter, "policy": policy}
-    given |= {"consume_times": consume_times}
+    kind: dict[str, Any] = {"kind": "fifo"} if fifo else {}
     is_new = queue not in ps.queues(queue)
-    ps.create_queue(queue, **settings_of(given, settings))
+    ps.create_queue(queue, **settings_of(settings), **kind)
     text = f"created {queue}" if is_new else f"{queue} exists already, with these settings"
     print_done(text, {"queue": queue, "created": is_new}, as_json)
 
 
 @queues.command()
 @on_store()
-def configure(
-    ps: Penstock,
-    queue: Name,
-    lease: Lease = None,
-    retention: Retention = None,
-    delay: Delay = None,
-    max_receives: MaxReceives = None,
-    dead_letter: DeadLetter = None,
-    settings: Set = None,
-    as_json: AsJson = False,
-) -> None:
+def configure(ps: Penstock, /, queue: Name, as_json: AsJson = False, **settings: Changes) -> None:
     """Change some settings of a queue. The others stay as they are.
 
     penstock queue configure orders --lease 120
     """
-    given = {"lease": lease, "retention": retention, "delay": delay}
-    given |= {"max_receives": max_receives, "dead_letter": dead_letter}
-    changes = settings_of(given, settings)
+    changes = settings_of(settings)
     if not changes:
-        raise click.BadParameter("say what to change, such as --lease 60; `--set` has any setting")
+        raise click.BadParameter("say what to change, such as --lease 60")
     ps.queue(queue).configure(**changes)
     print_done(f"configured {queue}", {"queue": queue, "configured": sorted(changes)}, as_json)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,7 +87,7 @@ def _speaking_of(options: dict[str, Any]) -> Iterator[None]:
     except ValueError as error:
         from penstock.core.errors import InvalidRequest
 
-        name = str(error).partition(" ")[0].rstrip(":")
+        name = re.split("[ :.]", str(error), maxsplit=1)[0]
         if not isinstance(error, InvalidRequest) or options.get(name) is None or name in _ARGUMENTS:
             raise
         raise type(error)(f"--{name.replace('_', '-')}{str(error).removeprefix(name)}") from None
@@ -97,9 +98,10 @@ def _describe(command: Callable[..., Any], function: Callable[..., Any]) -> None
     where = {"data": Data, "url": Url, "token": Token}
     names = {"Penstock": object}
     own = list(inspect.signature(function, locals=names, eval_str=True).parameters.values())[1:]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    added = [inspect.Parameter(name, keyword, default=None, annotation=hint) for name, hint in where.items()]
-    parameters = [each.replace(kind=keyword) for each in own] + added
+    keyword, options = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+    parameters = [each.replace(kind=keyword) for each in own if each.kind is not options]
+    parameters += [inspect.Parameter(name, keyword, default=None, annotation=hint) for name, hint in where.items()]
+    parameters += [each for each in own if each.kind is options]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
 

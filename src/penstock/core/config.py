@@ -1,6 +1,7 @@
-"""A queue's configuration: every setting, its range and its default, in one table of fields.
+"""A queue's configuration: every setting is declared here, and nowhere else (see `core/settings.py`).
 
-Times are milliseconds. The ranges are checked in one place, `check`, for creation and for changes alike.
+Times are milliseconds here and seconds for users. A new setting is a field of `QueueConfig` and the place that obeys
+it; `python -m tools.generate_settings` and `python -m docs.draw` write the signature and the table.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from penstock.core.backoff import backoff
 from penstock.core.errors import InvalidConfig, InvalidName
+from penstock.core.settings import SECOND_MS, Declared, Setting, SqsAttribute, declared
 
-SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
@@ -46,10 +47,10 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     True
     """
 
-    shape: BackoffShape = "none"
-    base_ms: int = 1_000
-    ceiling_ms: int = HOUR_MS
-    seed: int = 0
+    shape: Annotated[BackoffShape, Setting("How the wait grows from one failure to the next.")] = "none"
+    base_ms: Annotated[int, Setting("The first wait.", 0, DELAY_MS_MAX)] = 1_000
+    ceiling_ms: Annotated[int, Setting("The longest wait.", 0, DELAY_MS_MAX)] = HOUR_MS
+    seed: Annotated[int, Setting("Another seed, other jitter.", 0, (1 << 62) - 1)] = 0
 
     def delay_ms(self, failures: int, sequence: int) -> int:
         """The wait after the `failures`-th time in the retry lane; its jitter depends on the arguments and the seed.
@@ -106,44 +107,123 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     penstock.core.errors.InvalidConfig: policy is 'never': it must be at_least_once, consume_times or consume_once
     """
 
-    kind: Kind = "standard"
-    """A name that ends with `.fifo` makes a FIFO queue. Other queues can be FIFO, too."""
-    lease_ms: int = 30 * SECOND_MS
-    """How long a receiver has before its messages go to somebody else (SQS: visibility timeout)."""
-    retention_ms: int | None = 4 * DAY_MS
-    """Messages older than this go, whoever still wants them. None keeps them for ever."""
-    retention_bytes: int | None = None
-    """The oldest messages go when the queue is larger than this. None: no limit by size."""
-    delay_ms: int = 0
-    """How long every message waits before it can be received."""
-    message_bytes_max: int = 1024 * 1024
-    """Body and attributes of one message together."""
-    receive_wait_ms: int = 0
-    """How long a receive waits for messages when it does not say so itself."""
-    max_receives: int = 10
-    """After this many failed deliveries a message goes to the dead-letter queue. 0: never."""
-    dead_letter: str | None = None
-    """The dead-letter queue. None: one of its own, named after the queue (`orders.dead`)."""
-    backoff: Backoff = DEFAULT_BACKOFF
-    policy: PolicyName = "at_least_once"
-    consume_times: int = 1
-    """With policy `consume_times`: how often a message may leave the process at most."""
-    deliver_unsynced: bool = False
-    """Push messages to those who listen while their send is being written to the disk. A crash may take them back."""
-    partitions: int = 1
-    content_dedup: bool = False
-    """FIFO: a message without a dedup id is deduplicated by the SHA-256 of its body."""
-    dedup_scope: Scope = "queue"
-    throughput_scope: Scope = "queue"
-    throughput_per_second: int | None = None
-    """FIFO: messages that each queue or group may take a second. None: no limit."""
-    in_flight_max: int = 120_000
-    """How many messages a channel may have leased at once."""
-    consumer_retention_ms: int | None = 14 * DAY_MS
-    """A named consumer that was silent for this long is forgotten. None: never."""
-    tags: dict[str, str] = {}
-    labels: dict[str, str] = {}
-    """What front ends keep with a queue and the core does not look at."""
+    kind: Annotated[
+        Kind,
+        Setting("A name that ends with `.fifo` makes a FIFO queue. Other queues can be FIFO, too.", for_life=True),
+    ] = "standard"
+    lease_ms: Annotated[
+        int,
+        Setting(
+            "How long a receiver has before its messages go to somebody else.",
+            0,
+            LEASE_MS_MAX,
+            sqs=SqsAttribute("VisibilityTimeout", 0, 43_200),
+        ),
+    ] = 30 * SECOND_MS
+    retention_ms: Annotated[
+        int | None,
+        Setting(
+            "Messages older than this go, whoever still wants them. None keeps them for ever.",
+            MINUTE_MS,
+            14 * DAY_MS,
+            sqs=SqsAttribute("MessageRetentionPeriod", 60, 1_209_600),
+        ),
+    ] = 4 * DAY_MS
+    retention_bytes: Annotated[
+        int | None, Setting("The oldest messages go when the queue is larger than this. None: no limit.", 1, 1 << 62)
+    ] = None
+    delay_ms: Annotated[
+        int,
+        Setting(
+            "How long every message waits before it can be received.",
+            0,
+            DELAY_MS_MAX,
+            sqs=SqsAttribute("DelaySeconds", 0, 900, relaxed=(0, 366 * 24 * 3_600)),
+        ),
+    ] = 0
+    message_bytes_max: Annotated[
+        int,
+        Setting(
+            "Body and attributes of one message together.",
+            1,
+            MESSAGE_BYTES_CEILING,
+            sqs=SqsAttribute("MaximumMessageSize", 1_024, 1024 * 1024, relaxed=(1, 1024 * 1024)),
+        ),
+    ] = 1024 * 1024
+    receive_wait_ms: Annotated[
+        int,
+        Setting(
+            "How long a receive waits for messages when it does not say so itself.",
+            0,
+            20 * SECOND_MS,
+            sqs=SqsAttribute("ReceiveMessageWaitTimeSeconds", 0, 20),
+        ),
+    ] = 0
+    max_receives: Annotated[
+        int,
+        Setting(
+            "After this many failed deliveries a message goes to the dead-letter queue. 0: never.",
+            0,
+            1_000,
+            sqs=SqsAttribute("RedrivePolicy.maxReceiveCount", 1, 1_000),
+        ),
+    ] = 10
+    dead_letter: Annotated[
+        str | None,
+        Setting(
+            "The dead-letter queue. None: one of its own, named after the queue (`orders.dead`).",
+            sqs=SqsAttribute("RedrivePolicy.deadLetterTargetArn"),
+        ),
+    ] = None
+    backoff: Annotated[
+        Backoff,
+        Setting(
+            "How long a failed message waits before its next delivery.",
+            example='{"shape": "linear", "base_ms": 1000}',
+        ),
+    ] = DEFAULT_BACKOFF
+    policy: Annotated[PolicyName, Setting("How often a message may be delivered.")] = "at_least_once"
+    consume_times: Annotated[
+        int, Setting("With policy `consume_times`: how often a message may leave the process at most.", 1, 1_000)
+    ] = 1
+    deliver_unsynced: Annotated[
+        bool,
+        Setting("Push messages while their send is being written to the disk. A crash may take them back."),
+    ] = False
+    partitions: Annotated[int, Setting("How many shards hold the queue, in a cluster.", 1, 1_024, for_life=True)] = 1
+    content_dedup: Annotated[
+        bool,
+        Setting(
+            "FIFO: a message without a dedup id is deduplicated by the SHA-256 of its body.",
+            sqs=SqsAttribute("ContentBasedDeduplication"),
+        ),
+    ] = False
+    dedup_scope: Annotated[
+        Scope,
+        Setting(
+            "FIFO: whether a dedup id counts for the whole queue or for its group.",
+            sqs=SqsAttribute("DeduplicationScope", words={"queue": "queue", "messageGroup": "group"}),
+        ),
+    ] = "queue"
+    throughput_scope: Annotated[
+        Scope,
+        Setting(
+            "FIFO: whether `throughput_per_second` is the queue's or each group's.",
+            sqs=SqsAttribute("FifoThroughputLimit", words={"perQueue": "queue", "perMessageGroupId": "group"}),
+        ),
+    ] = "queue"
+    throughput_per_second: Annotated[
+        int | None, Setting("FIFO: messages that the queue or each group takes a second. None: no limit.", 1, 1 << 40)
+    ] = None
+    in_flight_max: Annotated[int, Setting("How many messages a channel may have leased at once.", 1, 10_000_000)] = (
+        120_000
+    )
+    consumer_retention_ms: Annotated[
+        int | None,
+        Setting("A named consumer that was silent for this long is forgotten. None: never.", MINUTE_MS, DELAY_MS_MAX),
+    ] = 14 * DAY_MS
+    tags: Annotated[dict[str, str], Setting("Words of yours, kept with the queue.")] = {}
+    labels: Annotated[dict[str, str], Setting("What front ends keep with a queue and the core does not look at.")] = {}
 
     @property
     def is_fifo(self) -> bool:
@@ -167,41 +247,32 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         """Whether a lease is committed before the message leaves the process (the at-most policies)."""
         return self.policy != "at_least_once"
 
-    def changed(self, changes: dict[str, Any]) -> QueueConfig:
-        """This configuration with some settings changed, checked."""
+    def changed(self, changes: Mapping[str, Any]) -> QueueConfig:
+        """This configuration with some fields changed, checked."""
         unknown = sorted(set(changes) - set(self.__struct_fields__))
         if unknown:
             raise InvalidConfig(
                 f"there is no setting {unknown[0]!r}; the settings are: {', '.join(self.__struct_fields__)}"
             )
-        try:
-            config = msgspec.convert(msgspec.to_builtins(self) | msgspec.to_builtins(changes), QueueConfig)
-        except (msgspec.ValidationError, TypeError) as error:
-            raise InvalidConfig(_explained(error)) from None
+        checked = {
+            each.field: each.checked(changes[each.field], each.name)
+            for each in SETTINGS.values()
+            if each.field in changes
+        }
+        config = msgspec.structs.replace(self, **checked)
         config.check()
         return config
 
     def check(self) -> None:
-        """Raise `InvalidConfig` for the first setting that is of a wrong type, or out of its range."""
-        try:
-            msgspec.convert(msgspec.to_builtins(self), QueueConfig)
-            msgspec.msgpack.encode((self.tags, self.labels))
-        except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: half a character
-            raise InvalidConfig(_explained(error)) from None
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise InvalidConfig(out_of_range(name, value, low, high))
-        backoff = self.backoff
-        for name, value in (("base_ms", backoff.base_ms), ("ceiling_ms", backoff.ceiling_ms)):
-            if not 0 <= value <= DELAY_MS_MAX:
-                raise InvalidConfig(f"backoff {name} is {value}: it must be from 0 to {DELAY_MS_MAX}")
+        """Raise `InvalidConfig` for the first setting that is of a wrong type, out of its range, or against another."""
+        for each in SETTINGS.values():
+            each.check(getattr(self, each.field))
         if self.dead_letter is not None:
             check_name(self.dead_letter, "dead-letter queue")
         if not self.is_fifo:
             for name in ("content_dedup", "throughput_per_second"):
                 if getattr(self, name):
-                    raise InvalidConfig(f"{name} is a setting of FIFO queues: create the queue with kind='fifo'")
+                    raise InvalidConfig(f"{name} is a setting of FIFO queues: create a FIFO queue for it")
         if self.deliver_unsynced and (self.is_fifo or self.leases_are_durable):
             raise InvalidConfig(
                 "deliver_unsynced is a setting of standard queues with policy 'at_least_once': what a crash takes back "
@@ -211,52 +282,36 @@ class QueueConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             raise InvalidConfig("throughput_scope='group' needs dedup_scope='group' as well")
 
 
-_RANGES: tuple[tuple[str, int, int], ...] = (
-    ("lease_ms", 0, LEASE_MS_MAX),
-    ("retention_ms", MINUTE_MS, 14 * DAY_MS),
-    ("retention_bytes", 1, 1 << 62),
-    ("delay_ms", 0, DELAY_MS_MAX),
-    ("message_bytes_max", 1, MESSAGE_BYTES_CEILING),
-    ("receive_wait_ms", 0, 20 * SECOND_MS),
-    ("max_receives", 0, 1_000),
-    ("consume_times", 1, 1_000),
-    ("partitions", 1, 1_024),
-    ("throughput_per_second", 1, 1 << 40),
-    ("in_flight_max", 1, 10_000_000),
-    ("consumer_retention_ms", MINUTE_MS, DELAY_MS_MAX),
-)
+SETTINGS: Mapping[str, Declared] = declared(QueueConfig)
+"""Every setting of a queue, by the name that users give it: `lease`, and not `lease_ms`."""
 
-_CHOICES = {"kind": Kind, "policy": PolicyName, "dedup_scope": Scope, "throughput_scope": Scope}
-_CHOICES["backoff.shape"] = BackoffShape
+
+def read_changes(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings as users give them, as fields of `QueueConfig`. What is refused is named as given, after `prefix`.
+
+    >>> read_changes({"lease": 5, "max_receives": 3})
+    {'lease_ms': 5000, 'max_receives': 3}
+    >>> read_changes({"lease": -1}, "settings.")
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.InvalidConfig: settings.lease is -1 seconds: it must be from 0 to 43200 seconds
+    """
+    changes: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in SETTINGS:
+            raise InvalidConfig(f"there is no setting {name!r}; the settings are: {', '.join(SETTINGS)}")
+        changes[SETTINGS[name].field] = SETTINGS[name].read(value, prefix + name)
+    return changes
 
 
 def out_of_range(name: str, value: int, low: int, high: int) -> str:
-    """What is wrong with a value. Lengths of time are said in seconds, as callers give them.
+    """What is wrong with a length of time, which is said in seconds, as callers give it.
 
     >>> out_of_range("lease_ms", 50_000_000, 0, 43_200_000)
     'lease is 50000 seconds: it must be from 0 to 43200 seconds'
     """
-    if not name.endswith("_ms"):
-        return f"{name} is {value}: it must be from {low} to {high}"
     shown, least, most = (f"{time_ms / SECOND_MS:.15g}" for time_ms in (value, low, high))
     return f"{name.removesuffix('_ms')} is {shown} seconds: it must be from {least} to {most} seconds"
-
-
-def _explained(error: Exception) -> str:
-    """A complaint of msgspec, with the setting in front, and the choices if there are some."""
-    found = re.fullmatch(r"(.*) - at `\$\.([\w.]+?)(_ms)?(?:\[.*)?`", str(error), re.DOTALL)
-    if found is None:
-        return str(error)
-    text, name = found[1], found[2]
-    if name == "backoff":
-        shapes = ", ".join(get_args(BackoffShape))
-        return (
-            f'backoff must say a shape, and how long: {{"shape": "linear", "base_ms": 1000}}; the shapes are {shapes}'
-        )
-    if name not in _CHOICES or not text.startswith("Invalid enum value "):
-        return f"{name}: {text}"
-    *others, last = get_args(_CHOICES[name])
-    return f"{name} is {text.removeprefix('Invalid enum value ')}: it must be {', '.join(others)} or {last}"
 
 
 def stored_settings(config: QueueConfig, later: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,7 +341,7 @@ def from_stored(settings: Mapping[str, Any], needs: Iterable[str] = ()) -> tuple
     return msgspec.convert({name: settings[name] for name in settings if name in known}, QueueConfig), later
 
 
-UNCHANGEABLE = frozenset({"kind", "partitions"})
+UNCHANGEABLE = frozenset(each.field for each in SETTINGS.values() if each.setting.for_life)
 """Settings that a queue keeps for life."""
 
 FIFO_SUFFIX = ".fifo"

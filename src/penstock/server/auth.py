@@ -212,6 +212,11 @@ class Credentials:
             self._hash(each.token.reveal()): each for each in self._by_access_key.values() if each.token is not None
         }
 
+    def become(self, others: Credentials) -> None:
+        """Know these from now on, wherever they are held. Whoever has proved who it is stays that while connected."""
+        assert others.are_required == self.are_required
+        self._by_access_key, self._by_token, self._hash_key = others._by_access_key, others._by_token, others._hash_key
+
     @property
     def are_required(self) -> bool:
         """Whether a caller has to say, and prove, who it is."""

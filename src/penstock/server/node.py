@@ -142,6 +142,18 @@ class Node:
         assert self._services is not None, "the node was not started"
         return self._services
 
+    def take_settings(self, settings: Settings) -> None:
+        """Follow other settings, as far as a running server can: credentials, and the level of the log.
+
+        Raises `InvalidSettings`, and changes nothing, if they cannot be followed.
+        """
+        settings.check()
+        credentials = settings.open_credentials()
+        if credentials.are_required != self.services.credentials.are_required:
+            raise InvalidSettings("the first credential, or none any more, takes a restart")
+        self.services.credentials.become(credentials)
+        logging.getLogger().setLevel(settings.log.level.upper())
+
     async def start(self) -> Ready:
         """Open the store, declare the queues, listen. If anything of that fails, nothing is left open."""
         self._settings.check()
@@ -249,8 +261,9 @@ async def declare_queues(shard: Shards, queues: Iterable[DeclaredQueue]) -> None
             log.error("a queue stays as it is: %s", error)
     names = {queue.name for queue in declared}
     for queue in declared:
-        if queue.dead_letter is not None and queue.dead_letter not in names:
-            await _expect_queue(shard, queue.dead_letter, f"the dead-letter queue of {queue.name!r}")
+        dead_letter = queue.changes().get("dead_letter")
+        if dead_letter is not None and dead_letter not in names:
+            await _expect_queue(shard, dead_letter, f"the dead-letter queue of {queue.name!r}")
 
 
 async def _declare(shard: Shards, queue: DeclaredQueue) -> None:

@@ -14,19 +14,21 @@ import socket
 import tomllib
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
-from penstock.core.config import Backoff, Kind, PolicyName, QueueConfig, Scope, check_name, kind_of
-from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.config import SETTINGS, QueueConfig, check_name, kind_of, read_changes
+from penstock.core.errors import InvalidConfig, InvalidRequest, PenstockError
+from penstock.core.settings import SECOND_MS, Declared, Setting, declared, with_settings
 from penstock.core.traits import Right
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.store.journal.kafka_options import RESERVED_PROPERTIES, KafkaOptions
 from penstock.store.memory import MEMORY
 
-SECOND_MS = 1_000
 WORKERS_MAX = 256
+PORT_MAX = 65_535
 EVERY_HOST = "*"
 """Among the hosts: the server answers to any name."""
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\.?", re.I | re.ASCII)
@@ -47,38 +49,78 @@ class InvalidSettings(InvalidRequest):
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of penstock.toml."""
+    """A table of penstock.toml. What is declared of its settings is what is checked, documented and refused."""
+
+    def check_settings(self, title: str) -> None:
+        """Raise `InvalidSettings` for the first setting that is not of its type, or not in its range."""
+        for each in declared(type(self)).values():
+            checked(each, getattr(self, each.field), f"{title} {each.field}")
+
+
+def checked(setting: Declared, value: Any, said: str) -> Any:
+    """A setting's value, or `InvalidSettings` with the name that the user said."""
+    try:
+        return setting.checked(value, said)
+    except InvalidConfig as error:
+        raise InvalidSettings(str(error)) from None
 
 
 class ServerSettings(_Section, frozen=True):
     """Where the server keeps its data, and where it listens."""
 
-    data: str = "./data"
-    engine: Literal["embedded", "kafka"] = "embedded"
-    """Where messages are kept: in `data`, or in Kafka, with a cache in `data`. See docs/cluster.md."""
-    workers: int = 1
-    """How many processes serve the queues. It is fixed when the directory is first served by more than one."""
-    host: str = "127.0.0.1"
-    sqs_port: int = 9324
-    http_port: int = 9325
-    nsq_tcp_port: int = 4150
-    nsq_http_port: int = 4151
-    hosts: list[str] = []
-    """Names by which clients reach the server, besides localhost, addresses, and the one that it listens on."""
-    insecure: bool = False
-    """Serve other machines although there are no credentials."""
-    tls_certificate: str | None = None
-    tls_key: str | None = None
-    commit_in_thread: bool = False
-    """Keep the event loop free while a commit is on its way to the disk; costs throughput."""
-    stop_grace_s: float = 10.0
-    """How long a stop waits for requests in flight."""
-    buffer_bytes_max: int = 256 * 1024 * 1024
-    """What all connections together may hold: requests that are being read, and answers that clients have not read."""
-    room_timeout_s: float = 15.0
-    """How long a request waits for its part of that; then its client is told to try again."""
-    body_bytes_per_s_min: int = 16 * 1024
-    """How fast a large body has to come: so much a second, in every ten seconds."""
+    data: Annotated[
+        str, Setting("The data directory, created if it is not there. `:memory:` keeps nothing.", flag="--data,-d")
+    ] = "./data"
+    engine: Annotated[
+        Literal["embedded", "kafka"],
+        Setting("Where messages are kept: in `data`, or in Kafka, with a cache in `data`.", flag="--engine"),
+    ] = "embedded"
+    workers: Annotated[
+        int,
+        Setting(
+            "How many processes serve the queues. It is fixed when the directory is first served by more than one.",
+            1,
+            WORKERS_MAX,
+            flag="--workers",
+        ),
+    ] = 1
+    host: Annotated[str, Setting("The address to listen on.", flag="--host")] = "127.0.0.1"
+    sqs_port: Annotated[int, Setting("SQS. 0 picks a free port.", 0, PORT_MAX, flag="--sqs-port")] = 9324
+    http_port: Annotated[
+        int, Setting("REST, websocket, health and metrics. 0 picks a free port.", 0, PORT_MAX, flag="--http-port")
+    ] = 9325
+    nsq_tcp_port: Annotated[int, Setting("NSQ. 0 picks a free port.", 0, PORT_MAX, flag="--nsq-tcp-port")] = 4150
+    nsq_http_port: Annotated[
+        int, Setting("NSQ's HTTP API. 0 picks a free port.", 0, PORT_MAX, flag="--nsq-http-port")
+    ] = 4151
+    hosts: Annotated[
+        list[str],
+        Setting("Names by which clients reach the server, besides localhost, addresses and `host`.", flag="--hosts"),
+    ] = []
+    insecure: Annotated[bool, Setting("Serve other machines although there are no credentials.", flag="--insecure")] = (
+        False
+    )
+    tls_certificate: Annotated[str | None, Setting("A PEM file. With it and `tls_key`, every port speaks TLS.")] = None
+    tls_key: Annotated[str | None, Setting("The PEM file of its key.")] = None
+    commit_in_thread: Annotated[
+        bool, Setting("Keep the event loop free while a commit is on its way to the disk. It costs throughput.")
+    ] = False
+    stop_grace_s: Annotated[float, Setting("How long a stop waits for requests in flight.", 0)] = 10.0
+    buffer_bytes_max: Annotated[
+        int,
+        Setting(
+            "What all connections of a process hold together: requests that are being read, and answers that clients "
+            "have not read.",
+            BUFFER_BYTES_MIN,
+        ),
+    ] = 256 * 1024 * 1024
+    room_timeout_s: Annotated[
+        float,
+        Setting("How long a request waits for its part of that. Then its client is told to try again.", above=0),
+    ] = 15.0
+    body_bytes_per_s_min: Annotated[
+        int, Setting("How fast a large body has to come: so much a second, in every ten seconds.", above=0)
+    ] = 16 * 1024
 
     def check_hosts(self) -> None:
         """Raise `InvalidSettings` for the first of `hosts` that is no name."""
@@ -93,115 +135,155 @@ class ServerSettings(_Section, frozen=True):
 class HttpLimits(_Section, frozen=True):
     """What an HTTP client may ask of the server."""
 
-    header_bytes_max: int = 32 * 1024
-    body_bytes_max: int = 8 * 1024 * 1024
-    connections_max: int = 10_000
-    pipelined_max: int = 32
-    """Requests that may wait behind the one in flight; beyond, the connection is not read from."""
-    header_timeout_s: float = 10.0
-    """From a request's first byte to the end of its header."""
-    body_timeout_s: float = 60.0
-    """From the header's end to the body's; and for the client to read a response."""
-    idle_timeout_s: float = 120.0
-    """Between two requests of a connection."""
+    header_bytes_max: Annotated[int, Setting("A request's header. 431 above.", 1)] = 32 * 1024
+    body_bytes_max: Annotated[int, Setting("A request's body. 413 above.", 1)] = 8 * 1024 * 1024
+    connections_max: Annotated[int, Setting("503 above.", 1)] = 10_000
+    pipelined_max: Annotated[
+        int,
+        Setting("Requests that may wait behind the one in flight. Beyond, the connection is not read from.", 1),
+    ] = 32
+    header_timeout_s: Annotated[
+        float, Setting("From a request's first byte to the end of its header. 408 after.", above=0)
+    ] = 10.0
+    body_timeout_s: Annotated[
+        float,
+        Setting("From the header's end to the body's: 408 after. A client has as long to read a response.", above=0),
+    ] = 60.0
+    idle_timeout_s: Annotated[float, Setting("Between two requests of a connection.", above=0)] = 120.0
 
 
 class SqsSettings(_Section, frozen=True):
     """How the SQS front end presents itself."""
 
-    limits: Literal["strict", "relaxed"] = "strict"
-    """Relaxed: what AWS limits for its own sake (sizes, waits, batch entries) goes as far as Penstock can."""
-    region: str = "us-east-1"
-    account: str = "000000000000"
-    auto_create: bool = False
-    """Create a queue when it is first used, instead of saying that it does not exist."""
+    limits: Annotated[
+        Literal["strict", "relaxed"],
+        Setting(
+            "AWS's limits, or wider ones for tests: what AWS limits for its own sake (sizes, waits, batch entries) "
+            "goes as far as Penstock can.",
+            flag="--sqs-limits",
+        ),
+    ] = "strict"
+    region: Annotated[str, Setting("In ARNs. Signatures for any region are accepted.")] = "us-east-1"
+    account: Annotated[str, Setting("12 digits, in ARNs and queue URLs.")] = "000000000000"
+    auto_create: Annotated[
+        bool, Setting("Create a queue when it is first used, instead of saying that it does not exist.")
+    ] = False
 
 
 class HandshakeRule(_Section, frozen=True):
     """Channels whose messages are confirmed in two steps: a `[[nsq.handshake]]` table. Patterns are as in a shell."""
 
-    topic: str = "*"
-    channel: str = "*"
-    receipt_timeout_s: float = 5.0
-    """From the delivery to the first TOUCH (or FIN, or REQ)."""
-    processing_timeout_s: float = 60.0
-    """From each TOUCH to the next, or to FIN or REQ."""
+    topic: Annotated[str, Setting("Which topics.")] = "*"
+    channel: Annotated[str, Setting("Which channels of them.")] = "*"
+    receipt_timeout_s: Annotated[
+        float, Setting("From the delivery to the first TOUCH (or FIN, or REQ).", above=0, high=12 * 3600)
+    ] = 5.0
+    processing_timeout_s: Annotated[
+        float, Setting("From each TOUCH to the next, or to FIN or REQ.", above=0, high=12 * 3600)
+    ] = 60.0
 
 
 class NsqSettings(_Section, frozen=True):
     """How the NSQ front end presents itself. The defaults are nsqd's."""
 
-    message_bytes_max: int = 1024 * 1024
-    body_bytes_max: int = 5 * 1024 * 1024
-    """Of a whole MPUB, IDENTIFY or AUTH."""
-    message_timeout_s: float = 60.0
-    """How long a client has for a message, if it does not say so itself."""
-    message_timeout_max_s: float = 900.0
-    """What a client may ask for; and how long TOUCH can keep a message at most."""
-    requeue_timeout_max_s: float = 3600.0
-    """What REQ and DPUB may ask for."""
-    client_timeout_s: float = 60.0
-    """A client that is silent for so long is gone; heartbeats come twice in that time."""
-    heartbeat_interval_max_s: float = 60.0
-    ready_max: int = 2_500
-    """RDY: messages that one client may have in flight."""
-    output_buffer_bytes_max: int = 64 * 1024
-    output_buffer_timeout_min_s: float = 0.025
-    output_buffer_timeout_max_s: float = 30.0
-    output_buffer_timeout_s: float = 0.25
-    channel_consumers_max: int = 0
-    """Clients that may subscribe to one channel; 0: any number."""
-    connections_max: int = 10_000
-    in_flight_max: int = 1_000_000
-    """Messages that a channel of a topic created here may have in flight."""
-    topic_partitions: int = 0
-    """Of a topic created here, on a cluster; 0: as few as it takes for every node to have one. 1 keeps their order."""
-    deflate: bool = True
-    deflate_level_max: int = 6
-    snappy: bool = True
-    """Offered only if python-snappy is installed."""
-    tls_required: bool = False
-    """Nothing but IDENTIFY before a client has switched to TLS."""
+    message_bytes_max: Annotated[int, Setting("The largest message.", 1)] = 1024 * 1024
+    body_bytes_max: Annotated[int, Setting("The largest MPUB, IDENTIFY or AUTH as a whole.", 1)] = 5 * 1024 * 1024
+    message_timeout_s: Annotated[
+        float, Setting("How long a client has for a message, if it does not say so itself.", above=0)
+    ] = 60.0
+    message_timeout_max_s: Annotated[
+        float, Setting("The longest that a client may ask for, and that TOUCH can keep a message.", above=0)
+    ] = 900.0
+    requeue_timeout_max_s: Annotated[float, Setting("The longest that REQ and DPUB may ask for.", above=0)] = 3600.0
+    client_timeout_s: Annotated[
+        float,
+        Setting("A client that is silent for so long is gone. Heartbeats come twice in that time.", above=0),
+    ] = 60.0
+    heartbeat_interval_max_s: Annotated[float, Setting("The longest that a client may ask for.", above=0)] = 60.0
+    ready_max: Annotated[int, Setting("RDY: messages that one client may have in flight.", 1)] = 2_500
+    output_buffer_bytes_max: Annotated[int, Setting("The largest buffer that a client may ask for.", 1)] = 64 * 1024
+    output_buffer_timeout_min_s: Annotated[float, Setting("The shortest that a client may ask for.", above=0)] = 0.025
+    output_buffer_timeout_max_s: Annotated[float, Setting("The longest that a client may ask for.", above=0)] = 30.0
+    output_buffer_timeout_s: Annotated[
+        float, Setting("How long messages may wait for others to go with them.", above=0)
+    ] = 0.25
+    channel_consumers_max: Annotated[int, Setting("Clients that may subscribe to one channel. 0: any number.", 0)] = 0
+    connections_max: Annotated[int, Setting("Beyond, connections are closed at once.", 1)] = 10_000
+    in_flight_max: Annotated[int, Setting("Messages that a channel of a topic created here may have in flight.", 1)] = (
+        1_000_000
+    )
+    topic_partitions: Annotated[
+        int,
+        Setting(
+            "Of a topic created here, on a cluster. 0: as few as it takes for every node to have one. 1 keeps their "
+            "order.",
+            0,
+            TOPIC_PARTITIONS_MAX,
+        ),
+    ] = 0
+    deflate: Annotated[bool, Setting("Offer compression with deflate.")] = True
+    deflate_level_max: Annotated[int, Setting("The highest level that a client may ask for.", 1, 9)] = 6
+    snappy: Annotated[
+        bool, Setting("Offer compression with snappy, if python-snappy is installed: `pip install penstock[nsq]`.")
+    ] = True
+    tls_required: Annotated[bool, Setting("Nothing but IDENTIFY before a client has switched to TLS.")] = False
     handshake: list[HandshakeRule] = []
-    lookup: list[str] = []
-    """Lookup services that are told of our topics, each HOST:TCPPORT."""
-    lookup_heartbeat_s: float = 5.0
-    """How often each of them hears that we are alive, and how much waits here."""
-    broadcast_address: str | None = None
-    """Where clients that ask a lookup service reach us; None: the host that we listen on."""
-    broadcast_tcp_port: int | None = None
-    """None: the port that we listen on."""
-    broadcast_http_port: int | None = None
-    latency_percentiles: list[float] = []
-    """Of the time from send to FIN, in /stats: say [0.5, 0.99]. None are kept by default, as in nsqd."""
-    latency_window_s: float = 600.0
+    lookup: Annotated[
+        list[str],
+        Setting("HOST:TCPPORT of lookup services that are told of our topics.", flag="--lookup"),
+    ] = []
+    lookup_heartbeat_s: Annotated[
+        float, Setting("How often each of them hears that we are alive, and how much waits here.", above=0)
+    ] = 5.0
+    broadcast_address: Annotated[
+        str | None,
+        Setting("Where clients that ask a lookup service reach us. None: the host that we listen on."),
+    ] = None
+    broadcast_tcp_port: Annotated[
+        int | None, Setting("The port for them. None: the one that we listen on.", 1, PORT_MAX)
+    ] = None
+    broadcast_http_port: Annotated[int | None, Setting("Likewise for NSQ's HTTP API.", 1, PORT_MAX)] = None
+    latency_percentiles: Annotated[
+        list[float],
+        Setting("Of the time from send to FIN, in /stats: `[0.5, 0.99]`. None are kept by default, as in nsqd."),
+    ] = []
+    latency_window_s: Annotated[float, Setting("Over how long they are taken.", above=0)] = 600.0
 
 
 class LookupSettings(_Section, frozen=True):
     """`penstock lookup`: where it listens, and how long it believes in a node. The defaults are nsqlookupd's."""
 
-    host: str = "127.0.0.1"
-    tcp_port: int = 4160
-    http_port: int = 4161
-    broadcast_address: str | None = None
-    """Where nodes and clients reach us; None: the host that we listen on."""
-    insecure: bool = False
-    """Serve other machines. There are no credentials here: whoever reaches the ports may change what is registered."""
-    inactive_producer_timeout_s: float = 300.0
-    """A node that is silent for so long is no longer named."""
-    tombstone_lifetime_s: float = 45.0
-    connections_max: int = 10_000
-    names_max: int = 100_000
-    """Topics and channels that are kept."""
+    host: Annotated[str, Setting("The address to listen on.", flag="--host")] = "127.0.0.1"
+    tcp_port: Annotated[int, Setting("For nodes. 0 picks a free port.", 0, PORT_MAX, flag="--tcp-port")] = 4160
+    http_port: Annotated[int, Setting("For clients. 0 picks a free port.", 0, PORT_MAX, flag="--http-port")] = 4161
+    broadcast_address: Annotated[
+        str | None,
+        Setting(
+            "Where nodes and clients reach us. None: the host that we listen on.",
+            flag="--broadcast-address",
+        ),
+    ] = None
+    insecure: Annotated[
+        bool,
+        Setting(
+            "Serve other machines. There are no credentials here: whoever reaches the ports may change what is "
+            "registered.",
+            flag="--insecure",
+        ),
+    ] = False
+    inactive_producer_timeout_s: Annotated[
+        float,
+        Setting("A node that is silent for so long is no longer named.", above=0, flag="--inactive-producer-timeout"),
+    ] = 300.0
+    tombstone_lifetime_s: Annotated[
+        float, Setting("How long a tombstone hides a node's topic.", above=0, flag="--tombstone-lifetime")
+    ] = 45.0
+    connections_max: Annotated[int, Setting("Beyond, connections are closed at once.", 1)] = 10_000
+    names_max: Annotated[int, Setting("Topics and channels that are kept.", 1)] = 100_000
 
     def check(self) -> None:
         """Raise `InvalidSettings` for the first thing that cannot be followed."""
-        for name in ("tcp_port", "http_port"):
-            if not 0 <= getattr(self, name) <= 65_535:
-                raise InvalidSettings(f"[lookup] {name} is {getattr(self, name)}: a port is from 0 to 65535")
-        for name in ("inactive_producer_timeout_s", "tombstone_lifetime_s", "connections_max", "names_max"):
-            if not getattr(self, name) > 0:
-                raise InvalidSettings(f"[lookup] {name} is {getattr(self, name)}: it must be larger than 0")
+        self.check_settings("[lookup]")
         if not self.insecure and not is_loopback(self.host):
             raise InvalidSettings(
                 f"host {self.host!r} can be reached from other machines, and a lookup service knows no credentials: "
@@ -212,55 +294,66 @@ class LookupSettings(_Section, frozen=True):
 class RestSettings(_Section, frozen=True):
     """How the REST API, on `http_port`, presents itself. Sizes, connections and times are those of `[http]`."""
 
-    cors_origins: list[str] = []
-    """Web pages of these origins may call: `https://console.example.org`. None may by default."""
-    requests_per_second: float | None = None
-    """What each caller may ask for; beyond it gets 429. None: any number."""
-    requests_burst: int = 100
-    """How many requests may come at once, if there were few before."""
-    receive_max: int = 10_000
-    """Messages of one receive."""
-    wait_max_s: float = 300.0
-    """How long a receive may wait."""
-    response_bytes_max: int = 32 * 1024 * 1024
-    """Bytes of bodies in one response; what is beyond stays where it is."""
-    sessions_max: int = 100_000
+    cors_origins: Annotated[
+        list[str],
+        Setting("Web pages of these origins may call: `https://console.example.org`. None may by default."),
+    ] = []
+    requests_per_second: Annotated[
+        float | None,
+        Setting(
+            "What each caller may ask for, over REST and the websocket together. 429 above. None: any number.",
+            above=0,
+        ),
+    ] = None
+    requests_burst: Annotated[int, Setting("How many requests may come at once, if there were few before.", 1)] = 100
+    receive_max: Annotated[int, Setting("Messages of one receive.", 1)] = 10_000
+    wait_max_s: Annotated[float, Setting("How long a receive may wait.", above=0)] = 300.0
+    response_bytes_max: Annotated[
+        int, Setting("Bytes of bodies in one response. What is beyond stays where it is.", 1)
+    ] = 32 * 1024 * 1024
+    sessions_max: Annotated[int, Setting("Sessions that are open at once.", 1)] = 100_000
 
 
 class WebsocketSettings(_Section, frozen=True):
     """What a client of the websocket, or one that polls for commands, may ask of the server."""
 
-    connections_max: int = 10_000
-    frame_bytes_max: int = 64 * 1024 * 1024
-    """A larger frame from a client ends the connection."""
-    requests_max: int = 10_000
-    """Requests of one client without an answer; beyond, they are refused."""
-    receive_max: int = 10_000
-    """Messages of one delivery, and of one page of browsing or reading."""
-    answer_bytes_max: int = 32 * 1024 * 1024
-    """Bytes of bodies in one answer, about: a delivery is cut by the average size of its queue's messages."""
-    credit_max: int = 100_000
-    """Credit that one push may be given at a time."""
-    heartbeat_s: float = 10.0
-    """How often a connection is asked whether it is alive; it has as long to answer."""
-    read_timeout_s: float = 60.0
-    """How long a client may leave an answer unread before its connection is closed."""
-    session_ttl_s: float = 30.0
-    """The session of a client that polls ends so long after its last request."""
+    connections_max: Annotated[int, Setting("503 above.", 1)] = 10_000
+    frame_bytes_max: Annotated[int, Setting("A larger frame from a client ends the connection.", 1)] = 64 * 1024 * 1024
+    requests_max: Annotated[int, Setting("Requests of one client without an answer. Beyond, they are refused.", 1)] = (
+        10_000
+    )
+    receive_max: Annotated[int, Setting("Messages of one delivery, and of one page of browsing or reading.", 1)] = (
+        10_000
+    )
+    answer_bytes_max: Annotated[
+        int,
+        Setting(
+            "Bytes of bodies in one answer, about: a delivery is cut by the average size of its queue's messages.", 1
+        ),
+    ] = 32 * 1024 * 1024
+    credit_max: Annotated[int, Setting("Credit that one push may be given at a time.", 1)] = 100_000
+    heartbeat_s: Annotated[
+        float,
+        Setting("How often a connection is asked whether it is alive. It has as long to answer.", above=0),
+    ] = 10.0
+    read_timeout_s: Annotated[
+        float, Setting("How long a client may leave an answer unread before its connection is closed.", above=0)
+    ] = 60.0
+    session_ttl_s: Annotated[
+        float, Setting("The session of a client that polls ends so long after its last request.", above=0)
+    ] = 30.0
 
 
 class MetricsSettings(_Section, frozen=True):
     """Which queues have series of their own at `/metrics`. All of them together are always there, added up."""
 
-    queues: int = 100
-    """So many: the busiest ones. With no more queues than that, all."""
-    always: list[str] = []
-    """Patterns as in a shell: queues that are shown beside these, busy or not."""
+    queues: Annotated[int, Setting("So many: the busiest ones. With no more queues than that, all.", 0)] = 100
+    always: Annotated[
+        list[str], Setting("Patterns as in a shell: queues that are shown beside these, busy or not.")
+    ] = []
 
     def check(self) -> None:
         """Raise `InvalidSettings` for the first thing that cannot be followed."""
-        if self.queues < 0:
-            raise InvalidSettings(f"[metrics] queues is {self.queues}: it must be 0 or more")
         if "" in self.always:
             raise InvalidSettings("[metrics] always has an empty pattern: name a queue, or use * as in orders-*")
 
@@ -268,56 +361,76 @@ class MetricsSettings(_Section, frozen=True):
 class LogSettings(_Section, frozen=True):
     """What is logged, and how."""
 
-    format: Literal["json", "text"] = "text"
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    requests: Literal["all", "errors", "none"] = "errors"
-    """Which requests get a line of their own."""
+    format: Annotated[Literal["json", "text"], Setting("For programs, or for people.")] = "text"
+    level: Annotated[Literal["debug", "info", "warning", "error"], Setting("The least that is logged.")] = "info"
+    requests: Annotated[
+        Literal["all", "errors", "none"],
+        Setting("Which requests get a line of their own: errors are those with status 400 and up."),
+    ] = "errors"
 
 
 class EventSettings(_Section, frozen=True):
     """Event records: an internal queue that holds who did what when. See docs/events.md."""
 
-    enabled: bool = False
-    queue: str = "penstock.events"
-    sample: float = 1.0
-    """Which share of the events is recorded: 0.01 is one in a hundred, by chance."""
-    retention_s: float = 86_400.0
-    retention_bytes: int = 256 * 1024 * 1024
-    """The oldest events go beyond this, however young they are."""
-    flush_s: float = 1.0
-    """How long an event may wait for a commit to go along with."""
+    enabled: Annotated[bool, Setting("Whether there are event records.")] = False
+    queue: Annotated[str, Setting("The queue that holds them.")] = "penstock.events"
+    sample: Annotated[
+        float,
+        Setting("Which share of the events is recorded: 0.01 is one in a hundred, by chance.", above=0, high=1),
+    ] = 1.0
+    retention_s: Annotated[float, Setting("How long they are kept.", above=0)] = 86_400.0
+    retention_bytes: Annotated[int, Setting("The oldest events go beyond this, however young they are.", 1)] = (
+        256 * 1024 * 1024
+    )
+    flush_s: Annotated[float, Setting("How long an event may wait for a commit to go along with.", above=0)] = 1.0
 
 
 class ClusterSettings(_Section, frozen=True):
     """What the nodes of a cluster share, and what is this node's own. See docs/cluster.md."""
 
-    name: str = "penstock"
-    shards: int = 16
-    """Into how many parts the queues are divided: partitions of the topics. It is fixed when these are made."""
-    prefix: str | None = None
-    """What the names of the topics begin with; None: the cluster's name."""
-    node: str | None = None
-    """This node's name, which no other node has; None: the name of the machine."""
-    link_host: str = "127.0.0.1"
-    """Where the other nodes reach this one; they must be able to."""
-    link_port: int = 9326
-    link_address: str | None = None
-    """HOST:PORT by which they reach it, if that is another one: behind a proxy, in a container."""
-    secret: str | None = None
-    """What nodes know, and nobody else: who has it may do everything."""
-    secret_env: str | None = None
-    """The environment variable that holds the secret."""
-    secret_file: str | None = None
-    """The file that holds the secret."""
-    tls_certificate: str | None = None
-    """The file of this node's certificate (PEM), signed by `tls_ca`: links are encrypted then. All nodes, or none."""
-    tls_key: str | None = None
-    tls_ca: str | None = None
-    """The file of the authority whose certificates nodes have, and nobody else."""
-    session_timeout_s: float = 10.0
-    """A node that is silent for so long is taken for dead, and others take its shards."""
-    move_pause_s: float = 5.0
-    """The least time between two shards that move for the sake of balance."""
+    name: Annotated[str, Setting("The cluster's name: all its nodes say the same.", flag="--cluster")] = "penstock"
+    shards: Annotated[
+        int,
+        Setting(
+            "Into how many parts the queues are divided: partitions of the topics. It is fixed when these are made.",
+            1,
+            SHARDS_MAX,
+        ),
+    ] = 16
+    prefix: Annotated[str | None, Setting("What the names of the topics begin with. None: the cluster's name.")] = None
+    node: Annotated[
+        str | None,
+        Setting("This node's name, which no other node has. None: the name of the machine.", flag="--node"),
+    ] = None
+    link_host: Annotated[str, Setting("Where the other nodes reach this one. They must be able to.")] = "127.0.0.1"
+    link_port: Annotated[int, Setting("The port for them. 0 picks a free one.", 0, PORT_MAX, flag="--link-port")] = 9326
+    link_address: Annotated[
+        str | None,
+        Setting("HOST:PORT by which they reach it, if that is another one: behind a proxy, in a container."),
+    ] = None
+    secret: Annotated[
+        str | None, Setting("What nodes know, and nobody else: who has it may do everything.", is_secret=True)
+    ] = None
+    secret_env: Annotated[str | None, Setting("The environment variable that holds the secret.")] = None
+    secret_file: Annotated[str | None, Setting("The file that holds the secret.")] = None
+    tls_certificate: Annotated[
+        str | None,
+        Setting(
+            "The file of this node's certificate (PEM), signed by `tls_ca`: links are encrypted then. All nodes, or "
+            "none."
+        ),
+    ] = None
+    tls_key: Annotated[str | None, Setting("The file of its key.")] = None
+    tls_ca: Annotated[
+        str | None, Setting("The file of the authority whose certificates nodes have, and nobody else.")
+    ] = None
+    session_timeout_s: Annotated[
+        float,
+        Setting("A node that is silent for so long is taken for dead, and others take its shards.", 1, 300),
+    ] = 10.0
+    move_pause_s: Annotated[
+        float, Setting("The least time between two shards that move for the sake of balance.", 0, 86_400)
+    ] = 5.0
 
     def __repr__(self) -> str:
         return f"ClusterSettings({self.name!r}, shards={self.shards})"
@@ -344,18 +457,10 @@ class ClusterSettings(_Section, frozen=True):
                     f"[cluster] {name} is {text!r}: 1 to 100 letters, digits, dots, hyphens and underscores, with a "
                     "letter or a digit first"
                 )
-        if not 1 <= self.shards <= SHARDS_MAX:
-            raise InvalidSettings(f"[cluster] shards is {self.shards}: it must be from 1 to {SHARDS_MAX}")
-        if not 0 <= self.link_port <= 65_535:
-            raise InvalidSettings(f"[cluster] link_port is {self.link_port}: a port is from 0 to 65535")
         if self.link_address is not None:
             parse_address(self.link_address, "[cluster] link_address")
         if len({self.tls_certificate is None, self.tls_key is None, self.tls_ca is None}) > 1:
             raise InvalidSettings("[cluster] tls_certificate, tls_key and tls_ca go together: give all, or none")
-        if not 1 <= self.session_timeout_s <= 300:
-            raise InvalidSettings(f"[cluster] session_timeout_s is {self.session_timeout_s}: it must be from 1 to 300")
-        if not 0 <= self.move_pause_s <= 86_400:
-            raise InvalidSettings(f"[cluster] move_pause_s is {self.move_pause_s}: it must be from 0 to 86400")
         if self.open_secret() is None and not is_loopback(self.link_host):
             raise InvalidSettings(
                 f"[cluster] link_host {self.link_host!r} can be reached from other machines, and there is no secret: "
@@ -369,25 +474,41 @@ KafkaValue = str | int | float | bool
 class KafkaSettings(_Section, frozen=True):
     """How Kafka is reached, and how safe it keeps what it is given. See docs/cluster.md."""
 
-    bootstrap: str = "127.0.0.1:9092"
-    """HOST:PORT of some brokers, with commas between them."""
-    replication_factor: int = 3
-    """How many brokers have each message. Topics that have fewer copies are refused."""
-    min_insync_replicas: int = 2
-    """How many of them must have a message before it is acknowledged."""
-    commit_timeout_s: float = 10.0
-    """How long a commit may take; beyond, its shard is given up and opened again."""
-    message_bytes_max: int = 4 * 1024 * 1024
-    """The largest message that the topics take. What is larger is split."""
-    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "lz4"
-    properties: dict[str, KafkaValue] = {}
-    """Handed to librdkafka as they are: `"security.protocol" = "SASL_SSL"`. They are never logged."""
-    properties_env: dict[str, str] = {}
-    """Properties whose values are in environment variables: `"sasl.password" = "KAFKA_PASSWORD"`."""
-    properties_file: dict[str, str] = {}
-    """Properties whose values are in files."""
-    topic_properties: dict[str, KafkaValue] = {}
-    """For topics when they are made, over what Penstock would choose: `"segment.bytes" = 67108864`."""
+    bootstrap: Annotated[str, Setting("HOST:PORT of some brokers, with commas between them.", flag="--bootstrap")] = (
+        "127.0.0.1:9092"
+    )
+    replication_factor: Annotated[
+        int, Setting("How many brokers have each message. Topics that have fewer copies are refused.", 1, 32_767)
+    ] = 3
+    min_insync_replicas: Annotated[
+        int, Setting("How many of them must have a message before it is acknowledged.", 1, 32_767)
+    ] = 2
+    commit_timeout_s: Annotated[
+        float, Setting("How long a commit may take. Beyond, its shard is given up and opened again.", 1, 300)
+    ] = 10.0
+    message_bytes_max: Annotated[
+        int,
+        Setting("The largest message that the topics take. What is larger is split.", 16 * 1024, 64 * 1024 * 1024),
+    ] = 4 * 1024 * 1024
+    compression: Annotated[Literal["none", "gzip", "snappy", "lz4", "zstd"], Setting("Of what the topics hold.")] = (
+        "lz4"
+    )
+    properties: Annotated[
+        dict[str, KafkaValue],
+        Setting(
+            'Handed to librdkafka as they are: `"security.protocol" = "SASL_SSL"`. They are never logged.',
+            is_secret=True,
+        ),
+    ] = {}
+    properties_env: Annotated[
+        dict[str, str],
+        Setting('Properties whose values are in environment variables: `"sasl.password" = "KAFKA_PASSWORD"`.'),
+    ] = {}
+    properties_file: Annotated[dict[str, str], Setting("Properties whose values are in files.")] = {}
+    topic_properties: Annotated[
+        dict[str, KafkaValue],
+        Setting('For topics when they are made, over what Penstock would choose: `"segment.bytes" = 67108864`.'),
+    ] = {}
 
     def __repr__(self) -> str:
         return f"KafkaSettings({self.bootstrap!r})"
@@ -415,19 +536,11 @@ class KafkaSettings(_Section, frozen=True):
         addresses = [address.strip() for address in self.bootstrap.split(",")]
         for address in addresses:
             parse_address(address, "[kafka] bootstrap")
-        if not 1 <= self.replication_factor <= 32_767:
-            raise InvalidSettings(f"[kafka] replication_factor is {self.replication_factor}: it must be 1 or more")
         in_sync_max = max(1, self.replication_factor - 1)
         if not 1 <= self.min_insync_replicas <= in_sync_max:
             raise InvalidSettings(
                 f"[kafka] min_insync_replicas is {self.min_insync_replicas}: with replication_factor "
                 f"{self.replication_factor} it must be from 1 to {in_sync_max}, so that one broker may stop"
-            )
-        if not 1 <= self.commit_timeout_s <= 300:
-            raise InvalidSettings(f"[kafka] commit_timeout_s is {self.commit_timeout_s}: it must be from 1 to 300")
-        if not 16 * 1024 <= self.message_bytes_max <= 64 * 1024 * 1024:
-            raise InvalidSettings(
-                f"[kafka] message_bytes_max is {self.message_bytes_max}: it must be from 16 KiB to 64 MiB"
             )
         for name in self.open_properties():
             if name in RESERVED_PROPERTIES:
@@ -462,58 +575,25 @@ class CredentialSettings(_Section, frozen=True):
         return f"CredentialSettings({self.access_key!r})"
 
 
-_MAY_BE_0 = frozenset({"channel_consumers_max", "topic_partitions"})
-Unlimited = Literal["none"]
-"""TOML has no null: `retention = "none"` keeps messages for ever."""
-
-
+@with_settings(SETTINGS.values())
 class DeclaredQueue(_Section, frozen=True):
-    """A queue that is there when the server is ready: a `[[queues]]` table. Times are seconds.
+    """A queue that is there when the server is ready: a `[[queues]]` table. Its other keys are a queue's settings.
 
     What is not given keeps its default when the queue is created, and stays as it is when the queue exists.
     """
 
     name: str
-    kind: Kind | None = None
-    """By default "fifo" if the name ends with `.fifo`."""
-    lease: float | None = None
-    retention: float | Unlimited | None = None
-    retention_bytes: int | Unlimited | None = None
-    delay: float | None = None
-    message_bytes_max: int | None = None
-    receive_wait: float | None = None
-    max_receives: int | None = None
-    dead_letter: str | None = None
-    backoff: Backoff | None = None
-    policy: PolicyName | None = None
-    consume_times: int | None = None
-    deliver_unsynced: bool | None = None
-    content_dedup: bool | None = None
-    dedup_scope: Scope | None = None
-    throughput_scope: Scope | None = None
-    throughput_per_second: int | Unlimited | None = None
-    in_flight_max: int | None = None
-    consumer_retention: float | Unlimited | None = None
-    tags: dict[str, str] | None = None
 
     def changes(self) -> dict[str, Any]:
-        """The settings that are given, as the core names them; checked together."""
-        given = {name: getattr(self, name) for name in self.__struct_fields__ if name != "name"}
-        changes = dict(_as_in_core(name, value) for name, value in given.items() if value is not None)
-        return changes
+        """The settings that are given, as the core names them, checked. TOML has no null: "none" stands for it."""
+        given = {each.name: getattr(self, each.name) for each in SETTINGS.values()}
+        none = [name for name, value in given.items() if value == "none" and SETTINGS[name].is_optional]
+        return read_changes({name: value for name, value in given.items() if value is not UNSET} | dict.fromkeys(none))
 
     def config(self) -> QueueConfig:
         """The configuration that the queue is created with, checked."""
-        return QueueConfig().changed(self.changes() | {"kind": kind_of(self.name, self.kind)})
-
-
-_LENGTHS = frozenset({"lease", "retention", "delay", "receive_wait", "consumer_retention"})
-
-
-def _as_in_core(name: str, value: Any) -> tuple[str, Any]:
-    if name in _LENGTHS:
-        return f"{name}_ms", None if value == "none" else round(value * SECOND_MS)
-    return name, None if value == "none" else value
+        changes = self.changes()
+        return QueueConfig().changed(changes | {"kind": kind_of(self.name, changes.get("kind"))})
 
 
 class Settings(_Section, frozen=True):
@@ -539,38 +619,17 @@ class Settings(_Section, frozen=True):
     queues: list[DeclaredQueue] = []
 
     def with_server(self, **overrides: Any) -> Settings:
-        """These settings, with some of the server's overridden (by flags).
+        """These settings, with some of the server's overridden.
 
         >>> Settings().with_server(sqs_port=0, host=None).server.sqs_port
         0
         """
-        given = {name: value for name, value in overrides.items() if value is not None}
-        return msgspec.structs.replace(self, server=msgspec.structs.replace(self.server, **given))
+        return self.overridden("server", **overrides)
 
-    def with_nsq(self, **overrides: Any) -> Settings:
-        """These settings, with some of the NSQ front end's overridden."""
+    def overridden(self, section: str, **overrides: Any) -> Settings:
+        """These settings, with some of a section's overridden: those that are not None."""
         given = {name: value for name, value in overrides.items() if value is not None}
-        return msgspec.structs.replace(self, nsq=msgspec.structs.replace(self.nsq, **given))
-
-    def with_lookup(self, **overrides: Any) -> Settings:
-        """These settings, with some of the lookup service's overridden."""
-        given = {name: value for name, value in overrides.items() if value is not None}
-        return msgspec.structs.replace(self, lookup=msgspec.structs.replace(self.lookup, **given))
-
-    def with_sqs(self, **overrides: Any) -> Settings:
-        """These settings, with some of the SQS front end's overridden."""
-        given = {name: value for name, value in overrides.items() if value is not None}
-        return msgspec.structs.replace(self, sqs=msgspec.structs.replace(self.sqs, **given))
-
-    def with_cluster(self, **overrides: Any) -> Settings:
-        """These settings, with some of the cluster's overridden."""
-        given = {name: value for name, value in overrides.items() if value is not None}
-        return msgspec.structs.replace(self, cluster=msgspec.structs.replace(self.cluster, **given))
-
-    def with_kafka(self, **overrides: Any) -> Settings:
-        """These settings, with some of Kafka's overridden."""
-        given = {name: value for name, value in overrides.items() if value is not None}
-        return msgspec.structs.replace(self, kafka=msgspec.structs.replace(self.kafka, **given))
+        return msgspec.structs.replace(self, **{section: msgspec.structs.replace(getattr(self, section), **given)})
 
     def kafka_options(self) -> KafkaOptions:
         """What the store has to know of the cluster and of Kafka."""
@@ -591,32 +650,19 @@ class Settings(_Section, frozen=True):
 
     def check(self) -> None:
         """Raise `InvalidSettings` for the first thing that cannot be followed."""
-        for name in ("sqs_port", "http_port", "nsq_tcp_port", "nsq_http_port"):
-            if not 0 <= getattr(self.server, name) <= 65_535:
-                raise InvalidSettings(f"[server] {name} is {getattr(self.server, name)}: a port is from 0 to 65535")
+        for name in SECTIONS:
+            getattr(self, name).check_settings(f"[{name}]")
         self.server.check_hosts()
         if (self.server.tls_certificate is None) != (self.server.tls_key is None):
             raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
         if not (len(self.sqs.account) == 12 and self.sqs.account.isdigit() and self.sqs.account.isascii()):
             raise InvalidSettings(f"[sqs] account is {self.sqs.account!r}: an account has 12 digits")
-        if self.server.buffer_bytes_max < BUFFER_BYTES_MIN:
-            raise InvalidSettings(
-                f"[server] buffer_bytes_max is {self.server.buffer_bytes_max}: it must be {BUFFER_BYTES_MIN} or more"
-            )
-        for name in ("room_timeout_s", "body_bytes_per_s_min"):
-            if not getattr(self.server, name) > 0:
-                raise InvalidSettings(f"[server] {name} is {getattr(self.server, name)}: it must be larger than 0")
-        for name in self.http.__struct_fields__:
-            if not getattr(self.http, name) > 0:
-                raise InvalidSettings(f"[http] {name} is {getattr(self.http, name)}: it must be larger than 0")
         self._check_nsq()
         self._check_rest()
         self.metrics.check()
         self._check_events()
         self._check_queues()
         self._check_exposure()
-        if not 1 <= self.server.workers <= WORKERS_MAX:
-            raise InvalidSettings(f"[server] workers is {self.server.workers}: it must be from 1 to {WORKERS_MAX}")
         if self.server.engine == "kafka":
             _need_kafka_client()
             if self.server.workers > 1:
@@ -628,16 +674,6 @@ class Settings(_Section, frozen=True):
 
     def _check_nsq(self) -> None:
         nsq = self.nsq
-        for name in nsq.__struct_fields__:
-            value = getattr(nsq, name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0 and name not in _MAY_BE_0:
-                raise InvalidSettings(f"[nsq] {name} is {value}: it must be larger than 0")
-        if not 0 <= nsq.topic_partitions <= TOPIC_PARTITIONS_MAX:
-            raise InvalidSettings(
-                f"[nsq] topic_partitions is {nsq.topic_partitions}: it must be from 0 to {TOPIC_PARTITIONS_MAX}"
-            )
-        if not 1 <= nsq.deflate_level_max <= 9:
-            raise InvalidSettings(f"[nsq] deflate_level_max is {nsq.deflate_level_max}: it must be from 1 to 9")
         for low, high in (("message_timeout_s", "message_timeout_max_s"), ("message_bytes_max", "body_bytes_max")):
             if getattr(nsq, low) > getattr(nsq, high):
                 raise InvalidSettings(f"[nsq] {low} is {getattr(nsq, low)}: it must not be larger than {high}")
@@ -649,16 +685,9 @@ class Settings(_Section, frozen=True):
             if not 0 < each <= 1:
                 raise InvalidSettings(f"[nsq] latency_percentiles has {each}: one is from 0 to 1, as in 0.99")
         for rule in nsq.handshake:
-            for name in ("receipt_timeout_s", "processing_timeout_s"):
-                if not 0 < getattr(rule, name) <= 12 * 3600:
-                    value = getattr(rule, name)
-                    raise InvalidSettings(f"[[nsq.handshake]] {name} is {value}: it must be from 0 to 12 hours")
+            rule.check_settings("[[nsq.handshake]]")
 
     def _check_rest(self) -> None:
-        for name in self.rest.__struct_fields__:
-            value = getattr(self.rest, name)
-            if isinstance(value, int | float) and not value > 0:
-                raise InvalidSettings(f"[rest] {name} is {value}: it must be larger than 0")
         for origin in self.rest.cors_origins:
             scheme, found, rest = origin.partition("://")
             if origin != "*" and (scheme not in ("http", "https") or not found or not rest or "/" in rest):
@@ -668,11 +697,6 @@ class Settings(_Section, frozen=True):
 
     def _check_events(self) -> None:
         events = self.events
-        if not 0 < events.sample <= 1:
-            raise InvalidSettings(f"[events] sample is {events.sample}: it is a share, above 0 and up to 1")
-        for name in ("retention_s", "retention_bytes", "flush_s"):
-            if not getattr(events, name) > 0:
-                raise InvalidSettings(f"[events] {name} is {getattr(events, name)}: it must be larger than 0")
         try:
             kind_of(check_name(events.queue, "queue"), "standard")
             events_config(events)
@@ -714,6 +738,12 @@ class Settings(_Section, frozen=True):
                     raise InvalidSettings(f"the token of {each.access_key!r} is another credential's token, too")
                 tokens.add(credential.token.reveal())
         return Credentials(found.values())
+
+
+SECTIONS: dict[str, type[_Section]] = {
+    name: struct for name, struct in typing.get_type_hints(Settings).items() if isinstance(struct, type)
+}
+"""The tables of penstock.toml that are there once, by their names."""
 
 
 def _need_kafka_client() -> None:
@@ -835,6 +865,11 @@ def parse(text: str, name: str = "penstock.toml") -> Settings:
     except tomllib.TOMLDecodeError as error:
         raise InvalidSettings(f"{name} is not TOML: {error}") from None
     _check_keys(raw, Settings, name, "the file")
+    for title, table in raw.items():
+        if title in SECTIONS and isinstance(table, dict):
+            settings = declared(SECTIONS[title])
+            for key in table.keys() & settings.keys():
+                table[key] = checked(settings[key], table[key], f"{name}: [{title}] {key}")
     try:
         return msgspec.convert(raw, Settings)
     except msgspec.ValidationError as error:

@@ -29,7 +29,7 @@ from typing import Any
 
 from penstock.core.broker import Broker
 from penstock.core.commands import CancelWait, Command, Damage, Receive
-from penstock.core.config import SECOND_MS
+from penstock.core.settings import SECOND_MS
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, give_back
 from penstock.signals import acquire_and_look
 from penstock.store.errors import CommitFailed

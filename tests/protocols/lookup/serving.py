@@ -77,7 +77,7 @@ class RunningLookup:
 
 @contextmanager
 def lookup_service(**settings: Any) -> Iterator[RunningLookup]:
-    service = RunningLookup(Settings().with_lookup(**{"tcp_port": 0, "http_port": 0, **settings}))
+    service = RunningLookup(Settings().overridden("lookup", **{"tcp_port": 0, "http_port": 0, **settings}))
     try:
         yield service
     finally:

@@ -85,7 +85,7 @@ def test_strangers_are_turned_away(guarded: Server, authorization: str | None) -
             assert response.headers["www-authenticate"].startswith("Bearer")
             assert "guess" not in detail
         refused(http.post("/get_partitions", headers=headers), 401, "unauthorized")
-        for path in ("/healthz", "/version", "/v1/docs", "/v1/openapi.json"):
+        for path in ("/healthz", "/readyz", "/livez", "/version", "/v1/docs", "/v1/openapi.json"):
             assert http.get(path, headers=headers).status_code == 200
 
 

@@ -50,12 +50,12 @@ BATCHES = ["send_message_batch", "delete_message_batch", "change_message_visibil
 
 
 def batch_of(operation: str, ids: list[str]) -> list[dict[str, Any]]:
-    filling: dict[str, Any] = {
+    fillings: dict[str, dict[str, Any]] = {
         "send_message_batch": {"MessageBody": "x"},
         "delete_message_batch": {"ReceiptHandle": "x"},
         "change_message_visibility_batch": {"ReceiptHandle": "x", "VisibilityTimeout": 1},
-    }[operation]
-    return [{"Id": each, **filling} for each in ids]
+    }
+    return [{"Id": each, **fillings[operation]} for each in ids]
 
 
 @pytest.mark.parametrize("operation", BATCHES)

@@ -158,7 +158,7 @@ def test_credit_that_comes_before_the_push_has_started_counts(server: Server) ->
     client.ask(["Send", "orders", [b"a", b"b", b"c"]], 1)
     client.socket.send(pack([[2, ["StartPush", "orders", "main", 1]], [3, ["AddPushCredit", 2, 2]]]))
     assert client.answer(3) is None
-    counts = []
+    counts: list[Any] = []
     while sum(counts) < 3:
         counts += [Chunk.decode(run[0]).count for run in client.answer(2, (PUSH,))[6]]
     assert sum(counts) == 3

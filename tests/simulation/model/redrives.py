@@ -22,7 +22,7 @@ class Redrives(Sending, Receiving):
         is_running = any(each.queue == command.queue for each in self.redrives.values())
         source = self.queues.get(command.queue)
         main = source.channels.get(c.MAIN) if source else None
-        ready = [s for s, copy in main.copies.items() if copy.state is State.READY] if main else []
+        ready = {s for s, copy in main.copies.items() if copy.state is State.READY} if main else set()
         has_dead_letters = any(source.messages[s].origin for s in ready) if source else False
         may = [e.InvalidRequest] if is_running or (command.target is None and not has_dead_letters) else []
         if self._refused(outcome, self._missing(command.queue), may):
@@ -36,8 +36,6 @@ class Redrives(Sending, Receiving):
             wanted &= command.error is None or any(command.error in failure.error for failure in failures)
             if wanted and self._redrive_target(command.target, message) is not None:
                 allowed.add(sequence)
-        main = queue.channels.get(c.MAIN)
-        ready = {s for s, copy in main.copies.items() if copy.state is State.READY} if main else set()
         due = {s for s in allowed & ready if self._redrive_target(command.target, queue.messages[s]) in self.queues}
         self.redrives[outcome.task] = Redrive(command.queue, command.target, due, allowed)
 

@@ -29,7 +29,8 @@ from penstock.client.aio.settler import AsyncOutcome, AsyncSettler, LeaseLost
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
 from penstock.client.handlers import wants_unit_of_work
 from penstock.client.listening import GroupOrder, HandlerTimes, ListenerMetrics, next_try, pause_seconds
-from penstock.client.settings import QueueSettings, changes_of, config_of
+from penstock.client.queue_settings import QueueSettings
+from penstock.client.settings import changes_of, config_of
 from penstock.client.task_workers import (
     WAIT_SECONDS,
     Crew,

@@ -14,7 +14,8 @@ from penstock.client.aio.session import AsyncSession
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
 from penstock.client.bodies import Body, encode_body
 from penstock.client.listening import ListenerSettings
-from penstock.client.settings import QueueSettings, config_of
+from penstock.client.queue_settings import QueueSettings
+from penstock.client.settings import config_of
 from penstock.client.times import Seconds, length_ms
 from penstock.core.commands import CreateQueue, Damage, ListQueues, ListRedrives, OpenSession, RedriveTask, StartRedrive
 from penstock.core.errors import InvalidRequest

@@ -12,7 +12,8 @@ from penstock.client.aio.consumer import AsyncConsumer
 from penstock.client.aio.receiver import AsyncReceiver
 from penstock.client.bodies import Body, encode_bodies, encode_body
 from penstock.client.content import SentMessage, SentMessages
-from penstock.client.settings import QueueSettings, changes_of
+from penstock.client.queue_settings import QueueSettings
+from penstock.client.settings import changes_of
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
 from penstock.core.attributes import Attributes, encode_attributes
 from penstock.core.commands import (

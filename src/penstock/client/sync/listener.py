@@ -31,7 +31,8 @@ from penstock.client.listening import (
     next_try,
     pause_seconds,
 )
-from penstock.client.settings import QueueSettings, changes_of, config_of
+from penstock.client.queue_settings import QueueSettings
+from penstock.client.settings import changes_of, config_of
 from penstock.client.sync.caller import Caller, Stream, Streaming
 from penstock.client.sync.message import Message, error_text, messages_of
 from penstock.client.sync.settler import LeaseLost, Outcome, Settler

@@ -8,7 +8,8 @@ from typing import Any, Self, Unpack
 
 from penstock.client.bodies import Body, encode_body
 from penstock.client.listening import ListenerSettings
-from penstock.client.settings import QueueSettings, config_of
+from penstock.client.queue_settings import QueueSettings
+from penstock.client.settings import config_of
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.listener import Listener, run_together
 from penstock.client.sync.queue import Queue

@@ -8,7 +8,8 @@ from typing import Unpack
 
 from penstock.client.bodies import Body, encode_bodies, encode_body
 from penstock.client.content import SentMessage, SentMessages
-from penstock.client.settings import QueueSettings, changes_of
+from penstock.client.queue_settings import QueueSettings
+from penstock.client.settings import changes_of
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.channel import Channel
 from penstock.client.sync.consumer import Consumer

@@ -83,6 +83,8 @@ class RestApp:
     def _found(self, operations: list[Operation]) -> Iterable[tuple[str, Route]]:
         pages = {
             "/healthz": self.healthz,
+            "/readyz": self.healthz,
+            "/livez": self.livez,
             "/version": self.version,
             "/metrics": self.metrics,
             "/v1/openapi.json": self.openapi,
@@ -135,6 +137,10 @@ class RestApp:
             await self._services.shard.tick()
         except PenstockError as error:
             return _json({"status": "failing", "reason": str(error)}, 503)
+        return _json({"status": "ok"})
+
+    async def livez(self, exchange: Exchange) -> Answer:
+        """200 while the process serves at all: starting it again would not help a store that fails, or a stop."""
         return _json({"status": "ok"})
 
     async def version(self, exchange: Exchange) -> Answer:

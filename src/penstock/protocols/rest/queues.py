@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from penstock.core.commands import (
@@ -25,14 +24,13 @@ from penstock.core.commands import (
     QueueStats,
     Stats,
 )
-from penstock.core.config import QueueConfig, kind_of
+from penstock.core.config import SETTINGS, QueueConfig, kind_of, read_changes
 from penstock.core.errors import ChannelNotFound, QueueDamaged, QueueNotFound
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of
 from penstock.protocols.rest.operations import operation
 from penstock.protocols.rest.resource import Resource
 from penstock.protocols.rest.shapes import (
-    BackoffSettings,
     ChannelCounts,
     ChannelList,
     NamedCounts,
@@ -52,8 +50,6 @@ from penstock.server.node import Services
 from penstock.server.shards import Shards
 from penstock.server.tally import COUNTS, Tally
 
-_LENGTHS = frozenset({"lease", "retention", "delay", "receive_wait", "consumer_retention"})
-"""Settings that are seconds here and milliseconds, with `_ms` at their end, in the core."""
 _QUEUES_PER_CALL = 1_000
 _QUEUES_PER_CALL_MIN = 200
 """Who may see few queues has many looked at for one name."""
@@ -70,10 +66,9 @@ class Queues(Resource):
 
         Once more with the same settings is fine; with others it is 409.
         """
-        changes = _permitted_changes(caller, body.settings)
+        changes = _permitted_changes(caller, body.settings, "settings.")
         caller.need(body.name, CreateQueue)
-        kind = kind_of(body.name, None if body.settings.kind is UNSET else body.settings.kind)
-        config = QueueConfig().changed(changes | {"kind": kind})
+        config = QueueConfig().changed(changes | {"kind": kind_of(body.name, changes.get("kind"))})
         await self.shard.call(CreateQueue(name=body.name, config=config, channels=tuple(body.channels)))
         return await self._described(body.name)
 
@@ -230,43 +225,18 @@ async def page_of_names(
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-def changes_of(settings: QueueSettings) -> dict[str, Any]:
-    """The settings that are given, as the core names them.
-
-    >>> changes_of(QueueSettings(lease=5, retention=None))
-    {'lease_ms': 5000, 'retention_ms': None}
-    """
-    given = {name: getattr(settings, name) for name in settings.__struct_fields__}
-    return dict(_as_in_core(name, value) for name, value in given.items() if value is not UNSET)
-
-
-def _permitted_changes(caller: Caller, settings: QueueSettings) -> dict[str, Any]:
-    """The settings that are given. Where dead letters go is a matter of that queue as well."""
-    if isinstance(settings.dead_letter, str):
-        caller.need(settings.dead_letter, ChangeQueue)
-    return changes_of(settings)
-
-
-def _as_in_core(name: str, value: Any) -> tuple[str, Any]:
-    if name in _LENGTHS:
-        return f"{name}_ms", milliseconds(value, name)
-    return name, msgspec.to_builtins(value)
+def _permitted_changes(caller: Caller, settings: QueueSettings, prefix: str = "") -> dict[str, Any]:
+    """The settings that are given, as the core names them. Where dead letters go is a matter of that queue as well."""
+    given = {name: getattr(settings, name) for name in SETTINGS}
+    changes = read_changes({name: value for name, value in given.items() if value is not UNSET}, prefix)
+    if changes.get("dead_letter") is not None:
+        caller.need(changes["dead_letter"], ChangeQueue)
+    return changes
 
 
 def settings_of(config: QueueConfig) -> QueueSettings:
     """All settings of a queue, as the API has them."""
-    found: dict[str, Any] = {}
-    for name in QueueSettings.__struct_fields__:
-        if name in _LENGTHS:
-            found[name] = seconds_of(getattr(config, f"{name}_ms"))
-        elif name == "backoff":
-            backoff = config.backoff
-            found[name] = BackoffSettings(
-                shape=backoff.shape, base_ms=backoff.base_ms, ceiling_ms=backoff.ceiling_ms, seed=backoff.seed
-            )
-        else:
-            found[name] = getattr(config, name)
-    return QueueSettings(**found)
+    return QueueSettings(**{each.name: each.given(getattr(config, each.field)) for each in SETTINGS.values()})
 
 
 # -- counts ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from penstock.core.config import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX, BackoffShape, Kind, PolicyName, Scope
+from penstock.core.config import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX, SETTINGS
+from penstock.core.settings import with_settings
 from penstock.protocols.rest.operations import Batch
 
 SEQUENCE_MAX = (1 << 62) - 1
@@ -45,40 +46,9 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-class BackoffSettings(Shape, omit_defaults=False):
-    """How long a failed message waits before its next delivery."""
-
-    shape: BackoffShape = "none"
-    base_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] = 1_000
-    ceiling_ms: Annotated[int, Meta(ge=0, le=DELAY_MS_MAX)] = 3_600_000
-    seed: Sequence = 0
-
-
+@with_settings(SETTINGS.values(), lambda setting: Annotated[Any, Meta(extra_json_schema=setting.schema())])
 class QueueSettings(Shape):
     """A queue's settings. Lengths of time are seconds; null means: no limit."""
-
-    kind: Kind | UnsetType = UNSET
-    lease: Lease | UnsetType = UNSET
-    retention: Seconds | UnsetType | None = UNSET
-    retention_bytes: Sequence | UnsetType | None = UNSET
-    delay: Seconds | UnsetType = UNSET
-    message_bytes_max: Count | UnsetType = UNSET
-    receive_wait: Seconds | UnsetType = UNSET
-    max_receives: Count | UnsetType = UNSET
-    dead_letter: Name | UnsetType | None = UNSET
-    backoff: BackoffSettings | UnsetType = UNSET
-    policy: PolicyName | UnsetType = UNSET
-    consume_times: Count | UnsetType = UNSET
-    deliver_unsynced: bool | UnsetType = UNSET
-    partitions: Count | UnsetType = UNSET
-    content_dedup: bool | UnsetType = UNSET
-    dedup_scope: Scope | UnsetType = UNSET
-    throughput_scope: Scope | UnsetType = UNSET
-    throughput_per_second: Count | UnsetType | None = UNSET
-    in_flight_max: Count | UnsetType = UNSET
-    consumer_retention: Seconds | UnsetType | None = UNSET
-    tags: dict[str, str] | UnsetType = UNSET
-    labels: dict[str, str] | UnsetType = UNSET
 
 
 class NewQueue(Shape):

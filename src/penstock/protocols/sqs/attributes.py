@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from penstock.core.commands import MAIN, QueueInfo, Stats
-from penstock.core.config import QueueConfig, dead_letter_name
+from penstock.core.config import SETTINGS, QueueConfig, dead_letter_name
+from penstock.core.settings import SECOND_MS, Declared, SqsAttribute
 from penstock.protocols.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_ATTRIBUTE_VALUE,
@@ -26,17 +27,14 @@ from penstock.protocols.sqs.errors import (
 )
 from penstock.protocols.sqs.limits import (
     MESSAGE_BYTES_CEILING,
-    RECEIVES_MAX,
     SOURCES_ALLOWED_MAX,
     STORED_OVERHEAD_BYTES,
-    VISIBILITY_SECONDS_MAX,
     Limits,
 )
 from penstock.protocols.sqs.names import Arns
 
 LABEL = "sqs."
 """What our labels start with."""
-RETENTION_SECONDS_MAX = 1_209_600
 KMS_REUSE_SECONDS = "300"
 
 FIFO_ONLY = frozenset({"FifoQueue", "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"})
@@ -48,30 +46,14 @@ COUNTS = frozenset(
     }
 )
 READ_ONLY = COUNTS | {"CreatedTimestamp", "LastModifiedTimestamp", "QueueArn"}
-SETTABLE = (
-    "DelaySeconds",
-    "MaximumMessageSize",
-    "MessageRetentionPeriod",
-    "Policy",
-    "ReceiveMessageWaitTimeSeconds",
-    "VisibilityTimeout",
-    "RedrivePolicy",
-    "RedriveAllowPolicy",
-    "FifoQueue",
-    "ContentBasedDeduplication",
-    "DeduplicationScope",
-    "FifoThroughputLimit",
-    "KmsMasterKeyId",
-    "KmsDataKeyReusePeriodSeconds",
-    "SqsManagedSseEnabled",
-)
-NAMES = READ_ONLY | frozenset(SETTABLE) | {"All"}
-
 _POLICY_BYTES_MAX = 128 * 1024
 _KEY_LENGTH_MAX = 2_048
 _INTEGER = re.compile(r"-?\d{1,18}\Z", re.ASCII)
-_SCOPES = {"queue": "queue", "messageGroup": "group"}
-_THROUGHPUTS = {"perQueue": "queue", "perMessageGroupId": "group"}
+_DECLARED: dict[str, tuple[Declared, SqsAttribute]] = {
+    each.setting.sqs.name: (each, each.setting.sqs) for each in SETTINGS.values() if each.setting.sqs is not None
+}
+"""The settings that SQS has as well, by its names for them; parts of RedrivePolicy have it in front, and a dot."""
+_WHOLE = tuple(name for name in _DECLARED if "." not in name)
 
 FindConfig = Callable[[str], QueueConfig | None]
 
@@ -91,15 +73,13 @@ def message_bytes_max(config: QueueConfig) -> int:
 
 def settings_of(name: str, config: QueueConfig, arns: Arns) -> dict[str, str]:
     """The attributes of a queue that somebody has set, or could."""
-    retention_ms = config.retention_ms
     found = {
-        "VisibilityTimeout": str(config.lease_ms // 1_000),
-        "MaximumMessageSize": str(message_bytes_max(config)),
-        "MessageRetentionPeriod": str(RETENTION_SECONDS_MAX if retention_ms is None else retention_ms // 1_000),
-        "DelaySeconds": str(config.delay_ms // 1_000),
-        "ReceiveMessageWaitTimeSeconds": str(config.receive_wait_ms // 1_000),
-        "SqsManagedSseEnabled": "false",
+        attribute: _shown(*_DECLARED[attribute], config)
+        for attribute in _WHOLE
+        if config.is_fifo or attribute not in FIFO_ONLY
     }
+    found["MaximumMessageSize"] = str(message_bytes_max(config))
+    found["SqsManagedSseEnabled"] = "false"
     target = dead_letter_target(name, config)
     if target is not None:
         found["RedrivePolicy"] = msgspec.json.encode(
@@ -107,15 +87,22 @@ def settings_of(name: str, config: QueueConfig, arns: Arns) -> dict[str, str]:
         ).decode()
     if config.is_fifo:
         found["FifoQueue"] = "true"
-        found["ContentBasedDeduplication"] = "true" if config.content_dedup else "false"
-        found["DeduplicationScope"] = "messageGroup" if config.dedup_scope == "group" else "queue"
-        found["FifoThroughputLimit"] = "perMessageGroupId" if config.throughput_scope == "group" else "perQueue"
     for label, value in config.labels.items():
         if label.startswith(LABEL) and label != "sqs.MaximumMessageSize":
             found[label.removeprefix(LABEL)] = value
     if "KmsMasterKeyId" in found:
         found.setdefault("KmsDataKeyReusePeriodSeconds", KMS_REUSE_SECONDS)
     return found
+
+
+def _shown(setting: Declared, sqs: SqsAttribute, config: QueueConfig) -> str:
+    """A setting as SQS shows it: whole seconds, `true` and `false`, its own words. It knows no messages without end."""
+    value = getattr(config, setting.field)
+    if sqs.words:
+        return next(theirs for theirs, ours in sqs.words.items() if ours == value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(sqs.high if value is None else value // (SECOND_MS if setting.in_seconds else 1))
 
 
 def dead_letter_target(name: str, config: QueueConfig) -> str | None:
@@ -209,43 +196,36 @@ class AttributeReader:
     @staticmethod
     def _number(name: str, text: str, low: int, high: int) -> int:
         if not _INTEGER.match(text) or not low <= int(text) <= high:
-            raise _bad_value(name)
+            raise _bad_value(name, f"Must be from {low} to {high}.")
         return int(text)
 
-    def _delay(self, name: str, text: str, changes: dict[str, Any], _labels: dict[str, str]) -> None:
-        changes["delay_ms"] = self._number(name, text, 0, self._limits.delay_seconds_max) * 1_000
+    def _setting(self, name: str, text: str, changes: dict[str, Any], _labels: dict[str, str]) -> None:
+        """What is a setting here and there, with other words or in whole seconds."""
+        setting, sqs = _DECLARED[name]
+        if sqs.words:
+            if text not in sqs.words:
+                raise _bad_value(name, f"Must be {' or '.join(sqs.words)}.")
+            changes[setting.field] = sqs.words[text]
+        elif setting.kind is bool:
+            changes[setting.field] = _boolean(name, text)
+        else:
+            number = self._number(name, text, *self._range(name))
+            changes[setting.field] = number * SECOND_MS if setting.in_seconds else number
 
-    def _visibility(self, name: str, text: str, changes: dict[str, Any], _labels: dict[str, str]) -> None:
-        changes["lease_ms"] = self._number(name, text, 0, VISIBILITY_SECONDS_MAX) * 1_000
-
-    def _retention(self, name: str, text: str, changes: dict[str, Any], _labels: dict[str, str]) -> None:
-        changes["retention_ms"] = self._number(name, text, 60, RETENTION_SECONDS_MAX) * 1_000
-
-    def _wait(self, name: str, text: str, changes: dict[str, Any], _labels: dict[str, str]) -> None:
-        changes["receive_wait_ms"] = self._number(name, text, 0, 20) * 1_000
+    def _range(self, name: str) -> tuple[int, int]:
+        """What a number may be, in SQS's units."""
+        _, sqs = _DECLARED[name]
+        assert sqs.low is not None and sqs.high is not None
+        return sqs.relaxed if sqs.relaxed is not None and not self._limits.is_strict else (sqs.low, sqs.high)
 
     def _message_size(self, name: str, text: str, changes: dict[str, Any], labels: dict[str, str]) -> None:
-        low = 1_024 if self._limits.is_strict else 1
-        size = self._number(name, text, low, MESSAGE_BYTES_CEILING)
+        size = self._number(name, text, *self._range(name))
         changes["message_bytes_max"] = size + STORED_OVERHEAD_BYTES
         labels["sqs.MaximumMessageSize"] = str(size)
 
     def _fifo(self, name: str, text: str, _changes: dict[str, Any], _labels: dict[str, str]) -> None:
         if text != "true":
             raise _bad_value(name, "Modifying queue type is not supported.")
-
-    def _content_dedup(self, name: str, text: str, changes: dict[str, Any], _labels: dict[str, str]) -> None:
-        changes["content_dedup"] = _boolean(name, text)
-
-    def _dedup_scope(self, name: str, text: str, changes: dict[str, Any], _labels: dict[str, str]) -> None:
-        if text not in _SCOPES:
-            raise _bad_value(name)
-        changes["dedup_scope"] = _SCOPES[text]
-
-    def _throughput(self, name: str, text: str, changes: dict[str, Any], _labels: dict[str, str]) -> None:
-        if text not in _THROUGHPUTS:
-            raise _bad_value(name)
-        changes["throughput_scope"] = _THROUGHPUTS[text]
 
     def _policy(self, name: str, text: str, _changes: dict[str, Any], labels: dict[str, str]) -> None:
         if not text:
@@ -279,12 +259,12 @@ class AttributeReader:
             if key not in policy:
                 raise invalid_value(text, name, f"Redrive policy does not contain mandatory attribute: {key}.")
         count = str(policy["maxReceiveCount"])
-        if not _INTEGER.match(count) or not 1 <= int(count) <= RECEIVES_MAX:
+        low, high = self._range("RedrivePolicy.maxReceiveCount")
+        if not _INTEGER.match(count) or not low <= int(count) <= high:
             raise invalid_value(
                 text,
                 name,
-                f"Invalid value for maxReceiveCount: {count}, valid values are from 1 to {RECEIVES_MAX} both "
-                "inclusive.",
+                f"Invalid value for maxReceiveCount: {count}, valid values are from {low} to {high} both inclusive.",
             )
         changes.update(max_receives=int(count), dead_letter=self._target(name, text, policy["deadLetterTargetArn"]))
 
@@ -342,7 +322,7 @@ class AttributeReader:
 
 def _boolean(name: str, text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise _bad_value(name)
+        raise _bad_value(name, "Must be true or false.")
     return text.lower() == "true"
 
 
@@ -363,19 +343,15 @@ def _json(text: str) -> Any:
 
 
 _READERS: dict[str, Callable[[AttributeReader, str, str, dict[str, Any], dict[str, str]], None]] = {
-    "DelaySeconds": AttributeReader._delay,
+    **dict.fromkeys(_WHOLE, AttributeReader._setting),
     "MaximumMessageSize": AttributeReader._message_size,
-    "MessageRetentionPeriod": AttributeReader._retention,
     "Policy": AttributeReader._policy,
-    "ReceiveMessageWaitTimeSeconds": AttributeReader._wait,
-    "VisibilityTimeout": AttributeReader._visibility,
     "RedrivePolicy": AttributeReader._redrive,
     "RedriveAllowPolicy": AttributeReader._redrive_allow,
     "FifoQueue": AttributeReader._fifo,
-    "ContentBasedDeduplication": AttributeReader._content_dedup,
-    "DeduplicationScope": AttributeReader._dedup_scope,
-    "FifoThroughputLimit": AttributeReader._throughput,
     "KmsMasterKeyId": AttributeReader._key,
     "KmsDataKeyReusePeriodSeconds": AttributeReader._key_reuse,
     "SqsManagedSseEnabled": AttributeReader._managed_encryption,
 }
+SETTABLE = frozenset(_READERS)
+NAMES = READ_ONLY | SETTABLE | {"All"}

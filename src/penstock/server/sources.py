@@ -1,0 +1,115 @@
+"""Where a server's settings come from: flags, before environment variables, before penstock.toml, before defaults.
+
+Every setting that is one value or a list has an environment variable: `PENSTOCK_` and its name, with its section in
+front unless that is `[server]`. `PENSTOCK_SQS_PORT` is `[server] sqs_port`, `PENSTOCK_LOG_LEVEL` is
+`[log] level`. A bad value is refused with the name of the flag, the variable or the key that it came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.core.settings import Declared, declared
+from penstock.server.settings import SECTIONS, Settings, checked, load
+
+PREFIX = "PENSTOCK_"
+_OF_OTHERS = ("PENSTOCK_CONFIG", "PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_DATABASE", "PENSTOCK_TEST_")
+"""Variables, or their beginnings, that say something to the rest of Penstock."""
+_OF_KUBERNETES = re.compile(r"PENSTOCK_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?)")
+"""What Kubernetes sets in every container, for services whose names begin with `penstock`."""
+_IS_AN_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+
+
+class Place(NamedTuple):
+    """A setting, and the section it is in."""
+
+    section: str
+    setting: Declared
+
+
+def _variables() -> dict[str, Place]:
+    found: dict[str, Place] = {}
+    for section, struct in SECTIONS.items():
+        for each in declared(struct).values():
+            if typing.get_origin(each.kind) is not dict:
+                within = "" if section == "server" else f"{section}_"
+                found[f"{PREFIX}{within}{each.field}".upper()] = Place(section, each)
+    return found
+
+
+VARIABLES: Mapping[str, Place] = _variables()
+"""Every environment variable, and the setting that it is."""
+
+
+def flags_of(*sections: str) -> dict[str, Place]:
+    """The settings of some sections that have flags, by the name of the flag as an argument: `sqs_port`."""
+    found: dict[str, Place] = {}
+    for section in sections:
+        for each in declared(SECTIONS[section]).values():
+            if each.setting.flag is not None:
+                first = each.setting.flag.split(",")[0]
+                found[first.removeprefix("--").replace("-", "_")] = Place(section, each)
+    return found
+
+
+def gathered(
+    path: str | os.PathLike[str] | None,
+    environment: Mapping[str, str],
+    flags: Mapping[str, Any] = {},
+    places: Mapping[str, Place] = {},
+) -> Settings:
+    """The settings of a file, if there is one, with those of the environment and of the flags over them.
+
+    They are not yet checked against each other. `places` says which setting each flag is.
+
+    >>> environment = {"PENSTOCK_SQS_PORT": "1", "PENSTOCK_HTTP_PORT": "2"}
+    >>> found = gathered(None, environment, {"sqs_port": "3"}, flags_of("server")).server
+    >>> found.sqs_port, found.http_port, found.nsq_tcp_port
+    (3, 2, 4150)
+    >>> gathered(None, {"PENSTOCK_SQS_PORT": "many"})
+    Traceback (most recent call last):
+        ...
+    penstock.server.settings.InvalidSettings: PENSTOCK_SQS_PORT is 'many': it must be a whole number from 0 to 65535
+    """
+    settings = Settings() if path is None else load(path)
+    for name, place in VARIABLES.items():
+        text = environment.get(name)
+        if text and not _IS_AN_ADDRESS.match(text):
+            settings = _with(settings, place, place.setting.from_text(text), name)
+    for name, value in flags.items():
+        if value is not None and value != []:
+            found = places[name].setting.from_text(value) if isinstance(value, str) else value
+            settings = _with(settings, places[name], found, f"--{name.replace('_', '-')}")
+    return settings
+
+
+def _with(settings: Settings, place: Place, value: Any, said: str) -> Settings:
+    value = checked(place.setting, value, said)
+    section = msgspec.structs.replace(getattr(settings, place.section), **{place.setting.field: value})
+    return msgspec.structs.replace(settings, **{place.section: section})
+
+
+def unknown_variables(environment: Mapping[str, str], settings: Settings) -> Iterator[str]:
+    """What is wrong with each variable that looks like a setting and is none.
+
+    >>> list(unknown_variables({"PENSTOCK_SQS_PROT": "1", "PENSTOCK_SERVICE_HOST": "10.0.0.1"}, Settings()))
+    ['PENSTOCK_SQS_PROT is no setting, perhaps PENSTOCK_SQS_PORT is meant']
+    """
+    named = {settings.cluster.secret_env, *settings.kafka.properties_env.values()}
+    named |= {variable for each in settings.credentials for variable in (each.secret_key_env, each.token_env)}
+    for name in sorted(environment):
+        if not name.startswith(PREFIX) or name in named or name.startswith(_OF_OTHERS):
+            continue
+        if name in VARIABLES:
+            if _IS_AN_ADDRESS.match(environment[name]):
+                yield f"{name} is {environment[name]}, as Kubernetes sets it for a service: it is ignored"
+        elif not _OF_KUBERNETES.fullmatch(name):
+            near = difflib.get_close_matches(name, VARIABLES, 1)
+            yield f"{name} is no setting{f', perhaps {near[0]} is meant' if near else ''}"
