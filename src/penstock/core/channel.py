@@ -336,7 +336,7 @@ class Channel:
         self.queue.broker.woke(self)
 
     def end_session(self, session: int, now_ms: int, error: str) -> int:
-        """Everything that a session holds here fails, as if its leases had run out: nobody said that its work failed."""
+        """Everything that a session holds here fails, as if its leases had run out: nobody said an error."""
         count, delay_ms = 0, None if self.queue.config.expired_wait else 0
         for window in list(self.windows.values()):
             window.spread_held(session)

@@ -404,7 +404,8 @@ class Handout:
                 count, size = grant.take_in(known)
             if not count and together == 1:
                 return
-            together = max(1, min(2 * together, _PICKED_TOGETHER, grant.room_bytes * count // max(size, 1)))
+            fitting = grant.room_bytes * count // max(size, 1)
+            together = max(1, min(_PICKED_TOGETHER, fitting, together + together))
         if grant.left:
             self._take_standard(grant)
 

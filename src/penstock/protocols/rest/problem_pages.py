@@ -29,6 +29,12 @@ _NAME = "Check the name."
 
 EXPLAINED = (
     Explained(
+        "no_common_version",
+        400,
+        "Client and server speak no common version of the websocket's conversation.",
+        "Upgrade the older one.",
+    ),
+    Explained(
         "invalid_request", 400, "A field or a parameter is wrong, or two do not go together.", "`detail` names it."
     ),
     Explained(
