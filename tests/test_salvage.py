@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+import click
 import pytest
-import typer
 
 import penstock
 from penstock.cli import care
@@ -559,7 +559,7 @@ def test_interrupted_command_says_that_its_directory_is_incomplete(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("penstock.salvage._Salvage.run", interrupt)
-    with pytest.raises(typer.Exit) as ended:
+    with pytest.raises(click.exceptions.Exit) as ended:
         care.salvage(plain, tmp_path / "new")
     assert ended.value.exit_code == 130
     assert f"{tmp_path / 'new'} is incomplete. Delete it" in capsys.readouterr().err
