@@ -422,7 +422,9 @@ class Connection(asyncio.Protocol):
         self._is_ending = True
         self._commands.clear()
         self._transport.close()
-        self._loop.call_later(LINGER_S, self.abort)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(LINGER_S, self.abort)
 
     def abort(self) -> None:
         """Hang up at once."""
@@ -439,6 +441,8 @@ class Connection(asyncio.Protocol):
     # -- heartbeats --
 
     def _restart_beat(self) -> None:
+        if self._is_ending:  # the timer is for hanging up
+            return
         if self._timer is not None:
             self._timer.cancel()
         self._next_beat_s = self._loop.time() + self._beat_s
