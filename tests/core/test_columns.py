@@ -186,6 +186,7 @@ CHANGES: dict[Event, Callable[[Columns, Rows], None]] = {
     Event.RECALL: lambda columns, at: columns.recall(at, now_ms=1, attempt=3, holder=1),
     Event.HOLD_BACK: lambda columns, at: columns.hold_back(at, due_ms=9),
     Event.GIVE_BACK: Columns.give_back,
+    Event.TAKE_BACK: Columns.take_back,
 }
 """What does an event to rows; every event has something that does it."""
 

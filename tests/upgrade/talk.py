@@ -56,7 +56,7 @@ def talk(ps: Any) -> dict[str, Any]:
     try:
         ps.create_queue("wrong", lease=-1)
     except penstock.PenstockError as error:
-        told["refused"] = type(error).__name__
+        told["refused"] = isinstance(error, penstock.InvalidRequest)
     tea.purge()
     tea.delete()
     told["queues"] = sorted(queue if isinstance(queue, str) else queue.name for queue in ps.queues())

@@ -33,6 +33,7 @@ HELD_FROM: Final = 0xC000_0000
 _LEASE: Final = after[Event.LEASE]
 _RECALL: Final = after[Event.RECALL]
 _RETRY: Final = after[Event.RETRY]
+_TAKE_BACK: Final = after[Event.TAKE_BACK]
 _GIVE_BACK: Final = after[Event.GIVE_BACK]
 _COME_DUE: Final = after[Event.COME_DUE]
 _POSTPONE: Final = after[Event.POSTPONE]
@@ -218,6 +219,11 @@ class Columns:
     def retry(self, at: Rows) -> None:
         """RETRY: ready again."""
         _RETRY.check(self.state[at])
+        self._make_ready(at)
+
+    def take_back(self, at: Rows) -> None:
+        """TAKE_BACK: ready again, although it was done here."""
+        _TAKE_BACK.check(self.state[at])
         self._make_ready(at)
 
     def make_due(self, at: Rows) -> None:

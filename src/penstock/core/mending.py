@@ -263,7 +263,7 @@ class _Mending:
         entry = window.add(key, chunk.sent_ms)
         if chunk.due_ms is not None and not keys.lane_channel(key.lane):
             late = np.flatnonzero(chunk.due_ms > self._broker.now_ms)
-            window.columns.postpone(late + window.all_rows(entry).start, chunk.due_ms[late])
+            window.columns.hold_back(late + window.all_rows(entry).start, chunk.due_ms[late])
             window.ready -= len(late)
             window.delayed += len(late)
         return entry
@@ -278,8 +278,9 @@ class _Mending:
                 for entry, first, stop in window.overlaps(key.base, key.base + key.messages):
                     rows = window.rows(entry, first, stop)
                     window.uncount(entry, first, stop)
-                    entry.left -= int((window.columns.state[rows] != DONE).sum())
-                    window.columns.settle(rows)
+                    waiting = np.flatnonzero(window.columns.state[rows] != DONE) + rows.start
+                    entry.left -= len(waiting)
+                    window.columns.settle(waiting)
                     if not entry.left:
                         window.remove(entry)
 
@@ -301,7 +302,7 @@ class _Mending:
                     entry.left = 0
                 rows = window.rows(entry, first, stop)
                 done = np.flatnonzero(window.columns.state[rows] == DONE) + rows.start
-                window.columns.retry(done)
+                window.columns.take_back(done)
                 window.ready += len(done)
                 entry.left += len(done)
 

@@ -51,7 +51,7 @@ class OnceMemory:
     >>> memory = OnceMemory()
     >>> once, send = Once("c1", 5), commands.Send(queue="orders", bodies=[b"x"])
     >>> memory.check(once, send)
-    >>> memory.remember(once, send, Sent(1, 42, 1), now_ms=0)
+    >>> memory.remember(once, send, commands.Sent(1, 42, 1), now_ms=0)
     True
     >>> memory.recall(once, send)
     (Sent(queue_id=1, first=42, count=1, sequences=None, duplicates=[]),)

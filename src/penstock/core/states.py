@@ -40,6 +40,7 @@ class Event(IntEnum):
     RECALL = 8
     HOLD_BACK = 9
     GIVE_BACK = 10
+    TAKE_BACK = 11
 
 
 TRANSITIONS: dict[State, dict[Event, State]] = {
@@ -68,7 +69,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
         Event.MOVE: State.DONE,
         Event.DROP: State.DONE,
     },
-    State.DONE: {},
+    State.DONE: {Event.TAKE_BACK: State.READY},
 }
 """Which event takes which state where. An event missing from a state's row cannot happen to it."""
 
@@ -83,6 +84,7 @@ EXPLAINED: dict[Event, str] = {
     Event.DROP: "purge, retention, or the end of the channel",
     Event.HOLD_BACK: "comes into a lane before it is due: sent with a delay, or moved there with its backoff",
     Event.GIVE_BACK: "the receiver left before it got the message: as if it had not been handed out",
+    Event.TAKE_BACK: "salvage: it went on in the retry lane, and is not readable there",
     Event.RECALL: "who got it just before a crash, which forgot that, settles it: leased again, on that attempt",
 }
 

@@ -168,6 +168,7 @@ def test_a_redrive_sends_back_what_is_chosen(
     assert [(each["task"], each["moved"]) for each in listed] == [(task["task"], len(moved))]
 
 
+@one_shard_only
 def test_a_redrive_of_a_queue_without_dead_letters_is_refused(http: httpx.Client, name: str) -> None:
     done(http.post("/v1/queues", json={"name": name}), 201)
     refused = http.post("/v1/redrives", json={"queue": name})

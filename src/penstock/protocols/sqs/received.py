@@ -216,7 +216,7 @@ def texts_of(bodies: list[bytes]) -> list[str]:
     """Bodies as texts; `NOT_TEXT` for one that SQS could not carry: it may have come through another front end.
 
     >>> texts_of([b"text", b"\\x00", b"\\xff"])
-    ['text', '\\\\x00', '\\\\x00']
+    ['text', '\\x00', '\\x00']
     """
     texts: list[str] = []
     for body in bodies:
