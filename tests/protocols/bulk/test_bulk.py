@@ -823,7 +823,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_failure(tmp_pat
     with serving(tmp_path) as server:
         with socket.create_connection(("127.0.0.1", server._ports["http"])) as client:
             client.sendall(b"POST /v1/bulk/offsets HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
-        left = 'penstock_http_rejections_total{protocol="rest",status="400"}'
+        left = 'penstock_http_rejections_total{protocol="rest",status="408"}'
         deadline_s = time.monotonic() + PATIENCE_S
         while server.metric(left) < 1:
             assert time.monotonic() < deadline_s, "the server never heard of it"
