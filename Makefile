@@ -38,7 +38,7 @@ lock: $(SERVING) ## Write constraints.txt anew: the newest versions that fit tog
 
 $(SERVING): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or later; name one: make PYTHON=python3.12")'
-	@echo "Installing what serving needs into $(VENV) (once; about 150 MB)"
+	@echo "Installing what serving needs into $(VENV) (once; about 120 MB)"
 	@test -x $(BIN)/python || $(if $(UV),uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV),$(PYTHON) -m venv $(VENV))
 	$(INSTALL) $(VERSIONS) --editable .
 	@touch $@

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,8 +49,8 @@ log = logging.getLogger("penstock.sqs")
 ANSWER_COPIES = 2
 """While an answer is made, its messages are there twice: as they are stored, and as they are sent."""
 
-Asked = Command | tuple[Command, ...]
-"""What a coroutine hands out: a command, or several that go through the same step."""
+Asked = Command
+"""What a coroutine hands out."""
 
 
 class Pending:
@@ -77,19 +78,12 @@ def ask(command: Command) -> Generator[Asked, Any, Any]:
     return call.result()
 
 
-@types.coroutine
-def ask_all(commands: Sequence[Command]) -> Generator[Asked, Any, list[Any]]:
-    """The replies to several commands, in their order; an error of the core stands in the place of its reply."""
-    calls: list[Call] = yield tuple(commands)
-    return replies_of(calls)
-
-
 def replies_of(calls: list[Call]) -> list[Any]:
     """The replies of calls, in their order; an error of the core stands in the place of its reply."""
     return [call.error if isinstance(call.error, PenstockError) else call.result() for call in calls]
 
 
-class Visit:
+class Visit(ABC):
     """A request at work."""
 
     __slots__ = (
@@ -228,7 +222,7 @@ class Visit:
         except Exception as error:
             self._refuse(error)
 
-    def _go_on(self, answer: Call | list[Call] | None) -> None:
+    def _go_on(self, answer: Call | None) -> None:
         """Give the coroutine what it waits for, and see what it wants next. Never raises: others are waiting, too."""
         assert self._coroutine is not None
         try:
@@ -238,10 +232,7 @@ class Visit:
                 if done.value is not PENDING:
                     self._succeed(done.value)
                 return
-            if isinstance(asked, tuple):
-                Together(asked, self._front.shard, self._go_on)
-            else:
-                self._front.shard.submit(asked, self._go_on, self._exchange.client)
+            self._front.shard.submit(asked, self._go_on, self._exchange.client)
         except Exception as error:
             self._refuse(error)
 
@@ -282,13 +273,13 @@ class Visit:
         self.respond_error(refusal)
         self._let_go()
 
+    @abstractmethod
     def respond(self, result: Any) -> bool:
         """Answer with a result; False if the client is gone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def respond_error(self, error: SqsError) -> None:
         """Answer with an error."""
-        raise NotImplementedError
 
 
 class JsonVisit(Visit):
