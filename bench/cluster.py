@@ -43,8 +43,8 @@ from bench.measure import table as markdown
 from bench.share_group import Committed, ShareGroup, share_group
 from bench.sqs_load import Address, Server
 from bench.sqs_servers import HOST, wait_for
-from penstock.cluster.inspection import Inspection
-from penstock.cluster.placement import shards_of
+from penstock.cluster.membership.inspection import Inspection
+from penstock.cluster.routing.placement import shards_of
 from penstock.core.errors import PenstockError
 from penstock.server.settings import parse
 from tools.kafka import KafkaCluster, KafkaError, kafka_cluster

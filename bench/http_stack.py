@@ -26,7 +26,7 @@ import uvloop
 
 from bench.measure import empty_directory, quartiles, table
 from bench.sqs_load import Address, Server
-from penstock.core.chunk import Chunk
+from penstock.core.storage.chunk import Chunk
 from penstock.wire.frames import Frames, masked_frame
 from penstock.wire.pieces import Target, encode_section
 

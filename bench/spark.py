@@ -32,7 +32,7 @@ from bench.measure import (
     report,
     table,
 )
-from penstock.core.chunk import Chunk
+from penstock.core.storage.chunk import Chunk
 from penstock.spark.options import Where
 from penstock.spark.server import Connection
 from penstock.spark.worker_python import worker_python

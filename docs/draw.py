@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from docs import story
-from penstock.core import config
-from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, SETTINGS
+from penstock.core.delivery.states import transition_table
+from penstock.core.queues import config
+from penstock.core.queues.config import DAY_MS, HOUR_MS, MINUTE_MS, SETTINGS
 from penstock.core.settings import SECOND_MS, Declared, SqsAttribute, declared
-from penstock.core.states import transition_table
 from penstock.protocols.rest.problem_pages import EXPLAINED
 from penstock.server.settings import SECTIONS, HandshakeRule
 from penstock.server.sources import VARIABLES

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.core.broker import Broker
-from penstock.core.changes import Changes
 from penstock.core.commands import Ack, Command, CreateQueue, Delivery, Receive, Release, Send, Span, StartRedrive
-from penstock.core.config import Backoff, QueueConfig
-from penstock.core.keys import ChunkKey, Kind, LaneKind, lane_channel, lane_kind, number_of
+from penstock.core.queues.config import Backoff, QueueConfig
 from penstock.core.settings import SECOND_MS
+from penstock.core.storage.changes import Changes
+from penstock.core.storage.keys import ChunkKey, Kind, LaneKind, lane_channel, lane_kind, number_of
 from penstock.store.memory import MemoryStore
 
 QUEUE = "orders"

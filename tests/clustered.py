@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from penstock.cluster.host import ShardHost
 from penstock.cluster.node import ClusterNode
-from penstock.cluster.routed import Routed
-from penstock.cluster.router import Router
+from penstock.cluster.ownership.host import ShardHost
+from penstock.cluster.routing.routed import Routed
+from penstock.cluster.routing.router import Router
 from penstock.core.commands import Command, DeleteQueue, EndSession, ListQueues, Receive
 from penstock.core.errors import PenstockError, QueueNotFound
 from penstock.server.clock import SystemClock

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs import draw
-from penstock.core.keys import Kind, LaneKind
+from penstock.core.storage.keys import Kind, LaneKind
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -41,7 +41,7 @@ class Copy:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     copy = Copy(tmp_path_factory.mktemp("copy"))
-    config = copy.directory / "src" / "penstock" / "core" / "config.py"
+    config = copy.directory / "src" / "penstock" / "core" / "queues" / "config.py"
     text = config.read_text()
     assert text.count("    kind: Annotated[") == 1
     config.write_text(text.replace("    kind: Annotated[", DECLARED))

@@ -18,16 +18,16 @@ import pytest
 
 import penstock
 from penstock.cli import care
-from penstock.cluster.worker_node import shard_directory
-from penstock.cluster.workers import open_cluster_file
+from penstock.cluster.workers.node import shard_directory
+from penstock.cluster.workers.workers import open_cluster_file
 from penstock.core import commands as c
-from penstock.core import keys
 from penstock.core.broker import Broker
-from penstock.core.chunk import Chunk
-from penstock.core.config import QueueConfig
 from penstock.core.errors import ChunkDamaged, StoreError
-from penstock.core.keys import ChunkKey, Kind
-from penstock.core.partition import PARTITION_SHIFT
+from penstock.core.queues.config import QueueConfig
+from penstock.core.queues.partition import PARTITION_SHIFT
+from penstock.core.storage import keys
+from penstock.core.storage.chunk import Chunk
+from penstock.core.storage.keys import ChunkKey, Kind
 from penstock.salvage import LIST_NAME, Salvaged, check, salvage
 from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.errors import StoreLocked

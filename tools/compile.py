@@ -25,12 +25,13 @@ STAMP = ".sources"
 """In the compiled copy: what it was made of."""
 
 COMPILED = (
-    "cluster/routed.py",
+    "cluster/routing/routed.py",
     "client/remote/busy_poll.py",
     "core/*.py",
+    "core/*/*.py",
     "server/metrics.py",
     "server/shard.py",
-    "server/siblings.py",
+    "server/tasks.py",
     "server/tasks.py",
     "server/threads.py",
     "store/ahead.py",

@@ -10,7 +10,7 @@ import ast
 import textwrap
 from pathlib import Path
 
-from penstock.core.config import SETTINGS, QueueConfig
+from penstock.core.queues.config import SETTINGS, QueueConfig
 from penstock.core.settings import Declared
 
 TARGET = Path(__file__).parent.parent / "src" / "penstock" / "client" / "queue_settings.py"
@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from penstock.client.times import Seconds
-from penstock.core.config import Backoff, Kind, PolicyName, Scope
+from penstock.core.queues.config import Backoff, Kind, PolicyName, Scope
 
 
 class QueueSettings(TypedDict, total=False):

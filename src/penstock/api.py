@@ -1,14 +1,10 @@
 """Everything that `import penstock` offers, by name. A name added here is there as `penstock.<name>`."""
 
 from penstock.client.aio.batch import AsyncBatch
-from penstock.client.aio.channel import AsyncChannel
-from penstock.client.aio.consumer import AsyncConsumer
 from penstock.client.aio.listener import AsyncListener
 from penstock.client.aio.message import AsyncMessage
-from penstock.client.aio.penstock import AsyncPenstock
-from penstock.client.aio.queue import AsyncQueue
-from penstock.client.aio.redrive import AsyncRedrive
-from penstock.client.aio.session import AsyncSession
+from penstock.client.aio.penstock import AsyncPenstock, AsyncRedrive, AsyncSession
+from penstock.client.aio.queue import AsyncChannel, AsyncConsumer, AsyncQueue
 from penstock.client.aio.unit_of_work import AsyncUnitOfWork
 from penstock.client.connecting import connect, connect_async
 from penstock.client.content import (
@@ -24,17 +20,13 @@ from penstock.client.listening import ListenerMetrics
 from penstock.client.opening import open, open_async
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.sync.batch import Batch
-from penstock.client.sync.channel import Channel
-from penstock.client.sync.consumer import Consumer
 from penstock.client.sync.listener import Listener
 from penstock.client.sync.message import Message
-from penstock.client.sync.penstock import Penstock
-from penstock.client.sync.queue import Queue
-from penstock.client.sync.redrive import Redrive
-from penstock.client.sync.session import Session
+from penstock.client.sync.penstock import Penstock, Redrive, Session
+from penstock.client.sync.queue import Channel, Consumer, Queue
 from penstock.client.sync.unit_of_work import UnitOfWork
 from penstock.core.commands import ChannelStats, Damage, QueueInfo, RedriveTask, Stats
-from penstock.core.config import Backoff, QueueConfig
+from penstock.core.delivery.states import State
 from penstock.core.errors import (
     AccessDenied,
     BatchTooLarge,
@@ -70,7 +62,7 @@ from penstock.core.errors import (
     Throttled,
     WorkRefused,
 )
-from penstock.core.states import State
+from penstock.core.queues.config import Backoff, QueueConfig
 from penstock.server.shard import ShardClosed
 from penstock.store.errors import (
     CommitFailed,

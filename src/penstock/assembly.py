@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from penstock import __version__, process
 from penstock.core.errors import PenstockError
-from penstock.greeting import greeting
 from penstock.protocols.http import Handler
 from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.nsq.http_front_end import NsqHttpFrontEnd
@@ -20,13 +21,40 @@ from penstock.server.engines import ENGINES
 from penstock.server.node import FrontEnd, Node, Ready, Services
 from penstock.server.settings import Settings
 
+
+def greeting(ready: Ready, *, needs_token: bool) -> str:
+    """A line with every address, then what to do with them."""
+    url = ready.listening["http"].url
+    token = " --token ACCESS_KEY:SECRET_KEY" if needs_token else ""
+    return "\n".join(
+        [
+            ready.line(),
+            f"The REST API, with a form for each request: {url}/v1/docs",
+            f"To try it, in another terminal: {program()} send orders tea --url {url}{token}",
+            "Ctrl-C stops the server.",
+        ]
+    )
+
+
+def program() -> str:
+    """How `penstock` is called from where we are: by its name if a shell finds it, else by its path."""
+    beside = Path(sys.executable).with_name("penstock")
+    found = shutil.which("penstock")
+    if found is not None and Path(found).resolve() == beside.resolve():
+        return "penstock"
+    if not beside.exists():
+        return f"{sys.executable} -m penstock"
+    here = Path.cwd()
+    return str(beside.relative_to(here)) if beside.is_relative_to(here) else str(beside)
+
+
 log = logging.getLogger("penstock")
 
 
 def run(chosen: Settings, ready_file: Path | None, read_again: Callable[[], Settings]) -> None:
     """Serve until a signal comes. Returns when everything is committed and closed. SIGHUP reads the settings again."""
     if chosen.server.workers > 1:
-        from penstock.cluster.workers import Workers
+        from penstock.cluster.workers.workers import Workers
 
         workers = Workers(chosen, ports(chosen), __version__)
         process.run(

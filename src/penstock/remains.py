@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.core import keys
-from penstock.core.changes import Changes, Encodable, Flaw
-from penstock.core.chunk import Chunk
 from penstock.core.errors import ChunkDamaged, StoreError
-from penstock.core.keys import ChunkKey, Kind, LaneKind
+from penstock.core.storage import keys
+from penstock.core.storage.changes import Changes, Encodable, Flaw
+from penstock.core.storage.chunk import Chunk
+from penstock.core.storage.keys import ChunkKey, Kind, LaneKind
 from penstock.store.disk import RealDisk
 from penstock.store.errors import ADVICE
 from penstock.store.inspection import inspect, is_sealed, sealed_meta

@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.core import keys
 from penstock.core.broker import Broker
-from penstock.core.changes import Changes
-from penstock.core.config import from_stored
 from penstock.core.errors import ChunkDamaged, InvalidConfig, PenstockError, StoreError
-from penstock.core.keys import ChunkKey, Kind
-from penstock.core.mending import mend
-from penstock.core.partition import SHARD_SHIFT
-from penstock.core.queue import Queue
-from penstock.core.records import Meta, QueueRecord
+from penstock.core.queues.config import from_stored
+from penstock.core.queues.partition import SHARD_SHIFT
+from penstock.core.queues.queue import Queue
+from penstock.core.storage import keys
+from penstock.core.storage.changes import Changes
+from penstock.core.storage.keys import ChunkKey, Kind
+from penstock.core.storage.mending import mend
+from penstock.core.storage.records import Meta, QueueRecord
 from penstock.remains import (
     CUT_SHORT,
     NUMBER_BYTES,
@@ -59,7 +59,7 @@ from penstock.store.table import SQLITE_ERRORS, connect, translate
 from penstock.store.view import StoreView
 
 if TYPE_CHECKING:
-    from penstock.cluster.workers import ClusterFile
+    from penstock.cluster.workers.workers import ClusterFile
 
 LIST_NAME = "not-salvaged.jsonl"
 """The file in the new directory that says what could not be copied, an object a line."""
@@ -105,7 +105,7 @@ def _index_of(store: Path) -> int:
 
 
 def _cluster(directory: Path) -> ClusterFile:
-    from penstock.cluster.workers import read_cluster_file
+    from penstock.cluster.workers.workers import read_cluster_file
 
     return read_cluster_file(directory / CLUSTER_NAME)
 
@@ -303,7 +303,7 @@ def _salvage_store(source: Path, target: Path, shared: _Shared, progress: Progre
 
 def _salvage_workers(source: Path, stores: list[Path], target: Path, progress: Progress) -> Salvaged:
     """All stores of a directory that several processes share."""
-    from penstock.cluster.workers import write_cluster_file
+    from penstock.cluster.workers.workers import write_cluster_file
 
     make_file(target / INCOMPLETE_NAME)
     salvaged, shared = Salvaged(), _Shared(None)
@@ -336,7 +336,7 @@ def _salvage_workers(source: Path, stores: list[Path], target: Path, progress: P
 
 def _made_cluster(metas: list[Meta], stores: int) -> ClusterFile:
     """What the workers share, of what their stores say; the rest anew."""
-    from penstock.cluster.workers import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile
+    from penstock.cluster.workers.workers import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile
 
     entropy, shards = os.urandom(ENTROPY_BYTES), stores
     if metas:

@@ -1,6 +1,6 @@
 """A worker of `penstock serve --workers N`: `python -m penstock.worker DESCRIPTOR`, started by its parent.
 
-It is told over its control socket what to do; see `penstock.cluster.workers`.
+It is told over its control socket what to do; see `penstock.cluster.workers.workers`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 import msgspec
 
 from penstock import __version__, assembly, process
-from penstock.cluster.worker_node import WorkerNode
-from penstock.cluster.workers import Task
+from penstock.cluster.workers.node import WorkerNode
+from penstock.cluster.workers.workers import Task
 from penstock.core.errors import PenstockError
 from penstock.server.log import configure
 from penstock.server.node import Ready

@@ -30,7 +30,7 @@ from penstock.cli import SECTIONS, app, exits, main
 from penstock.cli.command import Group
 from penstock.cli.exits import Exit
 from penstock.cli.received import writer
-from penstock.core.config import SETTINGS
+from penstock.core.queues.config import SETTINGS
 from tests.client.node import ThreadedNode
 from tests.faults.proxy import Proxy
 from tests.shards import not_for_clusters

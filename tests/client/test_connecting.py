@@ -34,8 +34,8 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
-from penstock.core.config import QueueConfig
 from penstock.core.errors import StaleReceipt
+from penstock.core.queues.config import QueueConfig
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.server.settings import Settings, WebsocketSettings
 from penstock.store.memory import MemoryStore

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from penstock.cluster.ledger import ClusterRecord, Ledger, Record, ShardRecord, encode
-from penstock.core.changes import Buffer, Changes, Flaw
+from penstock.cluster.membership.ledger import ClusterRecord, Ledger, Record, ShardRecord, encode
+from penstock.core.storage.changes import Buffer, Changes, Flaw
 from penstock.store.errors import CommitFailed, ShardFenced
 from penstock.store.memory import MemoryStore
 

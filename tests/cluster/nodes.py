@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from penstock import __version__
-from penstock.cluster.inspection import Inspection
+from penstock.cluster.membership.inspection import Inspection
 from penstock.cluster.node import ClusterNode
 from penstock.core.commands import Command
 from penstock.core.errors import PenstockError

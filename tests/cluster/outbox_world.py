@@ -18,10 +18,10 @@ from typing import Any
 
 from penstock.core import commands as c
 from penstock.core.broker import Broker
-from penstock.core.chunk import Chunk
-from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError
-from penstock.core.partition import partition_of
+from penstock.core.queues.config import QueueConfig
+from penstock.core.queues.partition import partition_of
+from penstock.core.storage.chunk import Chunk
 from penstock.store.memory import MemoryStore
 
 SHARDS = 3

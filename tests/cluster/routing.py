@@ -12,7 +12,7 @@ from typing import Any
 from penstock import __version__
 from penstock.client.aio.penstock import AsyncPenstock
 from penstock.client.remote.routed import RoutedCaller
-from penstock.cluster.placement import home_of
+from penstock.cluster.routing.placement import home_of
 from penstock.protocols.rest.server import RestFrontEnd
 from penstock.server.auth import Credentials
 from penstock.server.log import RequestLog

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster.placement import shards_of
+from penstock.cluster.routing.placement import shards_of
 from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue
-from penstock.core.config import QueueConfig
 from penstock.core.errors import QueueChanged
+from penstock.core.queues.config import QueueConfig
 from tests.cluster.linking import in_loop
 from tests.cluster.test_router_pair import SHARDS, Pair, pair
 

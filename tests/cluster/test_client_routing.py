@@ -14,8 +14,8 @@ import penstock
 from penstock.client.connecting import connect_async
 from penstock.client.remote import routed as routed_module
 from penstock.client.remote.address import TransportName
-from penstock.cluster.inspection import Inspection
-from penstock.cluster.placement import home_of
+from penstock.cluster.membership.inspection import Inspection
+from penstock.cluster.routing.placement import home_of
 from penstock.core.errors import InvalidRequest, NotSent
 from penstock.server.clock import SystemClock
 from penstock.server.settings import parse

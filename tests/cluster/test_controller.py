@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster.controller import Controller
-from penstock.cluster.ledger import Ledger
+from penstock.cluster.membership.ledger import Ledger
+from penstock.cluster.placement.controller import Controller
 from penstock.server.settings import parse
 from penstock.wire.versions import Versions
 from tests.cluster.nodes import SHARDS, settings_text, thread_node, until

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cluster.base import ShardMoved
 from penstock.core.commands import AckSequences, AddCredit, CreateQueue, OpenSession, Send, SetCredit, Subscribe
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
 from tests.cluster.linking import in_loop
 from tests.cluster.test_router import until
 from tests.cluster.test_router_moves import Ticket

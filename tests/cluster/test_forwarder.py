@@ -10,13 +10,13 @@ from itertools import count
 
 import pytest
 
-from penstock.cluster import forwarder as forwarder_module
 from penstock.cluster.base import LinkBroken, ShardMoved
-from penstock.cluster.forwarder import PAUSE_S_MAX, Forwarder, Submit
-from penstock.cluster.host import ShardHost
+from penstock.cluster.ownership.forwarder import PAUSE_S_MAX, Forwarder, Submit
+from penstock.cluster.ownership.host import ShardHost
+from penstock.cluster.ownership.ownership import forwarder as forwarder_module
 from penstock.core.commands import Ack, Browse, Command, CommitWork, Receive, Send, TakeOutbox
 from penstock.core.errors import StoreError
-from penstock.core.partition import partition_of
+from penstock.core.queues.partition import partition_of
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Call, Shard, ShardClosed
 from penstock.server.tasks import AsyncShard, CallbackCall

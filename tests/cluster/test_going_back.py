@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.channel import Channel
 from penstock.core.commands import CreateQueue, OpenSession, Receive, Send, Subscribe
-from penstock.core.config import QueueConfig
+from penstock.core.delivery.channel import Channel
+from penstock.core.queues.config import QueueConfig
 from tests.cluster.linking import in_loop
 from tests.cluster.test_router import bodies, until
 from tests.cluster.test_router_moves import Ticket

@@ -18,13 +18,12 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from penstock.cluster.controller import Controller
-from penstock.cluster.group import GroupAsker, GroupSilent, nodes_group
-from penstock.cluster.group_process import Opening, Question
-from penstock.cluster.heartbeats import SILENCE_S, Heartbeats
-from penstock.cluster.inspection import Inspection
-from penstock.cluster.ledger import Ledger, NodeRecord, encode
-from penstock.cluster.membership import make_partitions_topic
+from penstock.cluster.membership.group import GroupAsker, GroupSilent, nodes_group
+from penstock.cluster.membership.group_process import Opening, Question
+from penstock.cluster.membership.inspection import Inspection
+from penstock.cluster.membership.ledger import Ledger, NodeRecord, encode
+from penstock.cluster.membership.membership import make_partitions_topic
+from penstock.cluster.placement.controller import SILENCE_S, Controller, Heartbeats
 from penstock.server.settings import parse
 from penstock.store.journal.kafka_options import KafkaOptions
 from tests.cluster.nodes import PATIENCE_S, SHARDS, ProcessNode, settings_text, thread_node, until
@@ -94,7 +93,7 @@ def test_a_group_that_does_not_answer_is_silent() -> None:
 @pytest.mark.parametrize("asked", [False, True])
 def test_who_asks_for_a_node_that_is_killed_ends_without_a_word(asked: bool) -> None:
     """Its words would be in the node's log."""
-    command = [sys.executable, "-m", "penstock.cluster.group_process"]
+    command = [sys.executable, "-m", "penstock.cluster.membership.group_process"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
         process.stdout.close()

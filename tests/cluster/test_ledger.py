@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cluster.ledger import (
+from penstock.cluster.membership.ledger import (
     ClusterRecord,
     DrainRecord,
     Ledger,

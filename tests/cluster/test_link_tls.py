@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster.base import ShardMoved
-from penstock.cluster.frames import LinkRefused
-from penstock.cluster.link import Link
-from penstock.cluster.link_server import LinkServer
-from penstock.cluster.link_settings import LinkIdentity, LinkLimits
-from penstock.cluster.link_tls import LinkTls, link_tls
+from penstock.cluster.links.frames import LinkRefused
+from penstock.cluster.links.link import Link
+from penstock.cluster.links.server import LinkServer
+from penstock.cluster.links.settings import LinkIdentity, LinkLimits
+from penstock.cluster.links.tls import LinkTls, link_tls
 from penstock.core.commands import Receive, Send
 from penstock.server.settings import ClusterSettings, InvalidSettings
 from tests.client.lossy import LossyProxy

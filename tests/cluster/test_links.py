@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster.base import LinkBroken, ShardMoved
-from penstock.cluster.frames import (
+from penstock.cluster.links.frames import (
     MAGIC,
     VERSIONS,
     BadFrame,
@@ -32,11 +32,10 @@ from penstock.cluster.frames import (
     read_greeting,
     read_hello,
 )
-from penstock.cluster.link import Link, NotReached
-from penstock.cluster.link_server import LinkServer
-from penstock.cluster.link_settings import LinkIdentity, LinkLimits
-from penstock.cluster.wire import AskNode
-from penstock.core.chunk import PackedBodies
+from penstock.cluster.links.link import Link, NotReached
+from penstock.cluster.links.server import LinkServer
+from penstock.cluster.links.settings import LinkIdentity, LinkLimits
+from penstock.cluster.links.wire import AskNode
 from penstock.core.commands import (
     Ack,
     AddCredit,
@@ -55,6 +54,7 @@ from penstock.core.commands import (
     TallyQueues,
 )
 from penstock.core.errors import BatchTooLarge, InvalidRequest, OverLimit, QueueNotFound
+from penstock.core.storage.chunk import PackedBodies
 from penstock.server.settings import InvalidSettings
 from penstock.wire.versions import Versions
 from tests.cluster.linking import (
@@ -634,10 +634,12 @@ def speak(monkeypatch: pytest.MonkeyPatch, side: str, oldest: int, newest: int) 
     """Have one end of every link speak other versions than this build."""
     versions = Versions(oldest, newest)
     if side == "listens":
-        monkeypatch.setattr("penstock.cluster.link_server.VERSIONS", versions)
-        monkeypatch.setattr("penstock.cluster.link_server.read_hello", partial(read_hello, versions=versions))
+        monkeypatch.setattr("penstock.cluster.links.server.VERSIONS", versions)
+        monkeypatch.setattr("penstock.cluster.links.server.read_hello", partial(read_hello, versions=versions))
     else:
-        monkeypatch.setattr("penstock.cluster.link_connection.read_greeting", partial(read_greeting, versions=versions))
+        monkeypatch.setattr(
+            "penstock.cluster.links.connection.read_greeting", partial(read_greeting, versions=versions)
+        )
 
 
 @pytest.mark.parametrize("earlier", ["listens", "connects"])

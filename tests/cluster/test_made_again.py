@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster import catalog
-from penstock.cluster.forwarder import Forwarder
-from penstock.cluster.placement import hashed, home_of, shards_of
+from penstock.cluster.ownership.forwarder import Forwarder
+from penstock.cluster.routing.placement import hashed, home_of, shards_of
 from penstock.core.commands import (
     Ack,
     CommitWork,
@@ -35,11 +35,11 @@ from penstock.core.commands import (
     StartRedrive,
     Subscribe,
 )
-from penstock.core.config import QueueConfig
 from penstock.core.errors import QueueExists, QueueNotFound, QueueReplaced
-from penstock.core.inbox import refused_name
-from penstock.core.partition import PARTITION_SHIFT
-from penstock.core.queue import Queue
+from penstock.core.queues.config import QueueConfig
+from penstock.core.queues.partition import PARTITION_SHIFT
+from penstock.core.queues.queue import Queue
+from penstock.core.transfer.inbox import refused_name
 from penstock.server.shard import Call
 from tests.cluster.linking import in_loop
 from tests.cluster.test_router import bodies, spans, until

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.core.chunk import Chunk
+from penstock.core.storage.chunk import Chunk
 from penstock.wire.pieces import Target, encode_section
 from tests.compat.server import PATIENCE_S, Server, serving, until
 

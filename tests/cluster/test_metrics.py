@@ -9,10 +9,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from penstock.cluster import link_server
-from penstock.cluster.wire import Numbered, Unreadable
+from penstock.cluster.links import server as link_server
+from penstock.cluster.links.wire import Numbered, Unreadable
 from penstock.core.commands import CreateQueue, ListQueues, QueueStats, Receive, Send, TallyQueues
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
 from penstock.server.auth import ANYBODY
 from penstock.server.tally import Tally
 from tests.cluster.linking import PATIENCE_S, in_loop

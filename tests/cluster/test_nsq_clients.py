@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from penstock.cluster.placement import home_of
+from penstock.cluster.routing.placement import home_of
 from penstock.protocols.nsq.stats import Latencies, StatsReport, TopicDocument
 from tests.cluster.linking import in_loop
 from tests.cluster.routing import until

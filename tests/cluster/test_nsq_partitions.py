@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import pytest
 
-from penstock.cluster.placement import home_of
-from penstock.cluster.router import Router
+from penstock.cluster.routing.placement import home_of
+from penstock.cluster.routing.router import Router
 from penstock.core.commands import (
     AckSequences,
     Command,
@@ -24,7 +24,7 @@ from penstock.core.commands import (
     QueueStats,
     SetCredit,
 )
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.nsq.stats import read_loads
 from penstock.protocols.nsq.topics import Topics

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.core import commands as c
-from penstock.core import inbox
 from penstock.core.broker import Broker
-from penstock.core.changes import Changes
-from penstock.core.marks import Marks
-from penstock.core.outbox import Outbox
-from penstock.core.records import Mark
-from penstock.core.settlement import Settlement
+from penstock.core.delivery.settlement import Settlement
+from penstock.core.handlers.marks import Marks
+from penstock.core.storage.changes import Changes
+from penstock.core.storage.records import Mark
+from penstock.core.transfer import inbox
+from penstock.core.transfer.outbox import Outbox
 from tests.cluster.outbox_world import World
 
 STEPS = 100

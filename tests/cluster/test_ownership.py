@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.cluster.base import ShardMoved
-from penstock.cluster.claim import read_claim
-from penstock.cluster.host import ShardHost
-from penstock.cluster.ledger import ReleasedRecord, ServingRecord
-from penstock.cluster.ownership import Ownership
+from penstock.cluster.membership.ledger import ReleasedRecord, ServingRecord
+from penstock.cluster.ownership.claim import read_claim
+from penstock.cluster.ownership.host import ShardHost
+from penstock.cluster.ownership.ownership import Ownership
 from penstock.core.commands import Receive, Send
 from penstock.server.clock import SystemClock
 from penstock.server.proof import steady_s
@@ -278,7 +278,7 @@ def test_drained_says_when_no_shard_is_left() -> None:
 def test_who_serves_says_so_again_when_a_late_record_of_another_is_in_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.cluster.ownership.REPEAT_S", 0.0)
+    monkeypatch.setattr("penstock.cluster.ownership.ownership.REPEAT_S", 0.0)
 
     async def scenario(cluster: Cluster) -> None:
         cluster.topic.decide(0, "a", 2)

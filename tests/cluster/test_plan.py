@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.cluster.controller import Controller
-from penstock.cluster.ledger import (
+from penstock.cluster.membership.ledger import (
     ClusterRecord,
     Ledger,
     LoadOfShard,
@@ -18,7 +17,8 @@ from penstock.cluster.ledger import (
     ShardRecord,
     encode,
 )
-from penstock.cluster.plan import RATIO, STAY_COOL_DOWNS, Member, ShardLoad, plan
+from penstock.cluster.placement.controller import Controller
+from penstock.cluster.placement.plan import RATIO, STAY_COOL_DOWNS, Member, ShardLoad, plan
 from penstock.store.journal.kafka_options import KafkaOptions
 
 COOL_DOWN_S = 5.0

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from penstock.cluster.base import NodeAddress
-from penstock.cluster.placement import home_of
-from penstock.cluster.router import Router
-from penstock.cluster.wire import SETTINGS_SINCE
+from penstock.cluster.links.wire import SETTINGS_SINCE
+from penstock.cluster.routing.placement import home_of
+from penstock.cluster.routing.router import Router
 from penstock.core.commands import (
     Ack,
     AckConsumer,
@@ -38,7 +38,6 @@ from penstock.core.commands import (
     Span,
     StartRedrive,
 )
-from penstock.core.config import QueueConfig
 from penstock.core.errors import (
     ConsumerNotFound,
     ForeignReceipt,
@@ -47,6 +46,7 @@ from penstock.core.errors import (
     QueueNotFound,
     SessionNotFound,
 )
+from penstock.core.queues.config import QueueConfig
 from penstock.server.clock import ManualClock
 from penstock.store.memory import MemoryStore
 from tests.shards import open_router

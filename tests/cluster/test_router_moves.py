@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.cluster.base import LinkBroken, ShardMoved, ShardUnserved
-from penstock.cluster.placement import home_of
+from penstock.cluster.routing.placement import home_of
 from penstock.core.commands import (
     Ack,
     AckSequences,
@@ -34,8 +34,8 @@ from penstock.core.commands import (
     SetCredit,
     Subscribe,
 )
-from penstock.core.config import QueueConfig
 from penstock.core.errors import MessageTooLarge, QueueNotFound, SessionNotFound, WorkRefused
+from penstock.core.queues.config import QueueConfig
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Call, Shard, ShardClosed
 from penstock.server.tasks import AsyncShard, CallbackCall
@@ -488,7 +488,7 @@ async def test_work_takes_from_and_puts_into_queues_with_partitions() -> None:
 
 
 def router_partition(group: str | None) -> int:
-    from penstock.core.partition import partition_of
+    from penstock.core.queues.partition import partition_of
 
     assert group is not None
     return (home_of("out", SHARDS) + partition_of(group, 3)) % SHARDS

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from penstock.cluster.base import ShardMoved
-from penstock.cluster.placement import home_of
+from penstock.cluster.routing.placement import home_of
 from penstock.core.commands import Command, CreateQueue, Once, QueueStats, Receive, Send
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
 from penstock.server.shard import Call
 from penstock.server.tasks import CallbackCall
 from tests.cluster.linking import in_loop

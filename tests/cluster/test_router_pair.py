@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster.base import ClusterMap, LinkBroken, NodeAddress
-from penstock.cluster.forwarder import Forwarder
-from penstock.cluster.host import ShardHost
-from penstock.cluster.link import Link
-from penstock.cluster.link_server import LinkServer
-from penstock.cluster.link_settings import LinkIdentity, LinkLimits, holder_of
-from penstock.cluster.router import Router
-from penstock.cluster.session_router import RouterPlace, SessionRouter
+from penstock.cluster.links.link import Link
+from penstock.cluster.links.server import LinkServer
+from penstock.cluster.links.settings import LinkIdentity, LinkLimits, holder_of
+from penstock.cluster.ownership.forwarder import Forwarder
+from penstock.cluster.ownership.host import ShardHost
+from penstock.cluster.routing.router import Router
+from penstock.cluster.routing.session_router import RouterPlace, SessionRouter
 from penstock.core.commands import (
     Ack,
     CommitWork,
@@ -35,8 +35,8 @@ from penstock.core.commands import (
     Send,
     Subscribe,
 )
-from penstock.core.config import QueueConfig
 from penstock.core.errors import QueueNotFound
+from penstock.core.queues.config import QueueConfig
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard

@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from penstock.client.connecting import connect_async
 from penstock.client.remote.address import Address, Options
 from penstock.client.remote.caller import RemoteCaller
-from penstock.cluster.placement import home_of
+from penstock.cluster.routing.placement import home_of
 from penstock.core.commands import CancelRedrive, Command, CreateQueue, DescribeQueue, Send, StartRedrive
 from penstock.core.errors import AccessDenied
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret

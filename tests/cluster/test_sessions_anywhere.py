@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from penstock.cluster.base import ShardUnserved
-from penstock.cluster.session_router import SLOTS, numbers_of, slot_of
+from penstock.cluster.routing.session_router import SLOTS, numbers_of, slot_of
 from penstock.core.commands import EndSession, Heartbeat, OpenSession, QueueStats, Receive, Send
 from penstock.core.errors import SessionNotFound
 from tests.cluster.linking import in_loop

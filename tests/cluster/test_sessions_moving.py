@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.cluster.base import ShardUnserved
-from penstock.cluster.link_settings import LinkLimits
-from penstock.cluster.placement import home_of
-from penstock.cluster.router import Router
+from penstock.cluster.links.settings import LinkLimits
+from penstock.cluster.routing.placement import home_of
+from penstock.cluster.routing.router import Router
 from penstock.core.commands import (
     Ack,
     AckSequences,
@@ -31,8 +31,8 @@ from penstock.core.commands import (
     SetCredit,
     Subscribe,
 )
-from penstock.core.config import QueueConfig
 from penstock.core.errors import StoreError
+from penstock.core.queues.config import QueueConfig
 from penstock.server.tasks import CallbackCall
 from tests.cluster.linking import in_loop
 from tests.cluster.test_router import bodies, spans, until

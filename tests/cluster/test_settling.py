@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.cluster.placement import shards_of
-from penstock.cluster.routed import Routed
-from penstock.cluster.subscriptions import Part
+from penstock.cluster.routing.placement import shards_of
+from penstock.cluster.routing.routed import Routed
+from penstock.cluster.routing.subscriptions import Part
 from penstock.core.commands import (
     AckSequences,
     Command,
@@ -28,9 +28,9 @@ from penstock.core.commands import (
     Settled,
     Subscribe,
 )
-from penstock.core.config import QueueConfig
 from penstock.core.errors import QueueNotFound
-from penstock.core.partition import PARTITION_SHIFT
+from penstock.core.queues.config import QueueConfig
+from penstock.core.queues.partition import PARTITION_SHIFT
 from tests.cluster.linking import in_loop
 from tests.cluster.routing import until
 from tests.cluster.test_router_pair import SHARDS, Pair

@@ -15,10 +15,10 @@ from penstock.client.connecting import connect_async
 from penstock.client.remote import routed as routed_module
 from penstock.client.remote.address import Address, Options, TransportName
 from penstock.client.remote.link import Link
-from penstock.client.remote.partitions import Partitions, fetch_partitions
 from penstock.client.remote.polling import connect_poll
+from penstock.client.remote.routed import Partitions, fetch_partitions
 from penstock.client.remote.websocket import connect
-from penstock.cluster.placement import home_of
+from penstock.cluster.routing.placement import home_of
 from penstock.core.commands import QueueStats, Receive, Send
 from penstock.core.errors import NotSent, OutcomeUnknown, PenstockError, StaleReceipt
 from penstock.server.partition_map import PartitionMap

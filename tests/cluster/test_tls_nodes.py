@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from penstock.cluster.inspection import Inspection
+from penstock.cluster.membership.inspection import Inspection
 from penstock.server.settings import parse
 from tests.cluster.nodes import PATIENCE_S, START_S_MAX, ProcessNode, settings_text, until
 from tests.cluster.test_link_tls import certificates  # noqa: F401

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cluster import wire
 from penstock.cluster.base import LinkBroken, ShardMoved
-from penstock.cluster.link import Link, NotReached
-from penstock.cluster.link_server import LinkServer
+from penstock.cluster.links import wire
+from penstock.cluster.links.link import Link, NotReached
+from penstock.cluster.links.server import LinkServer
 from penstock.core import commands
-from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.commands import Command, Delivery, Failure, Once, Run, Seen, Span
-from penstock.core.config import Backoff, QueueConfig
+from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest, PenstockError, QueueNotFound, StaleReceipt, WorkRefused
 from penstock.core.packed_error import PackedError, unpack_error
-from penstock.core.states import State
+from penstock.core.queues.config import Backoff, QueueConfig
+from penstock.core.storage.chunk import Chunk, PackedBodies
 from penstock.server.shard import Call, Tick
 from penstock.server.tasks import CallbackCall
 from penstock.store.errors import DiskFull

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.cluster.forwarder import Forwarder
+from penstock.cluster.ownership.forwarder import Forwarder
 from penstock.core.commands import Ack, AlreadyDone, CommitWork, Once, QueueStats, Receive, Release, Send, Sent
 from penstock.core.errors import WorkRefused
 from tests.cluster.linking import in_loop

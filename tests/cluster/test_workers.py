@@ -21,10 +21,10 @@ import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
 import penstock
-from penstock.cluster.worker_node import LinkDirectory
-from penstock.cluster.workers import SharedPort, Worker, Workers, open_cluster_file
+from penstock.cluster.workers.node import LinkDirectory
+from penstock.cluster.workers.workers import SharedPort, Worker, Workers, open_cluster_file
 from penstock.core.errors import StoreError
-from penstock.core.partition import partition_of
+from penstock.core.queues.partition import partition_of
 from penstock.server.settings import InvalidSettings, ServerSettings, Settings
 from penstock.store.layout import CLUSTER_NAME
 from tests.cluster.linking import in_loop

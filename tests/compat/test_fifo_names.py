@@ -16,8 +16,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 import penstock
-from penstock.core import catalog, sending
-from penstock.core.config import QueueConfig
+from penstock.core.handlers import catalog, sending
+from penstock.core.queues.config import QueueConfig
 from tests.compat.server import PATIENCE_S, Server, serving
 
 NAME = "line.fifo"

@@ -145,7 +145,7 @@ def test_the_server_says_what_to_try_next_and_that_works(terminal: Terminal) -> 
 
 def test_the_readme_says_how_long_messages_are_kept() -> None:
     from penstock import QueueConfig
-    from penstock.core.config import DAY_MS
+    from penstock.core.queues.config import DAY_MS
 
     assert QueueConfig().retention_ms == 4 * DAY_MS
     assert "4 days" in README.split("## ")[0]

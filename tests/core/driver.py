@@ -13,8 +13,8 @@ from typing import Any
 
 from penstock.core import commands as c
 from penstock.core.broker import Broker
-from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError
+from penstock.core.queues.config import QueueConfig
 from penstock.store.memory import MemoryStore
 
 START_MS = 1_700_000_000_000

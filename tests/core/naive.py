@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from penstock.core.states import State
+from penstock.core.delivery.states import State
 
 
 @dataclass

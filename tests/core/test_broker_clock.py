@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core import commands as c
-from penstock.core.columns import Columns
-from penstock.core.config import DEDUP_WINDOW_MS, Backoff
-from penstock.core.states import State
+from penstock.core.delivery.columns import Columns
+from penstock.core.delivery.states import State
+from penstock.core.queues.config import DEDUP_WINDOW_MS, Backoff
 from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Desk, attempts_of, bodies_of
 
 AHEAD_MS = HOUR_MS

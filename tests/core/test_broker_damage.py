@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
-from penstock.core.changes import Buffer
 from penstock.core.errors import ChunkDamaged
+from penstock.core.storage.changes import Buffer
 from penstock.store.memory import MemoryStore
 from tests.core.driver import DAY_MS, HOUR_MS, Desk, Raw, attempts_of, bodies_of, bodies_of_runs
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
-from penstock.core.config import Backoff, QueueConfig
+from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest, TaskNotFound
-from penstock.core.origin import Origin
-from penstock.core.states import State
+from penstock.core.queues.config import Backoff, QueueConfig
+from penstock.core.queues.origin import Origin
 from tests.core.driver import HOUR_MS, MINUTE_MS, START_MS, Desk, attempts_of, bodies_of, spans_of
 
 

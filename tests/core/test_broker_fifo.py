@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
-from penstock.core.changes import Changes
-from penstock.core.config import Backoff
+from penstock.core.delivery.settlement import ACKED_KEPT
+from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest, QueueNotFound, Throttled
-from penstock.core.settlement import ACKED_KEPT
-from penstock.core.states import State
+from penstock.core.queues.config import Backoff
+from penstock.core.storage.changes import Changes
 from tests.core.driver import HOUR_MS, MINUTE_MS, Desk, attempts_of, bodies_of, calls_of, sequences_of
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core import commands as c
-from penstock.core.chunk import PackedBodies
 from penstock.core.errors import InvalidRequest
+from penstock.core.storage.chunk import PackedBodies
 from tests.core.driver import START_MS, Desk
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.core import commands as c
+from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
-from penstock.core.states import State
 from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, Desk
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.core import commands as c
 from penstock.core.broker import Broker
-from penstock.core.config import QueueConfig, dead_letter_name
 from penstock.core.errors import InvalidRequest
+from penstock.core.queues.config import QueueConfig, dead_letter_name
 from tests.core.driver import HOUR_MS, MINUTE_MS, Desk
 
 NAMES = [f"{stem}-{number}{ending}" for stem in ("a", "ab", "b") for number in range(8) for ending in ("", ".dead")]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core import commands as c
 from penstock.core.errors import InvalidRequest, QueueNotFound
-from penstock.core.keys import ChunkKey
+from penstock.core.storage.keys import ChunkKey
 from tests.core.driver import DAY_MS, MINUTE_MS, SECOND_MS, Desk
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
-from penstock.core import keys
-from penstock.core.config import Backoff, QueueConfig
+from penstock.core.delivery.states import State
 from penstock.core.errors import (
     InvalidConfig,
     InvalidName,
@@ -17,7 +16,8 @@ from penstock.core.errors import (
     QueueExists,
     QueueNotFound,
 )
-from penstock.core.states import State
+from penstock.core.queues.config import Backoff, QueueConfig
+from penstock.core.storage import keys
 from tests.core.driver import HOUR_MS, Desk, bodies_of
 
 

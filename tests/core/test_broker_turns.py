@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core import commands as c
-from penstock.core.channel import _TURN_AND_SAVED, Channel
-from penstock.core.config import Backoff
+from penstock.core.delivery.channel import _TURN_AND_SAVED, Channel
+from penstock.core.queues.config import Backoff
 from tests.core.driver import Desk, attempts_of, bodies_of, calls_of, sequences_of, spans_of
 
 

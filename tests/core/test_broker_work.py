@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
-from penstock.core.config import QueueConfig
 from penstock.core.errors import InvalidRequest, MessageTooLarge, PenstockError, QueueNotFound, Throttled, WorkRefused
+from penstock.core.queues.config import QueueConfig
 from tests.core.driver import Desk, attempts_of, bodies_of, spans_of
 
 

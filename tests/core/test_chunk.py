@@ -13,8 +13,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.chunk import BinaryColumn, Chunk, PackedBodies
 from penstock.core.errors import ChunkDamaged
+from penstock.core.storage.chunk import BinaryColumn, Chunk, PackedBodies
 
 bodies_strategy = st.lists(st.binary(max_size=20), min_size=1, max_size=20)
 _texts = st.text(min_size=1, max_size=5).filter(lambda text: text.isprintable())
@@ -223,7 +223,7 @@ def test_packed_bodies_in_parts_are_the_same_bodies(bodies: list[bytes], count_m
 
 
 def _naive_form(base: int, sent_ms: int, bodies: list[bytes]) -> bytes:
-    """The stored form of bare messages, as the top of `core/chunk.py` describes it."""
+    """The stored form of bare messages, as the top of `core/storage/chunk.py` describes it."""
     offsets = [sum(map(len, bodies[:index])) for index in range(len(bodies) + 1)]
     table = struct.pack(f"<{len(offsets)}i", *offsets)
     head = table + bytes(-(48 + len(table)) % 8)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.core.columns import FEW, Columns, Rows, encode_one, encoded_length, runs_of
-from penstock.core.states import TRANSITIONS, Event, IllegalTransition, State
+from penstock.core.delivery.columns import FEW, Columns, Rows, encode_one, encoded_length, runs_of
+from penstock.core.delivery.states import TRANSITIONS, Event, IllegalTransition, State
 from tests.core.naive import Row
 
 times = st.integers(1, 60)

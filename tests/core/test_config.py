@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.config import DEFAULT_BACKOFF, SETTINGS, Backoff, QueueConfig, check_name, dead_letter_name
 from penstock.core.errors import InvalidConfig, InvalidName
+from penstock.core.queues.config import DEFAULT_BACKOFF, SETTINGS, Backoff, QueueConfig, check_name, dead_letter_name
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.changes import Changes
-from penstock.core.config import DEDUP_WINDOW_MS
-from penstock.core.dedup import Dedup
+from penstock.core.queues.config import DEDUP_WINDOW_MS
+from penstock.core.queues.dedup import Dedup
+from penstock.core.storage.changes import Changes
 from penstock.store.memory import MemoryStore
 
 steps = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 200_000), st.booleans()), max_size=40)

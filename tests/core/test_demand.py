@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.demand import Line, Waiter
+from penstock.core.delivery.demand import Line, Waiter
 
 
 def _line(*credits: int) -> Line:

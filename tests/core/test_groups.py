@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.core.groups import FairIndex, FifoIndex
-from penstock.core.states import State
+from penstock.core.delivery.groups import FairIndex, FifoIndex
+from penstock.core.delivery.states import State
 from tests.core.naive import NaiveFair, NaiveFifo
 
 groups = st.sampled_from(["a", "b", "c"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core import keys
-from penstock.core.keys import ChunkKey, Kind, LaneKind, lane_code
+from penstock.core.storage import keys
+from penstock.core.storage.keys import ChunkKey, Kind, LaneKind, lane_code
 
 ids = st.integers(0, (1 << 64) - 1)
 small = st.integers(0, (1 << 32) - 1)

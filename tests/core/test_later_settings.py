@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from penstock.core import commands as c
-from penstock.core import keys
-from penstock.core.changes import Changes
 from penstock.core.errors import QueueDamaged
-from penstock.core.keys import Kind
+from penstock.core.storage import keys
+from penstock.core.storage.changes import Changes
+from penstock.core.storage.keys import Kind
 from penstock.store.memory import MemoryStore
 from tests.core.driver import Desk
 

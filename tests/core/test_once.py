@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from penstock.core.broker import Broker
-from penstock.core.changes import Changes
 from penstock.core.commands import (
     Ack,
     CommitWork,
@@ -22,6 +21,7 @@ from penstock.core.commands import (
     Send,
 )
 from penstock.core.errors import InvalidRequest, QueueNotFound, StaleReceipt
+from penstock.core.storage.changes import Changes
 from penstock.store.memory import MemoryStore
 
 ENTROPY = bytes(range(64))

@@ -8,10 +8,6 @@ import msgspec
 import pytest
 
 from penstock.core import commands as c
-from penstock.core import keys
-from penstock.core.changes import Changes
-from penstock.core.chunk import PackedBodies
-from penstock.core.config import QueueConfig
 from penstock.core.errors import (
     InvalidName,
     InvalidRequest,
@@ -21,10 +17,14 @@ from penstock.core.errors import (
     StoreDamaged,
     WorkRefused,
 )
-from penstock.core.marks import Marks
-from penstock.core.origin import Origin
-from penstock.core.outbox import Outbox
-from penstock.core.partition import partition_of
+from penstock.core.handlers.marks import Marks
+from penstock.core.queues.config import QueueConfig
+from penstock.core.queues.origin import Origin
+from penstock.core.queues.partition import partition_of
+from penstock.core.storage import keys
+from penstock.core.storage.changes import Changes
+from penstock.core.storage.chunk import PackedBodies
+from penstock.core.transfer.outbox import Outbox
 from tests.core.driver import MINUTE_MS, SECOND_MS, Desk, bodies_of, calls_of, spans_of
 
 SHARDS = 3
@@ -257,7 +257,7 @@ def test_a_target_whose_store_is_new_gets_what_is_left(cluster: Cluster) -> None
 
 
 def test_marks_of_outboxes_are_never_forgotten_and_are_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.core.marks.NAMES_MAX", 2)
+    monkeypatch.setattr("penstock.core.handlers.marks.NAMES_MAX", 2)
     desk = Desk(shard=0, shards=2)
     batch = c.TakeOutbox(source="1 5", after=-1, up_to=7, entries=[])
     desk.do(batch)
@@ -731,7 +731,7 @@ def test_messages_that_were_put_aside_have_identities_of_their_own(cluster: Clus
 def test_a_send_that_is_too_large_for_any_queue_is_refused_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.core.work.MESSAGE_BYTES_CEILING", 10)
+    monkeypatch.setattr("penstock.core.handlers.work.MESSAGE_BYTES_CEILING", 10)
     with pytest.raises(MessageTooLarge):
         cluster[0].do(c.CommitWork(acks=[], sends=[c.Send(queue=name_at(1), bodies=[b"x" * 11])]))
 

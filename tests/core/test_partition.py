@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.partition import murmur2, partition_of
+from penstock.core.queues.partition import murmur2, partition_of
 
 VECTORS = [
     ("", 275646681, 25),

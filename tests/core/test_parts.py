@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.commands import Ack, CreateQueue, DescribeQueue, ListQueues, Receive, Send, Span
-from penstock.core.config import QueueConfig
 from penstock.core.errors import InvalidRequest, QueueNotFound
-from penstock.core.partition import PARTITION_SHIFT
+from penstock.core.queues.config import QueueConfig
+from penstock.core.queues.partition import PARTITION_SHIFT
 from tests.core.driver import Desk
 
 SPLIT = QueueConfig(partitions=3)

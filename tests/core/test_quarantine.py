@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from penstock.core import commands as c
-from penstock.core import keys
 from penstock.core.broker import Broker
-from penstock.core.changes import Changes, Flaw
-from penstock.core.chunk import Chunk
 from penstock.core.errors import QueueDamaged, QueueNotFound, StoreDamaged
-from penstock.core.keys import Kind
-from penstock.core.queue import Queue
+from penstock.core.queues.queue import Queue
+from penstock.core.storage import keys
+from penstock.core.storage.changes import Changes, Flaw
+from penstock.core.storage.chunk import Chunk
+from penstock.core.storage.keys import Kind
 from penstock.store.memory import MemoryStore
 from tests.core.driver import Desk
 

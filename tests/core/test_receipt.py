@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.delivery.receipt import Receipt, Recent, Seal
 from penstock.core.errors import ForgedReceipt
-from penstock.core.receipt import Receipt, Recent, Seal
 
 receipts = st.builds(
     Receipt,

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.core import commands as c
-from penstock.core import handout
-from penstock.core.columns import FEW
+from penstock.core.delivery import handout
+from penstock.core.delivery.columns import FEW
 from penstock.core.errors import InvalidRequest, StaleReceipt
 from tests.core.driver import DAY_MS, Desk, sequences_of
 

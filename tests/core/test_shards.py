@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from penstock.core import commands as c
-from penstock.core import keys
 from penstock.core.broker import Broker
 from penstock.core.errors import InvalidConfig
-from penstock.core.keys import Kind
-from penstock.core.partition import SHARD_SHIFT
+from penstock.core.queues.partition import SHARD_SHIFT
+from penstock.core.storage import keys
+from penstock.core.storage.keys import Kind
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Call, Shard, Step
 from penstock.store.memory import MemoryStore

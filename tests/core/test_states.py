@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core import states
-from penstock.core.states import (
+from penstock.core.delivery import states
+from penstock.core.delivery.states import (
     EXPLAINED,
     TRANSITIONS,
     Event,
@@ -58,7 +58,7 @@ def test_states_are_changed_by_the_table_alone() -> None:
     """Columns ask it; whoever else writes a state, that of a whole entry, writes what it has looked up."""
     found = [
         f"{path.name}:{node.lineno}"
-        for path in sorted(Path(states.__file__).parent.glob("*.py"))
+        for path in sorted(Path(states.__file__).parents[1].rglob("*.py"))
         if path.name not in ("columns.py", "window.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Assign | ast.AugAssign) and not isinstance(node.value, ast.Subscript)

@@ -92,7 +92,7 @@ import sys
 import penstock
 from penstock.core import commands
 from penstock.core.errors import AccessDenied
-from penstock.cluster import wire
+from penstock.cluster.links import wire
 from penstock.server.auth import Grant, Principal
 from penstock.server.auth import authorize
 from penstock.testing import server
@@ -123,7 +123,7 @@ def test_one_more_command_is_its_declaration_and_its_handler(tmp_path: Path) -> 
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     touched = {
         "core/commands.py": ("COMMANDS: tuple[type[Command], ...]", NEW_COMMAND),
-        "core/catalog.py": ("    def _list_queues(", NEW_HANDLER),
+        "core/handlers/catalog.py": ("    def _list_queues(", NEW_HANDLER),
     }
     for name, (before, after) in touched.items():
         text = (copy / name).read_text()

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core import commands as c
-from penstock.core.columns import DELAYED, LEASED, READY
-from penstock.core.keys import ChunkKey
-from penstock.core.window import Window
+from penstock.core.delivery.columns import DELAYED, LEASED, READY
+from penstock.core.delivery.window import Window
+from penstock.core.storage.keys import ChunkKey
 from tests.core.driver import Desk, attempts_of, sequences_of, spans_of
 
 Step = tuple[str, int, int]

@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import penstock
 from penstock.client.remote.address import TRANSPORTS, TransportName
-from penstock.core.chunk import Chunk
+from penstock.core.storage.chunk import Chunk
 from penstock.spark import server
 from penstock.spark.errors import ServerFailed
 from penstock.spark.options import Where

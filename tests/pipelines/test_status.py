@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from penstock.core.partition import PARTITION_SHIFT
+from penstock.core.queues.partition import PARTITION_SHIFT
 from tests.pipelines.running import Bench
 from tests.spark.running import PATIENCE_S
 from tests.spark.test_partitions import PARTITIONS, WideQueues, wide, wide_server

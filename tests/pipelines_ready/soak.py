@@ -30,7 +30,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 import penstock
-from penstock.core.chunk import Chunk
+from penstock.core.storage.chunk import Chunk
 from penstock.pipelines.ready.landing import Landing
 from penstock.spark.options import Where
 from penstock.spark.place import Part, Range

@@ -82,8 +82,8 @@ def test_what_is_wrong_is_one_message_and_a_status(
 
 
 def test_every_ready_pipeline_has_help(tmp_path: Path) -> None:
+    from penstock.cli.pipelines import READY_NAMES
     from penstock.cli.ready import commands
-    from penstock.cli.run_command import READY_NAMES
     from penstock.pipelines.ready import READY
 
     assert set(commands.functions) == set(READY)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.core.errors import StoreError
+from penstock.core.storage.changes import Buffer, Changes, Flaw
 from penstock.store.errors import CommitFailed, DiskFull
 from penstock.store.memory import MemoryStore
 

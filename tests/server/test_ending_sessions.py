@@ -12,11 +12,11 @@ import pytest
 
 import penstock
 from penstock import __version__
-from penstock.core.changes import Changes
 from penstock.core.commands import CreateQueue, Receive, Send
-from penstock.core.config import QueueConfig
 from penstock.core.errors import StoreError
-from penstock.core.keys import Kind, record
+from penstock.core.queues.config import QueueConfig
+from penstock.core.storage.changes import Changes
+from penstock.core.storage.keys import Kind, record
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.server import RestFrontEnd
 from penstock.server.auth import Credentials

@@ -20,7 +20,7 @@ from penstock.core.commands import (
     Release,
     Send,
 )
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
 from penstock.server.events import PENDING_MAX, Recorder
 from penstock.server.settings import EventSettings, InvalidSettings, Settings, events_config, parse
 from penstock.server.shard import Tick

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.core.changes import Changes
 from penstock.core.commands import Ack, CreateQueue, Extend, OpenSession, QueueStats, Receive, Release, Send
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
+from penstock.core.storage.changes import Changes
 from penstock.server.shard import FULL_PAUSE_MS, Call, Step
 from penstock.store.errors import DiskFull
 from tests.client.adapter import World

@@ -22,9 +22,9 @@ import pytest
 
 from penstock import __version__
 from penstock.assembly import front_ends
-from penstock.core.channel import Channel
 from penstock.core.commands import CreateQueue, PurgeQueue, Receive, Send
-from penstock.core.config import QueueConfig
+from penstock.core.delivery.channel import Channel
+from penstock.core.queues.config import QueueConfig
 from penstock.server.node import Node, Ready
 from penstock.server.settings import parse
 from penstock.server.shards import Shards

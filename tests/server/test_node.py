@@ -22,7 +22,7 @@ import pytest
 from penstock import __version__
 from penstock.assembly import front_ends
 from penstock.core.commands import CreateQueue, DescribeQueue, QueueInfo, Send
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
 from penstock.protocols.http import Exchange, Handler
 from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.server import log

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.core import keys
-from penstock.core.keys import Kind
+from penstock.core.storage import keys
+from penstock.core.storage.keys import Kind
 from penstock.store.layout import TABLE_NAME
 from tests.server.test_node import Process
 

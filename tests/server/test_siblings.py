@@ -7,12 +7,11 @@ import os
 import time
 from typing import Any
 
-from penstock.core.changes import Changes
 from penstock.core.commands import CreateQueue, Send
+from penstock.core.storage.changes import Changes
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Call, Shard
-from penstock.server.siblings import PATIENCE, PATIENCE_S_MAX, Siblings
-from penstock.server.tasks import AsyncShard
+from penstock.server.tasks import PATIENCE, PATIENCE_S_MAX, AsyncShard, Siblings
 from tests.server.stores import TroubledStore
 
 STEP_S = 0.001

@@ -26,9 +26,9 @@ from penstock.core.commands import (
     Span,
     Subscribe,
 )
-from penstock.core.config import QueueConfig
 from penstock.core.errors import InvalidConfig, StoreError
-from penstock.core.reserve import AHEAD
+from penstock.core.queues.config import QueueConfig
+from penstock.core.queues.reserve import AHEAD
 from penstock.server.clock import ManualClock
 from penstock.server.shard import APART_MS, FULL_PAUSE_MS, Call, Shard
 from penstock.server.tasks import AsyncShard

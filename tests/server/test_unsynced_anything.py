@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core import reserve
 from penstock.core.commands import Ack, Command, CreateQueue, Delivery, OpenSession, Send, Span, Subscribe
-from penstock.core.config import QueueConfig
+from penstock.core.queues import reserve
+from penstock.core.queues.config import QueueConfig
 from penstock.server.clock import ManualClock
 from penstock.server.shard import FULL_PAUSE_MS, Call, Shard, Step
 from penstock.server.tasks import _AHEAD, in_order

@@ -20,8 +20,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core import broker, reserve
-from penstock.core.changes import Changes
+from penstock.core import broker
 from penstock.core.commands import (
     Ack,
     AddCredit,
@@ -36,8 +35,10 @@ from penstock.core.commands import (
     Span,
     Subscribe,
 )
-from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError, StoreError
+from penstock.core.queues import reserve
+from penstock.core.queues.config import QueueConfig
+from penstock.core.storage.changes import Changes
 from penstock.server.clock import ManualClock
 from penstock.server.shard import Call, Shard
 from penstock.server.tasks import AsyncShard

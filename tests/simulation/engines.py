@@ -8,8 +8,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
-from penstock.core.changes import Changes
 from penstock.core.errors import StoreError
+from penstock.core.storage.changes import Changes
 from penstock.store.base import Store
 from penstock.store.embedded import EmbeddedStore, StoreOptions
 from penstock.store.errors import CommitFailed, DiskFull

@@ -30,16 +30,16 @@ import numpy as np
 import pytest
 
 from penstock.core import commands as c
-from penstock.core import position
 from penstock.core.broker import Broker
-from penstock.core.changes import Changes
-from penstock.core.channel import Channel
-from penstock.core.columns import Columns
-from penstock.core.demand import Waiter
-from penstock.core.groups import FairIndex
-from penstock.core.marks import Marks
-from penstock.core.queue import Queue
-from penstock.core.records import Mark
+from penstock.core.delivery.channel import Channel
+from penstock.core.delivery.columns import Columns
+from penstock.core.delivery.demand import Waiter
+from penstock.core.delivery.groups import FairIndex
+from penstock.core.handlers.marks import Marks
+from penstock.core.queues import position
+from penstock.core.queues.queue import Queue
+from penstock.core.storage.changes import Changes
+from penstock.core.storage.records import Mark
 from tests.simulation.model import Violation
 from tests.simulation.test_found_faults import Case, create, pause, receive, send
 

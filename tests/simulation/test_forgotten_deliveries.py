@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
-from penstock.core import handout
+from penstock.core.delivery import handout
+from penstock.core.delivery.settlement import Settlement
+from penstock.core.delivery.states import State
 from penstock.core.errors import ChunkDamaged, StaleReceipt, WorkRefused
-from penstock.core.keys import ChunkKey
-from penstock.core.settlement import Settlement
-from penstock.core.shelf import Shelf
-from penstock.core.states import State
+from penstock.core.storage.keys import ChunkKey
+from penstock.core.storage.shelf import Shelf
 from tests.simulation.model import Violation
 from tests.simulation.model.state import Queue
 from tests.simulation.simulator import RECALLING_SEEDS, run_seed

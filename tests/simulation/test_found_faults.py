@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
-from penstock.core.config import DAY_MS, HOUR_MS, MINUTE_MS, Backoff, QueueConfig
+from penstock.core.delivery.states import State
 from penstock.core.errors import PenstockError
+from penstock.core.queues.config import DAY_MS, HOUR_MS, MINUTE_MS, Backoff, QueueConfig
 from penstock.core.settings import SECOND_MS
-from penstock.core.states import State
 from penstock.store.memory import MemoryStore
 from tests.simulation.model import Violation
 from tests.simulation.world import World

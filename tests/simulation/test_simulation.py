@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.broker import Broker
-from penstock.core.changes import Changes
+from penstock.core.storage.changes import Changes
 from tests.simulation.engines import Fault, Kept, MemoryEngine
 from tests.simulation.model import Violation
 from tests.simulation.simulator import (

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from penstock.core import commands as c
-from penstock.core.config import Backoff, QueueConfig, dead_letter_name
 from penstock.core.errors import PenstockError
+from penstock.core.queues.config import Backoff, QueueConfig, dead_letter_name
 from penstock.store.memory import MemoryStore
 from tests.simulation.world import World
 

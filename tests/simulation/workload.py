@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core import commands as c
-from penstock.core.config import DEFAULT_BACKOFF, Backoff, BackoffShape, QueueConfig, dead_letter_name
+from penstock.core.delivery.states import State
 from penstock.core.errors import PenstockError
-from penstock.core.states import State
+from penstock.core.queues.config import DEFAULT_BACKOFF, Backoff, BackoffShape, QueueConfig, dead_letter_name
 
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.spark.shipping import ship
+from penstock.pipelines.sessions import ship
 from tests.spark.running import session
 
 PATIENCE_S = 600

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.chunk import Chunk
+from penstock.core.storage.chunk import Chunk
 from penstock.spark.options import Where
 from penstock.spark.server import Connection
 from penstock.spark.worker_python import worker_python

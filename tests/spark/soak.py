@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from penstock.core.chunk import Chunk
+from penstock.core.storage.chunk import Chunk
 from penstock.spark.options import Where
 from penstock.spark.place import Part, Range
 from penstock.spark.server import Connection, ServerPlace

@@ -27,8 +27,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.core.chunk import Chunk
-from penstock.core.partition import PARTITION_SHIFT
+from penstock.core.queues.partition import PARTITION_SHIFT
+from penstock.core.storage.chunk import Chunk
 from penstock.pipelines.progress import partition_offsets
 from penstock.spark.options import Where
 from penstock.spark.place import Range

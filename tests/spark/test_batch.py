@@ -58,7 +58,7 @@ def test_many_small_chunks_come_as_few_batches(queues: Queues, path: bool) -> No
 
 @pytest.mark.parametrize("path", [False, True], ids=["server", "directory"])
 def test_headers_come_when_asked_for(queues: Queues, path: bool) -> None:
-    from penstock.core.attributes import encode_attributes
+    from penstock.core.queues.attributes import encode_attributes
 
     queues.send(1, attributes=encode_attributes({"kind": "order", "size": 3}))
     queues.send(1, start=1)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from penstock.core.chunk import Chunk
-from penstock.core.partition import PARTITION_SHIFT
+from penstock.core.queues.partition import PARTITION_SHIFT
+from penstock.core.storage.chunk import Chunk
 from penstock.spark import kafka as reading
 from penstock.spark.errors import DataLoss, InvalidOption, ServerFailed
 from penstock.spark.kafka import KafkaPlace, Listing

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.partition import PARTITION_SHIFT
+from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.spark.errors import InvalidOption
 from penstock.spark.options import EARLIEST, LATEST, SinkOptions, SourceOptions
 

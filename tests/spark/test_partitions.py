@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from penstock.core.chunk import Chunk
 from penstock.core.commands import Offsets
-from penstock.core.partition import PARTITION_SHIFT
+from penstock.core.queues.partition import PARTITION_SHIFT
+from penstock.core.storage.chunk import Chunk
 from penstock.pipelines.ready.archive import archive, compact_iceberg, read_archive
 from penstock.pipelines.ready.replay import replay
 from penstock.pipelines.sql import frame_of, rows_of

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.core.attributes import decode_attributes
-from penstock.core.draft import CHUNK_MESSAGES_MAX
+from penstock.core.queues.attributes import decode_attributes
+from penstock.core.queues.draft import CHUNK_MESSAGES_MAX
 from penstock.spark.errors import InvalidOption, InvalidRow
 from penstock.spark.rows import Rows, check_columns
 from penstock.wire.pieces import Target

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.pipelines.ready.sending import Sender
+from penstock.pipelines.ready.replay import Sender
 from penstock.pipelines.where import Where as PipelineWhere
 from penstock.spark.errors import ServerFailed
 from penstock.spark.options import Where

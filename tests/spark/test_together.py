@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pipelines.sessions import start_session
-from penstock.spark.together import NAMES, environment_of, ready_for_several
+from penstock.pipelines.sessions import NAMES, environment_of, ready_for_several, start_session
 from tests.spark.running import Queues
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.core.changes import Buffer, Changes
+from penstock.core.storage.changes import Buffer, Changes
 from penstock.store.base import Store
 
 

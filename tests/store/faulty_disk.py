@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from penstock.core.changes import Buffer
+from penstock.core.storage.changes import Buffer
 
 SECTOR_BYTES = 512
 

@@ -27,13 +27,13 @@ from random import Random
 from unittest.mock import patch
 
 from penstock.core import commands as c
-from penstock.core import keys
 from penstock.core.broker import Broker
-from penstock.core.changes import Changes
-from penstock.core.chunk import Chunk
 from penstock.core.errors import ChunkDamaged, PenstockError
-from penstock.core.keys import ChunkKey, Kind
-from penstock.core.partition import partition_of
+from penstock.core.queues.partition import partition_of
+from penstock.core.storage import keys
+from penstock.core.storage.changes import Changes
+from penstock.core.storage.chunk import Chunk
+from penstock.core.storage.keys import ChunkKey, Kind
 from penstock.store import table as table_module
 from penstock.store.base import Store
 from penstock.store.embedded import EmbeddedStore, StoreOptions, open_embedded

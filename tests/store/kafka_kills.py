@@ -17,8 +17,8 @@ import threading
 import time
 from pathlib import Path
 
-from penstock.core.changes import Changes
 from penstock.core.errors import StoreError
+from penstock.core.storage.changes import Changes
 from penstock.store.errors import CommitAborted, CommitFailed, ShardFenced
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import LogTopics, prepare_topics

@@ -25,15 +25,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from penstock.cluster.workers import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile, write_cluster_file
+from penstock.cluster.workers.workers import ENTROPY_BYTES, FORMAT, SECRET_BYTES, ClusterFile, write_cluster_file
 from penstock.core import commands as c
-from penstock.core import keys
 from penstock.core.broker import Broker
-from penstock.core.chunk import Chunk
-from penstock.core.config import QueueConfig
+from penstock.core.delivery.states import State
 from penstock.core.errors import ChunkDamaged, StoreError
-from penstock.core.queue import Queue
-from penstock.core.states import State
+from penstock.core.queues.config import QueueConfig
+from penstock.core.queues.queue import Queue
+from penstock.core.storage import keys
+from penstock.core.storage.chunk import Chunk
 from penstock.salvage import Finding, Salvaged, check, salvage, stores_in
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME
 from tests.core.driver import HOUR_MS, Desk, spans_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.cluster.workers import open_cluster_file
+from penstock.cluster.workers.workers import open_cluster_file
 from penstock.core.errors import StoreError
 from penstock.store.cache_directory import lock_for_node
 from penstock.store.embedded import open_embedded

@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
-from penstock.core import keys
 from penstock.core.broker import Broker
 from penstock.core.errors import QueueDamaged
-from penstock.core.keys import Kind
+from penstock.core.storage import keys
+from penstock.core.storage.keys import Kind
 from penstock.store.embedded import open_embedded, open_store
 from penstock.store.errors import StoreDamaged
 from penstock.store.layout import TABLE_NAME

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import xxhash
 
-from penstock.core.changes import Changes
+from penstock.core.storage.changes import Changes
 from penstock.store.disk import BUFFERS_PER_WRITE_MAX, RealDisk
 from penstock.store.errors import CommitFailed, DiskFailed, DiskFull, StoreDamaged, StoreVersion
 from penstock.store.journal.file import FileJournal

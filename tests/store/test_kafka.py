@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from penstock.core.changes import Changes
+from penstock.core.storage.changes import Changes
 from penstock.store.embedded import StoreOptions
 from penstock.store.errors import (
     CommitAborted,

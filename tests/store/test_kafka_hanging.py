@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from penstock.core.changes import Changes
+from penstock.core.storage.changes import Changes
 from penstock.store.errors import CommitAborted, CommitFailed, LogUnavailable, LogUnsafe
 from penstock.store.journal.kafka import KafkaJournal, LogPosition, _Reading
 from penstock.store.journal.kafka_hanging import Ends, Hanging, must_abort

@@ -16,13 +16,14 @@ import pytest
 from sqlalchemy import create_engine
 
 import penstock
-from penstock.cluster import frames, ledger
-from penstock.cluster import wire as node_wire
-from penstock.cluster.claim import Claim, _decode
+from penstock.cluster.links import frames
+from penstock.cluster.links import wire as node_wire
+from penstock.cluster.membership import ledger
+from penstock.cluster.ownership.claim import Claim, _decode
 from penstock.core.broker import Broker
-from penstock.core.changes import Changes
-from penstock.core.keys import Kind
-from penstock.core.receipt import Receipt
+from penstock.core.delivery.receipt import Receipt
+from penstock.core.storage.changes import Changes
+from penstock.core.storage.keys import Kind
 from penstock.outbox import Inbox, Outbox, Relay
 from penstock.protocols.websocket.handles import session_number
 from penstock.server.auth import ANYBODY

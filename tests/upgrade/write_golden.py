@@ -15,6 +15,7 @@ Uses only what every build has had since the first. All but the last two come ou
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sqlite3
@@ -31,27 +32,40 @@ from typing import Any, get_args, get_origin
 import msgspec
 import numpy as np
 
-from penstock.cluster import frames, ledger
-from penstock.cluster import wire as node_wire
-from penstock.cluster.claim import Claim
 from penstock.core import commands as c
-from penstock.core import keys
 from penstock.core.broker import Broker
-from penstock.core.changes import Changes
-from penstock.core.chunk import Chunk
-from penstock.core.config import Backoff, QueueConfig
 from penstock.core.errors import ChunkDamaged, PenstockError, QueueNotFound
-from penstock.core.identity import message_id
-from penstock.core.keys import Kind
 from penstock.core.packed_error import pack_error
-from penstock.core.partition import partition_of
-from penstock.core.receipt import Receipt
 from penstock.protocols.websocket.handles import session_handle
 from penstock.server.auth import ANYBODY
 from penstock.spark.offsets import QueuePosition, StreamOffset
 from penstock.store.journal.kafka_records import Marker, Splits
 from penstock.store.memory import MemoryStore
 from penstock.wire import answers, pieces, requests
+
+
+def moved(*names: str) -> Any:
+    """A module that has had several names: the first of them that this build has."""
+    for name in names:
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(f"penstock.{name}")
+    raise ModuleNotFoundError(names)
+
+
+frames = moved("cluster.links.frames", "cluster.frames")
+ledger = moved("cluster.membership.ledger", "cluster.ledger")
+node_wire = moved("cluster.links.wire", "cluster.wire")
+Claim = moved("cluster.ownership.claim", "cluster.claim").Claim
+keys = moved("core.storage.keys", "core.keys")
+Kind = keys.Kind
+Changes = moved("core.storage.changes", "core.changes").Changes
+Chunk = moved("core.storage.chunk", "core.chunk").Chunk
+Backoff, QueueConfig = (
+    getattr(moved("core.queues.config", "core.config"), name) for name in ("Backoff", "QueueConfig")
+)
+message_id = moved("core.identity", "core.delivery.receipt").message_id
+partition_of = moved("core.queues.partition", "core.partition").partition_of
+Receipt = moved("core.delivery.receipt", "core.receipt").Receipt
 
 NOW_MS = 1_700_000_000_000
 KEY = bytes(range(16))

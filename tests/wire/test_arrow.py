@@ -5,9 +5,9 @@ import datetime
 import pyarrow as pa
 import pytest
 
-from penstock.core.attributes import TypedText, encode_attributes
-from penstock.core.chunk import Chunk
-from penstock.core.origin import Origin
+from penstock.core.queues.attributes import TypedText, encode_attributes
+from penstock.core.queues.origin import Origin
+from penstock.core.storage.chunk import Chunk
 from penstock.wire.arrow import record_batch, record_schema
 
 BODIES = [b"zero", b"", b"two" * 100, b"three"]

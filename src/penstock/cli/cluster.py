@@ -12,7 +12,7 @@ from penstock.cli.command import Argument, Group, Option
 from penstock.cli.output import AsJson, print_done, print_json, print_rows
 
 if TYPE_CHECKING:
-    from penstock.cluster.inspection import Inspection
+    from penstock.cluster.membership.inspection import Inspection
 
 clusters = Group(help="Nodes and shards of a cluster: see them, move them, drain nodes.")
 
@@ -29,7 +29,7 @@ def _look(config: Path | None, bootstrap: str | None, cluster: str | None, *, in
     from penstock.server import settings
 
     try:
-        from penstock.cluster.inspection import Inspection
+        from penstock.cluster.membership.inspection import Inspection
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise

@@ -17,13 +17,36 @@ import click
 
 from penstock.cli.command import Argument, Group, Option
 from penstock.cli.output import AsJson, print_json, print_rows
-from penstock.cli.run_command import READY_NAMES, RunCommand
 from penstock.cli.store import Data, Token, Url, chosen
 from penstock.signals import told_to_stop
 
 if TYPE_CHECKING:
     from penstock.pipelines.definition import Pipeline
     from penstock.pipelines.where import Where
+
+
+from penstock.cli.command import Command
+
+READY_NAMES = (
+    "Ready pipelines, instead of FILE: archive, replay, redrive, rollup, report, dedupe, join. Each has --help."
+)
+
+
+class RunCommand(Command):
+    """`run FILE`, or `run NAME` with the options of the ready pipeline of that name."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Hand over to the ready pipeline, if one is named. A file of that name can be run as ./NAME."""
+        if args and args[0].isalpha():
+            from penstock.cli.ready import commands
+
+            if args[0] in commands.functions:
+                ready = commands.functions[args[0]]()
+                return ready.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
 
 DONE, FAILED, INVALID, STOPPED = 0, 1, 2, 3
 
@@ -288,7 +311,7 @@ def _source_for_people(source: dict[str, Any]) -> dict[str, Any]:
     >>> _source_for_people(wide | {"offset": None, "offsets": {"0": 120, "1": 281474976710700}})
     {'queue': 'orders', 'channel': 'c', 'partitions': 2, 'offset': '44 to 120', 'lag': 9, 'most_behind': '1: 7'}
     """
-    from penstock.core.partition import PARTITION_SHIFT
+    from penstock.core.queues.partition import PARTITION_SHIFT
 
     row = {"queue": source["queue"], "channel": source["channel"]}
     if len(source["offsets"]) == 1:

@@ -27,7 +27,7 @@ ChannelName = Annotated[str, Argument(help="The channel's name.")]
 
 def _settings(*, for_life: bool) -> dict[str, Any]:
     """An option for every setting of a queue but the kind, which `--fifo` says; `for_life`: a new queue's as well."""
-    from penstock.core.config import SETTINGS
+    from penstock.core.queues.config import SETTINGS
 
     offered = [each for each in SETTINGS.values() if each.name != "kind" and (for_life or not each.setting.for_life)]
     return {each.name: option_of(each, section="Settings of the queue") for each in offered}
@@ -43,7 +43,7 @@ def settings_of(given: dict[str, str | None]) -> dict[str, Any]:
     >>> settings_of({"lease": "5", "delay": None, "retention": "none", "content_dedup": "true", "dead_letter": "7"})
     {'lease': 5, 'retention': None, 'content_dedup': True, 'dead_letter': '7'}
     """
-    from penstock.core.config import SETTINGS
+    from penstock.core.queues.config import SETTINGS
 
     return {name: SETTINGS[name].from_text(text) for name, text in given.items() if text is not None}
 
@@ -115,7 +115,7 @@ def describe(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
     """
     import msgspec
 
-    from penstock.core.config import dead_letter_name
+    from penstock.core.queues.config import dead_letter_name
 
     info, stats = ps.queue(queue).info(), ps.queue(queue).stats()
     settings = msgspec.structs.asdict(info.config) | {"backoff": msgspec.structs.asdict(info.config.backoff)}

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 
-from penstock.core.checks import plain
 from penstock.core.commands import Command
 from penstock.core.errors import InvalidRequest
+from penstock.core.handlers.checks import plain
 
 _INT_MAX = 2**63 - 1
 _WORDS: dict[type, str] = {str: "text", int: "a whole number", bytes: "bytes", NoneType: "None"}

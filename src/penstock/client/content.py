@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from penstock.client.identity import Identity
 from penstock.client.times import seconds
-from penstock.core.attributes import AttributeValue, decode_attributes
-from penstock.core.chunk import Chunk
 from penstock.core.commands import Failure, Records, Run, Seen, Sent
-from penstock.core.origin import Origin
-from penstock.core.states import State
+from penstock.core.delivery.states import State
+from penstock.core.queues.attributes import AttributeValue, decode_attributes
+from penstock.core.queues.origin import Origin
+from penstock.core.storage.chunk import Chunk
 
 
 @dataclass(frozen=True, slots=True)

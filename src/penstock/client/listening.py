@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 from penstock.client.times import Seconds
 from penstock.core.backoff import backoff
 from penstock.core.commands import Delivery
-from penstock.core.config import Backoff, PolicyName, QueueConfig, dead_letter_name
+from penstock.core.queues.config import Backoff, PolicyName, QueueConfig, dead_letter_name
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.core.commands import Send
-from penstock.core.config import BATCH_BYTES_MAX
 from penstock.core.errors import BatchTooLarge
+from penstock.core.queues.config import BATCH_BYTES_MAX
 
 _LISTS = ("attributes", "groups", "dedup_ids")
 """What runs beside the bodies of a send."""

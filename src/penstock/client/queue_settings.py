@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from penstock.client.times import Seconds
-from penstock.core.config import Backoff, Kind, PolicyName, Scope
+from penstock.core.queues.config import Backoff, Kind, PolicyName, Scope
 
 
 class QueueSettings(TypedDict, total=False):

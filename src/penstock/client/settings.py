@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from penstock.client.queue_settings import QueueSettings
-from penstock.core.config import QueueConfig, kind_of, read_changes
+from penstock.core.queues.config import QueueConfig, kind_of, read_changes
 
 
 def changes_of(settings: QueueSettings) -> dict[str, Any]:

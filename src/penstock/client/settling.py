@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from copy import copy
 
 from penstock.core.commands import Settled, Span
+from penstock.core.delivery.runs import merged_spans as merged_spans
 from penstock.core.errors import PenstockError
-from penstock.core.runs import merged_spans as merged_spans
 
 
 def check_settled(settled: Settled) -> int:

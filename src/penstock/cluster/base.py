@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.cluster.frames import VERSIONS
+from penstock.cluster.links.frames import VERSIONS
 from penstock.core.commands import Command, Delivery
 from penstock.core.errors import PenstockError, StoreError
-from penstock.core.partition import SHARD_SHIFT as SHARD_SHIFT
+from penstock.core.queues.partition import SHARD_SHIFT as SHARD_SHIFT
 from penstock.server.shard import Call
 from penstock.server.tasks import CallbackCall
 

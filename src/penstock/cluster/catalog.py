@@ -15,12 +15,11 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from penstock.cluster.base import shard_of_id
-from penstock.cluster.placement import home_of
+from penstock.cluster.routing.placement import home_of
 from penstock.core.commands import Delivery, QueueInfo, RedriveTask
-from penstock.core.config import QueueConfig
-from penstock.core.identity import message_id, receipt_key
-from penstock.core.receipt import Receipt
-from penstock.core.records import Meta
+from penstock.core.delivery.receipt import Receipt, message_id, receipt_key
+from penstock.core.queues.config import QueueConfig
+from penstock.core.storage.records import Meta
 from penstock.server.shards import ChannelFace, QueueFace
 from penstock.server.tasks import AsyncShard
 

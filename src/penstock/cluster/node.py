@@ -24,18 +24,18 @@ import msgspec
 from prometheus_client.core import Metric
 
 from penstock.cluster.base import ClusterMap
-from penstock.cluster.frames import VERSIONS
-from penstock.cluster.host import ShardHost
-from penstock.cluster.ledger import LoadRecord, NodeRecord, NodeState, Record
-from penstock.cluster.link import Link
-from penstock.cluster.link_server import LinkServer
-from penstock.cluster.link_settings import LinkIdentity, LinkLimits, holder_of
-from penstock.cluster.link_tls import link_tls
-from penstock.cluster.loads import LoadMeter, shard_families
-from penstock.cluster.membership import Batch, KafkaMaps, Membership
-from penstock.cluster.ownership import Ownership
-from penstock.cluster.router import Router
-from penstock.cluster.session_router import RouterPlace, SessionRouter
+from penstock.cluster.links.frames import VERSIONS
+from penstock.cluster.links.link import Link
+from penstock.cluster.links.server import LinkServer
+from penstock.cluster.links.settings import LinkIdentity, LinkLimits, holder_of
+from penstock.cluster.links.tls import link_tls
+from penstock.cluster.membership.ledger import LoadRecord, NodeRecord, NodeState, Record
+from penstock.cluster.membership.membership import Batch, KafkaMaps, Membership
+from penstock.cluster.ownership.host import ShardHost
+from penstock.cluster.ownership.ownership import Ownership
+from penstock.cluster.placement.loads import LoadMeter, shard_families
+from penstock.cluster.routing.router import Router
+from penstock.cluster.routing.session_router import RouterPlace, SessionRouter
 from penstock.core.commands import CreateQueue, DescribeQueue
 from penstock.core.errors import PenstockError, QueueNotFound, StoreError
 from penstock.server.clock import Clock

@@ -22,11 +22,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.core import inbox, keys
-from penstock.core.catalog import Catalog
-from penstock.core.changes import Changes, Reader
-from penstock.core.channel import Channel
-from penstock.core.checks import check_queue_id
 from penstock.core.commands import (
     COMMANDS,
     CatalogEvent,
@@ -43,7 +38,8 @@ from penstock.core.commands import (
     TakeOutbox,
     handlers_of,
 )
-from penstock.core.config import DEDUP_WINDOW_MS
+from penstock.core.delivery.channel import Channel
+from penstock.core.delivery.receipt import Receipt, message_id, receipt_key
 from penstock.core.errors import (
     ChannelNotFound,
     InvalidConfig,
@@ -53,28 +49,51 @@ from penstock.core.errors import (
     StoreDamaged,
     StoreError,
 )
+from penstock.core.handlers.catalog import Catalog
+from penstock.core.handlers.checks import check_queue_id
+from penstock.core.handlers.marks import Marks
+from penstock.core.handlers.once import OnceMemory
+from penstock.core.handlers.reading import Reading
+from penstock.core.handlers.receiving import Receiving
+from penstock.core.handlers.sending import Sending
+from penstock.core.handlers.sessions import SessionRegister
+from penstock.core.handlers.settling import Settling
+from penstock.core.handlers.work import UnitsOfWork
 from penstock.core.happenings import Happening
-from penstock.core.identity import message_id, receipt_key
-from penstock.core.keys import Kind
-from penstock.core.marks import Marks
-from penstock.core.moves import Moves
-from penstock.core.once import OnceMemory
-from penstock.core.outbox import Outbox
-from penstock.core.partition import SHARD_SHIFT, SHARDS_MAX, partition_of
-from penstock.core.quarantine import Quarantine
-from penstock.core.queue import Queue
-from penstock.core.reading import Reading
-from penstock.core.receipt import Receipt
-from penstock.core.receiving import Receiving
-from penstock.core.records import Meta, Session
-from penstock.core.redrive import Redrives
-from penstock.core.reserve import Reserve
-from penstock.core.sending import Sending
-from penstock.core.sessions import SessionRegister
-from penstock.core.settling import Settling
-from penstock.core.shelf import Shelf
-from penstock.core.totals import Totals
-from penstock.core.work import UnitsOfWork
+from penstock.core.queues.config import DEDUP_WINDOW_MS
+from penstock.core.queues.partition import SHARD_SHIFT, SHARDS_MAX, partition_of
+from penstock.core.queues.queue import Queue
+from penstock.core.queues.reserve import Reserve
+from penstock.core.storage import keys
+from penstock.core.storage.changes import Changes, Reader
+from penstock.core.storage.keys import Kind
+from penstock.core.storage.quarantine import Quarantine
+from penstock.core.storage.records import Meta, Session
+from penstock.core.storage.shelf import Shelf
+from penstock.core.transfer import inbox
+from penstock.core.transfer.moves import Moves
+from penstock.core.transfer.outbox import Outbox
+from penstock.core.transfer.redrive import Redrives
+
+
+class Totals:
+    """Messages that are there as of the last commit, and what happened to messages since the store was opened.
+
+    Queues and channels that changed since the last commit count themselves when they are saved.
+    """
+
+    __slots__ = ("acked", "bytes", "dead", "failed", "messages", "sent")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        """Messages in the store, whatever their state."""
+        self.bytes = 0
+        self.sent = 0
+        """Since the store was opened; so are those below. What a queue that was deleted has counted stays counted."""
+        self.acked = 0
+        self.failed = 0
+        self.dead = 0
+
 
 FORMAT_VERSION = 1
 _SECRET_BYTES = 32

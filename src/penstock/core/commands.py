@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.chunk import Chunk, PackedBodies
-from penstock.core.config import QueueConfig
+from penstock.core.delivery.states import State
 from penstock.core.errors import PenstockError
-from penstock.core.partition import PARTITION_SHIFT
-from penstock.core.states import State
+from penstock.core.queues.config import QueueConfig
+from penstock.core.queues.partition import PARTITION_SHIFT
+from penstock.core.storage.chunk import Chunk, PackedBodies
 from penstock.core.traits import Home, Repeat, Right, Split, Traits, Turn
 
 MAIN = "main"
@@ -831,7 +831,7 @@ class Taken(msgspec.Struct):
     done: bool
     """Whether the command did it; False: nothing was done, because the mark was elsewhere."""
     refused: int = 0
-    """Messages that their queue did not take; they are in the queue for such: see `penstock.core.outbox`."""
+    """Messages that their queue did not take; they are in the queue for such: see `penstock.core.transfer.outbox`."""
     stale: int = 0
     """Messages that could not be acked: their leases are gone, and somebody else has them."""
 

@@ -126,7 +126,7 @@ class Declared(msgspec.Struct, frozen=True):
     def checked(self, value: Any, said: str) -> Any:
         """A value of the field's own type and unit, if that is what it is, and in its range.
 
-        >>> from penstock.core.config import SETTINGS
+        >>> from penstock.core.queues.config import SETTINGS
         >>> for name, value in (("lease", -1_000), ("policy", "never"), ("max_receives", "many")):
         ...     try: SETTINGS[name].checked(value, f"--{name}")
         ...     except InvalidConfig as error: print(error)

@@ -44,9 +44,9 @@ from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
 from penstock.client.bodies import Body, encode_body
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
-from penstock.core.attributes import Attributes, encode_attributes
-from penstock.core.config import DELAY_MS_MAX, MESSAGE_BYTES_CEILING, PRIORITY_MAX, check_name
 from penstock.core.errors import InvalidRequest, MessageTooLarge
+from penstock.core.queues.attributes import Attributes, encode_attributes
+from penstock.core.queues.config import DELAY_MS_MAX, MESSAGE_BYTES_CEILING, PRIORITY_MAX, check_name
 from penstock.outbox.clock import now_ms
 
 if TYPE_CHECKING:

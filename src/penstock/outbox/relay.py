@@ -56,10 +56,10 @@ from penstock.client.sync.penstock import Penstock
 from penstock.client.sync.unit_of_work import UnitOfWork
 from penstock.client.thread_workers import Signal
 from penstock.client.times import Seconds, length_ms
-from penstock.core.attributes import AttributeValue, decode_attributes
 from penstock.core.backoff import backoff
-from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import ConnectionLost, InvalidRequest, PenstockError, StoreError
+from penstock.core.queues.attributes import AttributeValue, decode_attributes
+from penstock.core.queues.config import DEDUP_WINDOW_MS
 from penstock.outbox.clock import now_ms
 from penstock.outbox.outbox import FAILED, OUTBOX_ID, PENDING, SENT, Outbox, claimed_until_ms
 

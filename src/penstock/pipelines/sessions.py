@@ -2,16 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+import tempfile
+import zipfile
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from penstock.pipelines.errors import SparkMissing
-from penstock.spark.together import ready_for_several
 from penstock.spark.worker_python import worker_python
+
+# Several streams in one Spark session, started at the same moment.
+#
+# All streams of a session share one map, the environment of the connector's Python processes, and Spark 4 writes into
+# it from each stream's thread without a lock. Two that add the same name at the same moment can leave the map with a
+# wrong size, and then no task of any stream can be sent to its executor any more until the session ends: "Illegal size
+# 5 of collection, expected 6", "Task not serializable". Names that are there already are only given new values, which
+# is safe.
+
+
+NAMES = ("SPARK_LOCAL_DIRS", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_PYTHON_RUNTIME")
+"""What Spark's `PythonStreamingSourceRunner` adds. Whoever reads them writes them before."""
+
+
+def ready_for_several(spark: Any) -> None:
+    """Make streams of this session safe to start together: all names that Spark would add are there before.
+
+    `penstock pipeline` does it by itself. A session of Spark Connect is left as it is: its map is on another machine.
+    """
+    if not hasattr(spark, "_jsparkSession"):
+        return
+    with contextlib.suppress(Exception):  # Spark's own parts: another version may have others, and no such fault
+        environment = environment_of(spark)
+        for name in NAMES:
+            environment.putIfAbsent(name, "")
+
+
+def environment_of(spark: Any) -> Any:
+    """The map, in Java."""
+    sources = spark._jsparkSession.sessionState().dataSourceManager()
+    return sources.lookupDataSource("penstock").dataSourceCls().envVars()
+
+
+# Sending Penstock to executors whose Python lacks it: a zip file that goes with the job.
+#
+# The libraries that it needs there (pyarrow, numpy, msgspec, xxhash) are compiled, and cannot go that way: they have to
+# be in the executors' Python, or in an archive of a whole environment (`spark.archives`, see docs/spark.md).
+
+
+_PACKAGES = ("penstock", "pyspark_penstock")
+
+
+def ship(spark: Any) -> Path:
+    """Give every executor of this session the `penstock` that runs here. Returns the file that was sent."""
+    directory = Path(tempfile.mkdtemp(prefix="penstock-ship-"))
+    archive = write_zip(directory / "penstock-for-executors.zip")
+    spark.sparkContext.addPyFile(str(archive))
+    return archive
+
+
+def write_zip(path: Path) -> Path:
+    """The sources of the packages as one zip file."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in _PACKAGES:
+            spec = find_spec(package)
+            assert spec is not None and spec.origin is not None
+            root = Path(spec.origin).parent
+            for source in sorted(root.rglob("*.py")):
+                archive.write(source, source.relative_to(root.parent))
+    return path
+
 
 _LOG4J = """\
 rootLogger.level = {level}
@@ -55,8 +119,6 @@ def start_session(
     except Exception as error:
         raise SparkMissing(f"Spark does not start: {str(error).splitlines()[0]} (it needs Java 17 or 21)") from error
     if not chosen.startswith("local["):
-        from penstock.spark.shipping import ship
-
         ship(spark)
     ready_for_several(spark)
     return spark

@@ -23,9 +23,9 @@ import msgspec
 
 from penstock.core.broker import Broker
 from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue, QueueInfo, Send
-from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError, QueueNotFound, StoreError
 from penstock.core.happenings import Happening
+from penstock.core.queues.config import QueueConfig
 
 PENDING_MAX = 20_000
 """Events that may wait to be written."""

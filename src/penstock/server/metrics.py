@@ -19,8 +19,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from penstock.core.broker import Totals
 from penstock.core.commands import ChannelStats, Stats
-from penstock.core.totals import Totals
 from penstock.server.tally import Tally
 from penstock.store.base import StoreStats
 

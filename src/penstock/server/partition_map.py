@@ -1,7 +1,7 @@
 """Which node owns which partition. Clients that route themselves fetch the map, and come again when its version grows.
 
-A queue lives in the partition of its name (`core/partition.py`), a partition with one node. A server that stands alone
-owns all there is: `OneNode`. A cluster puts its own `PartitionMaps` in the place of it.
+A queue lives in the partition of its name (`core/queues/partition.py`), a partition with one node. A server that stands
+alone owns all there is: `OneNode`. A cluster puts its own `PartitionMaps` in the place of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.core.errors import PenstockError
-from penstock.core.partition import partition_of
+from penstock.core.queues.partition import partition_of
 
 
 class PartitionMoved(PenstockError):

@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET
 
-from penstock.core.config import SETTINGS, QueueConfig, check_name, kind_of, read_changes
 from penstock.core.errors import InvalidConfig, InvalidRequest, PenstockError
+from penstock.core.queues.config import SETTINGS, QueueConfig, check_name, kind_of, read_changes
 from penstock.core.settings import SECOND_MS, Declared, Setting, declared, with_settings
 from penstock.core.traits import Right
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret

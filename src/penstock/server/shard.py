@@ -50,7 +50,6 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.core.broker import Broker
-from penstock.core.changes import Changes
 from penstock.core.commands import (
     CancelWait,
     CatalogEvent,
@@ -68,6 +67,7 @@ from penstock.core.commands import (
     TakeOutbox,
 )
 from penstock.core.errors import PenstockError, StoreError
+from penstock.core.storage.changes import Changes
 from penstock.server.clock import Clock
 from penstock.server.events import Recorder
 from penstock.server.proof import Proof
@@ -209,7 +209,7 @@ class Shard:
     ) -> None:
         self.number = shard
         self._in_process = in_process
-        """Whether the process that this is in is the only one that receives: see `core/sessions.py`."""
+        """Whether the process that this is in is the only one that receives: see `core/handlers/sessions.py`."""
         self._was_handed_over = was_handed_over
         """Whether another process has released it in order: connections that are elsewhere keep what they hold."""
         self._lazy_commit_ms = lazy_commit_ms

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from penstock.core.commands import CatalogEvent, Command, Damage, QueueTally, RedriveTask, Stats
-from penstock.core.config import QueueConfig
-from penstock.core.receipt import Receipt
-from penstock.core.records import Meta
+from penstock.core.delivery.receipt import Receipt
+from penstock.core.queues.config import QueueConfig
+from penstock.core.storage.records import Meta
 from penstock.server.shard import Call
 from penstock.server.tasks import CallbackCall
 

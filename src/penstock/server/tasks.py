@@ -22,9 +22,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
 from time import perf_counter, sleep
 from typing import Any
 
@@ -45,9 +48,101 @@ from penstock.core.commands import (
 )
 from penstock.core.errors import PenstockError
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, Ticket, give_back
-from penstock.server.siblings import Siblings
 from penstock.server.tally import pages_of_tallies
-from penstock.server.writer import Writer
+
+# A thread that writes one thing after the other.
+#
+# An executor of the standard library would do as well, and takes half as long again to hand a job over: it makes a
+# future of each, with a lock and a condition, for who might wait for it. Here the job itself tells who has to hear of
+# its end.
+
+
+Job = Callable[[], None]
+
+
+class Writer:
+    """One thread. What it is given is done in that order; `close` waits for all of it, and so does the process's end.
+
+    >>> writer, done = Writer("example"), []
+    >>> writer.submit(lambda: done.append("first"))
+    >>> writer.submit(lambda: done.append("second"))
+    >>> writer.close()
+    >>> done
+    ['first', 'second']
+    """
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        thread.start()
+        self._end = weakref.finalize(self, _end, self._jobs, thread)
+
+    def submit(self, job: Job) -> None:
+        """Have a job done. It must not raise."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Wait until everything is done, and end the thread. Once more does nothing."""
+        self._end()
+
+
+def _work(jobs: SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # and what it holds on to
+
+
+def _end(jobs: SimpleQueue[Job | None], thread: threading.Thread) -> None:
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join()
+
+
+# Whether a commit should wait a moment for others to come along.
+#
+# Two callers that each wait for their commit before they send again tend to take turns: while the one is being
+# committed, the other arrives; it is committed alone in turn, while the first prepares its next. Each commit costs a
+# sync of the disk, and half of them could be saved. So a step whose usual company is missing is put off, for a part of
+# the time that a step takes at most; a database would call it commit delay and commit siblings.
+#
+# Who is usual: who was in the last two steps. Nobody waits for anybody if those were a while ago, or if there is only
+# one caller; and who does not come back is waited for twice.
+
+
+PATIENCE = 1 / 2
+"""How long to wait at most, as a part of the last step's time."""
+PATIENCE_S_MAX = 0.001
+
+_NOBODY: frozenset[Any] = frozenset()
+
+
+class Siblings:
+    """Knows who came lately, and how long a step takes. Times are seconds of any clock.
+
+    >>> siblings = Siblings()
+    >>> siblings.stepped({"a"}, 0.000, 0.003); siblings.stepped({"b"}, 0.003, 0.006)
+    >>> siblings.is_early({"a"}, 0.0065), siblings.is_early({"a", "b"}, 0.0065), siblings.is_early({"a"}, 0.0076)
+    (True, False, False)
+    """
+
+    __slots__ = ("_before", "_last", "_until_s")
+
+    def __init__(self) -> None:
+        self._last: frozenset[Any] = _NOBODY
+        self._before: frozenset[Any] = _NOBODY
+        self._until_s = 0.0
+        """Nobody is waited for after this time."""
+
+    def stepped(self, callers: set[Any], start_s: float, end_s: float) -> None:
+        """A step with these callers has been committed."""
+        self._before = self._last
+        self._last = frozenset(callers)
+        self._until_s = end_s + min((end_s - start_s) * PATIENCE, PATIENCE_S_MAX)
+
+    def is_early(self, callers: set[Any], now_s: float) -> bool:
+        """Whether a step with these callers is worth putting off for a moment."""
+        return now_s < self._until_s and bool(callers) and not callers >= (self._last | self._before)
+
 
 log = logging.getLogger("penstock.shard")
 

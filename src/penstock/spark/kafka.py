@@ -33,9 +33,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.chunk import Chunk
 from penstock.core.errors import ChunkDamaged
-from penstock.core.keys import ChunkKey, LaneKind, lane_kind
+from penstock.core.storage.chunk import Chunk
+from penstock.core.storage.keys import ChunkKey, LaneKind, lane_kind
 from penstock.spark.errors import InvalidOption, ServerFailed
 from penstock.spark.options import KAFKA_PREFIX, Where
 from penstock.spark.place import Range

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import Any
 
-from penstock.core.config import check_name
 from penstock.core.errors import InvalidName
-from penstock.core.partition import PARTITION_SHIFT
+from penstock.core.queues.config import check_name
+from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.spark.errors import InvalidOption
 from penstock.store.journal.kafka_options import RESERVED_PROPERTIES
 

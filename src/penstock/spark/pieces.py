@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
-from penstock.core.changes import Buffer
+from penstock.core.storage.changes import Buffer
 from penstock.spark.errors import InvalidRow, ServerFailed
 from penstock.spark.rows import Rows
 from penstock.spark.server import Connection

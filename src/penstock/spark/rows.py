@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from penstock.core.attributes import encode_attributes
-from penstock.core.chunk import BinaryColumn, Chunk, Section
-from penstock.core.config import DELAY_MS_MAX, PRIORITY_MAX, check_name
-from penstock.core.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX
 from penstock.core.errors import InvalidName
+from penstock.core.queues.attributes import encode_attributes
+from penstock.core.queues.config import DELAY_MS_MAX, PRIORITY_MAX, check_name
+from penstock.core.queues.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX
+from penstock.core.storage.chunk import BinaryColumn, Chunk, Section
 from penstock.spark.errors import InvalidOption, InvalidRow
 from penstock.wire.pieces import Target
 

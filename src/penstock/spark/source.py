@@ -29,8 +29,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.core.commands import MAIN, Offsets
-from penstock.core.partition import PARTITION_SHIFT
-from penstock.spark.columns import HEADERS_SCHEMA, SCHEMA
+from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.spark.errors import DataLoss, InvalidOption, ServerFailed
 from penstock.spark.offsets import LossCheck, QueuePosition, StreamOffset, cut_ranges, data_loss, share_out
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions, Start
@@ -38,6 +37,80 @@ from penstock.spark.place import Part, Place, Range, open_place
 
 if TYPE_CHECKING:
     from penstock.spark.sink import BatchSink, StreamSink
+
+
+from functools import cache
+
+import pyarrow as pa
+
+ROWS_MIN = 4_096
+"""Smaller batches are joined: each one costs Spark some time."""
+_CREATE_TIME = pa.scalar(0, pa.int32())
+
+
+@cache
+def arrow_schema(*, include_headers: bool) -> Any:
+    """The schema of `spark/source.py`, in Arrow."""
+    fields = [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestampType", pa.int32()),
+    ]
+    if include_headers:
+        header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+        fields.append(("headers", pa.list_(header)))
+    return pa.schema(fields)
+
+
+def kafka_columns(queue: str, batch: Any, *, include_headers: bool) -> Any:
+    """A batch of `wire/arrow.py` with the columns that Spark is promised. Its messages are of one partition."""
+    schema = arrow_schema(include_headers=include_headers)
+    rows = batch.num_rows
+    partition = batch["offset"][0].as_py() >> PARTITION_SHIFT if rows else 0
+    columns = [
+        batch["key"],
+        batch["value"],
+        pa.repeat(pa.scalar(queue, pa.string()), rows),
+        pa.repeat(pa.scalar(partition, pa.int32()), rows),
+        batch["offset"],
+        batch["timestamp"],
+        pa.repeat(_CREATE_TIME, rows),
+    ]
+    if include_headers:
+        columns.append(batch["headers"].cast(schema.field("headers").type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def joined(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same rows, without small batches in between; large ones pass untouched."""
+    small: list[Any] = []
+    rows = 0
+    for batch in batches:
+        if batch.num_rows >= ROWS_MIN // 2 and not small:
+            yield batch
+            continue
+        small.append(batch)
+        rows += batch.num_rows
+        if rows >= ROWS_MIN:
+            yield from _join(small)
+            small, rows = [], 0
+    yield from _join(small)
+
+
+def _join(batches: list[Any]) -> Iterator[Any]:
+    if len(batches) == 1:
+        yield batches[0]
+    elif batches:
+        yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
+
+
+SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+HEADERS_SCHEMA = ", headers array<struct<key: string, value: binary>>"
+
 
 _TAKE_MESSAGES = 50_000
 _KEPT_NOTHING = 1 << 62
@@ -92,7 +165,6 @@ def read_range(options: SourceOptions, partition: InputPartition) -> Iterator[An
     wanted = partition.value
     if wanted is None:  # Spark's word for no partitions at all
         return
-    from penstock.spark.batches import joined, kafka_columns
 
     check = LossCheck(wanted) if options.fail_on_data_loss else None
     place = open_place(options.where)
@@ -238,7 +310,6 @@ class ConsumingReader(DataSourceReader):
         wanted = partition.value
         if wanted is None:
             return
-        from penstock.spark.batches import kafka_columns
         from penstock.spark.server import ServerPlace
 
         channel, headers = self.options.channel or MAIN, self.options.include_headers

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.core.changes import Buffer, Changes, Flaw
+from penstock.core.storage.changes import Buffer, Changes, Flaw
 
 
 @dataclass

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from penstock.core.changes import Buffer
+from penstock.core.storage.changes import Buffer
 from penstock.store.private import DIRECTORY_MODE, FILE_MODE
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from penstock.core.changes import Flaw
 from penstock.core.errors import StoreDamaged
-from penstock.core.keys import group_of
+from penstock.core.storage.changes import Flaw
+from penstock.core.storage.keys import group_of
 from penstock.store.errors import ADVICE
 from penstock.store.seals import SUM_MASK, Group, seal_of, seal_of_key, seal_of_meta
 

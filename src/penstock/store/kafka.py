@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from penstock.core.changes import Buffer, Changes, Flaw
+from penstock.core.storage.changes import Buffer, Changes, Flaw
 from penstock.store.base import StoreStats
 from penstock.store.cache_directory import refuse_messages
 from penstock.store.disk import Disk, RealDisk

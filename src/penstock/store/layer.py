@@ -13,7 +13,7 @@ from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from penstock.core.changes import Buffer, Changes, Encodable, Flaw
+from penstock.core.storage.changes import Buffer, Changes, Encodable, Flaw
 from penstock.store.keys import SortedKeys, prefix_end
 
 ENTRY_BYTES: Final = 160

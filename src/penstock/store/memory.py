@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from penstock.core.changes import Buffer, Changes, Encodable, Flaw
+from penstock.core.storage.changes import Buffer, Changes, Encodable, Flaw
 from penstock.store.base import StoreStats
 from penstock.store.journal.frames import StoredChunk
 from penstock.store.keys import SortedKeys, prefix_end

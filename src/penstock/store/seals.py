@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from penstock.core.changes import Buffer
+from penstock.core.storage.changes import Buffer
 
 _digest = xxhash.xxh3_64_intdigest
 SUM_MASK = (1 << 63) - 1

@@ -31,9 +31,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from penstock.core.changes import Buffer, Flaw
 from penstock.core.errors import ChunkDamaged, StoreError
-from penstock.core.keys import group_of
+from penstock.core.storage.changes import Buffer, Flaw
+from penstock.core.storage.keys import group_of
 from penstock.store.errors import ADVICE, DiskFailed, DiskFull, StoreDamaged, StoreLocked, StoreVersion
 from penstock.store.inspection import GROUPS_SUM, inspect, is_sealed, quick_check, sealed_meta
 from penstock.store.keys import prefix_end

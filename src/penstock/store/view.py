@@ -23,8 +23,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.core.changes import Buffer, Changes, Flaw
 from penstock.core.errors import StoreError
+from penstock.core.storage.changes import Buffer, Changes, Flaw
 from penstock.store.base import StoreStats
 from penstock.store.disk import Disk, RealDisk
 from penstock.store.errors import ADVICE, StoreDamaged, StoreReadOnly

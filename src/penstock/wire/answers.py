@@ -6,7 +6,7 @@
                                      the queue: [the map's version, node, URL]
 
 What a reply looks like depends on the command. Messages travel as chunks: a slice of the stored form (see
-`penstock.core.chunk`), cut and checked in one piece, so that a run of a thousand costs as much as a single one:
+`penstock.core.storage.chunk`), cut and checked in one piece, so that a run of a thousand costs as much as a single one:
 
     delivery  [queue, queue id, channel, channel id, received ms, deadline ms, [run, ...], receipt key]
     run       [chunk, attempt, first received ms, [failure, ...]]      attempt and time: one number for all messages, or
@@ -25,11 +25,11 @@ import msgspec
 import numpy as np
 
 from penstock.core import commands
-from penstock.core.chunk import Chunk
 from penstock.core.commands import Command, Delivery, Failure, Records, Run, Seen
+from penstock.core.delivery.states import State
 from penstock.core.errors import PenstockError
 from penstock.core.packed_error import PackedError, pack_error, unpack_error
-from penstock.core.states import State
+from penstock.core.storage.chunk import Chunk
 from penstock.wire import requests
 
 
@@ -61,7 +61,7 @@ class Welcome(msgspec.Struct):
     server: str
     """Which Penstock it is."""
     realm: int
-    """What message ids are made of: see `penstock.core.identity`."""
+    """What message ids are made of: see `penstock.core.delivery.receipt`."""
     session: int
     """The session of this conversation: what is received without naming another session is held by it."""
     session_ttl_ms: int

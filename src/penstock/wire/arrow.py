@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.core.attributes import AttributeValue, decode_attributes
-from penstock.core.chunk import BinaryColumn, Chunk, Section
-from penstock.core.origin import Origin
+from penstock.core.queues.attributes import AttributeValue, decode_attributes
+from penstock.core.queues.origin import Origin
+from penstock.core.storage.chunk import BinaryColumn, Chunk, Section
 
 HEADERS = pa.list_(
     pa.field(

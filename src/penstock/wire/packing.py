@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.chunk import Chunk
 from penstock.core.commands import Delivery, Records, Run, Seen
+from penstock.core.storage.chunk import Chunk
 
 
 def pack_reply(reply: Any, receipt_key: bytes = b"") -> Any:

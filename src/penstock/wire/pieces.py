@@ -5,7 +5,7 @@ A piece is sections end to end, each padded to 8 bytes:
     0   length of the head (u32, little-endian)
     4   length of the chunk (u32)
     8   head: MessagePack array [queue, priority, delay in ms or nil]
-    ..  padding to 8, then one chunk in its stored form, with its checksum (`core/chunk.py`), and padding to 8
+    ..  padding to 8, then one chunk in its stored form, with its checksum (`core/storage/chunk.py`), and padding to 8
 
 The chunk's base and time of sending are 0: whoever takes the piece gives the messages their own.
 """
@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from penstock.core.attributes import check_stored
-from penstock.core.changes import Buffer
-from penstock.core.chunk import Chunk, PackedBodies, Section
 from penstock.core.commands import Send
 from penstock.core.errors import ChunkDamaged, InvalidRequest
+from penstock.core.queues.attributes import check_stored
+from penstock.core.storage.changes import Buffer
+from penstock.core.storage.chunk import Chunk, PackedBodies, Section
 
 CONTENT_TYPE = "application/vnd.penstock.piece"
 _LENGTHS = struct.Struct("<II")

@@ -22,11 +22,11 @@ import msgspec
 import numpy as np
 
 from penstock.core import commands
-from penstock.core.attributes import check_stored
-from penstock.core.checks import known_fields, plain
-from penstock.core.chunk import CHUNK_BYTES_MAX, PackedBodies
 from penstock.core.commands import MAIN, Command
 from penstock.core.errors import InvalidRequest
+from penstock.core.handlers.checks import known_fields, plain
+from penstock.core.queues.attributes import check_stored
+from penstock.core.storage.chunk import CHUNK_BYTES_MAX, PackedBodies
 from penstock.core.traits import Home, Repeat, Traits
 from penstock.wire.versions import Versions
 

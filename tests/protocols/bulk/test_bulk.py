@@ -22,12 +22,12 @@ import pyarrow as pa
 import pytest
 from websockets.sync.client import connect
 
-from penstock.core.attributes import encode_attributes
-from penstock.core.chunk import Chunk
 from penstock.core.commands import Command, Delivery, GiveBack, Receive, Run
 from penstock.core.errors import InvalidRequest, OverLimit, StoreError
+from penstock.core.queues.attributes import encode_attributes
+from penstock.core.storage.chunk import Chunk
+from penstock.protocols.bulk.operations import Takes
 from penstock.protocols.bulk.staging import PieceNotFound, Staging
-from penstock.protocols.bulk.takes import Takes
 from penstock.spark import pieces
 from penstock.spark.errors import InvalidRow, ServerFailed
 from penstock.spark.options import Where

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.commands import CreateQueue, QueueStats, Send
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
 from tests.nsq.wire import fin, req
 from tests.protocols.nsq_http.serving import RunningNode, node
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.commands import Refused, Run, Settled
 from penstock.core.errors import StaleReceipt
+from penstock.core.storage.chunk import Chunk, PackedBodies
 from penstock.protocols.nsq import wire
 from penstock.protocols.nsq.connection import failed_ids
 

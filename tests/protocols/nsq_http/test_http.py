@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.commands import AckSequences, CreateQueue, OpenSession, QueueStats, Receive, Send
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
 from penstock.protocols.nsq.http import packed_lines
 from tests.nsq.wire import fin
 from tests.protocols.lookup.serving import HOST, PATIENCE_S, RunningLookup, lookup_service, until

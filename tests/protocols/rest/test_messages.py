@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.core.attributes import TypedBytes, TypedText, encode_attributes
 from penstock.core.commands import CreateQueue, Send
-from penstock.core.config import QueueConfig
+from penstock.core.queues.attributes import TypedBytes, TypedText, encode_attributes
+from penstock.core.queues.config import QueueConfig
 from tests.protocols.rest.asking import bodies, done, receive, refused, send
 from tests.protocols.rest.serving import Server
 

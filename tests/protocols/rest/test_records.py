@@ -10,9 +10,9 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from penstock.core.attributes import encode_attributes
 from penstock.core.commands import Send
-from penstock.core.partition import partition_of
+from penstock.core.queues.attributes import encode_attributes
+from penstock.core.queues.partition import partition_of
 from penstock.protocols.rest import records
 from penstock.server.partition_map import PartitionMap
 from tests.protocols.rest.asking import bodies, done, refused, send

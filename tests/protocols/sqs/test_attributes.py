@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.core.commands import CreateQueue, Send
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
 from tests.protocols.sqs.refusals import refused
 from tests.protocols.sqs.serving import ACCOUNT, REGION, Server
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.core.attributes import TypedText, encode_attributes
 from penstock.core.commands import ChangeQueue, Send
+from penstock.core.queues.attributes import TypedText, encode_attributes
 from tests.protocols.sqs.refusals import refused
 from tests.protocols.sqs.serving import Server
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.core.commands import CreateQueue, DeleteQueue
-from penstock.core.config import Kind
+from penstock.core.queues.config import Kind
 from penstock.protocols.http import Exchange, Request
 from penstock.protocols.sqs.service import default_config
 from penstock.server.settings import SqsSettings

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from penstock.core.chunk import Chunk
 from penstock.core.commands import ListQueues
+from penstock.core.storage.chunk import Chunk
 from penstock.protocols.websocket.connection import Connection
 from penstock.protocols.websocket.desk import Desk
 from penstock.protocols.websocket.socket import Conversation, Flushes

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from penstock.core import commands as c
 from penstock.core import errors as e
-from penstock.core.config import DEDUP_WINDOW_MS
+from penstock.core.queues.config import DEDUP_WINDOW_MS
 from tests.simulation.model.channels import Channels
 from tests.simulation.model.consumers import Consumers
 from tests.simulation.model.looking import Looking

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.core import commands as c
-from penstock.core.config import QueueConfig, dead_letter_name
-from penstock.core.states import State
+from penstock.core.delivery.states import State
+from penstock.core.queues.config import QueueConfig, dead_letter_name
 from tests.simulation.model.ground import Ground
 from tests.simulation.model.state import Channel, Copy, Failed, Message, Origin, Place, Queue
 

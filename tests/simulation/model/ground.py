@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.core import errors as e
-from penstock.core.config import QueueConfig
-from penstock.core.settlement import ACKED_KEPT
-from penstock.core.states import State
+from penstock.core.delivery.settlement import ACKED_KEPT
+from penstock.core.delivery.states import State
+from penstock.core.queues.config import QueueConfig
 from tests.simulation.model.state import Channel, Copy, Place, Queue, Redrive, Session, Waiter
 from tests.simulation.model.verdict import Outcome, demand
 

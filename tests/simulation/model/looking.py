@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core import commands as c
 from penstock.core import errors as e
-from penstock.core.states import State
+from penstock.core.delivery.states import State
 from tests.simulation.model.ground import Ground
 from tests.simulation.model.state import Channel, Message, Queue, same_history
 from tests.simulation.model.verdict import Outcome, demand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core import commands as c
 from penstock.core import errors as e
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
 from tests.simulation.model.ground import Ground
 from tests.simulation.model.verdict import Outcome, demand
 

@@ -9,8 +9,8 @@ import msgspec
 
 from penstock.core import commands as c
 from penstock.core import errors as e
-from penstock.core.config import LEASE_MS_MAX
-from penstock.core.states import State
+from penstock.core.delivery.states import State
+from penstock.core.queues.config import LEASE_MS_MAX
 from tests.simulation.model.ground import Ground
 from tests.simulation.model.state import Channel, Copy, Message, Place, Queue, Remembered, Waiter, same_history
 from tests.simulation.model.verdict import Outcome, Violation, demand

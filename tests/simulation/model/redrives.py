@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.core import commands as c
 from penstock.core import errors as e
-from penstock.core.states import State
+from penstock.core.delivery.states import State
 from tests.simulation.model.receiving import Receiving
 from tests.simulation.model.sending import Sending
 from tests.simulation.model.state import Copy, Message, Queue, Redrive

@@ -7,8 +7,8 @@ from collections import Counter
 
 from penstock.core import commands as c
 from penstock.core import errors as e
-from penstock.core.config import DEDUP_WINDOW_MS, DELAY_MS_MAX, PRIORITY_MAX, QueueConfig
-from penstock.core.states import State
+from penstock.core.delivery.states import State
+from penstock.core.queues.config import DEDUP_WINDOW_MS, DELAY_MS_MAX, PRIORITY_MAX, QueueConfig
 from tests.simulation.model.ground import Ground
 from tests.simulation.model.state import Channel, Copy, Message, Place, Queue
 from tests.simulation.model.verdict import Outcome, demand

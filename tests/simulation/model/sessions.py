@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.core import commands as c
 from penstock.core import errors as e
-from penstock.core.sessions import PROCESS_GONE
-from penstock.core.states import State
+from penstock.core.delivery.states import State
+from penstock.core.handlers.sessions import PROCESS_GONE
 from tests.simulation.model.failing import Failing
 from tests.simulation.model.state import Session
 from tests.simulation.model.verdict import Outcome, demand

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 from penstock.core import commands as c
 from penstock.core import errors as e
-from penstock.core.config import LEASE_MS_MAX
-from penstock.core.states import State
+from penstock.core.delivery.states import State
+from penstock.core.queues.config import LEASE_MS_MAX
 from tests.simulation.model.failing import Failing
 from tests.simulation.model.state import Channel, Copy, Place, Queue
 from tests.simulation.model.verdict import Outcome, demand

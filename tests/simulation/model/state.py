@@ -8,8 +8,8 @@ from enum import IntEnum
 from typing import Any
 
 from penstock.core import commands as c
-from penstock.core.config import QueueConfig
-from penstock.core.states import State
+from penstock.core.delivery.states import State
+from penstock.core.queues.config import QueueConfig
 
 HISTORY_KEPT = 16
 """How many failed deliveries of a message are remembered at least."""

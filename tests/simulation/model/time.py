@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.core.config import DEDUP_WINDOW_MS
-from penstock.core.states import State
+from penstock.core.delivery.states import State
+from penstock.core.queues.config import DEDUP_WINDOW_MS
 from tests.simulation.model.sessions import Sessions
 from tests.simulation.model.state import Channel, Copy, Queue
 

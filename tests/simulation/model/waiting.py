@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.core import commands as c
 from penstock.core import errors as e
-from penstock.core.states import State
+from penstock.core.delivery.states import State
 from tests.simulation.model.receiving import Receiving
 from tests.simulation.model.state import Waiter
 from tests.simulation.model.verdict import Outcome, demand

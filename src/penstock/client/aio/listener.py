@@ -52,8 +52,8 @@ from penstock.core.commands import (
     QueueInfo,
     Receive,
 )
-from penstock.core.config import Backoff, PolicyName, QueueConfig
 from penstock.core.errors import InvalidRequest, QueueExists, QueueNotFound
+from penstock.core.queues.config import Backoff, PolicyName, QueueConfig
 
 _LOG = logging.getLogger("penstock.listener")
 WORKERS_MAX = 10_000

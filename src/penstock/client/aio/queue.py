@@ -7,30 +7,112 @@ from datetime import datetime
 from typing import Unpack
 
 from penstock.client.aio.caller import AsyncCaller
-from penstock.client.aio.channel import AsyncChannel
-from penstock.client.aio.consumer import AsyncConsumer
 from penstock.client.aio.receiver import AsyncReceiver
 from penstock.client.bodies import Body, encode_bodies, encode_body
-from penstock.client.content import SentMessage, SentMessages
+from penstock.client.content import Record, RecordList, SentMessage, SentMessages, record_list
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import changes_of
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
-from penstock.core.attributes import Attributes, encode_attributes
 from penstock.core.commands import (
     MAIN,
+    AckConsumer,
     ChangeQueue,
+    ChannelStats,
     CreateChannel,
     CreateQueue,
+    DeleteChannel,
+    DeleteConsumer,
     DeleteQueue,
     DescribeQueue,
+    PauseChannel,
+    PurgeChannel,
     PurgeQueue,
     QueueInfo,
     QueueStats,
+    ReadRecords,
     Send,
     Sent,
     Stats,
 )
-from penstock.core.errors import QueueNotFound
+from penstock.core.errors import ChannelNotFound, QueueNotFound
+from penstock.core.queues.attributes import Attributes, encode_attributes
+
+
+class AsyncConsumer:
+    """Reads a queue by offset, at its own pace. Its offset is remembered once it acknowledges something."""
+
+    __slots__ = ("_caller", "_queue", "name")
+
+    def __init__(self, caller: AsyncCaller, queue: str, name: str) -> None:
+        self._caller = caller
+        self._queue = queue
+        self.name = name
+
+    async def read(self, max: int = 100, *, offset: int | None = None) -> RecordList:
+        """Up to `max` messages from `offset` on; without it, from where the consumer is."""
+        command = ReadRecords(queue=self._queue, consumer=self.name, offset=offset, limit=max)
+        return record_list(self._caller.identity, await self._caller.call(command))
+
+    async def ack(self, offset: int | Record, *, allow_rewind: bool = False) -> int:
+        """Remember that everything before `offset` is read; a record means that one, and everything before it.
+
+        Going back is refused with `RewindRefused` unless it is allowed. Returns the offset.
+        """
+        before = offset.offset + 1 if isinstance(offset, Record) else offset
+        command = AckConsumer(queue=self._queue, consumer=self.name, offset=before, allow_rewind=allow_rewind)
+        remembered: int = await self._caller.call(command)
+        return remembered
+
+    @property
+    async def offset(self) -> int | None:
+        """Where the consumer is; None if it has never acknowledged anything."""
+        stats: Stats = await self._caller.call(QueueStats(name=self._queue))
+        return stats.consumers.get(self.name)
+
+    async def delete(self) -> None:
+        """Forget the consumer: nothing is kept for it any more."""
+        await self._caller.call(DeleteConsumer(queue=self._queue, consumer=self.name))
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name!r} of {self._queue!r}>"
+
+
+class AsyncChannel(AsyncReceiver):
+    """Every channel gets every message of its queue; within a channel each message goes to one receiver."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The channel's name."""
+        return self._channel
+
+    async def pause(self) -> None:
+        """Hand nothing out until `unpause`."""
+        await self._caller.call(PauseChannel(queue=self._queue, channel=self._channel, paused=True))
+
+    async def unpause(self) -> None:
+        """Hand out again."""
+        await self._caller.call(PauseChannel(queue=self._queue, channel=self._channel, paused=False))
+
+    async def purge(self) -> int:
+        """Drop all that waits here or is in flight; other channels keep theirs. Returns how many messages."""
+        count: int = await self._caller.call(PurgeChannel(queue=self._queue, channel=self._channel))
+        return count
+
+    async def delete(self) -> None:
+        """Delete the channel, and what was kept for it alone."""
+        await self._caller.call(DeleteChannel(queue=self._queue, channel=self._channel))
+
+    async def stats(self) -> ChannelStats:
+        """Exact counts of this channel."""
+        stats: Stats = await self._caller.call(QueueStats(name=self._queue))
+        if self._channel not in stats.channels:
+            raise ChannelNotFound(f"queue {self._queue!r} has no channel {self._channel!r}")
+        return stats.channels[self._channel]
+
+    def __repr__(self) -> str:
+        return f"<Channel {self._channel!r} of {self._queue!r}>"
 
 
 class AsyncQueue(AsyncReceiver):

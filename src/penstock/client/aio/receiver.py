@@ -13,8 +13,8 @@ from penstock.client.content import PeekedMessage
 from penstock.client.settling import check_settled
 from penstock.client.times import Seconds, lease_length_ms, length_ms
 from penstock.core.commands import Ack, Browse, Delivery, DescribeQueue, Extend, QueueInfo, Receive, Release, Seen
+from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
-from penstock.core.states import State
 
 WAITING = (State.READY, State.LEASED, State.DELAYED)
 """Every state but DONE."""

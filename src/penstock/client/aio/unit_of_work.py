@@ -25,9 +25,9 @@ from penstock.client.content import SentMessage, SentMessages
 from penstock.client.puts import Puts
 from penstock.client.settling import merged_spans
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
-from penstock.core.attributes import Attributes, encode_attributes
 from penstock.core.commands import MAIN, Ack, CommitWork, Delivery, GiveBack, Receive, Release, Send, Sent, Span
 from penstock.core.errors import InvalidRequest
+from penstock.core.queues.attributes import Attributes, encode_attributes
 
 _LOG = logging.getLogger("penstock.client")
 _ROLLBACK_SECONDS = 1.0

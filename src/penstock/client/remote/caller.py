@@ -47,7 +47,6 @@ from penstock.core.commands import (
     Receive,
     Release,
 )
-from penstock.core.config import DEDUP_WINDOW_MS
 from penstock.core.errors import (
     AccessDenied,
     ConnectionLost,
@@ -57,6 +56,7 @@ from penstock.core.errors import (
     PenstockError,
     RateLimited,
 )
+from penstock.core.queues.config import DEDUP_WINDOW_MS
 from penstock.core.traits import Home, Repeat, Split
 from penstock.wire.answers import (
     Answer,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from penstock.core.delivery.receipt import Receipt, message_id
 from penstock.core.errors import InvalidRequest
-from penstock.core.identity import message_id
-from penstock.core.receipt import Receipt
 from penstock.wire.answers import KeyedDelivery
 
 

@@ -13,20 +13,114 @@ from penstock.client.settings import config_of
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.listener import Listener, run_together
 from penstock.client.sync.queue import Queue
-from penstock.client.sync.redrive import Redrive
-from penstock.client.sync.session import Session
 from penstock.client.sync.unit_of_work import UnitOfWork
 from penstock.client.times import Seconds, length_ms
+from penstock.core.backoff import backoff
 from penstock.core.commands import (
+    CancelRedrive,
     CreateQueue,
     Damage,
+    EndSession,
+    Heartbeat,
     ListQueues,
     ListRedrives,
     OpenSession,
     RedriveTask,
     StartRedrive,
 )
-from penstock.core.errors import InvalidRequest
+from penstock.core.errors import InvalidRequest, SessionNotFound, TaskNotFound
+
+
+class Session:
+    """What is received through a session belongs to it. Leaving its block ends it."""
+
+    __slots__ = ("_caller", "_number", "name")
+
+    def __init__(self, caller: Caller, name: str, number: int) -> None:
+        self._caller = caller
+        self._number = number
+        self.name = name
+
+    def queue(self, name: str) -> Queue:
+        """A handle on a queue, whose leases are this session's."""
+        return Queue(self._caller, name, self._number)
+
+    def unit_of_work(self) -> UnitOfWork:
+        """A unit of work, whose leases are this session's."""
+        return UnitOfWork(self._caller, self._number)
+
+    def heartbeat(self) -> None:
+        """The session is alive: a session with a time to live ends when no heartbeat comes for so long."""
+        self._caller.call(Heartbeat(session=self._number))
+
+    def end(self, *, error: str = "session ended") -> int:
+        """Release everything that the session holds, in one commit. Returns how many messages."""
+        count: int = self._caller.call(EndSession(session=self._number, error=error))
+        return count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.end()
+        except SessionNotFound:
+            return
+
+    def __repr__(self) -> str:
+        return f"<Session {self.name!r}>"
+
+
+_FIRST_LOOK_SECONDS = 0.002
+_LOOK_SECONDS_MAX = 0.25
+
+
+class Redrive:
+    """A redrive that was started. It goes on by itself, also after a restart."""
+
+    __slots__ = ("_caller", "_queue", "_task")
+
+    def __init__(self, caller: Caller, task: RedriveTask) -> None:
+        self._caller = caller
+        self._queue = task.queue
+        self._task = task.task
+
+    @property
+    def number(self) -> int:
+        """The task's number."""
+        return self._task
+
+    def progress(self) -> RedriveTask:
+        """How far it is."""
+        tasks: list[RedriveTask] = self._caller.call(ListRedrives(queue=self._queue))
+        for task in tasks:
+            if task.task == self._task:
+                return task
+        raise TaskNotFound(f"there is no redrive {self._task} of queue {self._queue!r}")
+
+    def cancel(self) -> RedriveTask:
+        """Stop. What was moved stays moved."""
+        task: RedriveTask = self._caller.call(CancelRedrive(task=self._task))
+        return task
+
+    def wait(self, timeout: Seconds | None = None) -> RedriveTask:
+        """Until it is over, or the time is up: look at `status`."""
+        left_ms = length_ms(timeout, "timeout")
+        looks = 0
+        while True:
+            task = self.progress()
+            if task.status != "running" or (left_ms is not None and left_ms <= 0):
+                return task
+            looks += 1
+            pause = backoff(looks, _FIRST_LOOK_SECONDS, _LOOK_SECONDS_MAX)
+            self._caller.sleep(pause if left_ms is None else min(pause, left_ms / 1_000))
+            left_ms = None if left_ms is None else left_ms - max(1, round(pause * 1_000))
+
+    def __repr__(self) -> str:
+        return f"<Redrive {self._task} of {self._queue!r}>"
+
 
 _PAGE = 1_000
 

@@ -7,30 +7,118 @@ from datetime import datetime
 from typing import Unpack
 
 from penstock.client.bodies import Body, encode_bodies, encode_body
-from penstock.client.content import SentMessage, SentMessages
+from penstock.client.content import (
+    Record,
+    RecordList,
+    SentMessage,
+    SentMessages,
+    record_list,
+)
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import changes_of
 from penstock.client.sync.caller import Caller
-from penstock.client.sync.channel import Channel
-from penstock.client.sync.consumer import Consumer
 from penstock.client.sync.receiver import Receiver
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
-from penstock.core.attributes import Attributes, encode_attributes
 from penstock.core.commands import (
     MAIN,
+    AckConsumer,
     ChangeQueue,
+    ChannelStats,
     CreateChannel,
     CreateQueue,
+    DeleteChannel,
+    DeleteConsumer,
     DeleteQueue,
     DescribeQueue,
+    PauseChannel,
+    PurgeChannel,
     PurgeQueue,
     QueueInfo,
     QueueStats,
+    ReadRecords,
     Send,
     Sent,
     Stats,
 )
-from penstock.core.errors import QueueNotFound
+from penstock.core.errors import ChannelNotFound, QueueNotFound
+from penstock.core.queues.attributes import Attributes, encode_attributes
+
+
+class Consumer:
+    """Reads a queue by offset, at its own pace. Its offset is remembered once it acknowledges something."""
+
+    __slots__ = ("_caller", "_queue", "name")
+
+    def __init__(self, caller: Caller, queue: str, name: str) -> None:
+        self._caller = caller
+        self._queue = queue
+        self.name = name
+
+    def read(self, max: int = 100, *, offset: int | None = None) -> RecordList:
+        """Up to `max` messages from `offset` on; without it, from where the consumer is."""
+        command = ReadRecords(queue=self._queue, consumer=self.name, offset=offset, limit=max)
+        return record_list(self._caller.identity, self._caller.call(command))
+
+    def ack(self, offset: int | Record, *, allow_rewind: bool = False) -> int:
+        """Remember that everything before `offset` is read; a record means that one, and everything before it.
+
+        Going back is refused with `RewindRefused` unless it is allowed. Returns the offset.
+        """
+        before = offset.offset + 1 if isinstance(offset, Record) else offset
+        command = AckConsumer(queue=self._queue, consumer=self.name, offset=before, allow_rewind=allow_rewind)
+        remembered: int = self._caller.call(command)
+        return remembered
+
+    @property
+    def offset(self) -> int | None:
+        """Where the consumer is; None if it has never acknowledged anything."""
+        stats: Stats = self._caller.call(QueueStats(name=self._queue))
+        return stats.consumers.get(self.name)
+
+    def delete(self) -> None:
+        """Forget the consumer: nothing is kept for it any more."""
+        self._caller.call(DeleteConsumer(queue=self._queue, consumer=self.name))
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name!r} of {self._queue!r}>"
+
+
+class Channel(Receiver):
+    """Every channel gets every message of its queue; within a channel each message goes to one receiver."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The channel's name."""
+        return self._channel
+
+    def pause(self) -> None:
+        """Hand nothing out until `unpause`."""
+        self._caller.call(PauseChannel(queue=self._queue, channel=self._channel, paused=True))
+
+    def unpause(self) -> None:
+        """Hand out again."""
+        self._caller.call(PauseChannel(queue=self._queue, channel=self._channel, paused=False))
+
+    def purge(self) -> int:
+        """Drop all that waits here or is in flight; other channels keep theirs. Returns how many messages."""
+        count: int = self._caller.call(PurgeChannel(queue=self._queue, channel=self._channel))
+        return count
+
+    def delete(self) -> None:
+        """Delete the channel, and what was kept for it alone."""
+        self._caller.call(DeleteChannel(queue=self._queue, channel=self._channel))
+
+    def stats(self) -> ChannelStats:
+        """Exact counts of this channel."""
+        stats: Stats = self._caller.call(QueueStats(name=self._queue))
+        if self._channel not in stats.channels:
+            raise ChannelNotFound(f"queue {self._queue!r} has no channel {self._channel!r}")
+        return stats.channels[self._channel]
+
+    def __repr__(self) -> str:
+        return f"<Channel {self._channel!r} of {self._queue!r}>"
 
 
 class Queue(Receiver):

@@ -23,8 +23,8 @@ from penstock.core.commands import (
     Release,
     Seen,
 )
+from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
-from penstock.core.states import State
 
 WAITING = (State.READY, State.LEASED, State.DELAYED)
 """Every state but DONE."""

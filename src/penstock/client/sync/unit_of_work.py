@@ -25,7 +25,6 @@ from penstock.client.settling import merged_spans
 from penstock.client.sync.caller import Caller, Telling
 from penstock.client.sync.message import Message, error_text, messages_of
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
-from penstock.core.attributes import Attributes, encode_attributes
 from penstock.core.commands import (
     MAIN,
     Ack,
@@ -39,6 +38,7 @@ from penstock.core.commands import (
     Span,
 )
 from penstock.core.errors import InvalidRequest
+from penstock.core.queues.attributes import Attributes, encode_attributes
 
 _LOG = logging.getLogger("penstock.client")
 _ROLLBACK_SECONDS = 1.0

@@ -33,7 +33,6 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.core.chunk import Chunk, PackedBodies
 from penstock.core.commands import (
     Ack,
     AckUpTo,
@@ -44,6 +43,7 @@ from penstock.core.commands import (
     Delivery,
     DescribeQueue,
     FindOffsets,
+    GiveBack,
     LastMark,
     ListChunks,
     Offsets,
@@ -56,10 +56,11 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
-from penstock.core.config import BATCH_BYTES_MAX
 from penstock.core.errors import AccessDenied, BatchTooLarge, QueueNotFound
-from penstock.core.marks import Marks
-from penstock.core.partition import PARTITION_SHIFT, SHARD_SHIFT
+from penstock.core.handlers.marks import Marks
+from penstock.core.queues.config import BATCH_BYTES_MAX
+from penstock.core.queues.partition import PARTITION_SHIFT, SHARD_SHIFT
+from penstock.core.storage.chunk import Chunk, PackedBodies
 from penstock.protocols.bulk.requests import (
     TAKE_MAX,
     AckReply,
@@ -81,7 +82,6 @@ from penstock.protocols.bulk.requests import (
     TakeRequest,
 )
 from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, PieceNotFound, Staging, remove
-from penstock.protocols.bulk.takes import Takes, spans_of
 from penstock.protocols.http import Headers
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.operations import ARROW, JSON, Blocks, Reply, operation
@@ -92,7 +92,60 @@ from penstock.protocols.rest.shapes import QueuesQuery
 from penstock.server.auth import Principal, is_owned, owned
 from penstock.server.engines import ENGINES, MEMORY
 from penstock.server.node import Services
+from penstock.server.shards import Shards
 from penstock.wire.pieces import decode_piece, send_of
+
+# Takes that may come twice. Who got no answer asks again, and has no names for the messages that were in it.
+#
+# So a take has a name. When the same name comes again, the messages of the first time go back before any are taken:
+# they would be leased to nobody, for as long as leases last. Only the server that was asked knows the name, until it
+# stops.
+
+
+NAMES_MAX = 1_000
+
+
+class _Take:
+    """One take, and how to undo it when it is over."""
+
+    __slots__ = ("is_over", "undo")
+
+    def __init__(self) -> None:
+        self.is_over = asyncio.Event()
+        self.undo: GiveBack | None = None
+
+
+class Takes:
+    """The last takes of a server, by name."""
+
+    def __init__(self, shard: Shards) -> None:
+        self._shard = shard
+        self._takes: dict[str, _Take] = {}
+
+    async def receive(self, name: str, command: Receive) -> Delivery:
+        """Lease messages; those that were leased under this name before go back first."""
+        before = self._takes.pop(name, None)
+        self._takes[name] = take = _Take()
+        if len(self._takes) > NAMES_MAX:
+            del self._takes[next(iter(self._takes))]
+        try:
+            if before is not None:
+                await before.is_over.wait()
+                take.undo = before.undo  # until it is done: if it fails, the next who asks again has it done
+            if take.undo is not None and take.undo.spans:
+                await self._shard.call(take.undo)
+            take.undo = None
+            delivery: Delivery = await self._shard.call(command)
+            take.undo = GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery))
+            return delivery
+        finally:
+            take.is_over.set()
+
+
+def spans_of(delivery: Delivery) -> list[Span]:
+    """The messages of a delivery, as they are settled."""
+    return [span for run in delivery.runs for span in run.spans()]
+
 
 STAGING_NAME = "staging"
 CLEAN_EVERY_S = 600.0

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.core.chunk import PackedBodies
 from penstock.core.commands import ChangeQueue, Command, CreateChannel, QueueStats, Send
 from penstock.core.errors import ChannelNotFound, InvalidRequest, MessageTooLarge, PenstockError, QueueNotFound
+from penstock.core.storage.chunk import PackedBodies
 from penstock.protocols.http import Exchange, Request
 from penstock.protocols.nsq import stats, wire
 from penstock.protocols.nsq.http_api import (

@@ -23,7 +23,6 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from penstock.core.chunk import PackedBodies
 from penstock.core.commands import (
     CatalogEvent,
     CreateChannel,
@@ -41,8 +40,9 @@ from penstock.core.commands import (
     Subscribe,
     Subscribed,
 )
-from penstock.core.config import QueueConfig
 from penstock.core.errors import NotFound, OverLimit, PenstockError, QueueExists
+from penstock.core.queues.config import QueueConfig
+from penstock.core.storage.chunk import PackedBodies
 from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.names import is_ephemeral
 from penstock.server.ending import end_session

@@ -36,8 +36,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.chunk import PackedBodies
 from penstock.core.commands import Run
+from penstock.core.storage.chunk import PackedBodies
 from penstock.protocols.nsq.names import is_name
 from penstock.server.budget import UNKNOWN_BYTES_MAX
 

@@ -13,25 +13,26 @@ from urllib.parse import parse_qs, quote
 
 import msgspec
 
-from penstock.core.commands import QueueStats, Stats
-from penstock.core.errors import PenstockError, QueueDamaged, QueueNotFound
+from penstock.core.commands import Ack, CommitWork, EndSession, Heartbeat, OpenSession, QueueStats, Send, Sent, Stats
+from penstock.core.errors import OverLimit, PenstockError, QueueDamaged, QueueNotFound
 from penstock.protocols.bulk.operations import Bulk
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Headers, Observer, Terms
 from penstock.protocols.rest import problem_pages
-from penstock.protocols.rest.cors import Cors
+from penstock.protocols.rest.caller import Caller
+from penstock.protocols.rest.contents import milliseconds
 from penstock.protocols.rest.dead_letters import DeadLetterQueues, Redrives
 from penstock.protocols.rest.endpoint import Desk, Endpoint, Parameters, Route, not_allowed, not_found
-from penstock.protocols.rest.messages import Messages
+from penstock.protocols.rest.messages import Messages, sends_of
 from penstock.protocols.rest.openapi import document
-from penstock.protocols.rest.operations import JSON, Operation, operations_of
+from penstock.protocols.rest.operations import JSON, Operation, operation, operations_of
 from penstock.protocols.rest.page import PAGE, POLICY
 from penstock.protocols.rest.problems import RestError, invalid
 from penstock.protocols.rest.queues import Channels, Queues, Server
 from penstock.protocols.rest.records import RecordReading
 from penstock.protocols.rest.resource import Resource
-from penstock.protocols.rest.routing import Routes
+from penstock.protocols.rest.settling import sort_receipts
+from penstock.protocols.rest.shapes import EndedSession, NewSession, SentMessages, Session, Work
 from penstock.protocols.rest.virtual import VirtualQueues
-from penstock.protocols.rest.work import Sessions, UnitsOfWork
 from penstock.protocols.websocket.polling import CommandsEndpoint
 from penstock.protocols.websocket.socket import WebsocketEndpoint
 from penstock.server.auth import Principal
@@ -39,6 +40,177 @@ from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, queue_sources,
 from penstock.server.node import Services
 from penstock.server.tally import Tally
 from penstock.wire.requests import COMMANDS_PATH, SOCKET_PATH
+
+
+class UnitsOfWork(Resource):
+    """Units of work."""
+
+    tag = "work"
+
+    def __init__(self, services: Services, messages: Messages) -> None:
+        super().__init__(services)
+        self._messages = messages
+
+    @operation("POST", "/v1/work")
+    async def commit_work(self, caller: Caller, body: Work) -> SentMessages:
+        """Commit a unit of work: acknowledge messages and send others, all of it or nothing.
+
+        409 `work_refused` if a message can no longer be acknowledged: nothing is done then.
+        """
+        await self.shard.know(receipts=body.receipts)
+        holdings, refused = sort_receipts(self.broker, body.receipts, None, None)
+        if refused:
+            raise refused[0][1]
+        for holding in holdings:
+            caller.need(holding.queue, Ack)
+        for message in body.sends:
+            caller.need(message.queue, Send)
+        sends, places = sends_of([(message.queue, message) for message in body.sends], create=True)
+        acks = [Ack(queue=each.queue, channel=each.channel, spans=each.spans) for each in holdings]
+        replies: list[Sent] = []
+        if acks or sends:
+            replies = await self.shard.call(caller.named(CommitWork(acks=acks, sends=sends)))
+        return SentMessages(messages=self._messages.sent_messages(replies, places))
+
+
+class Sessions(Resource):
+    """Sessions: who holds leases."""
+
+    tag = "sessions"
+
+    @operation("POST", "/v1/sessions", status=201)
+    async def open_session(self, caller: Caller, body: NewSession) -> Session:
+        """Open a session. It ends by itself if no heartbeat comes for `ttl` seconds."""
+        if len(self.broker.sessions) >= self.settings.sessions_max:
+            raise OverLimit(f"there are {self.settings.sessions_max} sessions: end some first")
+        number: int = await self.shard.call(OpenSession(name=body.name, ttl_ms=milliseconds(body.ttl, "ttl")))
+        return Session(session=self.handle(caller, number), ttl=body.ttl)
+
+    @operation("POST", "/v1/sessions/{session}/heartbeat")
+    async def session_heartbeat(self, caller: Caller, session: str) -> None:
+        """Keep a session alive."""
+        await self.shard.call(Heartbeat(session=self.session(caller, session)))
+
+    @operation("DELETE", "/v1/sessions/{session}")
+    async def end_session(self, caller: Caller, session: str) -> EndedSession:
+        """End a session: all that it holds is ready for others at once."""
+        return EndedSession(released=await self.shard.call(EndSession(session=self.session(caller, session))))
+
+
+class _Node:
+    __slots__ = ("children", "names", "route", "wild")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node] = {}
+        self.wild: _Node | None = None
+        self.route: Route | None = None
+        self.names: list[str] = []
+
+
+class Routes:
+    """Routes by their paths.
+
+    >>> routes = Routes()
+    >>> routes.add("/v1/queues/{queue}/messages", print)
+    >>> routes.find("/v1/queues/orders/messages")[1], routes.find("/v1/queues//messages")
+    ({'queue': 'orders'}, None)
+    """
+
+    def __init__(self) -> None:
+        self._root = _Node()
+
+    def add(self, path: str, route: Route) -> None:
+        """There is this route at the path."""
+        node, names = self._root, []
+        for segment in path.split("/"):
+            if segment.startswith("{"):
+                names.append(segment[1:-1])
+                node.wild = node.wild or _Node()
+                node = node.wild
+            else:
+                node = node.children.setdefault(segment, _Node())
+        assert node.route is None, f"{path} is there twice"
+        node.route, node.names = route, names
+
+    def find(self, path: str) -> tuple[Route, Parameters] | None:
+        """The route at a path, and what stands for its names."""
+        values: list[str] = []
+        node = _find(self._root, path.split("/"), 0, values)
+        if node is None or node.route is None:
+            return None
+        return node.route, dict(zip(node.names, values, strict=True))
+
+
+def _find(node: _Node, segments: list[str], at: int, values: list[str]) -> _Node | None:
+    """Segments that a path names come before those that stand for anything."""
+    if at == len(segments):
+        return node if node.route is not None else None
+    segment = segments[at]
+    child = node.children.get(segment)
+    if child is not None:
+        found = _find(child, segments, at + 1, values)
+        if found is not None:
+            return found
+    if node.wild is None or not segment:
+        return None
+    values.append(segment)
+    found = _find(node.wild, segments, at + 1, values)
+    if found is None:
+        values.pop()
+    return found
+
+
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_HEADERS = (
+    "accept",
+    "accept-language",
+    "authorization",
+    "content-language",
+    "content-type",
+    "idempotency-key",
+    "penstock-route",
+)
+_EXPOSED = "x-request-id, retry-after, penstock-next-offset, penstock-end-offset"
+_REMEMBERED_S = 600
+
+
+class Cors:
+    """Answers browsers that ask in advance, and marks what pages of these origins may read."""
+
+    def __init__(self, origins: list[str]) -> None:
+        self._origins = frozenset(origins)
+        self._is_open = "*" in origins
+
+    def answers(self, exchange: Exchange) -> bool:
+        """Whether the request was a question in advance, which is answered now."""
+        headers = exchange.request.headers
+        origin = headers.get("origin")
+        if origin is None:
+            return False
+        is_known = self._is_open or origin in self._origins
+        allowed: Headers = ()
+        if is_known:
+            allowed = (("access-control-allow-origin", "*" if self._is_open else origin), ("vary", "Origin"))
+        method = headers.get("access-control-request-method")
+        if exchange.request.method != "OPTIONS" or method is None:
+            if is_known:
+                exchange.headers = (*allowed, ("access-control-expose-headers", _EXPOSED))
+            return False
+        asked = headers.get("access-control-request-headers", "").split(",")
+        wrong = [] if is_known else ["origin"]
+        wrong += [] if method in _METHODS else ["method"]
+        wrong += [] if all(name.strip().lower() in ("", *_HEADERS) for name in asked) else ["headers"]
+        answer = [
+            *allowed,
+            *PLAIN_TEXT,
+            ("access-control-allow-methods", ", ".join(_METHODS)),
+            ("access-control-allow-headers", ", ".join(_HEADERS)),
+            ("access-control-max-age", str(_REMEMBERED_S)),
+        ]
+        text = f"not allowed for pages of this origin: {', '.join(wrong)}\n" if wrong else "OK\n"
+        exchange.respond(400 if wrong else 200, answer, text.encode())
+        return True
+
 
 _HTML = "text/html; charset=utf-8"
 Answer = tuple[int, Headers, bytes]
@@ -95,8 +267,8 @@ class RestApp:
         for path, page in pages.items():
             yield path, Page(self.desk, page)
         by_path: dict[str, list[Operation]] = {}
-        for operation in operations:
-            by_path.setdefault(operation.path, []).append(operation)
+        for each in operations:
+            by_path.setdefault(each.path, []).append(each)
         for path, some in by_path.items():
             yield path, Endpoint(self.desk, some)
         yield SOCKET_PATH, WebsocketEndpoint(self.desk, self._version)

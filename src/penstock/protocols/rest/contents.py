@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.core.attributes import Attributes, AttributeValue, TypedBytes, TypedText, decode_attributes
-from penstock.core.chunk import Chunk, Section
 from penstock.core.commands import Delivery, Failure, Seen
 from penstock.core.commands import Records as CoreRecords
 from penstock.core.errors import InvalidRequest
-from penstock.core.origin import Origin
+from penstock.core.queues.attributes import Attributes, AttributeValue, TypedBytes, TypedText, decode_attributes
+from penstock.core.queues.origin import Origin
+from penstock.core.storage.chunk import Chunk, Section
 from penstock.protocols.rest.shapes import (
     AttributeJson,
     Encoding,

@@ -10,8 +10,8 @@ from penstock.core.commands import (
     Seen,
     StartRedrive,
 )
-from penstock.core.config import dead_letter_name
 from penstock.core.errors import NotFound, TaskNotFound
+from penstock.core.queues.config import dead_letter_name
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import seen_message
 from penstock.protocols.rest.messages import Messages

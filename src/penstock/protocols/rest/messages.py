@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from msgspec import UNSET
 
-from penstock.core.attributes import encode_attributes
 from penstock.core.commands import (
     Ack,
     Browse,
@@ -21,8 +20,9 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
+from penstock.core.delivery.states import State
 from penstock.core.errors import ChannelNotFound, ForeignReceipt, InvalidRequest, PenstockError
-from penstock.core.states import State
+from penstock.core.queues.attributes import encode_attributes
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import (
     attributes_in,

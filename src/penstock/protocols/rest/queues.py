@@ -24,8 +24,8 @@ from penstock.core.commands import (
     QueueStats,
     Stats,
 )
-from penstock.core.config import SETTINGS, QueueConfig, kind_of, read_changes
 from penstock.core.errors import ChannelNotFound, QueueDamaged, QueueNotFound
+from penstock.core.queues.config import SETTINGS, QueueConfig, kind_of, read_changes
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of
 from penstock.protocols.rest.operations import operation

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from penstock.core.config import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX, SETTINGS
+from penstock.core.queues.config import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX, SETTINGS
 from penstock.core.settings import with_settings
 from penstock.protocols.rest.operations import Batch
 

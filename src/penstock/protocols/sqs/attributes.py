@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from penstock.core.commands import MAIN, QueueInfo, Stats
-from penstock.core.config import SETTINGS, QueueConfig, dead_letter_name
+from penstock.core.queues.config import SETTINGS, QueueConfig, dead_letter_name
 from penstock.core.settings import SECOND_MS, Declared, SqsAttribute
 from penstock.protocols.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from penstock.core.commands import Ack, Extend, Send, Sent, Settled, Span
-from penstock.core.config import QueueConfig
 from penstock.core.errors import PenstockError
+from penstock.core.queues.config import QueueConfig
 from penstock.protocols.sqs import message_attributes
 from penstock.protocols.sqs.errors import (
     BATCH_ENTRY_IDS_NOT_DISTINCT,

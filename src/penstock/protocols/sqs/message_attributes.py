@@ -15,8 +15,8 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 
-from penstock.core.attributes import Attributes, TypedBytes, TypedText
-from penstock.core.attributes import AttributeValue as StoredValue
+from penstock.core.queues.attributes import Attributes, TypedBytes, TypedText
+from penstock.core.queues.attributes import AttributeValue as StoredValue
 from penstock.protocols.sqs.errors import (
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
-from penstock.core.attributes import encode_attributes
 from penstock.core.commands import Ack, Delivery, Extend, Receive, Send, Sent, Settled, Span
-from penstock.core.config import QueueConfig
 from penstock.core.errors import LeaseTooLong, PenstockError, StaleReceipt
+from penstock.core.queues.attributes import encode_attributes
+from penstock.core.queues.config import QueueConfig
 from penstock.protocols.sqs import message_attributes
 from penstock.protocols.sqs.errors import (
     INVALID_MESSAGE_CONTENTS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from urllib.parse import quote, unquote
 
-from penstock.core.config import Kind, check_name, kind_of
 from penstock.core.errors import InvalidRequest
+from penstock.core.queues.config import Kind, check_name, kind_of
 from penstock.protocols.http import Request
 from penstock.protocols.sqs.errors import INVALID_ADDRESS, INVALID_PARAMETER_VALUE, SqsError
 from penstock.protocols.sqs.limits import Limits

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.core.commands import ChangeQueue
-from penstock.core.config import QueueConfig
+from penstock.core.queues.config import QueueConfig
 from penstock.protocols.sqs.errors import OVER_LIMIT, SqsError, invalid_value, missing
 from penstock.protocols.sqs.moves import MoveActions
 from penstock.protocols.sqs.shapes import AddPermissionRequest, RemovePermissionRequest

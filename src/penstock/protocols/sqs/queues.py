@@ -8,8 +8,8 @@ import binascii
 import msgspec
 
 from penstock.core.commands import ChangeQueue, CreateQueue, DeleteQueue, DescribeQueue, PurgeQueue, QueueStats
-from penstock.core.config import Kind, QueueConfig, kind_of
 from penstock.core.errors import QueueExists
+from penstock.core.queues.config import Kind, QueueConfig, kind_of
 from penstock.protocols.sqs.attributes import (
     AttributeReader,
     check_names,

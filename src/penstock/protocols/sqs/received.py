@@ -8,11 +8,11 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from penstock.core.attributes import Attributes, decode_attributes
-from penstock.core.chunk import Section
 from penstock.core.commands import Delivery, Run
-from penstock.core.config import dead_letter_name
-from penstock.core.origin import Origin
+from penstock.core.queues.attributes import Attributes, decode_attributes
+from penstock.core.queues.config import dead_letter_name
+from penstock.core.queues.origin import Origin
+from penstock.core.storage.chunk import Section
 from penstock.protocols.sqs import message_attributes
 from penstock.protocols.sqs.errors import INVALID_ATTRIBUTE_NAME, SqsError
 from penstock.protocols.sqs.service import ServiceBase, SqsQueue

@@ -1,7 +1,7 @@
 """A request's way in: which protocol, who calls, which action. The rest of its way is in `visit.py`.
 
 Clients that wait for each response before they ask again, as SDKs do, are named to the shard: those who come together
-share their commits (`server/siblings.py`). Receives need no commit, and are not waited for.
+share their commits (`server/tasks.py`). Receives need no commit, and are not waited for.
 
 The protocol is JSON if the header `X-Amz-Target` is there, and Query if not. The path is `/`, or a queue's URL.
 """

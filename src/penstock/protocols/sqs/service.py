@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from penstock.core.attributes import encode_attributes
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue, ListQueues
-from penstock.core.config import Kind, QueueConfig, kind_of
+from penstock.core.delivery.receipt import Recent, Seal
 from penstock.core.errors import QueueChanged, QueueExists, QueueNotFound
-from penstock.core.receipt import Recent, Seal
+from penstock.core.queues.attributes import encode_attributes
+from penstock.core.queues.config import Kind, QueueConfig, kind_of
 from penstock.protocols.sqs.attributes import message_bytes_max
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES

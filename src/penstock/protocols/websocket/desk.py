@@ -49,7 +49,7 @@ from penstock.core.commands import (
     Subscribe,
 )
 from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound, Throttled
-from penstock.core.marks import Marks
+from penstock.core.handlers.marks import Marks
 from penstock.core.packed_error import pack_error
 from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.protocols.websocket.handles import session_handle, session_number

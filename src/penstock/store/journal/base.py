@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from penstock.core.changes import Changes
+from penstock.core.storage.changes import Changes
 
 
 class Journal(Protocol):

@@ -38,7 +38,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.core.changes import Buffer, Changes
+from penstock.core.storage.changes import Buffer, Changes
 from penstock.store.disk import BUFFERS_PER_WRITE_MAX, Disk, File, is_full
 from penstock.store.errors import ADVICE, CommitFailed, DiskFailed, DiskFull, StoreDamaged
 from penstock.store.journal.frames import ALIGNMENT, FRAMES_START, aligned, encode_frame, encode_mark, segment_header

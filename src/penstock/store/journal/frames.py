@@ -48,7 +48,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from penstock.core.changes import Buffer, Changes
+from penstock.core.storage.changes import Buffer, Changes
 from penstock.store.errors import ADVICE, StoreDamaged, StoreVersion
 
 ALIGNMENT: Final = 512

@@ -46,8 +46,8 @@ from typing import Final, NamedTuple, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from penstock.core.changes import Changes, Encodable
 from penstock.core.errors import StoreError
+from penstock.core.storage.changes import Changes, Encodable
 from penstock.store.errors import CommitAborted, CommitFailed, LogUnavailable, ShardFenced
 from penstock.store.journal.frames import StoredChunk
 from penstock.store.journal.kafka_hanging import Ends, must_abort

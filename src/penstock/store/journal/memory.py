@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from penstock.core.changes import Changes
+from penstock.core.storage.changes import Changes
 
 
 class MemoryJournal:

@@ -1,0 +1,1 @@
+"""Which nodes there are, and what the partitions topic says about the cluster."""

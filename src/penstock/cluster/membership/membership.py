@@ -1,0 +1,316 @@
+"""A node's place in the cluster: it is seen to be alive, and it knows what the partitions topic says.
+
+One thread for each node does all of it:
+
+- A consumer in the group `<prefix>.nodes`, subscribed to the partitions topic, which has one partition. Whoever is in
+  the group is alive; being assigned the partition is being the *controller* (`controller.py`), which this thread does
+  as well. The consumer reads nothing.
+- A second consumer, in no group, reads the topic from its start. What it reads goes to the ledger of this thread, and,
+  in batches, to the event loop, which has a ledger of its own (`KafkaMaps`). So nothing is shared, and nothing locked.
+- A producer writes what the node has to say.
+
+A node whose event loop stands still does not look alive for long: the group's consumer is polled only while the loop
+beats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+
+from penstock.cluster.base import ClusterMap
+from penstock.cluster.membership.group import nodes_group
+from penstock.cluster.membership.ledger import Ledger, Record, encode, key_of
+from penstock.cluster.placement.controller import Controller
+from penstock.core.errors import PenstockError
+from penstock.store.errors import LogUnavailable, LogUnsafe
+from penstock.store.journal.kafka_options import KafkaOptions
+from penstock.store.journal.kafka_topics import check_topic, made_client, said, topic_config, when_known
+
+READ_RECORDS_MAX = 1_000
+POLL_S = 0.05
+PAUSE_S = 1.0
+"""After something failed."""
+ADMIN_S = 30.0
+SEGMENT_BYTES = 16 << 20
+POLL_INTERVAL_S_MIN = 30.0
+_BEGINNING = -2
+
+log = logging.getLogger("penstock.cluster")
+
+Batch = list[tuple[int, str, bytes | None]]
+
+
+class Membership:
+    """The thread. `start`, then everything is told to `on_records` in the loop; `stop` leaves the group."""
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        node: str,
+        *,
+        session_timeout_s: float,
+        cool_down_s: float,
+        on_records: Callable[[Batch], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        self._options = options
+        self._node = node
+        self._session_timeout_s = session_timeout_s
+        self._on_records = on_records
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._ledger = Ledger()
+        self._is_current = False
+        """Whether the reader has reached what was the end of the topic when it started.
+
+        Kafka says so when there is nothing more to read, which with many nodes is never the case: somebody always has
+        something to say. So a record that was beyond the end will do as well.
+        """
+        self._end = 0
+        self.has_caught_up = False
+        """Whether the loop has heard of everything that was in the topic at the start."""
+        self._beat_s = time.monotonic()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-membership", daemon=True)
+        self._producer = Producer(self._properties(acks="all", **{"enable.idempotence": True, "linger.ms": 0}))
+        self.controller = Controller(options, node, self._ledger, session_timeout_s, cool_down_s)
+
+    def start(self) -> None:
+        """Join."""
+        self._thread.start()
+
+    def beat(self) -> None:
+        """The event loop is alive."""
+        self._beat_s = time.monotonic()
+
+    def publish(self, key: str, record: Record | None) -> None:
+        """Write a record, soon; None deletes the key. May be called from the loop: it waits for nothing."""
+        value = None if record is None else encode(record)
+        self._producer.produce(self._options.partitions_topic, key=key.encode(), value=value, on_delivery=_delivered)
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until everything published is written."""
+        return bool(await asyncio.to_thread(self._producer.flush, timeout_s) == 0)
+
+    async def stop(self) -> None:
+        """Leave the group, and end the thread."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    # -- the thread --
+
+    def _run(self) -> None:
+        reader = group = None
+        try:
+            make_partitions_topic(self._options)
+            reader = self._open_reader()
+            group = self._open_group()
+            while not self._stopping.is_set():
+                self._turn(reader, group)
+        except Exception as error:
+            if isinstance(error, PenstockError):  # it says what is wrong
+                log.error("the node has no place in the cluster: %s", error)
+            else:
+                log.exception("the node has lost its place in the cluster")
+            self._tell(self._on_failed, error)
+        finally:
+            self.controller.step_down()
+            for consumer in (group, reader):
+                if consumer is not None:
+                    consumer.close()
+            self._producer.flush(PAUSE_S)
+
+    def _turn(self, reader: Consumer, group: Consumer) -> None:
+        try:
+            self._read(reader)
+            if time.monotonic() - self._beat_s < self._session_timeout_s:
+                self._note(group.poll(0))
+            self._producer.poll(0)
+            if self._is_current:
+                self.controller.turn()
+        except KafkaException as error:
+            log.warning("Kafka: %s", error)
+            self._stopping.wait(PAUSE_S)
+
+    def _read(self, reader: Consumer) -> None:
+        batch: Batch = []
+        was_current = self._is_current
+        for message in reader.consume(READ_RECORDS_MAX, POLL_S):
+            error = message.error()
+            if error is None:
+                offset = message.offset() or 0
+                batch.append((offset, key_of(message), message.value()))
+                self._is_current = self._is_current or offset + 1 >= self._end
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._is_current = True
+            else:
+                self._note(message)
+        for record in batch:
+            self._ledger.apply(*record)
+            kind, _, name = record[1].partition("/")
+            if kind == "load" and was_current:  # before, it may have been said long ago
+                self.controller.heard(name)
+        if batch:
+            self._tell(self._on_records, batch)
+        if self._is_current and not was_current:
+            self._tell(self._caught_up, [])
+
+    def _caught_up(self, nothing: Batch) -> None:
+        self.has_caught_up = True
+        self._on_records(nothing)
+
+    def _note(self, message: Any) -> None:
+        if message is not None and message.error() is not None:
+            log.warning("Kafka: %s", message.error())
+
+    def _tell(self, listener: Callable[[Any], None], what: object) -> None:
+        """Have the loop hear of it; one that is closed needs not."""
+        try:
+            self._loop.call_soon_threadsafe(listener, what)
+        except RuntimeError:
+            self._stopping.set()
+
+    def _open_reader(self) -> Consumer:
+        reader = Consumer(
+            self._properties(
+                **{
+                    "group.id": f"{self._options.prefix}.reader.{uuid.uuid4().hex}",  # asked for, and not used
+                    "enable.auto.commit": False,
+                    "enable.partition.eof": True,
+                    "isolation.level": "read_committed",
+                    "auto.offset.reset": "earliest",
+                    "fetch.wait.max.ms": 100,
+                }
+            )
+        )
+        partition = TopicPartition(self._options.partitions_topic, 0)
+        _, self._end = when_known(lambda: reader.get_watermark_offsets(partition, ADMIN_S))
+        reader.assign([TopicPartition(self._options.partitions_topic, 0, _BEGINNING)])
+        return reader
+
+    def _open_group(self) -> Consumer:
+        session_ms = round(self._session_timeout_s * 1_000)
+        group = Consumer(
+            self._properties(
+                **{
+                    "group.id": nodes_group(self._options),
+                    "session.timeout.ms": session_ms,
+                    "heartbeat.interval.ms": max(100, session_ms // 10),
+                    **self._patience(session_ms),
+                    "max.poll.interval.ms": max(round(POLL_INTERVAL_S_MIN * 1_000), 2 * session_ms),
+                    "partition.assignment.strategy": "cooperative-sticky",
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "latest",
+                }
+            )
+        )
+        group.subscribe(
+            [self._options.partitions_topic],
+            on_assign=self._assigned,
+            on_revoke=lambda consumer, partitions: self.controller.step_down(),
+            on_lost=lambda consumer, partitions: self.controller.step_down(),
+        )
+        return group
+
+    def _patience(self, answer_ms: int) -> dict[str, int]:
+        """How long a coordinator that stands still is believed in, unless the properties say it."""
+        names = ("socket.timeout.ms", "socket.connection.setup.timeout.ms")
+        return {name: answer_ms for name in names if name not in self._options.properties}
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_assign(partitions)
+        if partitions:
+            consumer.pause(partitions)
+            self.controller.step_up()
+
+    def _properties(self, **more: object) -> dict[str, object]:
+        return {**self._options.client_properties(), "client.id": self._node, "logger": log, **more}
+
+
+def _delivered(error: KafkaError | None, message: Any) -> None:
+    if error is not None:
+        log.error("the record %r could not be written to the partitions topic: %s", message.key(), error)
+
+
+class KafkaMaps:
+    """The map, from the records that a `Membership` has read. Lives in the loop. A `ClusterMaps`."""
+
+    def __init__(self, own: str) -> None:
+        self.ledger = Ledger()
+        self._own = own
+        self._shards = 0
+        self._current = ClusterMap(0, own, (), {})
+        self._listeners: list[Callable[[ClusterMap], None]] = []
+
+    def take(self, records: Batch) -> None:
+        """Read some records, and tell who listens if the map is another one now."""
+        for record in records:
+            self.ledger.apply(*record)
+        if self.ledger.cluster is not None:
+            self._shards = self.ledger.cluster.shards
+        newest = self.ledger.map_for(self._own, self._shards)
+        if (newest.owners, newest.nodes) == (self._current.owners, self._current.nodes):
+            return
+        self._current = newest
+        for listener in list(self._listeners):
+            try:
+                listener(newest)
+            except Exception:
+                log.exception("a listener failed")
+
+    def current(self) -> ClusterMap:
+        """The newest version."""
+        return self._current
+
+    def on_change(self, listener: Callable[[ClusterMap], None]) -> None:
+        """Have a function called, in the loop, with every new version."""
+        self._listeners.append(listener)
+
+
+# -- the topic ---------------------------------------------------------------------------------------------------------
+
+
+def make_partitions_topic(options: KafkaOptions) -> None:
+    """Create the partitions topic if it is not there; refuse one that would forget, or has more than one partition."""
+    admin, topic = made_client(AdminClient, options), options.partitions_topic
+    config = topic_config(options) | {"segment.bytes": str(SEGMENT_BYTES), "min.cleanable.dirty.ratio": "0.1"}
+    try:
+        wanted = NewTopic(topic, num_partitions=1, replication_factor=options.replication_factor, config=config)
+        admin.create_topics([wanted], request_timeout=ADMIN_S)[topic].result(ADMIN_S)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise said(error, options, f"the topic {topic} cannot be made") from error
+    try:
+        _check_topic(admin, topic, options)
+    except KafkaException as error:
+        raise said(error, options, f"the topic {topic} cannot be looked at") from error
+
+
+def _check_topic(admin: AdminClient, topic: str, options: KafkaOptions) -> None:
+    partitions = _partitions(admin, topic)
+    if len(partitions) != 1:
+        raise LogUnsafe(f"the topic {topic} has {len(partitions)} partitions: it must have one")
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    found = when_known(lambda: admin.describe_configs([resource], request_timeout=ADMIN_S)[resource].result(ADMIN_S))
+    check_topic(topic, len(partitions[0].replicas), {name: str(entry.value) for name, entry in found.items()}, options)
+
+
+def _partitions(admin: AdminClient, topic: str) -> dict[int, Any]:
+    """The topic's partitions. One that was just made may take a moment to be known."""
+    deadline_s = time.monotonic() + ADMIN_S
+    while time.monotonic() < deadline_s:
+        found = admin.list_topics(topic, timeout=ADMIN_S).topics.get(topic)
+        if found is not None and found.error is None and found.partitions:
+            return found.partitions
+        time.sleep(POLL_S)
+    raise LogUnavailable(f"the topic {topic} was made, and is not there")

@@ -1,0 +1,1 @@
+"""The shards of this node: claimed, opened, served, handed over."""

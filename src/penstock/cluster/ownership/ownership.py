@@ -1,0 +1,301 @@
+"""The shards of this node: opened when the controller says so, served, and given up in order.
+
+Each shard that this node shall own has a *tenure*, one for each epoch and never a second one in the same:
+
+    wait      until the former owner has released the shard, if it is alive; not for ever
+    open      in a thread: fence the former owner, catch up with the log, write the claim (`claim.py`)
+    wait      out the former owner's proof, unless it has released the shard in writing
+    serve     in the host; the forwarder runs; `serving/<n>` is published
+    release   when another shall own it, when a commit has failed, or when the node stops: no new commands, those in
+              flight are answered, the rest is committed, the claim is released; `released/<n>` is published
+
+An owner that let go of a shard that it should have (a commit failed, it was fenced, it could not be opened) says so in
+the same way, and the controller decides again, in a new epoch.
+
+Everything here runs in the event loop, save what a thread does for `open`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from penstock.cluster.base import ShardMoved
+from penstock.cluster.membership.ledger import Ledger, Record, ReleasedRecord, ServingRecord
+from penstock.cluster.ownership.claim import ClaimedStore
+from penstock.cluster.ownership.forwarder import Forwarder, Submit
+from penstock.core.backoff import backoff
+from penstock.server.clock import Clock
+from penstock.server.proof import PROOF_S, Proof, steady_s
+from penstock.server.shard import Shard
+from penstock.server.tasks import AsyncShard
+from penstock.store.base import Store
+
+LAZY_COMMIT_MS = 100
+"""How long leases may wait for a commit to go along with: one on Kafka costs far more than one on a disk."""
+CLOCK_MARGIN = 1.1
+"""Two machines' clocks do not run equally fast."""
+OPENINGS_MAX = 4
+"""Shards that are opened at the same time."""
+PAUSE_S = 1.0
+PAUSE_S_MAX = 30.0
+"""How long a shard that could not be kept is left alone before the controller hears of it; it doubles each time."""
+REPEAT_S = 5.0
+"""How long a record of ours may be missing from the ledger before it is written again."""
+
+log = logging.getLogger("penstock.cluster")
+
+
+class Host(Protocol):
+    """Where shards are served: `ShardHost`."""
+
+    @property
+    def served(self) -> Mapping[int, AsyncShard]:
+        """The shards that are served here."""
+        ...
+
+    def add(self, shard: int, served: AsyncShard) -> None:
+        """Serve a shard from now on."""
+        ...
+
+    async def release(self, shard: int) -> None:
+        """Serve a shard no longer."""
+        ...
+
+
+class Tenure:
+    """One shard, for one epoch."""
+
+    def __init__(self, shard: int, epoch: int) -> None:
+        self.shard = shard
+        self.epoch = epoch
+        self.is_ending = asyncio.Event()
+        self.reason = ""
+        """Why it ends, if that is not the controller's decision."""
+        self.claimed: ClaimedStore | None = None
+        self.proof: Proof | None = None
+        self.forwarder: Forwarder | None = None
+        self.served: AsyncShard | None = None
+        self.published_s = 0.0
+
+    def end(self, reason: str = "") -> None:
+        """Give the shard up."""
+        self.reason = self.reason or reason
+        self.is_ending.set()
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Let some time pass, but not when the shard is given up meanwhile."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.is_ending.wait(), seconds)
+        return self.is_ending.is_set()
+
+
+class Ownership:
+    """Follows the ledger: `look` has to be called whenever it has changed."""
+
+    def __init__(
+        self,
+        node: str,
+        ledger: Ledger,
+        host: Host,
+        publish: Callable[[str, Record | None], None],
+        open_store: Callable[[int], Store],
+        clock: Clock,
+        *,
+        handover_s: float,
+        proof_s: float = PROOF_S,
+        on_served: Callable[[Shard], None] = lambda shard: None,
+    ) -> None:
+        self.submit: Submit | None = None
+        """Where forwarders take what is for other shards; without it none run."""
+        self._node = node
+        self._ledger = ledger
+        self._host = host
+        self._publish = publish
+        self._open_store = open_store
+        self._clock = clock
+        self._handover_s = handover_s
+        self._proof_s = proof_s
+        self._on_served = on_served
+        self._loop = asyncio.get_running_loop()
+        self._tenures: dict[int, Tenure] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._over: dict[int, int] = {}
+        """The last epoch of each shard that was this node's, and is over."""
+        self._failures: Counter[int] = Counter()
+        """How often in a row each shard could not be served."""
+        self._openings = asyncio.Semaphore(OPENINGS_MAX)
+        self._news = asyncio.Event()
+        self._stopping = False
+
+    @property
+    def tenures(self) -> Mapping[int, Tenure]:
+        """The shards that are this node's, or on their way here or away."""
+        return self._tenures
+
+    def look(self) -> None:
+        """The ledger has changed: begin and end tenures."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+        for shard, decided in self._ledger.shards.items():
+            is_ours = self._ledger.owner_of(shard) == self._node and not self._stopping
+            tenure = self._tenures.get(shard)
+            if tenure is None:
+                if is_ours and decided.epoch > self._over.get(shard, 0):
+                    self._begin(shard, decided.epoch)
+            elif not is_ours or decided.epoch != tenure.epoch:
+                tenure.end()
+        self._repeat()
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Wait until there is no shard left here; False if that takes too long."""
+        deadline_s = self._loop.time() + timeout_s
+        while self._tenures and self._loop.time() < deadline_s:
+            news = self._news
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(news.wait(), min(1.0, max(0.0, deadline_s - self._loop.time())))
+        return not self._tenures
+
+    async def close(self) -> None:
+        """Give up every shard, in writing."""
+        self._stopping = True
+        for tenure in self._tenures.values():
+            tenure.end("the node stops")
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # -- a tenure --
+
+    def _begin(self, shard: int, epoch: int) -> None:
+        tenure = self._tenures[shard] = Tenure(shard, epoch)
+        task = self._loop.create_task(self._live(tenure), name=f"shard {shard}, epoch {epoch}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a shard's tenure ended with a bug", exc_info=task.exception())
+
+    async def _live(self, tenure: Tenure) -> None:
+        try:
+            await self._await_release(tenure)
+            await self._open(tenure)
+            if not tenure.is_ending.is_set():
+                self._serve(tenure)
+                await tenure.is_ending.wait()
+        except Exception as error:
+            log.warning("shard %d could not be kept in epoch %d: %s", tenure.shard, tenure.epoch, error)
+            tenure.reason = tenure.reason or f"{type(error).__name__}: {error}"
+        finally:
+            await self._release(tenure)
+
+    async def _await_release(self, tenure: Tenure) -> None:
+        """The former owner may have calls in flight: let it answer them before it is fenced."""
+        deadline_s = self._loop.time() + self._handover_s
+        while not tenure.is_ending.is_set():
+            decided, server = self._ledger.shards[tenure.shard], self._ledger.server_of(tenure.shard)
+            left_s = deadline_s - self._loop.time()
+            if not decided.after or server != decided.after or left_s <= 0:
+                return
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left_s)
+
+    async def _open(self, tenure: Tenure) -> None:
+        async with self._openings:
+            if tenure.is_ending.is_set():
+                return
+            shard = await asyncio.to_thread(self._open_shard, tenure)
+        tenure.served = AsyncShard(shard, commit_in_thread=True)
+        assert tenure.claimed is not None
+        if not tenure.claimed.is_clean:
+            left_s = tenure.claimed.fenced_s + self._proof_s * CLOCK_MARGIN - steady_s()
+            log.info("shard %d was not released in writing: it is served in %.1f s", tenure.shard, max(0.0, left_s))
+            tenure.claimed.is_alone = not await tenure.ends_within(max(0.0, left_s))
+
+    def _open_shard(self, tenure: Tenure) -> Shard:
+        """In a thread of its own."""
+        cluster = self._ledger.cluster
+        assert cluster is not None
+        store = self._open_store(tenure.shard)
+        try:
+            tenure.claimed = ClaimedStore(store, self._node, tenure.epoch)
+        except BaseException:
+            store.close()
+            raise
+        claimed = tenure.claimed
+        tenure.proof = Proof(
+            lambda: ShardMoved(tenure.shard), lambda error: self._lost(tenure, error), seconds=self._proof_s
+        )
+        tenure.proof.renewed(claimed.began_s)
+        return Shard(
+            lambda: claimed,
+            self._clock,
+            lambda: cluster.entropy,
+            tenure.shard,
+            cluster.shards,
+            proof=tenure.proof,
+            lazy_commit_ms=LAZY_COMMIT_MS,
+            was_handed_over=claimed.is_clean,
+        )
+
+    def _lost(self, tenure: Tenure, error: Exception) -> None:
+        """In any thread: a commit has failed."""
+        self._loop.call_soon_threadsafe(tenure.end, f"{type(error).__name__}: {error}")
+
+    def _serve(self, tenure: Tenure) -> None:
+        assert tenure.served is not None
+        self._on_served(tenure.served.shard)
+        self._host.add(tenure.shard, tenure.served)
+        if self.submit is not None:
+            tenure.forwarder = Forwarder(tenure.served, self.submit)
+            tenure.forwarder.start()
+        self._failures.pop(tenure.shard, None)
+        self._publish_serving(tenure)
+        log.info("shard %d is served here, in epoch %d", tenure.shard, tenure.epoch)
+
+    def _publish_serving(self, tenure: Tenure) -> None:
+        tenure.published_s = self._loop.time()
+        record = ServingRecord(node=self._node, epoch=tenure.epoch, since_ms=self._clock.now_ms())
+        self._publish(f"serving/{tenure.shard}", record)
+
+    async def _release(self, tenure: Tenure) -> None:
+        if tenure.reason and not self._stopping:
+            log.warning("shard %d is given up: %s", tenure.shard, tenure.reason)
+        try:
+            if tenure.forwarder is not None:
+                await tenure.forwarder.stop()
+            if tenure.shard in self._host.served:
+                await self._host.release(tenure.shard)
+            elif tenure.served is not None:
+                await tenure.served.close(ShardMoved(tenure.shard))
+        except Exception as error:
+            log.warning("shard %d was not released in order; its next owner waits: %s", tenure.shard, error)
+        if tenure.reason and not self._stopping:
+            await self._pause(tenure.shard)
+        self._over[tenure.shard] = tenure.epoch
+        self._publish(
+            f"released/{tenure.shard}", ReleasedRecord(node=self._node, epoch=tenure.epoch, reason=tenure.reason)
+        )
+        del self._tenures[tenure.shard]
+        log.info("shard %d is no longer served here", tenure.shard)
+        self.look()
+
+    async def _pause(self, shard: int) -> None:
+        """The first time there is none: whatever was wrong may be over."""
+        self._failures[shard] += 1
+        if self._failures[shard] > 1:
+            await asyncio.sleep(backoff(self._failures[shard], PAUSE_S, PAUSE_S_MAX))
+
+    def _repeat(self) -> None:
+        """A former owner that was late may have written over what we have said: say it again."""
+        now_s = self._loop.time()
+        for tenure in self._tenures.values():
+            if tenure.published_s and now_s - tenure.published_s > REPEAT_S and not tenure.is_ending.is_set():
+                serving = self._ledger.serving.get(tenure.shard)
+                if serving is None or (serving.node, serving.epoch) != (self._node, tenure.epoch):
+                    self._publish_serving(tenure)

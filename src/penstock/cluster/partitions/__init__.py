@@ -1,0 +1,1 @@
+"""Queues that have partitions in several shards."""

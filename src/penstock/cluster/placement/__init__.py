@@ -1,0 +1,1 @@
+"""Which node shall own which shard: the controller and its plan."""

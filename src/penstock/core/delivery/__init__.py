@@ -1,0 +1,1 @@
+"""Who gets which message next, and what becomes of it: channels, windows, leases, retries."""

@@ -1,0 +1,294 @@
+"""Receipts: what a receiver holds to settle a message later, over any wire and over restarts.
+
+A receipt carries queue, channel, sequence number and attempt, sealed with a key of its queue (BLAKE2b in its keyed
+mode, which is a MAC as HMAC is, at a third of the price; `core/delivery/receipt.py` makes the keys). It is refused as
+forged when the seal does not fit, and as stale when the message is not on that attempt any more. Body and seal are 39
+bytes: 52 characters without padding or spare bits, so that no two texts are the same receipt.
+
+Neighbours share the making of their seals. One MAC has 60 bytes: it is that of four messages whose sequence numbers
+differ in the last two bits alone, on the same attempt, and each of them has a quarter of it, 15 bytes. No quarter says
+anything about the others, so that a receipt is worth as much as if it had been sealed by itself; and a batch, which
+mostly holds neighbours, costs a third of the MACs.
+
+Receipts that belong together are sealed, and opened, together: the key is mixed in once (a `Seal` is copied for each
+MAC), and the text of all of them is made, or read, in one piece. `Receipt.seal` and `Receipt.open` are the model.
+
+Most receipts come back soon, and together with those that they were made with. The last few thousand are remembered
+(`Recent`) with what they say: the same text, character by character, needs no other proof.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from penstock.core.errors import ForgedReceipt
+
+# Names that are computed, never stored: message ids, and the keys that seal a queue's receipts.
+#
+# A message's id follows from the store's realm, the queue's number and the sequence number. A receipt is sealed with a
+# key of its queue, which follows from the store's secret: whoever reads a queue over the network is given that key and
+# no other, so that it can write receipts for messages that it may settle anyhow.
+
+
+_MASK = 0xFFFFFFFFFFFFFFFF
+_KEY_BYTES = 32
+
+
+def message_id(realm: int, queue_id: int, sequence: int) -> str:
+    """The identity of a message, in the shape of a UUID.
+
+    >>> message_id(0, 1, 255)
+    '9e3779b9-7f4a-7c15-0000-0000000000ff'
+    """
+    high = (realm ^ (queue_id * 0x9E3779B97F4A7C15)) & _MASK
+    text = f"{high:016x}{sequence:016x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def receipt_key(secret: bytes, queue_id: int) -> bytes:
+    """The key of a queue's receipts.
+
+    >>> receipt_key(b"secret", 1) == receipt_key(b"secret", 2)
+    False
+    """
+    number = queue_id.to_bytes(8, "big")
+    return hashlib.blake2b(number, key=secret, digest_size=_KEY_BYTES, person=b"receipts").digest()
+
+
+_BODY: Final = struct.Struct(">QIQI")
+_SEAL_BYTES: Final = 15
+_MAC_BYTES: Final = 60
+_TEXT_LENGTH: Final = 52
+_BODY_BYTES: Final = 24
+_BYTES: Final = 39
+_SEALED: Final = struct.Struct(f">QIQI{_SEAL_BYTES}s")
+assert _SEALED.size == _BYTES and _BODY.size == _BODY_BYTES and _TEXT_LENGTH * 3 == _BYTES * 4
+_START: Final = struct.Struct(">QI")
+_pack: Final = _BODY.pack
+_unpack: Final = _SEALED.unpack
+_unpack_all: Final = _SEALED.iter_unpack
+_to_text: Final = binascii.b2a_base64
+_from_text: Final = binascii.a2b_base64
+_are_equal: Final = hmac.compare_digest
+_TO_URL: Final = bytes.maketrans(b"+/", b"-_")
+_FROM_URL: Final = bytes.maketrans(b"-_+/", b"+/!!")
+"""The other alphabet's own characters become some that are in none."""
+_FORGED = "this receipt was not made by this store, or was changed on its way"
+
+
+class Receipt(NamedTuple):
+    """One message on one attempt.
+
+    >>> text = Receipt(1, 1, 42, attempt=2).seal(b"key of queue 1")
+    >>> Receipt.open(text, lambda queue_id: b"key of queue %d" % queue_id).sequence
+    42
+    >>> Receipt.open(text, lambda queue_id: b"another key")
+    Traceback (most recent call last):
+        ...
+    penstock.core.errors.ForgedReceipt: this receipt was not made by this store, or was changed on its way
+    """
+
+    queue_id: int
+    channel_id: int
+    sequence: int
+    attempt: int
+
+    def seal(self, key: bytes) -> str:
+        """The receipt as text, with the key of its queue."""
+        body = _BODY.pack(*self)
+        return base64.urlsafe_b64encode(body + self._seal(key)).decode()
+
+    def _seal(self, key: bytes) -> bytes:
+        """Its quarter of the MAC."""
+        named = _BODY.pack(self.queue_id, self.channel_id, self.sequence >> 2, self.attempt)
+        mac = hashlib.blake2b(named, key=key, digest_size=_MAC_BYTES).digest()
+        at = (self.sequence & 3) * _SEAL_BYTES
+        return mac[at : at + _SEAL_BYTES]
+
+    @classmethod
+    def open(cls, text: str, key_of: Callable[[int], bytes]) -> Receipt:
+        """Read a receipt, or refuse it. `key_of` knows the key of every queue, by its id."""
+        data = _decode(text) if len(text) == _TEXT_LENGTH else None
+        if data is not None:
+            receipt = cls(*_BODY.unpack_from(data))
+            if hmac.compare_digest(data[_BODY_BYTES:], receipt._seal(key_of(receipt.queue_id))):
+                return receipt
+        raise ForgedReceipt(_FORGED)
+
+
+Told = tuple[int, int, int]
+"""What a receipt says of its queue: channel id, sequence number, attempt."""
+
+
+Made = tuple[int, int, int, list[int]]
+"""Receipts that were made together: queue id, channel id, the first sequence number, the attempts of all."""
+
+
+class Recent:
+    """Receipts that were made lately, those that were made together end to end. Too many, and all are forgotten.
+
+    >>> recent = Recent(3)
+    >>> recent.add("two receipts", (1, 1, 7, [1, 1]))
+    >>> recent.find("two receipts"), recent.find("two")
+    ((1, 1, 7, [1, 1]), None)
+    """
+
+    __slots__ = ("_count", "_count_max", "_known")
+
+    def __init__(self, count_max: int = 8_192) -> None:
+        self._known: dict[str, Made] = {}
+        self._count = 0
+        self._count_max = count_max
+
+    def add(self, text: str, made: Made) -> None:
+        """These were made."""
+        count = len(made[3])
+        self._count += count
+        if self._count > self._count_max:
+            self._known = {}
+            self._count = count
+        self._known[text] = made
+
+    def find(self, text: str) -> Made | None:
+        """What these say; None if they are not known, or were not made together."""
+        return self._known.get(text)
+
+
+class Seal:
+    """The seal of one queue, to make and to read many receipts at a time.
+
+    >>> seal = Seal(b"key of queue 1", queue_id=1)
+    >>> receipts = seal.make(1, 42, [1, 2])
+    >>> receipts == [Receipt(1, 1, 42, 1).seal(b"key of queue 1"), Receipt(1, 1, 43, 2).seal(b"key of queue 1")]
+    True
+    >>> seal.read(receipts)
+    [(1, 42, 1), (1, 43, 2)]
+    """
+
+    __slots__ = ("_keyed", "_queue_id", "_recent")
+
+    def __init__(self, key: bytes, queue_id: int, recent: Recent | None = None) -> None:
+        self._queue_id = queue_id
+        self._recent = recent
+        self._keyed: Any = hashlib.blake2b(key=key, digest_size=_MAC_BYTES)
+
+    def _mac(self, channel_id: int, quad: int, attempt: int) -> bytes:
+        """The MAC of four neighbours."""
+        mac = self._keyed.copy()
+        mac.update(_pack(self._queue_id, channel_id, quad, attempt))
+        found: bytes = mac.digest()
+        return found
+
+    def make(self, channel_id: int, first: int, attempts: Sequence[int]) -> list[str]:
+        """The receipts of neighbours: from the first sequence number on, one for each attempt."""
+        start = _START.pack(self._queue_id, channel_id)
+        parts: list[bytes] = []
+        sequence, known_quad, known_attempt, mac, end = first, -1, -1, b"", b""
+        for attempt in attempts:
+            quad = sequence >> 2
+            if quad != known_quad or attempt != known_attempt:
+                mac = self._mac(channel_id, quad, attempt)
+                end = attempt.to_bytes(4, "big")
+                known_quad, known_attempt = quad, attempt
+            at = (sequence & 3) * _SEAL_BYTES
+            parts.append(start + sequence.to_bytes(8, "big") + end + mac[at : at + _SEAL_BYTES])
+            sequence += 1
+        text = _to_text(b"".join(parts), newline=False).translate(_TO_URL).decode("ascii")
+        if self._recent is not None and parts:
+            self._recent.add(text, (self._queue_id, channel_id, first, list(attempts)))
+        if len(parts) == 1:
+            return [text]
+        return [text[at : at + _TEXT_LENGTH] for at in range(0, len(text), _TEXT_LENGTH)]
+
+    def read_one(self, text: str) -> Told | None:
+        """As `read`, for a single one.
+
+        >>> seal = Seal(b"key of queue 1", queue_id=1)
+        >>> seal.read_one(seal.make(1, 42, [2])[0]), seal.read_one("forged")
+        ((1, 42, 2), None)
+        """
+        if self._recent is not None:
+            made = self._recent.find(text)
+            if made is not None and made[0] == self._queue_id and len(made[3]) == 1:
+                return made[1], made[2], made[3][0]
+        data = _decode(text) if len(text) == _TEXT_LENGTH else None
+        if data is None or len(data) != _BYTES:
+            return None
+        of_queue: int
+        channel_id: int
+        sequence: int
+        attempt: int
+        of_queue, channel_id, sequence, attempt, seal = _unpack(data)
+        if of_queue != self._queue_id:
+            return None
+        at = (sequence & 3) * _SEAL_BYTES
+        mac = self._mac(channel_id, sequence >> 2, attempt)
+        if not _are_equal(seal, mac[at : at + _SEAL_BYTES]):
+            return None
+        return channel_id, sequence, attempt
+
+    def read_run(self, texts: Sequence[str]) -> tuple[int, int, int, int] | None:
+        """(channel id, first and last sequence number, attempt) of receipts that were made together lately, all on one
+        attempt; None of others, whatever is wrong with them.
+
+        >>> seal = Seal(b"key of queue 1", 1, Recent())
+        >>> seal.read_run(seal.make(1, 42, [1, 1])), seal.read_run(seal.make(1, 44, [1, 2]))
+        ((1, 42, 43, 1), None)
+        """
+        if self._recent is None:
+            return None
+        for text in texts:
+            if len(text) != _TEXT_LENGTH:
+                return None
+        made = self._recent.find("".join(texts))
+        if made is None or made[0] != self._queue_id:
+            return None
+        first, attempts = made[2], made[3]
+        count, attempt = len(attempts), attempts[0]
+        if count != len(texts) or attempts.count(attempt) != count:
+            return None
+        return made[1], first, first + count - 1, attempt
+
+    def read(self, texts: Sequence[str]) -> list[Told] | None:
+        """What each says, if all are receipts of this queue; None if any is not."""
+        for text in texts:
+            if len(text) != _TEXT_LENGTH:
+                return None
+        data = _decode("".join(texts))
+        if data is None or len(data) != len(texts) * _BYTES:
+            return None
+        queue_id = self._queue_id
+        found: list[Told] = []
+        seals: list[bytes] = []
+        macs: list[bytes] = []
+        known_channel, known_quad, known_attempt, mac = -1, -1, -1, b""
+        of_queue: int
+        channel_id: int
+        sequence: int
+        attempt: int
+        for of_queue, channel_id, sequence, attempt, seal in _unpack_all(data):
+            if of_queue != queue_id:
+                return None
+            quad = sequence >> 2
+            if quad != known_quad or attempt != known_attempt or channel_id != known_channel:
+                mac = self._mac(channel_id, quad, attempt)
+                known_channel, known_quad, known_attempt = channel_id, quad, attempt
+            at = (sequence & 3) * _SEAL_BYTES
+            macs.append(mac[at : at + _SEAL_BYTES])
+            seals.append(seal)
+            found.append((channel_id, sequence, attempt))
+        return found if _are_equal(b"".join(seals), b"".join(macs)) else None
+
+
+def _decode(text: str) -> bytes | None:
+    """The bytes of receipts end to end; None if there is anything in the text that cannot be in a receipt."""
+    try:
+        return _from_text(text.encode("ascii").translate(_FROM_URL), strict_mode=True)
+    except (UnicodeEncodeError, binascii.Error):
+        return None

@@ -1,0 +1,1 @@
+"""What a queue is: its settings, its chunks being written, its numbers."""

@@ -1,0 +1,1 @@
+"""Messages that go from one queue, or one shard, to another."""
