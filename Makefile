@@ -13,7 +13,7 @@ COMPILED := $(CURDIR)/build/compiled
 LOCKED ?= 1
 VERSIONS := $(if $(LOCKED),--constraint constraints.txt)
 EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,dev
-COVERING ?= tests/core tests/store tests/simulation tests/server tests/client tests/protocols/sqs tests/cluster/test_router.py tests/cluster/test_wire.py src/penstock/core src/penstock/store
+COVERING ?= tests/core tests/store tests/simulation tests/server tests/client tests/protocols/sqs tests/cluster/routing/test_router.py tests/cluster/links/test_wire.py src/penstock/core src/penstock/store
 CORE_COVERAGE ?= 95
 STORE_COVERAGE ?= 95
 SEEDS ?= 10000
@@ -21,7 +21,7 @@ KILLS ?= 500
 FAULT_SEEDS ?= 100
 SALVAGE_SEEDS ?= 1000
 SOAK_SECONDS ?= 180
-CLUSTER_SUITES := protocols-sqs protocols-rest protocols-websocket client nsq cluster-test_group_silence.py shards
+CLUSTER_SUITES := protocols-sqs protocols-rest protocols-websocket client protocols-nsq-clients cluster-membership-test_group_silence.py shards
 PIPELINE_KILLS ?= 20
 LISTENER_KILLS ?= 200
 OUTBOX_KILLS ?= 200
@@ -96,11 +96,11 @@ soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times
 	$(BIN)/python -m tests.attacks.soak
 	$(BIN)/python -m tests.client.soak --kills $(LISTENER_KILLS) --seed $(SEED)
 	$(BIN)/python -m tests.outbox.soak --kills $(OUTBOX_KILLS) --seed $(SEED)
-	$(BIN)/python -m tests.pipelines_ready.soak --kills $(PIPELINE_KILLS)
+	$(BIN)/python -m tests.pipelines.ready.soak --kills $(PIPELINE_KILLS)
 
 interop: $(INSTALLED) ## Run NSQ's own programs around Penstock (builds them: needs Go)
 	$(BIN)/python -m bench.nsq_tools
-	INTEROP=1 $(BIN)/python -m pytest tests/interop
+	INTEROP=1 $(BIN)/python -m pytest tests/protocols/nsq/interop
 
 kafka-up: $(INSTALLED) ## Run BROKERS brokers of Apache Kafka on this machine (needs Java 17 and Maven), and print where
 	@$(BIN)/python -m tools.kafka up --brokers $(BROKERS)
@@ -112,12 +112,12 @@ cluster-test: $(addprefix cluster-test-,$(CLUSTER_SUITES)) ## Run the suites of 
 
 cluster-test-%: $(INSTALLED)
 	@echo "== tests/$(subst -,/,$*) on three nodes over three brokers"
-	CI=true PENSTOCK_TEST_CLUSTER=3 $(BIN)/python -m pytest tests/$(subst -,/,$*) $(if $(filter nsq,$*),--ignore=tests/nsq/test_kill.py)
+	CI=true PENSTOCK_TEST_CLUSTER=3 $(BIN)/python -m pytest tests/$(subst -,/,$*) $(if $(findstring nsq,$*),--ignore=tests/protocols/nsq/clients/test_kill.py)
 
 cluster-test-shards: $(INSTALLED)
 	@echo "== front ends and client on shards of two nodes"
 	PENSTOCK_TEST_SHARDS=3 $(BIN)/python -m pytest tests/protocols/sqs tests/protocols/rest tests/protocols/websocket tests/protocols/bulk tests/client
-	PENSTOCK_TEST_SHARDS=3 PENSTOCK_TEST_NEAR=all $(BIN)/python -m pytest tests/protocols/nsq tests/protocols/nsq_http
+	PENSTOCK_TEST_SHARDS=3 PENSTOCK_TEST_NEAR=all $(BIN)/python -m pytest tests/protocols/nsq --ignore=tests/protocols/nsq/clients
 
 cluster-soak: $(INSTALLED) ## Break nodes, brokers and networks of a cluster under load, in 17 ways for SOAK_SECONDS each; count every message
 	$(BIN)/python -m tests.cluster.soak --seconds $(SOAK_SECONDS)

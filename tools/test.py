@@ -32,16 +32,15 @@ import msgspec
 from tools import failed_tests
 
 BESIDE = (
-    ("tests/spark", "tests/pipelines", "tests/pipelines_ready"),
+    ("tests/spark", "tests/pipelines"),
     (
-        "tests/nsq",
+        "tests/protocols/nsq/clients",
         "tests/simulation",
         "tests/faults",
         "tests/kill",
         "tests/outbox",
         "tests/store",
         "tests/cluster",
-        "tests/cluster_nsq",
     ),
 )
 """What runs beside all the rest: a process for each row."""

@@ -16,8 +16,8 @@ import pytest
 
 import penstock
 from penstock.client.remote.address import TRANSPORTS
-from tests.nsq.servers import HOST, running
-from tests.nsq.servers import Penstock as Server
+from tests.protocols.nsq.clients.servers import HOST, running
+from tests.protocols.nsq.clients.servers import Penstock as Server
 from tests.shards import not_for_clusters
 
 pytestmark = not_for_clusters("a process opens its own directory")

@@ -23,7 +23,7 @@ from typing import Any
 
 import penstock
 from tests.cluster.books import DEAD, ONCE, Books, is_bad
-from tests.nsq import wire
+from tests.protocols.nsq.clients import wire
 
 LEASE_S = 8
 HELD_S = 30

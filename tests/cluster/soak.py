@@ -29,8 +29,8 @@ from pathlib import Path
 
 import penstock
 from tests.cluster.books import Books, Report
-from tests.cluster.fencing import Rules, search
 from tests.cluster.load import LEASE_S, Load, create_queues, left_in_queues
+from tests.cluster.ownership.fencing import Rules, search
 from tests.cluster.world import NAMES, Fault, WorkersWorld, World, world
 
 SESSION_S = 6.0

@@ -10,11 +10,11 @@ import pytest
 from penstock.core.commands import CreateQueue, OpenSession, Receive, Send, Subscribe
 from penstock.core.delivery.channel import Channel
 from penstock.core.queues.config import QueueConfig
-from tests.cluster.linking import in_loop
-from tests.cluster.test_router import bodies, until
-from tests.cluster.test_router_moves import Ticket
-from tests.cluster.test_router_pair import Pair, pair
-from tests.cluster.test_sessions_moving import queue_of
+from tests.cluster.links.linking import in_loop
+from tests.cluster.routing.test_router import bodies, until
+from tests.cluster.routing.test_router_moves import Ticket
+from tests.cluster.routing.test_router_pair import Pair, pair
+from tests.cluster.routing.test_sessions_moving import queue_of
 
 LEASE_MS = 3_600_000
 COUNT = 40

@@ -41,10 +41,10 @@ from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.core.queues.queue import Queue
 from penstock.core.transfer.inbox import refused_name
 from penstock.server.shard import Call
-from tests.cluster.linking import in_loop
-from tests.cluster.test_router import bodies, spans, until
-from tests.cluster.test_router_moves import Ticket
-from tests.cluster.test_router_pair import NAMES, SHARDS, Pair, pair
+from tests.cluster.links.linking import in_loop
+from tests.cluster.routing.test_router import bodies, spans, until
+from tests.cluster.routing.test_router_moves import Ticket
+from tests.cluster.routing.test_router_pair import NAMES, SHARDS, Pair, pair
 
 FIRST = 0
 """The shard of the queue's first partition: it is at `a`."""

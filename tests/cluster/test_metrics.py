@@ -15,9 +15,9 @@ from penstock.core.commands import CreateQueue, ListQueues, QueueStats, Receive,
 from penstock.core.queues.config import QueueConfig
 from penstock.server.auth import ANYBODY
 from penstock.server.tally import Tally
-from tests.cluster.linking import PATIENCE_S, in_loop
-from tests.cluster.routing import ServedPair, served_pair
-from tests.cluster.test_router_pair import NAMES
+from tests.cluster.links.linking import PATIENCE_S, in_loop
+from tests.cluster.routing.routing import ServedPair, served_pair
+from tests.cluster.routing.test_router_pair import NAMES
 
 
 async def told(pair: ServedPair, node: str) -> dict[str, float]:

@@ -16,8 +16,8 @@ import pytest
 
 from penstock.cluster.membership.inspection import Inspection
 from penstock.server.settings import parse
+from tests.cluster.links.test_link_tls import certificates  # noqa: F401
 from tests.cluster.nodes import PATIENCE_S, START_S_MAX, ProcessNode, settings_text, until
-from tests.cluster.test_link_tls import certificates  # noqa: F401
 from tests.cluster.test_node_processes import QUEUES, drained, send_to_all, sqs
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tools.kafka import KafkaCluster

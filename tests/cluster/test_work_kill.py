@@ -10,7 +10,7 @@ from pathlib import Path
 
 import penstock
 from penstock.core.errors import PenstockError
-from tests.cluster.test_workers import PATIENCE_S, WORKERS, WorkersServer, name_in
+from tests.cluster.workers.test_workers import PATIENCE_S, WORKERS, WorkersServer, name_in
 from tests.compat.server import until
 
 TASKS = 120

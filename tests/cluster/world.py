@@ -20,7 +20,7 @@ from typing import Any
 from tests.cluster.disks import SmallDisk, small_disk
 from tests.cluster.load import Ports
 from tests.cluster.nodes import SHARDS, ProcessNode, until
-from tests.cluster.test_workers import WorkersServer
+from tests.cluster.workers.test_workers import WorkersServer
 from tests.faults.proxy import Proxy
 from tools.kafka import QUICK_TO_START, KafkaCluster, KafkaError, free_ports
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import penstock
-from tests.nsq.servers import Penstock as Server
-from tests.nsq.servers import running
+from tests.protocols.nsq.clients.servers import Penstock as Server
+from tests.protocols.nsq.clients.servers import running
 from tests.shards import not_for_clusters
 
 pytestmark = not_for_clusters("a process and its own directory")

@@ -28,7 +28,7 @@ from penstock.server.settings import LogSettings, Settings
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
 from penstock.store.errors import CommitFailed, DiskFull
-from tests.nsq.wire import Connection
+from tests.protocols.nsq.clients.wire import Connection
 from tests.server.stores import TroubledStore
 
 HOUR_MS = 3_600_000

@@ -25,7 +25,7 @@ from penstock.assembly import front_ends
 from penstock.client.remote.address import TransportName
 from penstock.server.node import Node, Ready
 from penstock.server.settings import parse
-from tests.nsq.wire import Connection, fin
+from tests.protocols.nsq.clients.wire import Connection, fin
 
 REQUESTS = 300
 WARM_UP = 20

@@ -28,7 +28,7 @@ from penstock.core.queues.config import QueueConfig
 from penstock.server.node import Node, Ready
 from penstock.server.settings import parse
 from penstock.server.shards import Shards
-from tests.nsq.wire import Connection
+from tests.protocols.nsq.clients.wire import Connection
 
 LEASE_MS = 12 * 3_600_000
 PATIENCE_S = 40

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.nsq.wire import identify, mpub, pub, sized, sub
+from tests.protocols.nsq.clients.wire import identify, mpub, pub, sized, sub
 from tests.server.serving import Served, served, tls_config
 
 LARGE = 3_000_000

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.core.commands import CreateQueue, QueueStats, Send
 from penstock.core.queues.config import QueueConfig
-from tests.nsq.wire import fin, req
-from tests.protocols.nsq_http.serving import RunningNode, node
+from tests.protocols.nsq.clients.wire import fin, req
+from tests.protocols.nsq.http.serving import RunningNode, node
 
 MESSAGES = 24
 PATIENCE_S = 60.0

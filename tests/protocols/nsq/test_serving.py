@@ -11,8 +11,8 @@ import pytest
 
 from penstock.core.commands import CreateQueue, DeleteQueue, QueueStats, Receive, Release, Stats
 from penstock.server.node import Node
-from tests.nsq.wire import Message, fin, mpub, pub, req, touch
-from tests.protocols.nsq_http.serving import RunningNode, node
+from tests.protocols.nsq.clients.wire import Message, fin, mpub, pub, req, touch
+from tests.protocols.nsq.http.serving import RunningNode, node
 from tests.server.stores import TroubledStore
 from tests.shards import one_shard_only
 

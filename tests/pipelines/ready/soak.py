@@ -1,0 +1,320 @@
+"""Ready pipelines under fire: `python -m tests.pipelines.ready.soak --kills 20 [--pipeline replay] [--seed 7]`.
+
+Each pipeline runs from the command line against a server. SIGKILL hits the pipeline with all its processes, or the
+server, at random moments; both are started again. In the end it runs undisturbed, and everything must be where it
+belongs, once.
+
+    archive   every message in the files once, also those that were sent between two kills
+    replay    every message of an archive in another queue once
+    redrive   every dead letter back in its queue once, and none left
+    rollup    as many messages counted as were sent (its server is not killed: it may lose its last events)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+import penstock
+from penstock.core.storage.chunk import Chunk
+from penstock.pipelines.ready.landing import Landing
+from penstock.spark.options import Where
+from penstock.spark.place import Part, Range
+from penstock.spark.server import Connection, ServerPlace
+from penstock.spark.worker_python import worker_python
+from penstock.wire.pieces import Target, encode_section
+from tests.compat.server import Server, until
+
+PATIENCE_S = 600
+COMPLETE_S = 3_600
+TRIES = 5
+EVENTS = "penstock.events"
+
+
+class Trial:
+    """One pipeline, its command line, and what is expected of it."""
+
+    name = ""
+    kills_server = True
+
+    def __init__(self, directory: Path, server: Server, messages: int) -> None:
+        self.directory = directory
+        self.server = server
+        self.messages = messages
+        self.url = f"http://127.0.0.1:{server.http_port}"
+
+    def prepare(self) -> None:
+        """Make what it works on."""
+
+    def arguments(self) -> list[str]:
+        """After `penstock pipeline run NAME`."""
+        raise NotImplementedError
+
+    def progress(self) -> object:
+        """Something that changes as soon as a run is past its start, so that a kill hits its work."""
+        raise NotImplementedError
+
+    def after_kill(self) -> None:
+        """What the world does meanwhile."""
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless everything is where it belongs, once."""
+        raise NotImplementedError
+
+    # -- helpers --
+
+    def send(self, queue: str, low: int, high: int) -> None:
+        """Numbers, as messages."""
+        with contextlib.closing(Connection(Where(url=self.url))) as connection:
+            section = encode_section(Target(queue), Chunk.of(0, 0, [b"%d" % each for each in range(low, high)]))
+            connection.fetch("POST", "/v1/bulk/send", b"".join(section), {})
+
+    def numbers(self, queue: str) -> list[int]:
+        """Every message that was ever sent to a queue of which nothing was acknowledged."""
+        with contextlib.closing(ServerPlace(Where(url=self.url))) as place:
+            end = place.find([queue])[Part(queue, 0)].end
+            batches = place.batches(Range(queue, 0, end, 0), include_headers=False)
+            return [int(value) for batch in batches for value in batch["value"].to_pylist()]
+
+
+class Archive(Trial):
+    name = "archive"
+
+    def prepare(self) -> None:
+        self.sent = 0
+        self.after_kill()
+
+    def after_kill(self) -> None:
+        self.send("in", self.sent, self.sent + self.messages)
+        self.sent += self.messages
+
+    def arguments(self) -> list[str]:
+        return ["--queue", "in", "--path", "archive", "--batch", str(max(1, self.messages // 10))]
+
+    def progress(self) -> object:
+        return len(Landing(self.directory / "archive").files())
+
+    def check(self) -> None:
+        files = Landing(self.directory / "archive").files()
+        found = [int(value) for file in files for value in pq.ParquetFile(file).read(["value"])["value"].to_pylist()]
+        each_once(found, self.sent)
+
+
+class Replay(Trial):
+    name = "replay"
+
+    def prepare(self) -> None:
+        self.send("history", 0, self.messages)
+
+    def arguments(self) -> list[str]:
+        return ["--from", "history", "--to", "out", "--state", "state.json", "--rate", str(max(1, self.messages // 60))]
+
+    def progress(self) -> object:
+        state = self.directory / "state.json"
+        return state.read_bytes() if state.exists() else None
+
+    def check(self) -> None:
+        each_once(self.numbers("out"), self.messages)
+
+
+class Redrive(Trial):
+    name = "redrive"
+
+    def prepare(self) -> None:
+        with penstock.connect(self.url.replace("http", "penstock", 1)) as ps:
+            ps.create_queue("in", max_receives=1)
+            self.send("in", 0, self.messages)
+            while taken := ps.queue("in").receive(max=1_000):
+                ps.queue("in").release([message.receipt for message in taken], error="no")
+
+    def arguments(self) -> list[str]:
+        return ["--queue", "in.dead", "--send", "--rate", str(max(1, self.messages // 60))]
+
+    def progress(self) -> object:
+        with contextlib.closing(Connection(Where(url=self.url))) as connection:
+            return connection.ask("GET", "/v1/queues/in/channels/main")["ready"]
+
+    def check(self) -> None:
+        found, left = [], []
+        with penstock.connect(self.url.replace("http", "penstock", 1)) as ps:
+            while taken := ps.queue("in").receive(max=1_000):
+                found += [int(message.body) for message in taken]
+                ps.queue("in").ack([message.receipt for message in taken])
+            left = ps.queue("in.dead").browse(limit=10)
+        assert not left, f"{len(left)} or more dead letters are left"
+        each_once(found, self.messages)
+
+
+class Rollup(Trial):
+    name = "rollup"
+    kills_server = False
+
+    def prepare(self) -> None:
+        self.sent = 0
+        self.after_kill()
+
+    def after_kill(self) -> None:
+        for _ in range(20):
+            self.send("in", 0, 7)
+            self.sent += 7
+        with contextlib.closing(ServerPlace(Where(url=self.url))) as place:
+            until(lambda: self._told(place) == self.sent, PATIENCE_S)
+
+    def _told(self, place: ServerPlace) -> int:
+        at = place.find([EVENTS]).get(Part(EVENTS, 0))
+        if at is None:
+            return 0
+        batches = place.batches(Range(EVENTS, 0, at.end, 0), include_headers=False)
+        events = [json.loads(value) for batch in batches for value in batch["value"].to_pylist()]
+        return sum(each["count"] for each in events if each.get("queue") == "in" and each["what"] == "sent")
+
+    def arguments(self) -> list[str]:
+        return ["--table", "metrics", "--window", "1 second", "--report", "report.html"]
+
+    def progress(self) -> object:
+        return sum(1 for _ in (self.directory / "metrics").rglob("*"))
+
+    def check(self) -> None:
+        found = 0
+        for file in (self.directory / "metrics" / "windows").rglob("*.parquet"):
+            if "_penstock" not in file.parts:
+                rows = pq.ParquetFile(file).read().to_pylist()
+                found += sum(row["sent"] for row in rows if row["queue"] == "in")
+        assert found == self.sent, f"{found} messages were counted, and {self.sent} were sent"
+
+
+TRIALS: dict[str, type[Trial]] = {each.name: each for each in (Archive, Replay, Redrive, Rollup)}
+
+
+def each_once(found: list[int], count: int) -> None:
+    """Every number below `count`, and none twice."""
+    have, expected = Counter(found), Counter(range(count))
+    missing, extra = expected - have, have - expected
+    assert have == expected, (
+        f"{missing.total()} missing ({sorted(missing)[:5]}), {extra.total()} too many ({sorted(extra)[:5]})"
+    )
+
+
+class Run:
+    """One run of a pipeline, in a process group of its own."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._log_path = trial.directory / "run.log"
+        command = [sys.executable, "-m", "penstock", "pipeline", "run", trial.name, *trial.arguments()]
+        with self._log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--url", trial.url],
+                cwd=trial.directory,
+                env=os.environ | {"PYSPARK_PYTHON": worker_python()},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """Driver, JVM, workers, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(PATIENCE_S)
+
+    def log(self) -> str:
+        """What it said."""
+        return self._log_path.read_text(errors="replace")[-5_000:]
+
+
+@contextlib.contextmanager
+def running(trial: Trial) -> Iterator[Run]:
+    """A run that has ended when the block has."""
+    run = Run(trial)
+    try:
+        yield run
+    finally:
+        run.kill()
+
+
+def kill_once(trial: Trial, victim: str, chance: random.Random) -> bool:
+    """One run, and one kill. False if the run was done before it was hit."""
+    before = trial.progress()
+    with running(trial) as run:
+        if chance.random() < 0.8:  # the others are hit wherever they are
+            until(lambda: run.process.poll() is not None or trial.progress() != before, PATIENCE_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.process.wait(chance.uniform(0.0, 4.0))
+            return False
+        if victim == "server":
+            trial.server.kill()
+            trial.server.start()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.process.wait(chance.uniform(0.0, 10.0))
+        return True
+
+
+def complete(trial: Trial) -> None:
+    """Run it to its end, undisturbed."""
+    said = ""
+    for _ in range(TRIES):
+        with running(trial) as run:
+            if run.process.wait(COMPLETE_S) == 0:
+                return
+            said = run.log()
+    raise AssertionError(f"{trial.name} fails:\n{said}")
+
+
+def soak(name: str, directory: Path, *, kills: int, messages: int, chance: random.Random) -> int:
+    """One pipeline under fire. Returns how many kills hit."""
+    home = directory / "server"
+    home.mkdir(parents=True)
+    config = home / "penstock.toml"
+    config.write_text("[events]\nenabled = true\nflush_s = 0.1\n")
+    server = Server(home, "--config", str(config)).start()
+    hits = 0
+    try:
+        trial = TRIALS[name](directory, server, messages)
+        trial.prepare()
+        for _ in range(kills):
+            victim = chance.choice(["pipeline", "pipeline", "server"]) if trial.kills_server else "pipeline"
+            hits += kill_once(trial, victim, chance)
+            print(f"{name}: {hits} hit, the last one the {victim}", flush=True)
+            trial.after_kill()
+        complete(trial)
+        trial.check()
+    finally:
+        server.kill()
+    return hits
+
+
+def main() -> None:
+    """Every pipeline, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="of each pipeline")
+    parser.add_argument("--messages", type=int, default=5_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--pipeline", choices=TRIALS, action="append")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # what was started is ended on the way out
+    for name in options.pipeline or TRIALS:
+        began_s = time.monotonic()
+        print(f"{name}: seed {options.seed}", flush=True)
+        directory = Path(tempfile.mkdtemp(prefix=f"penstock-soak-{name}-"))
+        chance = random.Random(f"{options.seed} {name}")
+        hits = soak(name, directory, kills=options.kills, messages=options.messages, chance=chance)
+        print(f"{name}: {hits} kills hit, everything once ({time.monotonic() - began_s:.0f} s)", flush=True)
+        shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()
