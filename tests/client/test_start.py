@@ -47,6 +47,7 @@ def test_help_of_a_command_with_declared_options_loads_their_declaration() -> No
     assert {name.partition(".")[0] for name in names} <= {"penstock", "click", "msgspec", "typing_extensions"}
     assert {name for name in names if name.startswith("penstock.core.")} == {
         "penstock.core.backoff",
+        "penstock.core.queues",
         "penstock.core.queues.config",
         "penstock.core.errors",
         "penstock.core.settings",

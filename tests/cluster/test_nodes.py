@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 import penstock
 from penstock.cli import app
+from penstock.cluster.membership import membership
 from penstock.cluster.membership.inspection import Inspection, NoCluster
-from penstock.cluster.membership.membership import membership
 from penstock.cluster.node import NameTaken
 from penstock.core.commands import Ack, Receive, Send
 from penstock.core.errors import InvalidRequest

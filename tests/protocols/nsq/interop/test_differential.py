@@ -60,7 +60,7 @@ def frames(received: bytes) -> list[bytes]:
 
 
 def alike(frame: bytes) -> bytes:
-    """Errors by their code alone: what they say is compared, word for word, in tests/protocols/nsq/clients/test_errors.py."""
+    """Errors by their code alone: what they say is compared, word for word, in `clients/test_errors.py`."""
     if frame.startswith(b"{"):
         return b"an agreement"
     if _MPUB.fullmatch(frame):
