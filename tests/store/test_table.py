@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from penstock.core.errors import StoreError
+from penstock.core.errors import ChunkDamaged, StoreError
 from penstock.store import table as table_module
 from penstock.store.embedded import open_store
 from penstock.store.errors import DiskFailed, StoreDamaged, StoreVersion
@@ -91,6 +91,23 @@ def test_failed_migration_leaves_the_earlier_schema(tmp_path: Path, monkeypatch:
         open_store(tmp_path)
     monkeypatch.undo()
     open_store(tmp_path).close()
+
+
+@pytest.mark.parametrize("instead", [1 << 62, 12, 1.5])
+def test_chunk_whose_type_was_flipped_is_damaged_whatever_it_became(tmp_path: Path, instead: object) -> None:
+    """A type is a byte of the row. A number would else be taken for a length: eight exabytes of zeros."""
+    table = SqliteTable(tmp_path / "t")
+    table.apply(7, [], chunk_rows(3), [(b"r", b"v")])
+    table.close()
+    connection = sqlite3.connect(tmp_path / "t")
+    connection.execute("UPDATE chunks SET body = ? WHERE key = ?", (instead, b"q/000002"))
+    connection.commit()
+    connection.close()
+    table = SqliteTable(tmp_path / "t")
+    with pytest.raises(ChunkDamaged):
+        table.read_chunk(b"q/000002")
+    assert table.read_chunk(b"q/000001") == chunk_rows(3)[1][1]
+    table.close()
 
 
 def test_file_that_is_no_table_is_an_error(tmp_path: Path) -> None:

@@ -231,8 +231,10 @@ class TableReads:
         row_number, found_key, small_body = row
         if found_key != key:
             raise ChunkDamaged("the table's index leads to another chunk")
+        if isinstance(small_body, bytes):
+            return small_body
         if small_body is not None:
-            return bytes(small_body)
+            raise ChunkDamaged(f"the table has {type(small_body).__name__} where its bytes should be")
         with self.connection.blobopen("chunks", "body", row_number, readonly=True) as blob:
             return blob.read()
 
