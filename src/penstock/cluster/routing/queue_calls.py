@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.cluster.base import shard_of_id
 from penstock.cluster.links.wire import SETTINGS_SINCE
-from penstock.cluster.partitions.settling import SEQUENCES, Sequences, Settlement
+from penstock.cluster.partitions.messages import SEQUENCES, Sequences, Settlement
 from penstock.cluster.routing.placement import home_of
 from penstock.cluster.routing.routed import Routed
 from penstock.core.commands import (
@@ -151,11 +151,11 @@ class QueueCalls:
         command = call.command
         if isinstance(command, Subscribe):
             self._router.subscriptions.subscribe(call, is_split=True)
-        elif isinstance(command, Send) and (straight := self._router.spread.sending.straight(command)) is not None:
+        elif isinstance(command, Send) and (straight := self._router.spread.messages.straight(command)) is not None:
             call.whole = command
             shard, call.command = straight
             self._router.dispatch(call, shard)
-        elif isinstance(command, SEQUENCES) and (parts := self._router.spread.settling.parts_of(command)):
+        elif isinstance(command, SEQUENCES) and (parts := self._router.spread.messages.parts_of(command)):
             self._start_settling(call, parts)
         else:
             self._router.run(call, self._router.spread.do_split(command))
