@@ -139,8 +139,7 @@ def status(
     token: Token = None,
 ) -> None:
     """Show how a pipeline stands: running or not, its last batches, and how far behind it is. Needs no Spark."""
-    from penstock.pipelines.checkpoints import State, state_directory
-    from penstock.pipelines.status import status_of
+    from penstock.pipelines.checkpoints import State, state_directory, status_of
 
     pipeline = _load(file)
     found = status_of(pipeline, State(state_directory(pipeline, state)), _where(pipeline, data, url, token))

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
-from penstock.pipelines.errors import PipelineFailed
+from penstock.pipelines.errors import PipelineFailed, reason_of
 from penstock.pipelines.progress import Batch, Display, QueryProgress
 from penstock.pipelines.ready.archive import read_archive
 from penstock.pipelines.ready.landing import write_json
-from penstock.pipelines.runner import reason_of
 from penstock.pipelines.where import Where
 from penstock.spark.options import Where as ConnectorWhere
 from penstock.spark.pieces import Pieces, publish
