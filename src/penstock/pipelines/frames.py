@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextvars
 import hashlib
-from collections.abc import Mapping
+import json
+import sys
+from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from penstock.pipelines.decorators import queue_reader
 from penstock.pipelines.definition import QUEUE, REJECTS, Check, Output, Parse, Pipeline, Source, View
-from penstock.pipelines.errors import InvalidDefinition, Place, Problem
+from penstock.pipelines.errors import InvalidDefinition, PipelineError, Place, Problem, SparkMissing, reason_of
 from penstock.pipelines.where import Where
 
 DEFAULTS = {
@@ -321,3 +323,154 @@ def _part(frame: Any, name: str) -> Any:
     from pyspark.sql import functions as sql
 
     return sql.col(MESSAGE)[name] if MESSAGE in frame.columns else sql.col(name)
+
+
+# -- writers -----------------------------------------------------------------------------------------------------------
+
+MESSAGE_COLUMNS = ("value", "topic", "key", "headers", "priority", "delay", "dedupId")
+IGNORED_COLUMNS = ("partition", "offset", "timestamp", "timestampType")
+CONSOLE_ROWS = 20
+
+
+class WriteError(PipelineError):
+    """A batch could not be written."""
+
+
+def writer_of(frame: Any, pipeline: Pipeline, output: Output, where: Where, directory: Path, checkpoint: Path) -> Any:
+    """A stream's writer that is ready to start, but for its trigger."""
+    if output.kind == "queue":
+        return queue_writer(frame, output.target, dict(output.options), where)
+    stored = without_message(frame)
+    if output.kind == "parquet":
+        path = table_path(pipeline, output, directory)
+        writer = stored.writeStream.format("parquet").options(**output.options).option("path", str(path))
+        return writer.partitionBy(*output.partition_by) if output.partition_by else writer
+    if output.kind == "console":
+        return stored.writeStream.foreachBatch(_briefly(_to_screen(output)))
+    append = _to_lake(output, table_path(pipeline, output, directory), checkpoint)
+    return stored.writeStream.foreachBatch(_briefly(append))
+
+
+def _briefly(write: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+    """What goes wrong is told in one line: Spark's own code overflows its stack on long ones."""
+
+    def told(batch: Any, number: int) -> None:
+        try:
+            write(batch, number)
+        except Exception as error:
+            raise WriteError(reason_of(error)) from None
+
+    return told
+
+
+def queue_writer(frame: Any, topic: str, options: dict[str, str], where: Where) -> Any:
+    """To a queue, exactly once. A queue that is named goes before a column `topic`, which a source has, too."""
+    named = {"topic": topic} if topic else {}
+    messages = as_messages(frame.drop("topic") if topic else frame)
+    return messages.writeStream.format("penstock").options(**where.options(), **named, **options)
+
+
+def as_messages(frame: Any) -> Any:
+    """A frame with a column `value`: that of the frame, or all its other columns as JSON."""
+    from pyspark.sql import functions as sql
+
+    plain = without_message(frame)
+    if "value" in plain.columns:
+        return plain
+    own = [name for name in plain.columns if name in MESSAGE_COLUMNS]
+    body = [name for name in plain.columns if name not in MESSAGE_COLUMNS]
+    return plain.select(sql.to_json(sql.struct(*body)).alias("value"), *own)
+
+
+def _to_screen(output: Output) -> Any:
+    def show(batch: Any, number: int) -> None:
+        for row in batch.limit(int(output.options.get("rows", CONSOLE_ROWS))).collect():
+            sys.stdout.write(json.dumps(row.asDict(recursive=True), default=_plain) + "\n")
+        sys.stdout.flush()
+
+    return show
+
+
+def _plain(value: Any) -> str:
+    return bytes(value).decode(errors="backslashreplace") if isinstance(value, bytes | bytearray) else str(value)
+
+
+def _to_lake(output: Output, path: Path, checkpoint: Path) -> Any:
+    name = output.options.get("table", f"default.{output.name}")
+
+    def append(batch: Any, number: int) -> None:
+        query_id = json.loads((checkpoint / "metadata").read_text())["id"]
+        table = batch.toArrow()
+        if not table.num_rows:
+            return
+        if output.kind == "delta":
+            append_delta(path, table, query_id, number, output.partition_by)
+        else:
+            append_iceberg(path, name, table, query_id, number)
+
+    return append
+
+
+def check_partition_columns(frame: Any, output: Output) -> None:
+    """Columns to partition by must be there."""
+    missing = [name for name in output.partition_by if name not in frame.columns]
+    if missing:
+        there = ", ".join(frame.columns)
+        text = f"partition_by names {', '.join(missing)}, and the columns are: {there}"
+        raise InvalidDefinition([Problem(output.at, text)])
+
+
+# -- Delta and Iceberg -------------------------------------------------------------------------------------------------
+
+# Appending to Delta and Iceberg tables, each batch of a query once. Without jars: by deltalake and pyiceberg.
+#
+# The table itself keeps which batch of which query it has: Delta in its log, as the version of an application; Iceberg
+# in the summary of a snapshot. So a batch that is done again, after whatever crash, is found to be there, and left out.
+# A batch goes through the driver's memory: limit a stream's batches.
+
+_QUERY, _BATCH = "penstock.query", "penstock.batch"
+
+
+def append_delta(path: Path, table: Any, query_id: str, batch: int, partition_by: tuple[str, ...] = ()) -> bool:
+    """Append an Arrow table as this batch of this query; False if it was there."""
+    try:
+        from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+    except ModuleNotFoundError:
+        raise SparkMissing("a Delta table needs deltalake: pip install 'penstock[lakes]'") from None
+    if DeltaTable.is_deltatable(str(path)):
+        done = DeltaTable(str(path)).transaction_version(query_id)
+        if done is not None and done >= batch:
+            return False
+    path.mkdir(parents=True, exist_ok=True)
+    mark = CommitProperties(app_transactions=[Transaction(app_id=query_id, version=batch)])
+    write_deltalake(str(path), table, mode="append", partition_by=list(partition_by) or None, commit_properties=mark)
+    return True
+
+
+def append_iceberg(warehouse: Path, name: str, table: Any, query_id: str, batch: int) -> bool:
+    """Append an Arrow table as this batch of this query to a table of a warehouse directory; False if it was there."""
+    try:
+        from pyiceberg.catalog.sql import SqlCatalog
+    except ModuleNotFoundError:
+        raise SparkMissing("an Iceberg table needs pyiceberg: pip install 'penstock[lakes]'") from None
+    warehouse = warehouse.resolve()
+    warehouse.mkdir(parents=True, exist_ok=True)
+    catalog = SqlCatalog("penstock", uri=f"sqlite:///{warehouse}/catalog.db", warehouse=f"file://{warehouse}")
+    try:
+        catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+        found = catalog.create_table_if_not_exists(name, schema=table.schema)
+        if _iceberg_batch(found, query_id) >= batch:
+            return False
+        found.append(table, snapshot_properties={_QUERY: query_id, _BATCH: str(batch)})
+        return True
+    finally:
+        catalog.close()
+
+
+def _iceberg_batch(table: Any, query_id: str) -> int:
+    """The last batch of a query that the table has; -1 for none."""
+    for snapshot in reversed(table.snapshots()):
+        summary = snapshot.summary
+        if summary is not None and summary.get(_QUERY) == query_id:
+            return int(summary.get(_BATCH))
+    return -1

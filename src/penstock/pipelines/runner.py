@@ -28,8 +28,7 @@ from penstock.core.backoff import backoff
 from penstock.pipelines.checkpoints import State
 from penstock.pipelines.definition import REJECTS, Pipeline, seconds_of
 from penstock.pipelines.errors import HOPELESS, InvalidDefinition, PipelineFailed, Problem, reason_of
-from penstock.pipelines.frames import Frames
-from penstock.pipelines.outputs import check_partition_columns, queue_writer, writer_of
+from penstock.pipelines.frames import Frames, check_partition_columns, queue_writer, writer_of
 from penstock.pipelines.progress import Batch, Display, QueryProgress
 from penstock.pipelines.where import Where
 

@@ -15,9 +15,8 @@ from penstock.core.queues.config import dead_letter_name
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import seen_message
 from penstock.protocols.rest.messages import Messages
-from penstock.protocols.rest.operations import operation
+from penstock.protocols.rest.operations import Resource, operation
 from penstock.protocols.rest.problems import invalid
-from penstock.protocols.rest.resource import Resource
 from penstock.protocols.rest.shapes import (
     DeadLetters,
     DeadLettersQuery,

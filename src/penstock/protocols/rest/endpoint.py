@@ -27,7 +27,7 @@ import msgspec
 from penstock.core.errors import PenstockError, RateLimited
 from penstock.protocols.hosts import hosts_of
 from penstock.protocols.http import BodyLeft, BodyRefused, Exchange, Headers, Observer, Terms
-from penstock.protocols.rest.caller import Caller, CallerGone
+from penstock.protocols.rest.caller import Caller, CallerGone, caller_of, rates_of
 from penstock.protocols.rest.operations import BATCH, JSON, Batch, Blocks, Operation, Reply
 from penstock.protocols.rest.problems import (
     CONTENT_TYPE,
@@ -39,7 +39,6 @@ from penstock.protocols.rest.problems import (
     status_of,
     stopping,
 )
-from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Services
 

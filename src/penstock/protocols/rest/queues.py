@@ -28,8 +28,7 @@ from penstock.core.errors import ChannelNotFound, QueueDamaged, QueueNotFound
 from penstock.core.queues.config import SETTINGS, QueueConfig, kind_of, read_changes
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of
-from penstock.protocols.rest.operations import operation
-from penstock.protocols.rest.resource import Resource
+from penstock.protocols.rest.operations import Resource, operation
 from penstock.protocols.rest.shapes import (
     ChannelCounts,
     ChannelList,
