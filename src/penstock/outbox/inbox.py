@@ -20,8 +20,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from penstock.client.content import Content
 from penstock.client.times import Seconds, length_ms
 from penstock.core.errors import InvalidRequest
-from penstock.outbox.clock import now_ms
-from penstock.outbox.outbox import OUTBOX_ID, connection_of, ddl
+from penstock.outbox.outbox import OUTBOX_ID, connection_of, ddl, now_ms
 
 if TYPE_CHECKING:
     from penstock.outbox.outbox import Executes, ExecutesLater

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from sqlalchemy import (
     BigInteger,
@@ -40,14 +40,15 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
+from sqlalchemy.sql.functions import FunctionElement
 
 from penstock.client.bodies import Body, encode_body
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
 from penstock.core.errors import InvalidRequest, MessageTooLarge
 from penstock.core.queues.attributes import Attributes, encode_attributes
 from penstock.core.queues.config import DELAY_MS_MAX, MESSAGE_BYTES_CEILING, PRIORITY_MAX, check_name
-from penstock.outbox.clock import now_ms
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -56,6 +57,36 @@ if TYPE_CHECKING:
 
     Executes = Connection | Session
     ExecutesLater = AsyncConnection | AsyncSession
+
+    class _Options(TypedDict, total=False):
+        attributes: Attributes | None
+        group: str | None
+        dedup_id: str | None
+        priority: int
+        delay: Seconds | None
+        due: Moment | None
+
+    class _ManyOptions(TypedDict, total=False):
+        groups: Sequence[str | None] | None
+        priority: int
+
+
+class now_ms(FunctionElement[int]):
+    """Milliseconds since 1970, when the statement runs, by the database: relays agree on it, whatever their clocks."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms, "postgresql")
+def _postgresql(_element: Any, _compiler: Any, **_options: Any) -> str:
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+@compiles(now_ms, "sqlite")
+def _sqlite(_element: Any, _compiler: Any, **_options: Any) -> str:
+    return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
 
 OUTBOX_ID = "outbox_id"
 """The attribute that carries a row's key."""
@@ -156,33 +187,11 @@ class Outbox:
     # -- sending --
 
     @overload
-    def send(
-        self,
-        connection: Executes,
-        queue: str,
-        body: Body,
-        *,
-        attributes: Attributes | None = ...,
-        group: str | None = ...,
-        dedup_id: str | None = ...,
-        priority: int = ...,
-        delay: Seconds | None = ...,
-        due: Moment | None = ...,
-    ) -> str: ...
+    def send(self, connection: Executes, queue: str, body: Body, **options: Unpack[_Options]) -> str: ...
 
     @overload
     def send(
-        self,
-        connection: ExecutesLater,
-        queue: str,
-        body: Body,
-        *,
-        attributes: Attributes | None = ...,
-        group: str | None = ...,
-        dedup_id: str | None = ...,
-        priority: int = ...,
-        delay: Seconds | None = ...,
-        due: Moment | None = ...,
+        self, connection: ExecutesLater, queue: str, body: Body, **options: Unpack[_Options]
     ) -> Awaitable[str]: ...
 
     def send(
@@ -210,24 +219,12 @@ class Outbox:
 
     @overload
     def send_many(
-        self,
-        connection: Executes,
-        queue: str,
-        bodies: Sequence[Body],
-        *,
-        groups: Sequence[str | None] | None = ...,
-        priority: int = ...,
+        self, connection: Executes, queue: str, bodies: Sequence[Body], **options: Unpack[_ManyOptions]
     ) -> list[str]: ...
 
     @overload
     def send_many(
-        self,
-        connection: ExecutesLater,
-        queue: str,
-        bodies: Sequence[Body],
-        *,
-        groups: Sequence[str | None] | None = ...,
-        priority: int = ...,
+        self, connection: ExecutesLater, queue: str, bodies: Sequence[Body], **options: Unpack[_ManyOptions]
     ) -> Awaitable[list[str]]: ...
 
     def send_many(

@@ -27,8 +27,7 @@ from penstock.pipelines.ready.archive import read_archive
 from penstock.pipelines.ready.landing import write_json
 from penstock.pipelines.where import Where
 from penstock.spark.options import Where as ConnectorWhere
-from penstock.spark.pieces import Pieces, publish
-from penstock.spark.rows import Rows
+from penstock.spark.rows import Pieces, Rows, publish
 from penstock.spark.server import Connection
 
 
