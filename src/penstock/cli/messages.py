@@ -220,7 +220,10 @@ def receive(
     """
     if as_json and (raw or null):
         raise click.BadParameter("--json and --raw or --null do not go together")
-    source = receiver(ps if ack else _kept(ps, queue, lease), queue, channel)
+    place: Penstock | Session = ps
+    if not ack:  # a session that outlives this process, or a server would take the messages back when we hang up
+        place = ps.session("penstock receive", ttl=_lease_seconds(ps, queue, lease) + SESSION_MARGIN_SECONDS)
+    source = receiver(place, queue, channel)
     limit = max or (None if follow else 1)
     end = b"\0" if null else b"\n"
     count = 0
@@ -232,11 +235,6 @@ def receive(
                     held.are_out(out)
     if not count:
         raise click.exceptions.Exit(Exit.NOTHING)
-
-
-def _kept(ps: Penstock, queue: str, lease: float | None) -> Session:
-    """A session that outlives this process: otherwise a server would take the messages back when we hang up."""
-    return ps.session("penstock receive", ttl=_lease_seconds(ps, queue, lease) + SESSION_MARGIN_SECONDS)
 
 
 def _lease_seconds(ps: Penstock, queue: str, lease: float | None) -> float:

@@ -253,7 +253,7 @@ class Outbox:
                 self._tell(executes)
             return result
 
-        return connection.run_sync(write) if _is_async(connection) else write(connection)
+        return connection.run_sync(write) if hasattr(connection, "run_sync") else write(connection)
 
     def _insert(self, rows: list[dict[str, Any]]) -> Any:
         """`due_ms` is given as a delay by a negative number: the database knows what time it is."""
@@ -333,10 +333,6 @@ def connection_of(executes: Any, table: Table) -> Connection:
 def _rows(result: Any) -> int:
     """How many rows a statement changed."""
     return int(result.rowcount)
-
-
-def _is_async(connection: Any) -> bool:
-    return hasattr(connection, "run_sync")
 
 
 def ddl(table: Table, engine: Engine) -> str:

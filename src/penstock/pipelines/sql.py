@@ -122,7 +122,8 @@ def tables_of(sql: str) -> tuple[str, ...]:
     ('orders',)
     """
     pieces = tokens(sql)
-    own = {one.name for one, two, three in _triples(pieces) if two.word == "as" and three.text == "(" and one.word}
+    triples = zip(pieces, pieces[1:], pieces[2:], strict=False)
+    own = {one.name for one, two, three in triples if two.word == "as" and three.text == "(" and one.word}
     found = [name for name in _named_tables(pieces) if name not in own]
     return tuple(dict.fromkeys(found))
 
@@ -134,10 +135,6 @@ def is_stateful(sql: str) -> bool:
     (True, False)
     """
     return any(token.word in ("group", "distinct", "join", "count", "sum") for token in tokens(sql))
-
-
-def _triples(pieces: list[Token]) -> Iterator[tuple[Token, Token, Token]]:
-    return zip(pieces, pieces[1:], pieces[2:], strict=False)
 
 
 def _named_tables(pieces: list[Token]) -> Iterator[str]:
@@ -203,7 +200,7 @@ def replace_queues(sql: str) -> tuple[str, dict[str, QueueCall]]:
         if (
             token.word != "queue"
             or pieces[at + 1].text != "("
-            or (before not in ("from", "join") and not _comma(pieces, at))
+            or (before not in ("from", "join") and pieces[max(0, at - 1)].text != ",")
         ):
             continue
         call, close = _read_call(pieces, at + 2)
@@ -212,10 +209,6 @@ def replace_queues(sql: str) -> tuple[str, dict[str, QueueCall]]:
         parts += [sql[done : token.start], name]
         done = pieces[close].end
     return "".join(parts) + sql[done:], calls
-
-
-def _comma(pieces: list[Token], at: int) -> bool:
-    return at > 0 and pieces[at - 1].text == ","
 
 
 def _read_call(pieces: list[Token], at: int) -> tuple[QueueCall, int]:

@@ -445,12 +445,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         there = {part.queue for part in found}
         at = StreamOffset(at.channel, {name: each for name, each in at.queues.items() if name in there})
         self._keep(at)
-        ends = {part: self._end_of(part, each) for part, each in found.items()}
+        ends = {
+            part: each.end if self._target is None else min(each.end, self._target.get(part, 0))
+            for part, each in found.items()
+        }
         self._ends = at.moved({part: each.end for part, each in found.items()})
         return at.moved(self._limited(at.offsets(), ends, limit)).encode()
-
-    def _end_of(self, part: Part, found: Offsets) -> int:
-        return found.end if self._target is None else min(found.end, self._target.get(part, 0))
 
     def _with_new_queues(self, at: StreamOffset) -> StreamOffset:
         """Queues that match the pattern and were not there before are read from their beginning."""

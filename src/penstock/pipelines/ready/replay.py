@@ -121,16 +121,13 @@ def replay(
         "predicate": predicate,
         "url": where.url,
     }
-    file = state or STATE_DIRECTORY / f"replay-{_hash(arguments)}.json"
+    name = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:16]
+    file = state or STATE_DIRECTORY / f"replay-{name}.json"
     found = _history(spark, where, queue) if queue is not None else read_archive(spark, str(archive))
     chosen = _chosen(found, queues, since, until, keys, predicate)
     plan = _plan(chosen, file, arguments, again, rate)
     with contextlib.closing(Sender(where, to)) as sender:
         return _Replay(chosen, plan, file, sender, rate, display, stop).run()
-
-
-def _hash(arguments: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _history(spark: Any, where: Where, queue: str) -> Any:

@@ -61,7 +61,8 @@ def report(table: str | Path, to: str | Path, *, queues: Sequence[str] = ()) -> 
     histories = _histories(Path(table), queues)
     target = Path(to)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page(histories, lost=_lost(Path(table))), encoding="utf-8")
+    lost = float(sum(row["lost_events"] or 0 for row in _read(Path(table))))
+    target.write_text(page(histories, lost=lost), encoding="utf-8")
     return target
 
 
@@ -82,10 +83,6 @@ def _histories(table: Path, queues: Sequence[str]) -> list[QueueHistory]:
             by_queue.setdefault(row["queue"], []).append(row)
     found = [QueueHistory(queue, rows) for queue, rows in by_queue.items()]
     return sorted(found, key=lambda each: -(each.total("sent") + each.total("received")))
-
-
-def _lost(table: Path) -> float:
-    return float(sum(row["lost_events"] or 0 for row in _read(table)))
 
 
 def page(histories: Sequence[QueueHistory], *, lost: float = 0.0) -> str:

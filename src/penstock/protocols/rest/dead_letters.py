@@ -24,7 +24,6 @@ from penstock.protocols.rest.shapes import (
     Redrive,
     RedriveList,
     RedrivesQuery,
-    SeenMessage,
 )
 from penstock.server.node import Services
 
@@ -63,17 +62,14 @@ class DeadLetterQueues(Resource):
         found = [seen_message(self.broker, dead.id, one) for one in page]
         return DeadLetters(
             queue=target,
-            messages=[message for message in found if _is_from(message, queue) and _failed_with(message, query.error)],
+            messages=[
+                message
+                for message in found
+                if (message.origin is not None and message.origin.queue == queue)
+                and (query.error is None or any(query.error in failure.error for failure in message.failures))
+            ],
             next=page[-1].sequence if len(page) < len(seen) or len(seen) == query.limit else None,
         )
-
-
-def _is_from(message: SeenMessage, queue: str) -> bool:
-    return message.origin is not None and message.origin.queue == queue
-
-
-def _failed_with(message: SeenMessage, error: str | None) -> bool:
-    return error is None or any(error in failure.error for failure in message.failures)
 
 
 class Redrives(Resource):

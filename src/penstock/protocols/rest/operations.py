@@ -152,14 +152,11 @@ def _of_wire(hint: Any, *, is_batch: bool) -> Any:
     """The part of a union that travels as MessagePack, or the part that does not; None if there is no such part."""
     if hint is None or hint is type(None):
         return None
-    parts = typing.get_args(hint) if _is_union(hint) else (hint,)
+    is_union = typing.get_origin(hint) in (typing.Union, type(int | str))
+    parts = typing.get_args(hint) if is_union else (hint,)
     wanted = [part for part in parts if (isinstance(part, type) and issubclass(part, Batch)) == is_batch]
     wanted = [part for part in wanted if part is not Reply]
     return None if not wanted else typing.Union[tuple(wanted)]  # noqa: UP007
-
-
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, type(int | str))
 
 
 class Reply:
