@@ -319,9 +319,9 @@ def run_stream(
             with contextlib.suppress(Exception):  # it is looked at below
                 query.awaitTermination(STREAM_LOOK_S)
         _take(query, progress, display)
-        error = None if is_stopped else query.exception()
-        if error is not None:
-            raise PipelineFailed(f"{name}: {reason_of(error)}") from error
+        failure = None if is_stopped else query.exception()
+        if failure is not None:
+            raise PipelineFailed(f"{name}: {reason_of(failure)}") from failure
         if not is_stopped and not is_complete(checkpoint):
             text = "it ended in the middle of a batch; Spark's log says why. Run it again to go on"
             raise PipelineFailed(f"{name}: {text}")

@@ -18,8 +18,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from penstock.cluster.membership.group import GroupAsker, GroupSilent, nodes_group
-from penstock.cluster.membership.group_process import Opening, Question
+from penstock.cluster.membership.group import GroupAsker, GroupSilent, Opening, Question, nodes_group
 from penstock.cluster.membership.inspection import Inspection
 from penstock.cluster.membership.ledger import Ledger, NodeRecord, encode
 from penstock.cluster.membership.membership import make_partitions_topic
@@ -93,7 +92,7 @@ def test_a_group_that_does_not_answer_is_silent() -> None:
 @pytest.mark.parametrize("asked", [False, True])
 def test_who_asks_for_a_node_that_is_killed_ends_without_a_word(asked: bool) -> None:
     """Its words would be in the node's log."""
-    command = [sys.executable, "-m", "penstock.cluster.membership.group_process"]
+    command = [sys.executable, "-m", "penstock.cluster.membership.group"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
         process.stdout.close()

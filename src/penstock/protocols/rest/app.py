@@ -22,13 +22,12 @@ from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.rest import pages as problem_pages
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds
-from penstock.protocols.rest.dead_letters import DeadLetterQueues, Redrives
 from penstock.protocols.rest.endpoint import Desk, Endpoint, Parameters, Route, not_allowed, not_found
 from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
 from penstock.protocols.rest.operations import JSON, Operation, Resource, document, operation, operations_of
 from penstock.protocols.rest.pages import DOCS_PAGE, DOCS_POLICY
 from penstock.protocols.rest.problems import RestError, invalid, render_problem
-from penstock.protocols.rest.queues import Channels, Queues, Server
+from penstock.protocols.rest.queues import Channels, DeadLetterQueues, Queues, Redrives, Server
 from penstock.protocols.rest.records import RecordReading, VirtualQueues
 from penstock.protocols.rest.shapes import EndedSession, NewSession, SentMessages, Session, Work
 from penstock.protocols.websocket.polling import CommandsEndpoint

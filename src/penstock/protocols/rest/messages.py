@@ -326,7 +326,9 @@ def _releasing(body: ReleaseRequest | ReleaseBatch) -> Settle:
 
 
 def _extending(body: ExtendRequest | ExtendBatch) -> Settle:
-    return partial(Extend, lease_ms=milliseconds(body.lease, "lease"))
+    lease_ms = milliseconds(body.lease, "lease")
+    assert lease_ms is not None
+    return partial(Extend, lease_ms=lease_ms)
 
 
 def sends_of(messages: Sequence[tuple[str, NewMessage]], *, create: bool) -> tuple[list[Send], list[tuple[int, int]]]:
