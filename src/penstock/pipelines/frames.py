@@ -51,21 +51,18 @@ class Frames:
         queue_reader.set(self._read_queue)
         pipeline = self._pipeline
         if self._query != REJECTS:
-            return self._stream(pipeline.outputs[self._query])
+            output = pipeline.outputs[self._query]
+            frame = self._node(output.input, output.at)
+            if not frame.isStreaming:
+                text = f"what goes to {output.name!r} is no stream: it reads no queue and no stream of files"
+                raise _invalid(output.at, text)
+            return frame
         letters = []
         for view in pipeline.rejecting:
             self._node(view.name, view.at)
             step = view.name.removesuffix(".flow")
             letters.append(dead_letters(self._rejected[view.name], pipeline.name, step))
         return reduce(lambda one, other: one.unionByName(other), letters)
-
-    def _stream(self, output: Output) -> Any:
-        frame = self._node(output.input, output.at)
-        if not frame.isStreaming:
-            raise _invalid(
-                output.at, f"what goes to {output.name!r} is no stream: it reads no queue and no stream of files"
-            )
-        return frame
 
     # -- nodes --
 

@@ -280,7 +280,9 @@ class Ownership:
         except Exception as error:
             log.warning("shard %d was not released in order; its next owner waits: %s", tenure.shard, error)
         if tenure.reason and not self._stopping:
-            await self._pause(tenure.shard)
+            failures = self._failures[tenure.shard] = self._failures[tenure.shard] + 1
+            if failures > 1:  # the first time, whatever was wrong may be over
+                await asyncio.sleep(backoff(failures, PAUSE_S, PAUSE_S_MAX))
         self._over[tenure.shard] = tenure.epoch
         self._publish(
             f"released/{tenure.shard}", ReleasedRecord(node=self._node, epoch=tenure.epoch, reason=tenure.reason)
@@ -288,12 +290,6 @@ class Ownership:
         del self._tenures[tenure.shard]
         log.info("shard %d is no longer served here", tenure.shard)
         self.look()
-
-    async def _pause(self, shard: int) -> None:
-        """The first time there is none: whatever was wrong may be over."""
-        self._failures[shard] += 1
-        if self._failures[shard] > 1:
-            await asyncio.sleep(backoff(self._failures[shard], PAUSE_S, PAUSE_S_MAX))
 
     def _repeat(self) -> None:
         """A former owner that was late may have written over what we have said: say it again."""

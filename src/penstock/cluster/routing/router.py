@@ -581,7 +581,8 @@ class Router:
             if isinstance(error, ShardMoved):
                 call.error = ShardUnserved(f"shard {call.shard} has moved, and the node is stopping: ask another one")
             elif isinstance(error, QueueNotFound):
-                self._forget(call.command)
+                if call.command.traits.queue:
+                    self._catalog.forget(getattr(call.command, call.command.traits.queue))
                 # the partition is missing, or the queue: that is the long way's matter
                 if call.whole is not None and (isinstance(error, QueueReplaced) or not isinstance(call.whole, Receive)):
                     self.queue_calls.take_the_long_way(call, call.whole)
@@ -610,10 +611,6 @@ class Router:
         if not isinstance(error, LinkBroken):
             return False
         return call.command.once is not None or call.command.repeat is not Repeat.NAMED
-
-    def _forget(self, command: Command) -> None:
-        if command.traits.queue:
-            self._catalog.forget(getattr(command, command.traits.queue))
 
     def _note(self, call: Routed) -> None:
         command, reply = call.command, call.reply

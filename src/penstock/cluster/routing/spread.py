@@ -116,7 +116,9 @@ class Spread:
         while True:
             split = await self._split_for(command, name)
             try:
-                return await self._do_with(command, split, how)
+                if len(split.shards) == 1:
+                    return await self._router.ask(split.shards[0], meant_for(split, command))
+                return await self._splits[how](command, split)
             except QueueReplaced:
                 self._router.catalog.forget(name)
                 looks += 1
@@ -133,11 +135,6 @@ class Spread:
         with contextlib.suppress(QueueExists):  # somebody else was faster, and had another number of partitions
             await self.queues.create_queue(CreateQueue(name=name, config=command.config, channels=command.channels))
         return await self.queues.split_of(name)
-
-    async def _do_with(self, command: Command, split: SplitQueue, how: Split) -> Any:
-        if len(split.shards) == 1:
-            return await self._router.ask(split.shards[0], meant_for(split, command))
-        return await self._splits[how](command, split)
 
     async def send_again(self, command: Send, shard: int) -> Any:
         """A send that was taken straight to a partition which is not there: it is made, if the queue is there."""
@@ -462,15 +459,12 @@ class QueueCalls:
             return
         call.is_noted = command.traits.is_noted
         if isinstance(command, Receive) or (isinstance(command, Send) and command.groups is not None):
-            self._say_which(call, command)
+            # If the queue has several partitions by now, it is refused, and takes the long way.
+            call.whole = command
+            known = self._catalog.known(command.queue)
+            if known is not None:
+                call.command = msgspec.structs.replace(command, of_queue=known.id)
         self._router.dispatch(call, home_of(name, self._shards))
-
-    def _say_which(self, call: Routed, command: Receive | Send) -> None:
-        """If the queue has several partitions by now, it is refused, and takes the long way."""
-        call.whole = command
-        known = self._catalog.known(command.queue)
-        if known is not None:
-            call.command = msgspec.structs.replace(command, of_queue=known.id)
 
     def _start_split(self, call: Routed) -> None:
         """The queue has several partitions, or will have."""
@@ -482,18 +476,15 @@ class QueueCalls:
             shard, call.command = straight
             self._router.dispatch(call, shard)
         elif isinstance(command, SEQUENCES) and (parts := self._router.spread.messages.parts_of(command)):
-            self._start_settling(call, parts)
+            # Each part goes to its shard at once: what a connection settles next must not overtake it.
+            if len(parts) == 1:
+                self._settle_part(call, *parts[0])
+                return
+            together = Settlement(call, len(parts), self._router.finish)
+            for shard, part in parts:
+                self._settle_part(Routed(part, together.add, self._router, call.caller), shard, part)
         else:
             self._router.run(call, self._router.spread.do_split(command))
-
-    def _start_settling(self, call: Routed, parts: list[tuple[int, Sequences]]) -> None:
-        """Take each part to its shard at once: what a connection settles next must not overtake it."""
-        if len(parts) == 1:
-            self._settle_part(call, *parts[0])
-            return
-        together = Settlement(call, len(parts), self._router.finish)
-        for shard, part in parts:
-            self._settle_part(Routed(part, together.add, self._router, call.caller), shard, part)
 
     def _settle_part(self, call: Routed, shard: int, command: Sequences) -> None:
         call.whole = command
