@@ -325,7 +325,6 @@ def _part(frame: Any, name: str) -> Any:
 # -- writers -----------------------------------------------------------------------------------------------------------
 
 MESSAGE_COLUMNS = ("value", "topic", "key", "headers", "priority", "delay", "dedupId")
-IGNORED_COLUMNS = ("partition", "offset", "timestamp", "timestampType")
 CONSOLE_ROWS = 20
 
 
