@@ -1,4 +1,4 @@
-"""From the model to Spark's frames.
+"""From the model to Spark's frames; rows that fail, and dead letters; what writes the rest, tables of lakes among it.
 
 Every query makes its frames anew, so that each has channels of its own in the queues that it reads: a channel is one
 reader's progress, and queries make progress apart. Nodes are made when they are needed, their inputs first, and

@@ -1,4 +1,4 @@
-"""Queues, their channels, and the whole server in numbers."""
+"""Queues, their channels and dead letters, and the whole server in numbers."""
 
 from __future__ import annotations
 

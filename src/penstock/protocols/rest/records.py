@@ -1,4 +1,4 @@
-"""Reading by offset, which leases nothing: records, as JSON or as an Arrow stream, and named consumers."""
+"""Reading by offset, which leases nothing: records, as JSON or as an Arrow stream; named consumers; virtual queues."""
 
 from __future__ import annotations
 
