@@ -14,7 +14,7 @@ from penstock.core.delivery.states import transition_table
 from penstock.core.queues import config
 from penstock.core.queues.config import DAY_MS, HOUR_MS, MINUTE_MS, SETTINGS
 from penstock.core.settings import SECOND_MS, Declared, SqsAttribute, declared
-from penstock.protocols.rest.problem_pages import EXPLAINED
+from penstock.protocols.rest.pages import EXPLAINED
 from penstock.server.settings import SECTIONS, HandshakeRule
 from penstock.server.sources import VARIABLES
 

@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from penstock.cluster.base import ShardHost
 from penstock.cluster.node import ClusterNode
-from penstock.cluster.ownership.host import ShardHost
 from penstock.cluster.routing.routed import Routed
 from penstock.cluster.routing.router import Router
 from penstock.core.commands import Command, DeleteQueue, EndSession, ListQueues, Receive

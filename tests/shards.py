@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 
-from penstock.cluster.base import ClusterMap, NodeAddress
+from penstock.cluster.base import ClusterMap, NodeAddress, ShardHost
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity
 from penstock.cluster.ownership.forwarder import Forwarder
-from penstock.cluster.ownership.host import ShardHost
 from penstock.cluster.routing.router import PATIENCE_S, Router
 from penstock.core.broker import Broker
 from penstock.server.clock import Clock, ManualClock, SystemClock

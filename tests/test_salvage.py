@@ -17,7 +17,7 @@ import click
 import pytest
 
 import penstock
-from penstock.cli import care
+from penstock.cli import store as store_commands
 from penstock.cluster.workers.node import shard_directory
 from penstock.cluster.workers.workers import open_cluster_file
 from penstock.core import commands as c
@@ -560,7 +560,7 @@ def test_interrupted_command_says_that_its_directory_is_incomplete(
 
     monkeypatch.setattr("penstock.salvage._Salvage.run", interrupt)
     with pytest.raises(click.exceptions.Exit) as ended:
-        care.salvage(plain, tmp_path / "new")
+        store_commands.salvage(plain, tmp_path / "new")
     assert ended.value.exit_code == 130
     assert f"{tmp_path / 'new'} is incomplete. Delete it" in capsys.readouterr().err
 

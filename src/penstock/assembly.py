@@ -15,7 +15,7 @@ from penstock.protocols.http import Handler
 from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.nsq.http_front_end import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
-from penstock.protocols.rest.server import RestFrontEnd
+from penstock.protocols.rest.app import RestFrontEnd
 from penstock.protocols.sqs.server import SqsFrontEnd, refuse_request, screen
 from penstock.server.engines import ENGINES
 from penstock.server.node import FrontEnd, Node, Ready, Services

@@ -1,6 +1,7 @@
-"""`penstock serve`: from flags, environment and penstock.toml to a process that serves.
+"""`penstock serve` and `penstock lookup`: from flags, environment and penstock.toml to a process that serves.
 
-What it runs is in `penstock.assembly`; its flags are declared with the settings, in `server/settings.py`.
+What they run is in `penstock.assembly` and `protocols/lookup`; flags are declared with the settings, in
+`server/settings.py`.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from penstock.cli.command import Option, Options
-from penstock.cli.declared import option_of
+from penstock.cli.command import Option, Options, option_of
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.server.settings import Settings
     from penstock.server.sources import Place
+
 
 CLUSTER = "Many nodes, on Kafka (docs/cluster.md)"
 OF_KAFKA = ("bootstrap", "cluster", "node", "link_port")
@@ -30,12 +31,6 @@ Config = Annotated[
     Option(help="A penstock.toml. Environment variables and flags override it.", envvar="PENSTOCK_CONFIG"),
 ]
 ReadyFile = Annotated[Path | None, Option(help="Written, as JSON, when everything listens.")]
-
-
-def _places() -> dict[str, Place]:
-    from penstock.server.sources import flags_of
-
-    return flags_of("server", "nsq", "sqs", "kafka", "cluster")
 
 
 def flag_options(places: Mapping[str, Place]) -> dict[str, Any]:
@@ -54,20 +49,56 @@ def flag_options(places: Mapping[str, Place]) -> dict[str, Any]:
     return found
 
 
-Flags = Annotated[Any, Options(lambda: flag_options(_places()))]
+def _serve_flags() -> dict[str, Place]:
+    from penstock.server.sources import flags_of
+
+    return flags_of("server", "nsq", "sqs", "kafka", "cluster")
 
 
-def serve(config: Config = None, ready_file: ReadyFile = None, **flags: Flags) -> None:
+def _lookup_flags() -> dict[str, Place]:
+    from penstock.server.sources import flags_of
+
+    return flags_of("lookup") | {"hosts": flags_of("server")["hosts"]}
+
+
+ServeFlags = Annotated[Any, Options(lambda: flag_options(_serve_flags()))]
+LookupFlags = Annotated[Any, Options(lambda: flag_options(_lookup_flags()))]
+
+
+# The libraries of a service are loaded when its settings are good, so that other commands start without them.
+
+
+def serve(config: Config = None, ready_file: ReadyFile = None, **flags: ServeFlags) -> None:
     """Serve queues over SQS, REST, websocket and NSQ, until Ctrl-C or SIGTERM."""
+    from penstock.server.settings import InvalidSettings
     from penstock.server.sources import gathered
 
     with refusals_told("server", flags):
-        read_again = partial(gathered, config, os.environ, flags, _places())
+        read_again = partial(gathered, config, os.environ, flags, _serve_flags())
         chosen = read_again()
         chosen.check()
-        if chosen.server.engine != "kafka":
-            _refuse_flags_of_kafka([f"--{name.replace('_', '-')}" for name in OF_KAFKA if flags.get(name) is not None])
-        _run(chosen, ready_file, read_again)
+        of_kafka = [f"--{name.replace('_', '-')}" for name in OF_KAFKA if flags.get(name) is not None]
+        if of_kafka and chosen.server.engine != "kafka":
+            # Whoever forgets the engine would have a server of its own, and take it for one of many.
+            raise InvalidSettings(f"{', '.join(of_kafka)}: for one of many nodes; say --engine kafka as well")
+        from penstock import assembly
+
+        _begin_log(chosen)
+        assembly.run(chosen, ready_file, read_again)
+
+
+def lookup(config: Config = None, ready_file: ReadyFile = None, **flags: LookupFlags) -> None:
+    """Tell NSQ clients which nodes have a topic, until SIGTERM or SIGINT."""
+    from penstock.server.sources import gathered
+
+    with refusals_told("lookup", flags):
+        chosen = gathered(config, os.environ, flags, _lookup_flags())
+        chosen.lookup.check()
+        from penstock import __version__, process
+        from penstock.protocols.lookup.service import LookupReady, LookupService
+
+        _begin_log(chosen)
+        process.run(LookupService(chosen, __version__), ready_file, LookupReady.line)
 
 
 @contextmanager
@@ -91,28 +122,13 @@ def refusals_told(section: str, given: Mapping[str, Any]) -> Iterator[None]:
         raise SystemExit(status if status == Exit.UNREACHABLE else Exit.USAGE) from None
 
 
-def _refuse_flags_of_kafka(given: list[str]) -> None:
-    """Whoever forgets the engine would have a server of its own, and take it for one of many."""
-    from penstock.server.settings import InvalidSettings
-
-    if given:
-        raise InvalidSettings(f"{', '.join(given)}: for one of many nodes; say --engine kafka as well")
-
-
-def warn(messages: Iterable[str]) -> None:
-    """Write what a start has to say, and goes on after, to the log."""
+def _begin_log(chosen: Settings) -> None:
+    """Write the log as the settings say; and into it, what a start has to say, and goes on after."""
     import logging
 
-    for message in messages:
-        logging.getLogger("penstock").warning("%s", message)
-
-
-def _run(chosen: Settings, ready_file: Path | None, read_again: Callable[[], Settings]) -> None:
-    """The server's own libraries are loaded here, so that other commands start without them."""
-    from penstock import assembly
     from penstock.server.log import configure
     from penstock.server.sources import unknown_variables
 
     configure(chosen.log)
-    warn(unknown_variables(os.environ, chosen))
-    assembly.run(chosen, ready_file, read_again)
+    for message in unknown_variables(os.environ, chosen):
+        logging.getLogger("penstock").warning("%s", message)

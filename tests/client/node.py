@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from penstock import __version__
-from penstock.protocols.rest.server import RestFrontEnd
+from penstock.protocols.rest.app import RestFrontEnd
 from penstock.server.node import Node
 from penstock.server.settings import parse
 

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.protocols.http import HttpServer
-from penstock.protocols.rest.server import RestFrontEnd
+from penstock.protocols.rest.app import RestFrontEnd
 from penstock.server.auth import Credentials
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter

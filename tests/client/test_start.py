@@ -29,7 +29,6 @@ def test_help_loads_click_and_the_list_of_commands() -> None:
         "penstock.cli",
         "penstock.cli.command",
         "penstock.cli.exits",
-        "penstock.cli.streams",
     }
     assert {name.partition(".")[0] for name in names} == {"penstock", "click"}
 

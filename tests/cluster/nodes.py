@@ -22,7 +22,7 @@ from penstock.cluster.membership.inspection import Inspection
 from penstock.cluster.node import ClusterNode
 from penstock.core.commands import Command
 from penstock.core.errors import PenstockError
-from penstock.protocols.rest.server import RestFrontEnd
+from penstock.protocols.rest.app import RestFrontEnd
 from penstock.server.settings import Settings, parse
 from tools.kafka import KafkaCluster
 

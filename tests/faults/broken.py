@@ -30,8 +30,8 @@ from penstock.core.storage.chunk import Chunk
 from penstock.spark import server
 from penstock.spark.errors import ServerFailed
 from penstock.spark.options import Where
-from penstock.spark.pieces import forget, publish
 from penstock.spark.place import Part, Range
+from penstock.spark.rows import forget, publish
 from penstock.spark.server import Connection, ServerPlace
 from penstock.wire.pieces import CONTENT_TYPE, Target, encode_section
 from tests.client.node import ThreadedNode

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipelines.checkpoints import State, last_batch, state_directory
+from penstock.pipelines.checkpoints import State, last_batch, state_directory, status_of
 from penstock.pipelines.definition import Pipeline, load
 from penstock.pipelines.errors import AlreadyRunning, IncompatibleCheckpoint
 from penstock.pipelines.progress import Batch, Lines, Live, QueryProgress
-from penstock.pipelines.status import status_of
 from penstock.pipelines.where import Where
 
 TEXT = """\

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from penstock.pipelines.checkpoints import State, state_directory
+from penstock.pipelines.checkpoints import State, state_directory, status_of
 from penstock.pipelines.definition import load
-from penstock.pipelines.status import status_of
 from penstock.pipelines.where import Where
 from tests.compat.server import until
 from tests.spark.running import PATIENCE_S, Queues

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from penstock.pipelines.checkpoints import status_of
 from penstock.pipelines.errors import IncompatibleCheckpoint, InvalidDefinition
-from penstock.pipelines.status import status_of
 from penstock.pipelines.where import Where
 from tests.pipelines.running import Bench
 from tests.spark.running import Queues

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from penstock.core.errors import InvalidRequest
-from penstock.pipelines.sql import frame_of, rows_of
-from penstock.pipelines.sql_names import replace_queues, tables_of
+from penstock.pipelines.sql import frame_of, replace_queues, rows_of, tables_of
 from penstock.pipelines.where import Where
 from tests.spark.running import Queues
 

@@ -18,7 +18,7 @@ from penstock.core.queues.config import QueueConfig
 from penstock.core.storage.changes import Changes
 from penstock.core.storage.keys import Kind, record
 from penstock.protocols.nsq.server import NsqFrontEnd
-from penstock.protocols.rest.server import RestFrontEnd
+from penstock.protocols.rest.app import RestFrontEnd
 from penstock.server.auth import Credentials
 from penstock.server.clock import SystemClock
 from penstock.server.log import RequestLog

@@ -14,10 +14,10 @@ import pytest
 from penstock.core.commands import Offsets
 from penstock.core.queues.partition import PARTITION_SHIFT
 from penstock.core.storage.chunk import Chunk
+from penstock.pipelines.checkpoints import status_of
 from penstock.pipelines.ready.archive import archive, compact_iceberg, read_archive
 from penstock.pipelines.ready.replay import replay
 from penstock.pipelines.sql import frame_of, rows_of
-from penstock.pipelines.status import status_of
 from penstock.pipelines.where import Where as PipelinesWhere
 from penstock.spark.errors import InvalidOption, ServerFailed
 from penstock.spark.offsets import StreamOffset

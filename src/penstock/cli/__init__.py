@@ -12,8 +12,7 @@ import click
 
 from penstock import __version__
 from penstock.cli.command import Group, Place
-from penstock.cli.exits import Exit, errors_reported
-from penstock.cli.streams import dependable_streams
+from penstock.cli.exits import Exit, dependable_streams, errors_reported
 
 SECTIONS = {
     "Messages": {
@@ -22,20 +21,20 @@ SECTIONS = {
         "ack": Place("penstock.cli.messages:ack", "Acknowledge messages that were received with --no-ack."),
         "release": Place("penstock.cli.messages:release", "Return messages that were received with --no-ack."),
         "peek": Place("penstock.cli.messages:peek", "Show messages without receiving them."),
-        "redrive": Place("penstock.cli.dead_letters:redrive", "Move dead letters back to where they failed."),
+        "redrive": Place("penstock.cli.queues:redrive", "Move dead letters back to where they failed."),
     },
     "Queues": {
         "queue": Place("penstock.cli.queues:queues", "Create, list, describe, change, empty and delete queues."),
         "channel": Place("penstock.cli.queues:channels", "Create, list, pause, empty and delete channels of a queue."),
-        "consumer": Place("penstock.cli.consumers:consumers", "List, read as, move and delete named consumers."),
+        "consumer": Place("penstock.cli.queues:consumers", "List, read as, move and delete named consumers."),
         "stats": Place("penstock.cli.stats:stats", "Show exact counts of queues."),
         "top": Place("penstock.cli.stats:top", "Watch queues: depth and rates, the busiest first."),
     },
     "Servers and directories": {
         "serve": Place("penstock.serve:serve", "Serve queues over SQS, REST, websocket and NSQ."),
-        "lookup": Place("penstock.lookup_command:lookup", "Tell NSQ clients which nodes have a topic."),
+        "lookup": Place("penstock.serve:lookup", "Tell NSQ clients which nodes have a topic."),
         "cluster": Place("penstock.cli.cluster:clusters", "Nodes and shards: see them, move them, drain nodes."),
-        "store": Place("penstock.cli.care:stores", "Check a data directory for damage; salvage what is readable."),
+        "store": Place("penstock.cli.store:stores", "Check a data directory for damage; salvage what is readable."),
     },
     "Data": {
         "outbox": Place("penstock.cli.outbox:outboxes", "Move messages from a database's outbox to queues."),

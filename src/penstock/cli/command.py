@@ -16,9 +16,13 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import click
+
+if TYPE_CHECKING:
+    from penstock.core.settings import Declared
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -258,3 +262,15 @@ class Group(click.Group):
             made = {name: make() for name, make in self.functions.items()}
             with formatter.section("Commands"):
                 formatter.write_dl([(name, each.get_short_help_str(100)) for name, each in made.items()])
+
+
+_METAVARS = {int: "NUMBER", float: "NUMBER", str: "TEXT", bool: "true|false"}
+
+
+def option_of(setting: Declared, *flags: str, section: str = "Options") -> Any:
+    """What a setting is on the command line: a text, which is read and checked where the setting is declared."""
+    words = f" One of {', '.join(setting.choices)}." if setting.choices else ""
+    default = f" Default: {setting.default_text}." if setting.default_text else ""
+    metavar = "SECONDS" if setting.unit else "WORD" if setting.choices else _METAVARS.get(setting.kind, "JSON")
+    about = setting.setting.help + words + default
+    return Annotated[str | None, Option(*flags, help=about, metavar=metavar, section=section)]

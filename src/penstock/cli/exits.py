@@ -1,16 +1,94 @@
-"""Exit statuses that scripts can use. One table, which docs/cli.md prints."""
+"""How a command ends, and what it writes to: exit statuses, which docs/cli.md prints, and the standard streams."""
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import click
 
-from penstock.cli.streams import NobodyReads
+from penstock.cli.command import Option
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+# -- standard streams --------------------------------------------------------------------------------------------------
+
+# Commands can rely on the standard streams, whatever a shell or a container has made of them.
+#
+# What was written is out of the process, or there is an error: with `PYTHONUNBUFFERED`, which containers often set,
+# Python's own stream drops what a full disk or a closed pipe did not take, and a received message would be acknowledged
+# all the same. A character that the terminal's encoding lacks is written escaped. A stream that is closed is an
+# error only for who needs it.
+
+
+class NobodyReads(Exception):
+    """Whoever read our output has gone. No OSError: those are told in a line of text."""
+
+
+class _Output(io.FileIO):
+    """Standard output as the system has it, with errors that say so."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """As `FileIO`: perhaps a part only. What is buffered above asks again."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise NobodyReads from None
+        except OSError as error:
+            raise OSError(error.errno, f"standard output: {error.strerror}") from None
+
+
+@contextmanager
+def dependable_streams() -> Iterator[None]:
+    """Inside, standard output and the error stream are there and keep what they promise."""
+    if sys.stderr is None:
+        # For good: `print` would take standard output instead.
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    kept, sys.stdout = sys.stdout, _dependable(sys.stdout)
+    try:
+        yield
+    finally:
+        used, sys.stdout = sys.stdout, kept
+        try:
+            used.flush()
+        except BaseException:  # what cannot be written is dropped, or Python complains at its end once more
+            drop_output(used)
+            raise
+
+
+def _dependable(stream: TextIO | None) -> TextIO:
+    if stream is None:
+        # Reading only: whoever writes is told. And no other file gets the number of standard output.
+        return _text(os.open(os.devnull, os.O_RDONLY), "utf-8")
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):
+        return stream
+    stream.flush()
+    return _text(number, stream.encoding)
+
+
+def _text(number: int, encoding: str) -> TextIO:
+    buffered = io.BufferedWriter(_Output(number, "w", closefd=False))
+    return io.TextIOWrapper(buffered, encoding, errors="backslashreplace", line_buffering=True)
+
+
+def drop_output(stream: TextIO) -> None:
+    """Let what is still to be written go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+# -- exit statuses -----------------------------------------------------------------------------------------------------
 
 
 class Exit(IntEnum):
@@ -101,3 +179,18 @@ def is_expected(error: BaseException) -> bool:
     from penstock.core.errors import PenstockError
 
     return isinstance(error, PenstockError | OSError)
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask. Without a terminal nobody is asked.")]
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask, if a person can answer. Anything but yes ends the command, and nothing was done."""
+    if yes or sys.stdin is None or not sys.stdin.isatty():
+        return
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        print("penstock: nothing was done", file=sys.stderr)
+        raise click.exceptions.Exit(Exit.FAILED)

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import click
 
-from penstock.cli import bodies as inputs
 from penstock.cli.command import Argument, Option
-from penstock.cli.exits import Exit
+from penstock.cli.exits import Exit, NobodyReads, drop_output
 from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
 from penstock.cli.received import Held, writer
 from penstock.cli.store import on_store
-from penstock.cli.streams import NobodyReads, drop_output
+from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from penstock import Batch, Channel, Message, PeekedMessage, Penstock, Queue, SentMessages, Session
 
+
 Name = Annotated[str, Argument(help="The queue's name.")]
 ChannelName = Annotated[str, Option("--channel", "-c", help="The channel to read.")]
 Receipts = Annotated[list[str], Argument(help="Receipts, as `receive --no-ack --json` prints them.")]
+
+RUN_MESSAGES = 1_000
+RUN_BYTES = 4 * 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
+BODY_BYTES_MAX = 256 * 1024 * 1024
+"""The most that any queue takes."""
+
+STDIN = Path("-")
 
 FOLLOW_SECONDS = 20.0
 FOLLOW_RUN = 100
@@ -89,7 +99,7 @@ def send(
         )
 
     if files:
-        _send_files(queue, inputs.from_files(files, separator), inputs.size_of(files), send_run, as_json, quiet)
+        _send_files(queue, from_files(files, separator), size_of(files), send_run, as_json, quiet)
     else:
         sent = _rows(send_run([body.encode(errors="surrogateescape") for body in bodies or ()]))
         if not quiet:
@@ -107,8 +117,8 @@ def _inputs(
     if bodies:
         return [], None
     if null:
-        return files or [inputs.STDIN], b"\0"
-    return files or [inputs.STDIN], b"\n" if lines or not files else None
+        return files or [STDIN], b"\0"
+    return files or [STDIN], b"\n" if lines or not files else None
 
 
 def _send_files(
@@ -210,7 +220,10 @@ def receive(
     """
     if as_json and (raw or null):
         raise click.BadParameter("--json and --raw or --null do not go together")
-    source = receiver(ps if ack else _kept(ps, queue, lease), queue, channel)
+    place: Penstock | Session = ps
+    if not ack:  # a session that outlives this process, or a server would take the messages back when we hang up
+        place = ps.session("penstock receive", ttl=_lease_seconds(ps, queue, lease) + SESSION_MARGIN_SECONDS)
+    source = receiver(place, queue, channel)
     limit = max or (None if follow else 1)
     end = b"\0" if null else b"\n"
     count = 0
@@ -222,11 +235,6 @@ def receive(
                     held.are_out(out)
     if not count:
         raise click.exceptions.Exit(Exit.NOTHING)
-
-
-def _kept(ps: Penstock, queue: str, lease: float | None) -> Session:
-    """A session that outlives this process: otherwise a server would take the messages back when we hang up."""
-    return ps.session("penstock receive", ttl=_lease_seconds(ps, queue, lease) + SESSION_MARGIN_SECONDS)
 
 
 def _lease_seconds(ps: Penstock, queue: str, lease: float | None) -> float:
@@ -341,3 +349,87 @@ def _browsed(source: Queue | Channel, after: int, limit: int, needle: bytes | No
 def _peeked(message: PeekedMessage) -> dict[str, Any]:
     errors = [failure.error for failure in message.history]
     return described(message) | {"state": message.state.name, "attempts": message.attempts, "why": errors}
+
+
+# -- bodies to send ----------------------------------------------------------------------------------------------------
+
+# What comes from files or standard input may be larger than memory. It is read piece by piece and given on in runs: so
+# many messages, or so many bytes, whichever comes first.
+
+
+def runs_of(bodies: Iterable[bytes], messages: int = RUN_MESSAGES, size: int = RUN_BYTES) -> Iterator[list[bytes]]:
+    """Bodies gathered into runs.
+
+    >>> [len(run) for run in runs_of([b"x"] * 5, messages=2)], [len(run) for run in runs_of([b"xxx"] * 3, size=4)]
+    ([2, 2, 1], [1, 1, 1])
+    """
+    run: list[bytes] = []
+    held = 0
+    for body in bodies:
+        if run and (len(run) == messages or held + len(body) > size):
+            yield run
+            run, held = [], 0
+        run.append(body)
+        held += len(body)
+    if run:
+        yield run
+
+
+def from_files(paths: Iterable[Path], separator: bytes | None) -> Iterator[list[bytes]]:
+    """What files hold, in runs: each file one body, or cut at each separator. `-` is standard input."""
+    for path in paths:
+        with opened(path) as stream:
+            if separator is None:
+                body = stream.read(BODY_BYTES_MAX + 1)
+                if len(body) > BODY_BYTES_MAX:
+                    raise InvalidRequest(f"{path} is larger than any message may be: cut it with --lines or --null")
+                yield [body]
+                continue
+            for bodies in cut(stream, separator):
+                yield from runs_of(bodies)
+
+
+def cut(stream: BinaryIO, separator: bytes, piece_bytes: int = _PIECE_BYTES) -> Iterator[list[bytes]]:
+    r"""What stands between separators (one byte each), as it comes: a slow pipe is not waited for.
+
+    >>> list(cut(io.BytesIO(b"tea\ncake\n\nend"), b"\n", piece_bytes=6))
+    [[b'tea'], [b'cake', b''], [b'end']]
+    """
+    read = getattr(stream, "read1", stream.read)
+    begun: list[bytes] = []
+    while piece := read(piece_bytes):
+        first, *others = piece.split(separator)
+        begun.append(first)
+        if not others:
+            if sum(map(len, begun)) > BODY_BYTES_MAX:
+                text = f"the input has no separator for more than {BODY_BYTES_MAX:,} bytes: no message is so large"
+                raise InvalidRequest(text)
+            continue
+        yield [b"".join(begun), *others[:-1]]
+        begun = [others[-1]]
+    if last := b"".join(begun):
+        yield [last]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A file, or standard input."""
+    if path != STDIN:
+        with path.open("rb") as stream:
+            yield stream
+        return
+    if sys.stdin is None:
+        raise InvalidRequest("standard input is closed: give bodies, or --file")
+    if sys.stdin.isatty():
+        print("penstock: reading from the terminal; Ctrl-D ends the input", file=sys.stderr)
+    yield getattr(sys.stdin, "buffer", None) or io.BytesIO(sys.stdin.read().encode())
+
+
+def size_of(paths: Iterable[Path]) -> int | None:
+    """How many bytes there are to read, if that is known."""
+    total = 0
+    for path in paths:
+        if path == STDIN or not path.is_file():
+            return None
+        total += path.stat().st_size
+    return total

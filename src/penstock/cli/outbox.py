@@ -153,14 +153,10 @@ def _engine(named: str, must_exist: bool) -> Engine:
         url = make_url(named)
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
-        if must_exist and url.get_backend_name() == "sqlite" and url.database:
-            _check_exists(Path(url.database))
+        if must_exist and url.get_backend_name() == "sqlite" and url.database and url.database != ":memory:":
+            file = Path(url.database)  # SQLite would make an empty database of a mistyped name
+            if not file.exists():
+                raise click.BadParameter(f"there is no file {file}", param_hint="--database")
         return create_engine(url)
     except ModuleNotFoundError as error:
         raise click.BadParameter(f"{error}: install the driver of this database") from None
-
-
-def _check_exists(file: Path) -> None:
-    """SQLite would make an empty database of a mistyped name."""
-    if str(file) != ":memory:" and not file.exists():
-        raise click.BadParameter(f"there is no file {file}", param_hint="--database")

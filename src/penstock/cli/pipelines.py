@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from penstock.cli.command import Argument, Group, Option
+from penstock.cli.command import Argument, Command, Group, Option
 from penstock.cli.output import AsJson, print_json, print_rows
 from penstock.cli.store import Data, Token, Url, chosen
 from penstock.signals import told_to_stop
@@ -23,9 +23,6 @@ from penstock.signals import told_to_stop
 if TYPE_CHECKING:
     from penstock.pipelines.definition import Pipeline
     from penstock.pipelines.where import Where
-
-
-from penstock.cli.command import Command
 
 READY_NAMES = (
     "Ready pipelines, instead of FILE: archive, replay, redrive, rollup, report, dedupe, join. Each has --help."
@@ -107,7 +104,7 @@ def run(
 ) -> None:
     """Run a pipeline. SIGTERM and Ctrl-C stop it after the batch that it is in; a second one at once."""
     pipeline = _load(file, trigger)
-    settings = _conf(pipeline, conf)
+    settings = {**pipeline.settings.conf, **_pairs(conf)}
     with _session(pipeline, state, master, settings, reset=reset_checkpoint) as (spark, kept):
         from penstock.pipelines.progress import display_for
         from penstock.pipelines.runner import FAILED as RUN_FAILED
@@ -139,8 +136,7 @@ def status(
     token: Token = None,
 ) -> None:
     """Show how a pipeline stands: running or not, its last batches, and how far behind it is. Needs no Spark."""
-    from penstock.pipelines.checkpoints import State, state_directory
-    from penstock.pipelines.status import status_of
+    from penstock.pipelines.checkpoints import State, state_directory, status_of
 
     pipeline = _load(file)
     found = status_of(pipeline, State(state_directory(pipeline, state)), _where(pipeline, data, url, token))
@@ -171,29 +167,40 @@ def sql(
     token: Token = None,
 ) -> None:
     """Ask queues in SQL. Takes no messages. Starts Spark for it, which takes some ten seconds."""
-    import tempfile
-
-    from penstock.pipelines.sessions import start_session
     from penstock.pipelines.sql import frame_of, rows_of
 
     if as_json and as_csv:
         raise click.BadParameter("give one of --json and --csv")
-    with tempfile.TemporaryDirectory(prefix="penstock-sql-") as directory:
-        spark = start_session("penstock sql", Path(directory), master=master, conf=_pairs(conf))
-        try:
-            frame = frame_of(spark, query, _place(data, url, token))
-            rows = rows_of(frame)
-            if as_json:
-                print_json(rows)
-            elif as_csv:
-                _print_csv(frame.columns, rows)
-            else:
-                print_rows(list(rows), False, "Result")
-        finally:
-            spark.stop()
+    with spark_for("sql", master, _pairs(conf)) as spark:
+        frame = frame_of(spark, query, _place(data, url, token))
+        rows = rows_of(frame)
+        if as_json:
+            print_json(rows)
+        elif as_csv:
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(frame.columns)
+            writer.writerows([row[name] for name in frame.columns] for row in rows)
+            sys.stdout.flush()
+        else:
+            print_rows(list(rows), False, "Result")
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def spark_for(name: str, master: str | None, conf: dict[str, str] | None = None) -> Iterator[Any]:
+    """Spark, with a temporary directory of its own, while the block runs."""
+    import tempfile
+
+    from penstock.pipelines.sessions import start_session
+
+    with tempfile.TemporaryDirectory(prefix=f"penstock-{name}-") as directory:
+        spark = start_session(f"penstock {name}", Path(directory), master=master, conf=conf)
+        try:
+            yield spark
+        finally:
+            spark.stop()
 
 
 @contextlib.contextmanager
@@ -265,10 +272,6 @@ def _place(data: Path | None, url: str | None, token: str | None) -> Where:
     return Where(http_url(place), token=token or os.environ.get("PENSTOCK_TOKEN"))
 
 
-def _conf(pipeline: Pipeline, given: list[str] | None) -> dict[str, str]:
-    return {**pipeline.settings.conf, **_pairs(given)}
-
-
 def _pairs(given: list[str] | None) -> dict[str, str]:
     pairs = [each.partition("=") for each in given or ()]
     wrong = [key for key, equals, _ in pairs if not equals or not key]
@@ -325,10 +328,3 @@ def _source_for_people(source: dict[str, Any]) -> dict[str, Any]:
         "lag": source["lag"],
         "most_behind": f"{behind}: {lags[behind]:,}" if behind is not None and lags[behind] else None,
     }
-
-
-def _print_csv(columns: list[str], rows: Iterator[dict[str, Any]]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([row[name] for name in columns] for row in rows)
-    sys.stdout.flush()

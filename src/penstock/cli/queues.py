@@ -1,4 +1,4 @@
-"""`penstock queue` and `penstock channel`: what holds the messages."""
+"""`penstock queue`, `channel`, `consumer` and `redrive`: what holds messages, and who reads them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from penstock.cli.asking import Yes, confirm
-from penstock.cli.command import Argument, Group, Option, Options
-from penstock.cli.declared import option_of
+from penstock.cli.command import Argument, Group, Option, Options, option_of
+from penstock.cli.exits import Exit, Yes, confirm
 from penstock.cli.messages import Name, existing
-from penstock.cli.output import AsJson, counted, print_done, print_json, print_rows
+from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
 from penstock.cli.stats import IN_QUARANTINE, channel_row, counts, queue_row, with_age
 from penstock.cli.store import on_store
 from penstock.tables import cell
 
 if TYPE_CHECKING:
-    from penstock import Penstock
+    from penstock import Penstock, Redrive, RedriveTask
+
 
 queues = Group(help="Create, list, describe, change, empty and delete queues.")
 channels = Group(help="Create, list, pause, empty and delete the channels of a queue.")
@@ -126,7 +126,8 @@ def describe(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
         settings["dead_letter"] = info.config.dead_letter or dead_letter_name(queue)
     rows = [{"setting": name.removesuffix("_ms"), "value": _shown(name, value)} for name, value in settings.items()]
     print_rows([row for row in rows if row["value"]], False, f"Settings of {queue}")
-    print(f"\n{counted(stats.messages, 'message')}, {counted(stats.bytes, 'byte')}; created {_when(info.created_ms)}\n")
+    created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created_ms / 1_000))
+    print(f"\n{counted(stats.messages, 'message')}, {counted(stats.bytes, 'byte')}; created {created}\n")
     print_rows([with_age(channel_row(queue, each)) for each in stats.channels.values()], False, "Channels")
 
 
@@ -162,10 +163,6 @@ def _shown_backoff(shape: str, base_ms: int, ceiling_ms: int, seed: int) -> str:
     if shape == "fixed":
         return f"fixed, {_shown('base_ms', base_ms)}"
     return f"{shape}, from {_shown('base_ms', base_ms)} to {_shown('ceiling_ms', ceiling_ms)}"
-
-
-def _when(time_ms: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ms / 1_000))
 
 
 @queues.command()
@@ -263,3 +260,130 @@ def delete_channel(ps: Penstock, queue: Name, channel: ChannelName, yes: Yes = F
     confirm(f"Delete channel {channel} of {queue}, with the messages that only it waits for?", yes)
     handle.delete()
     print_done(f"deleted channel {channel} of {queue}", {"queue": queue, "channel": channel, "deleted": True}, as_json)
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+_LOOK_SECONDS = 0.1
+
+
+@on_store()
+def redrive(
+    ps: Penstock,
+    queue: Annotated[str, Argument(help="The dead-letter queue.")],
+    to: Annotated[str | None, Option(help="Move them to this queue, and not to where they came from.")] = None,
+    message_id: Annotated[list[str] | None, Option("--id", help="Only this message. Can be repeated.")] = None,
+    contains: Annotated[str | None, Option(help="Only messages whose body contains this text.")] = None,
+    error: Annotated[str | None, Option(help="Only messages that failed with this text in an error.")] = None,
+    rate: Annotated[int | None, Option(min=1, help="Messages a second at most.")] = None,
+    wait: Annotated[bool, Option(help="Wait until it is done. A server goes on without waiting.")] = True,
+    tasks: Annotated[bool, Option("--tasks", help="List the redrives of the queue, and start none.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move dead letters back to the queues where they failed, and wait until that is done.
+
+    penstock redrive orders.dead --error timeout --rate 100
+    """
+    if tasks:
+        print_rows(map(_row, ps.redrives(queue)), as_json, f"Redrives of {queue}")
+        return
+    needle = None if contains is None else contains.encode(errors="surrogateescape")
+    started = ps.redrive(queue, to=to, ids=message_id, contains=needle, error=error, rate=rate)
+    task = _followed(started, queue) if wait else started.progress()
+    text = f"{task.status}: {task.moved:,} moved, {task.skipped:,} left where they are"
+    print_done(text + (f" ({task.error})" if task.error else ""), _row(task), as_json)
+    if task.status in ("failed", "cancelled"):
+        raise click.exceptions.Exit(Exit.FAILED)
+
+
+def _followed(started: Redrive, queue: str) -> RedriveTask:
+    """Wait for the end, with a bar. Ctrl-C stops the redrive: what was moved stays moved."""
+    with progress(f"Redriving {queue}") as told:
+        try:
+            while (task := started.wait(timeout=_LOOK_SECONDS)).status == "running":
+                told(task.moved + task.skipped, task.to_move)
+        except KeyboardInterrupt:
+            started.cancel()
+            raise
+    return task
+
+
+def _row(task: RedriveTask) -> dict[str, Any]:
+    return {
+        "task": task.task,
+        "queue": task.queue,
+        "target": task.target,
+        "status": task.status,
+        "moved": task.moved,
+        "skipped": task.skipped,
+        "to_move": task.to_move,
+        "error": task.error,
+    }
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+consumers = Group(help="List, read as, move and delete the named consumers of a queue.")
+
+ConsumerName = Annotated[str, Argument(help="The consumer's name.")]
+
+
+@consumers.command("list")
+@on_store(read_only=True)
+def list_consumers(ps: Penstock, queue: Name, as_json: AsJson = False) -> None:
+    """List a queue's consumers, where each is, and how many offsets it is behind."""
+    stats = ps.queue(queue).stats()
+    rows = [
+        {"queue": queue, "consumer": name, "offset": offset, "behind": max(0, stats.next_sequence - offset)}
+        for name, offset in sorted(stats.consumers.items())
+    ]
+    print_rows(rows, as_json, f"Consumers of {queue}")
+
+
+@consumers.command()
+@on_store()
+def read(
+    ps: Penstock,
+    queue: Name,
+    consumer: ConsumerName,
+    max: Annotated[int, Option("--max", "-n", min=1, help="How many messages at most.")] = 10,
+    offset: Annotated[int | None, Option(help="Read from this offset instead.")] = None,
+    ack: Annotated[bool, Option(help="Move the consumer behind what was printed.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Print the next messages for a consumer, and move it behind them. Exit status 3 when there is none."""
+    handle = ps.queue(queue).consumer(consumer)
+    records = handle.read(max, offset=offset)
+    rows = [described(record) | {"offset": record.offset} for record in records]
+    print_rows(rows if as_json else map(for_people, rows), as_json, f"{queue}, as {consumer} reads it")
+    if ack and rows:
+        handle.ack(records.next_offset, allow_rewind=offset is not None)
+    if not rows:
+        raise click.exceptions.Exit(Exit.NOTHING)
+
+
+@consumers.command()
+@on_store()
+def move(
+    ps: Penstock,
+    queue: Name,
+    consumer: ConsumerName,
+    offset: Annotated[int, Argument(min=0, help="The offset of the first message that it has not read.")],
+    allow_rewind: Annotated[bool, Option("--allow-rewind", help="Allow to move backwards.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move a consumer to an offset: it has read everything before that. Creates the consumer if it is not there."""
+    remembered = ps.queue(queue).consumer(consumer).ack(offset, allow_rewind=allow_rewind)
+    facts = {"queue": queue, "consumer": consumer, "offset": remembered}
+    print_done(f"{consumer} is at {remembered} of {queue}", facts, as_json)
+
+
+@consumers.command("delete")
+@on_store()
+def delete_consumer(
+    ps: Penstock, queue: Name, consumer: ConsumerName, yes: Yes = False, as_json: AsJson = False
+) -> None:
+    """Delete a consumer: where it was is forgotten. Asks first, on a terminal."""
+    confirm(f"Delete consumer {consumer} of {queue}?", yes)
+    ps.queue(queue).consumer(consumer).delete()
+    print_done(f"deleted {consumer} of {queue}", {"queue": queue, "consumer": consumer, "deleted": True}, as_json)

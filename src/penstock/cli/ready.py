@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.cli.command import Group, Option
 from penstock.cli.output import AsJson, print_done, print_rows
+from penstock.cli.pipelines import STOPPED, Master, spark_for
 from penstock.cli.store import Token, Url
 from penstock.pipelines.ready import READY
 from penstock.signals import told_to_stop
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from penstock.pipelines.where import Where
 
 DEFAULT_URL = "penstock://localhost:9325"
-STOPPED = 3
 
 Queues = Annotated[list[str] | None, Option("--queue", "-q", help="A queue. Any number of them.", show_default=False)]
 To = Annotated[str, Option("--to", help="The queue that gets the messages.", show_default=False)]
@@ -30,7 +29,6 @@ Once = Annotated[bool, Option("--once/--continuous", help="Do what is there and 
 Every = Annotated[str, Option(help="The interval of batches when continuous.")]
 Within = Annotated[str, Option(help="How far apart two messages may be.")]
 Checkpoint = Annotated[Path | None, Option(help="Where it keeps how far it is.", show_default=".penstock/NAME-FROM-TO")]
-Master = Annotated[str | None, Option(help="Spark's master: local[*], spark://host:7077 ...", show_default="local[*]")]
 
 commands = Group(help="Pipelines that need no definition.")
 
@@ -54,21 +52,21 @@ def archive(
 
     penstock pipeline run archive --queue orders --path archive
     """
-    with _running("archive", master, as_json) as (spark, display, stop):
-        done = READY["archive"].function(
-            spark,
-            _where(url, token),
-            path,
-            queue or (),
-            pattern=pattern,
-            format=format,
-            once=once,
-            every=every,
-            batch_messages=batch,
-            compact=compact,
-            display=display,
-            stop=stop,
-        )
+    done = _run(
+        "archive",
+        master,
+        as_json,
+        url,
+        token,
+        path,
+        queue or (),
+        pattern=pattern,
+        format=format,
+        once=once,
+        every=every,
+        batch_messages=batch,
+        compact=compact,
+    )
     text = f"archived {done.rows} messages to {path}" + (f", {done.joined} small files joined" if done.joined else "")
     _finish(text, {"rows": done.rows, "batches": done.batches, "joined": done.joined}, done.stopped, as_json)
 
@@ -101,24 +99,24 @@ def replay(
 
     penstock pipeline run replay --archive archive --to orders --where "value like '%tea%'" --rate 1000
     """
-    with _running("replay", master, as_json) as (spark, display, stop):
-        done = READY["replay"].function(
-            spark,
-            _where(url, token),
-            to,
-            archive=archive,
-            queue=source,
-            queues=queue or (),
-            since=_in_utc(since),
-            until=_in_utc(until),
-            keys=key or (),
-            predicate=where,
-            rate=rate,
-            state=state,
-            again=again,
-            display=display,
-            stop=stop,
-        )
+    done = _run(
+        "replay",
+        master,
+        as_json,
+        url,
+        token,
+        to,
+        archive=archive,
+        queue=source,
+        queues=queue or (),
+        since=_in_utc(since),
+        until=_in_utc(until),
+        keys=key or (),
+        predicate=where,
+        rate=rate,
+        state=state,
+        again=again,
+    )
     text = f"sent {done.sent} of {done.messages} messages to {to} (state: {done.state})"
     if done.messages and not done.sent and not done.stopped:
         text = f"all {done.messages} messages were sent before; --again sends them again (state: {done.state})"
@@ -159,7 +157,12 @@ def redrive(
             print_rows(rows, False, f"Dead letters: {title}")
     fate = f"{done.moved} sent back" if send else f"{done.chosen} chosen (say --send to send them back)"
     found = {"dead_letters": done.dead_letters, "chosen": done.chosen, "moved": done.moved, "skipped": done.skipped}
-    plain = {title: [{k: _plain(v) for k, v in row.items()} for row in rows] for title, rows in done.analysis.items()}
+    plain = {
+        title: [
+            {k: v if isinstance(v, int | float | str) or v is None else str(v) for k, v in row.items()} for row in rows
+        ]
+        for title, rows in done.analysis.items()
+    }
     _finish(f"{done.dead_letters} dead letters, {fate}", found | {"analysis": plain}, False, as_json)
     if done.failed:  # or cancelled
         print(f"penstock: {'; '.join(done.failed)}", file=sys.stderr)
@@ -183,19 +186,19 @@ def rollup(
 
     penstock pipeline run rollup --table metrics --report report.html
     """
-    with _running("rollup", master, as_json) as (spark, display, stop):
-        done = READY["rollup"].function(
-            spark,
-            _where(url, token),
-            table,
-            window=window,
-            queue=queue,
-            report=report,
-            once=once,
-            every=every,
-            display=display,
-            stop=stop,
-        )
+    done = _run(
+        "rollup",
+        master,
+        as_json,
+        url,
+        token,
+        table,
+        window=window,
+        queue=queue,
+        report=report,
+        once=once,
+        every=every,
+    )
     text = f"{done.events} new events, {done.dates} dates brought up to date in {table}"
     _finish(text, {"events": done.events, "dates": done.dates}, done.stopped, as_json)
 
@@ -233,20 +236,20 @@ def dedupe(
     penstock pipeline run dedupe --from clicks --to clicks.unique --by key --within "1 hour"
     """
     place = checkpoint or Path(".penstock") / f"dedupe-{source}-{to}"
-    with _running("dedupe", master, as_json) as (spark, display, stop):
-        done = READY["dedupe"].function(
-            spark,
-            _where(url, token),
-            source,
-            to,
-            by=by,
-            within=within,
-            checkpoint=place,
-            once=once,
-            every=every,
-            display=display,
-            stop=stop,
-        )
+    done = _run(
+        "dedupe",
+        master,
+        as_json,
+        url,
+        token,
+        source,
+        to,
+        by=by,
+        within=within,
+        checkpoint=place,
+        once=once,
+        every=every,
+    )
     _finish(f"{done.rows} messages read", {"rows": done.rows}, done.stopped, as_json)
 
 
@@ -270,21 +273,21 @@ def join(
     penstock pipeline run join --left orders --right payments --to paid --within "15 minutes"
     """
     place = checkpoint or Path(".penstock") / f"join-{left}-{right}-{to}"
-    with _running("join", master, as_json) as (spark, display, stop):
-        done = READY["join"].function(
-            spark,
-            _where(url, token),
-            left,
-            right,
-            to,
-            on=on,
-            within=within,
-            checkpoint=place,
-            once=once,
-            every=every,
-            display=display,
-            stop=stop,
-        )
+    done = _run(
+        "join",
+        master,
+        as_json,
+        url,
+        token,
+        left,
+        right,
+        to,
+        on=on,
+        within=within,
+        checkpoint=place,
+        once=once,
+        every=every,
+    )
     _finish(f"{done.rows} messages read", {"rows": done.rows}, done.stopped, as_json)
 
 
@@ -308,20 +311,26 @@ def _client_url(url: str) -> str:
     return f"{'penstocks' if scheme == 'https' else 'penstock'}://{rest}"
 
 
+def _run(
+    name: str, master: str | None, as_json: bool, url: str | None, token: str | None, *given: Any, **options: Any
+) -> Any:
+    """Run one of them on a server's queues."""
+    with _running(name, master, as_json) as (spark, display, stop):
+        return READY[name].function(spark, _where(url, token), *given, **options, display=display, stop=stop)
+
+
 @contextlib.contextmanager
 def _running(name: str, master: str | None, as_json: bool) -> Iterator[tuple[Any, Any, threading.Event]]:
     """Spark, something to show progress on, and an event that SIGTERM and Ctrl-C set."""
     from penstock.pipelines.progress import display_for
-    from penstock.pipelines.sessions import start_session
 
     stop = threading.Event()
-    with tempfile.TemporaryDirectory(prefix=f"penstock-{name}-") as directory, told_to_stop(stop.set):
-        spark = start_session(f"penstock {name}", Path(directory), master=master)
-        try:
-            with contextlib.closing(display_for(name, as_json=as_json)) as display:
-                yield spark, display, stop
-        finally:
-            spark.stop()
+    with (
+        told_to_stop(stop.set),
+        spark_for(name, master) as spark,
+        contextlib.closing(display_for(name, as_json=as_json)) as display,
+    ):
+        yield spark, display, stop
 
 
 def _in_utc(at: datetime | None) -> datetime | None:
@@ -333,7 +342,3 @@ def _finish(text: str, found: dict[str, Any], stopped: bool, as_json: bool) -> N
     if stopped:
         print("penstock: stopped; the next run goes on from here", file=sys.stderr)
         raise SystemExit(STOPPED)
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float | str) or value is None else str(value)

@@ -7,18 +7,23 @@ leaves the rest in the queue. A reader that is slow holds the rest back, under a
 
 from __future__ import annotations
 
+import array
+import fcntl
 import io
 import os
+import select
+import stat
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
+from penstock.cli.exits import NobodyReads
 from penstock.cli.output import for_people
-from penstock.cli.streams import Reader
 from penstock.tables import table
 
 if TYPE_CHECKING:
@@ -31,6 +36,40 @@ Pieces = Iterable[tuple[bytes, int]]
 """What is to be written, and how many messages are out with each piece."""
 Write = Callable[[list[dict[str, Any]], list[bytes]], Iterator[int]]
 """Writes messages, and says again and again how many of them are out."""
+
+
+class Reader:
+    """Who reads our output through a pipe, if it is a pipe."""
+
+    PAUSE_SECONDS_MAX = 0.005
+    TURN_SECONDS = 0.1
+    """How often a caller that waits for the reader gets its turn."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        try:
+            self._number = stream.fileno()
+            self.is_on_a_pipe = stat.S_ISFIFO(os.fstat(self._number).st_mode)
+        except (OSError, ValueError):
+            self.is_on_a_pipe = False
+            return
+        self._end = select.poll()
+        self._end.register(self._number, 0)
+
+    def takes(self) -> Iterator[None]:
+        """Wait until it has taken all that was written. `NobodyReads` if it goes and leaves something in the pipe."""
+        pause, turn_at = 0.0, time.monotonic() + self.TURN_SECONDS
+        unread = array.array("i", [0])
+        while self.is_on_a_pipe:
+            fcntl.ioctl(self._number, termios.FIONREAD, unread)
+            if not unread[0]:
+                return
+            if self._end.poll(0):
+                raise NobodyReads
+            time.sleep(pause)
+            pause = min(max(2 * pause, 0.00001), self.PAUSE_SECONDS_MAX)
+            if time.monotonic() >= turn_at:
+                yield
+                turn_at = time.monotonic() + self.TURN_SECONDS
 
 
 class Held:

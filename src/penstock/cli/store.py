@@ -1,4 +1,4 @@
-"""Where the queues are: a data directory or a server, by flags or by the environment. One place picks."""
+"""Where the queues are: a data directory or a server, by flags or by the environment. And `penstock store`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVa
 
 import click
 
-from penstock.cli.command import Option
+from penstock.cli.command import Argument, Group, Option
+from penstock.cli.exits import Exit
+from penstock.cli.output import AsJson, print_done, print_json, print_rows, progress
 from penstock.store.layout import CLUSTER_NAME, is_store
 
 if TYPE_CHECKING:
     from penstock import Penstock
+
 
 DEFAULT_DIRECTORY = Path("data")
 
@@ -171,3 +175,70 @@ def _server(url: str, token: str | None, timeout: float | None) -> Penstock:
         return penstock.connect(url, token=token, name=f"penstock {os.getpid()}", **options)
     except penstock.InvalidRequest as error:
         raise click.BadParameter(str(error), param_hint="--url") from None
+
+
+# -- penstock store ----------------------------------------------------------------------------------------------------
+
+stores = Group(help="Check a data directory for damage; salvage what is readable of it.")
+
+
+@stores.command()
+def check(data: Data = None, as_json: AsJson = False) -> None:
+    """Read everything in a directory, and list what is damaged. Exit status 0: nothing is; 1: something is.
+
+    Nothing is changed, and a server may have the directory open.
+    """
+    import msgspec
+
+    from penstock import salvage as care
+
+    directory = chosen(data, None)
+    if not isinstance(directory, Path):
+        raise click.BadParameter("this works on a directory: give --data")
+    if not directory.is_dir() or care.stores_in(directory) == [directory]:
+        require_store(directory)
+    findings = [
+        ({"store": store.name} if store != directory else {}) | msgspec.to_builtins(finding)
+        for store in care.stores_in(directory)
+        for finding in care.check(store)
+    ]
+    if as_json:
+        print_json(findings)
+    elif findings:
+        print_rows(findings, as_json, f"Damage in {directory}")
+        advice = "restore a backup, or stop the server and copy what is readable:"
+        print(f"{advice} penstock store salvage {directory} NEW", file=sys.stderr)
+    else:
+        print(f"{directory} is whole", flush=True)
+    if findings:
+        raise click.exceptions.Exit(Exit.FAILED)
+
+
+@stores.command()
+def salvage(
+    source: Annotated[Path, Argument(help="The damaged directory. No server may have it open.")],
+    target: Annotated[Path, Argument(help="A directory that is new, or empty.")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy everything that is readable to a new directory, and list what is not, there and here."""
+    import msgspec
+
+    from penstock import salvage as care
+
+    try:
+        with progress(f"salvaging {source}", unit="chunks") as show:
+            done = care.salvage(source, target, show)
+    except KeyboardInterrupt:
+        print(f"penstock: interrupted: {target} is incomplete. Delete it, and start again.", file=sys.stderr)
+        raise click.exceptions.Exit(Exit.INTERRUPTED) from None
+    rows = msgspec.to_builtins(done.findings)
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_rows(rows, as_json, "Not copied as it was")
+    counts = {"queues": done.queues, "rebuilt": done.rebuilt, "messages": done.messages, "findings": len(rows)}
+    text = (
+        f"{target}: {done.queues} queues as they were, {done.rebuilt} made whole, {done.messages} messages; "
+        f"{len(rows)} findings, in {target / care.LIST_NAME}"
+    )
+    print_done(text, counts, as_json)

@@ -4,8 +4,7 @@
 through SQLAlchemy Core, in the user's own transactions. See `docs/outbox.md`.
 """
 
-from penstock.outbox.inbox import Inbox
-from penstock.outbox.outbox import OUTBOX_ID, Outbox, OutboxStatus
+from penstock.outbox.outbox import OUTBOX_ID, Inbox, Outbox, OutboxStatus
 from penstock.outbox.relay import Moved, Relay
 
 __all__ = ["OUTBOX_ID", "Inbox", "Moved", "Outbox", "OutboxStatus", "Relay"]

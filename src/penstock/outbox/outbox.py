@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from sqlalchemy import (
     BigInteger,
@@ -40,14 +40,17 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
+from sqlalchemy.sql.functions import FunctionElement
 
 from penstock.client.bodies import Body, encode_body
+from penstock.client.content import Content
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
 from penstock.core.errors import InvalidRequest, MessageTooLarge
 from penstock.core.queues.attributes import Attributes, encode_attributes
 from penstock.core.queues.config import DELAY_MS_MAX, MESSAGE_BYTES_CEILING, PRIORITY_MAX, check_name
-from penstock.outbox.clock import now_ms
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -56,6 +59,36 @@ if TYPE_CHECKING:
 
     Executes = Connection | Session
     ExecutesLater = AsyncConnection | AsyncSession
+
+    class _Options(TypedDict, total=False):
+        attributes: Attributes | None
+        group: str | None
+        dedup_id: str | None
+        priority: int
+        delay: Seconds | None
+        due: Moment | None
+
+    class _ManyOptions(TypedDict, total=False):
+        groups: Sequence[str | None] | None
+        priority: int
+
+
+class now_ms(FunctionElement[int]):
+    """Milliseconds since 1970, when the statement runs, by the database: relays agree on it, whatever their clocks."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(now_ms, "postgresql")
+def _postgresql(_element: Any, _compiler: Any, **_options: Any) -> str:
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+@compiles(now_ms, "sqlite")
+def _sqlite(_element: Any, _compiler: Any, **_options: Any) -> str:
+    return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+
 
 OUTBOX_ID = "outbox_id"
 """The attribute that carries a row's key."""
@@ -156,33 +189,11 @@ class Outbox:
     # -- sending --
 
     @overload
-    def send(
-        self,
-        connection: Executes,
-        queue: str,
-        body: Body,
-        *,
-        attributes: Attributes | None = ...,
-        group: str | None = ...,
-        dedup_id: str | None = ...,
-        priority: int = ...,
-        delay: Seconds | None = ...,
-        due: Moment | None = ...,
-    ) -> str: ...
+    def send(self, connection: Executes, queue: str, body: Body, **options: Unpack[_Options]) -> str: ...
 
     @overload
     def send(
-        self,
-        connection: ExecutesLater,
-        queue: str,
-        body: Body,
-        *,
-        attributes: Attributes | None = ...,
-        group: str | None = ...,
-        dedup_id: str | None = ...,
-        priority: int = ...,
-        delay: Seconds | None = ...,
-        due: Moment | None = ...,
+        self, connection: ExecutesLater, queue: str, body: Body, **options: Unpack[_Options]
     ) -> Awaitable[str]: ...
 
     def send(
@@ -210,24 +221,12 @@ class Outbox:
 
     @overload
     def send_many(
-        self,
-        connection: Executes,
-        queue: str,
-        bodies: Sequence[Body],
-        *,
-        groups: Sequence[str | None] | None = ...,
-        priority: int = ...,
+        self, connection: Executes, queue: str, bodies: Sequence[Body], **options: Unpack[_ManyOptions]
     ) -> list[str]: ...
 
     @overload
     def send_many(
-        self,
-        connection: ExecutesLater,
-        queue: str,
-        bodies: Sequence[Body],
-        *,
-        groups: Sequence[str | None] | None = ...,
-        priority: int = ...,
+        self, connection: ExecutesLater, queue: str, bodies: Sequence[Body], **options: Unpack[_ManyOptions]
     ) -> Awaitable[list[str]]: ...
 
     def send_many(
@@ -256,7 +255,7 @@ class Outbox:
                 self._tell(executes)
             return result
 
-        return connection.run_sync(write) if _is_async(connection) else write(connection)
+        return connection.run_sync(write) if hasattr(connection, "run_sync") else write(connection)
 
     def _insert(self, rows: list[dict[str, Any]]) -> Any:
         """`due_ms` is given as a delay by a negative number: the database knows what time it is."""
@@ -338,10 +337,6 @@ def _rows(result: Any) -> int:
     return int(result.rowcount)
 
 
-def _is_async(connection: Any) -> bool:
-    return hasattr(connection, "run_sync")
-
-
 def ddl(table: Table, engine: Engine) -> str:
     """The statements that make a table and its indexes."""
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
@@ -401,3 +396,109 @@ def _due(delay: Seconds | None, due: Moment | None) -> int | None:
     if due_ms is not None and due_ms > time.time() * 1_000 + DELAY_MS_MAX:
         raise InvalidRequest(f"due is {due!r}: it must be within a hundred years")
     return None if due_ms is None else max(0, due_ms)
+
+
+# -- the inbox ---------------------------------------------------------------------------------------------------------
+
+# The inbox: which messages have been worked on, remembered in the transaction that did the work.
+#
+# A queue delivers at least once. A handler whose work is a database transaction asks the inbox first, in that
+# transaction: the first time it is told True and goes on; when the same message comes again (the transaction committed,
+# and the ack got lost), it is told False, does nothing, and the message is acknowledged. Work and memory commit
+# together, or not at all.
+#
+# A message that came out of an outbox is known by the outbox's key, which is the same however often a relay sent it.
+# Any other is known by its id.
+
+_KEY_LENGTH_MAX = 128
+
+
+class Inbox:
+    """A table of messages that were worked on.
+
+    >>> from sqlalchemy import create_engine
+    >>> engine, inbox = create_engine("sqlite://"), Inbox()
+    >>> inbox.metadata.create_all(engine)
+    >>> with engine.begin() as connection:
+    ...     inbox.once(connection, "message-1"), inbox.once(connection, "message-1")
+    (True, False)
+    """
+
+    def __init__(
+        self, table: str = "penstock_inbox", *, schema: str | None = None, metadata: MetaData | None = None
+    ) -> None:
+        self.metadata = MetaData() if metadata is None else metadata
+        self.table = Table(
+            table,
+            self.metadata,
+            Column("consumer", String(_KEY_LENGTH_MAX), primary_key=True),
+            Column("key", String(_KEY_LENGTH_MAX), primary_key=True),
+            Column("seen_ms", BigInteger, nullable=False),
+            schema=schema,
+        )
+        Index(f"{table}_seen", self.table.c.seen_ms)
+
+    def schema(self, engine: Engine) -> str:
+        """The statements that make the table, for a migration."""
+        return ddl(self.table, engine)
+
+    @overload
+    def once(self, connection: Executes, message: Content | str, *, consumer: str = ...) -> bool: ...
+
+    @overload
+    def once(self, connection: ExecutesLater, message: Content | str, *, consumer: str = ...) -> Awaitable[bool]: ...
+
+    def once(
+        self, connection: Executes | ExecutesLater, message: Content | str, *, consumer: str = ""
+    ) -> bool | Awaitable[bool]:
+        """True the first time that a message (or an id) is seen in this database, False after.
+
+        Several handlers that each work on the same messages give themselves names: `consumer`. On PostgreSQL, a second
+        transaction with the same message waits here until the first one has ended.
+        """
+        values = {"consumer": _checked(consumer, "consumer", shortest=0), "key": _checked(key_of(message), "id")}
+        if hasattr(connection, "run_sync"):
+            seen: Awaitable[bool] = connection.run_sync(lambda executes: self._once(executes, values))
+            return seen
+        return self._once(connection, values)
+
+    def _once(self, executes: Any, values: dict[str, str]) -> bool:
+        dialect = connection_of(executes, self.table).dialect.name
+        statement = _insert_unless_there(dialect, self.table).values(**values, seen_ms=now_ms())
+        return executes.execute(statement).first() is not None
+
+    def clean(self, connection: Executes, older_than: Seconds) -> int:
+        """Forget what was seen so long ago. Returns how many rows: call it again until it is 0.
+
+        Keep more than a message can take to come again: its retention, and the longest time for which a relay could
+        not reach the database.
+        """
+        age_ms = length_ms(older_than, "older_than") or 0
+        table = self.table.c
+        old = select(table.consumer, table.key).where(table.seen_ms <= now_ms() - age_ms).limit(_DELETED_AT_ONCE)
+        rows = connection.execute(old).all()
+        for consumer in {row.consumer for row in rows}:
+            keys = [row.key for row in rows if row.consumer == consumer]
+            connection.execute(delete(self.table).where(table.consumer == consumer, table.key.in_(keys)))
+        return len(rows)
+
+
+def key_of(message: Content | str) -> str:
+    """What a message is known by: the key of the outbox that it came from, or its id."""
+    if isinstance(message, str):
+        return message
+    given = message.attributes.get(OUTBOX_ID)
+    return given if isinstance(given, str) and given else message.id
+
+
+def _insert_unless_there(dialect: str, table: Table) -> Any:
+    kinds: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+    if dialect not in kinds:
+        raise InvalidRequest(f"an inbox needs PostgreSQL or SQLite, and this is {dialect}")
+    return kinds[dialect](table).on_conflict_do_nothing().returning(table.c.key)
+
+
+def _checked(text: str, what: str, *, shortest: int = 1) -> str:
+    if not shortest <= len(text) <= _KEY_LENGTH_MAX:
+        raise InvalidRequest(f"a {what} has {shortest} to {_KEY_LENGTH_MAX} characters; this one has {len(text)}")
+    return text

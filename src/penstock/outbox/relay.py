@@ -60,8 +60,7 @@ from penstock.core.backoff import backoff
 from penstock.core.errors import ConnectionLost, InvalidRequest, PenstockError, StoreError
 from penstock.core.queues.attributes import AttributeValue, decode_attributes
 from penstock.core.queues.config import DEDUP_WINDOW_MS
-from penstock.outbox.clock import now_ms
-from penstock.outbox.outbox import FAILED, OUTBOX_ID, PENDING, SENT, Outbox, claimed_until_ms
+from penstock.outbox.outbox import FAILED, OUTBOX_ID, PENDING, SENT, Outbox, claimed_until_ms, now_ms
 
 _LOG = logging.getLogger("penstock.outbox")
 _BATCH_BYTES_MAX = 16 * 1024 * 1024

@@ -27,9 +27,8 @@ from typing import Any
 from penstock.core.backoff import backoff
 from penstock.pipelines.checkpoints import State
 from penstock.pipelines.definition import REJECTS, Pipeline, seconds_of
-from penstock.pipelines.errors import HOPELESS, InvalidDefinition, Problem, reason_of
-from penstock.pipelines.frames import Frames
-from penstock.pipelines.outputs import check_partition_columns, queue_writer, writer_of
+from penstock.pipelines.errors import HOPELESS, InvalidDefinition, PipelineFailed, Problem, reason_of
+from penstock.pipelines.frames import Frames, check_partition_columns, queue_writer, writer_of
 from penstock.pipelines.progress import Batch, Display, QueryProgress
 from penstock.pipelines.where import Where
 
@@ -86,7 +85,11 @@ class Runner:
         self._say("starting")
         try:
             self._writers = {name: self._writer(name) for name in self._queries}
-            outcome = self._run_stages()
+            outcome = Outcome(DONE)
+            for stage in self.pipeline.stages() if self.once else [list(self._queries)]:
+                outcome = self._run_stage([self._queries[name] for name in stage])
+                if outcome.state != DONE:
+                    break
         except InvalidDefinition as error:
             self._say(FAILED, str(error))
             raise
@@ -94,7 +97,10 @@ class Runner:
             self._say(FAILED, f"{type(error).__name__}: {error}")
             raise
         finally:
-            self._stop_all()
+            for each in self._queries.values():
+                if each.handle is not None:
+                    with contextlib.suppress(Exception):
+                        each.handle.stop()
         self._say(outcome.state, outcome.reason)
         return outcome
 
@@ -106,13 +112,6 @@ class Runner:
         """Make every frame and writer, and start nothing: what Spark can find wrong without reading a message."""
         for name in self._queries:
             self._writer(name)
-
-    def _run_stages(self) -> Outcome:
-        for stage in self.pipeline.stages() if self.once else [list(self._queries)]:
-            outcome = self._run_stage([self._queries[name] for name in stage])
-            if outcome.state != DONE:
-                return outcome
-        return Outcome(DONE)
 
     def _run_stage(self, running: list[_Running]) -> Outcome:
         for each in running:
@@ -126,7 +125,9 @@ class Runner:
                 failed = self._look_at(each)
                 if failed is not None:
                     return failed
-            self._refresh()
+            self.display.refresh([each.progress for each in self._queries.values()])
+            if time.monotonic() >= self._status_due_s:
+                self._say("running")
             if all(each.progress.state == DONE for each in running):
                 return Outcome(DONE)
 
@@ -143,11 +144,8 @@ class Runner:
             writer = writer_of(frame, self.pipeline, output, self.where, self.state.directory, checkpoint)
         writer = writer.queryName(f"{self.pipeline.name}.{name}").option("checkpointLocation", str(checkpoint))
         interval_ms = round(1000 * (seconds_of(self.pipeline.settings.trigger) or 1.0))
-        return (
-            writer.trigger(availableNow=True)
-            if self.once
-            else writer.trigger(processingTime=f"{interval_ms} milliseconds")
-        )
+        trigger = {"availableNow": True} if self.once else {"processingTime": f"{interval_ms} milliseconds"}
+        return writer.trigger(**trigger)
 
     def _start(self, running: _Running) -> None:
         running.progress.state = "starting"
@@ -217,12 +215,12 @@ class Runner:
         """Let each query come to the end of its batch, and stop it there."""
         deadline_s = time.monotonic() + self.stop_s
         waiting = [each for each in running if each.handle is not None and each.handle.isActive]
-        before = {each.progress.name: _batches_done(self.state.checkpoint(each.progress.name)) for each in waiting}
+        before = {each.progress.name: self._batches_done(each.progress.name) for each in waiting}
         while waiting and time.monotonic() < deadline_s and not self.hurry.is_set():
             for each in list(waiting):
                 name = each.progress.name
                 between = not each.handle.status["isTriggerActive"]
-                if between or not each.handle.isActive or _batches_done(self.state.checkpoint(name)) > before[name]:
+                if between or not each.handle.isActive or self._batches_done(name) > before[name]:
                     each.handle.stop()
                     waiting.remove(each)
             self.hurry.wait(LOOK_S / 5)
@@ -231,18 +229,10 @@ class Runner:
                 self._take_reports(each)
                 each.progress.state = STOPPED
 
-    def _stop_all(self) -> None:
-        for each in self._queries.values():
-            if each.handle is not None:
-                with contextlib.suppress(Exception):
-                    each.handle.stop()
+    def _batches_done(self, name: str) -> int:
+        return _last_number(self.state.checkpoint(name) / "commits")
 
     # -- telling --
-
-    def _refresh(self) -> None:
-        self.display.refresh([each.progress for each in self._queries.values()])
-        if time.monotonic() >= self._status_due_s:
-            self._say("running")
 
     def _say(self, state: str, reason: str = "") -> None:
         self._status_due_s = time.monotonic() + STATUS_S
@@ -268,18 +258,87 @@ def _plain_report(report: Any) -> dict[str, Any]:
     return found
 
 
-def _batches_done(checkpoint: Path) -> int:
-    """The number of the last batch that Spark has noted as done; -1 for none."""
-    return _last_number(checkpoint / "commits")
-
-
 def is_complete(checkpoint: Path) -> bool:
     """Whether every batch that was begun is done. (A query whose thread died of an error in Java reports none.)"""
     return _last_number(checkpoint / "offsets") <= _last_number(checkpoint / "commits")
 
 
 def _last_number(directory: Path) -> int:
+    """The number of the last batch that Spark has noted in a directory of a checkpoint; -1 for none."""
     return max((int(each.name) for each in directory.glob("*") if each.name.isdigit()), default=-1)
 
 
-__all__ = ["DONE", "FAILED", "STOPPED", "Outcome", "Runner", "reason_of"]
+# -- one stream --------------------------------------------------------------------------------------------------------
+
+STREAM_LOOK_S = 0.05
+STREAM_STOP_S = 20.0
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a stream has done."""
+
+    rows: int
+    batches: int
+    stopped: bool = False
+    """It was told to stop before its end."""
+
+
+def run_stream(
+    writer: Any,
+    name: str,
+    checkpoint: Path,
+    *,
+    once: bool,
+    every: str,
+    display: Display | None = None,
+    stop: threading.Event | None = None,
+) -> Followed:
+    """Start a stream, and wait for its end; `PipelineFailed`, in one line, if it fails.
+
+    When `stop` is set, it ends after its current batch. A stream whose thread died of an error of Java's own (memory,
+    files) reports none: the checkpoint shows it.
+    """
+    trigger = {"availableNow": True} if once else {"processingTime": every}
+    try:
+        query = writer.option("checkpointLocation", str(checkpoint)).trigger(**trigger).start()
+    except Exception as error:
+        raise PipelineFailed(f"{name}: {reason_of(error)}") from error
+    progress = QueryProgress(name, state="running")
+    told_s: float | None = None
+    is_stopped = False
+    try:
+        while query.isActive:
+            _take(query, progress, display)
+            if stop is not None and stop.is_set():
+                told_s = told_s or time.monotonic()
+                if not query.status["isTriggerActive"] or time.monotonic() > told_s + STREAM_STOP_S:
+                    query.stop()
+                    is_stopped = True
+                    break
+            with contextlib.suppress(Exception):  # it is looked at below
+                query.awaitTermination(STREAM_LOOK_S)
+        _take(query, progress, display)
+        failure = None if is_stopped else query.exception()
+        if failure is not None:
+            raise PipelineFailed(f"{name}: {reason_of(failure)}") from failure
+        if not is_stopped and not is_complete(checkpoint):
+            text = "it ended in the middle of a batch; Spark's log says why. Run it again to go on"
+            raise PipelineFailed(f"{name}: {text}")
+    finally:
+        query.stop()
+    return Followed(progress.rows, progress.batches, is_stopped)
+
+
+def _take(query: Any, progress: QueryProgress, display: Display | None) -> None:
+    for report in query.recentProgress:
+        batch = Batch.of(_plain_report(report))
+        if progress.saw(batch) and display is not None:
+            display.batch(progress, batch)
+    if display is not None:
+        display.refresh([progress])
+
+
+def tell(display: Display | None) -> Callable[[str], None]:
+    """Somewhere to say things."""
+    return (lambda text: None) if display is None else display.note

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.pipelines.decorators import find_function
 from penstock.pipelines.definition import (
     FILES,
     OUTPUT_KINDS,
@@ -24,8 +25,7 @@ from penstock.pipelines.definition import (
     seconds_of,
 )
 from penstock.pipelines.errors import InvalidDefinition, Place, Problem, SparkMissing
-from penstock.pipelines.functions import find_function
-from penstock.pipelines.sql_names import tables_of
+from penstock.pipelines.sql import tables_of
 
 FILE_BYTES_MAX = 1024 * 1024
 _NODES_MAX = 20_000

@@ -133,18 +133,14 @@ class KafkaPlace(ServerPlace):
                     return None
                 raise
             if page["kafka"] is None:
-                self._mind_other_engine()
+                if self._where.read_from == "kafka":
+                    text = f"readFrom is kafka, and the engine of {self._where.url} is not Kafka: leave readFrom out"
+                    raise InvalidOption(text)
                 return None
             keys += [ChunkKey.unpack(b64decode(key)) for key in page["keys"]]
             offset = page["next_offset"]
             if len(page["keys"]) < _KEYS_PER_REQUEST:
                 return Listing(**page["kafka"], keys=keys)
-
-    def _mind_other_engine(self) -> None:
-        if self._where.read_from == "kafka":
-            raise InvalidOption(
-                f"readFrom is kafka, and the engine of {self._where.url} is not Kafka: leave readFrom out"
-            )
 
     # -- their bytes --
 

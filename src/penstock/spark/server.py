@@ -123,14 +123,14 @@ class Connection:
         return response
 
     def _connect(self) -> http.client.HTTPConnection:
-        connection = self._unconnected(self._url.hostname or "", self._url.port)
+        host, port = self._url.hostname or "", self._url.port
+        if self._url.scheme == "http":
+            connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_S_MAX)
+        else:
+            trusted = _trusting(self._where.ca_file)
+            connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_S_MAX, context=trusted)
         connection.response_class = _Response
         return connection
-
-    def _unconnected(self, host: str, port: int | None) -> http.client.HTTPConnection:
-        if self._url.scheme == "http":
-            return http.client.HTTPConnection(host, port, timeout=_ANSWER_S_MAX)
-        return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S_MAX, context=_trusting(self._where.ca_file))
 
     def close(self) -> None:
         """Hang up; the next request connects again."""

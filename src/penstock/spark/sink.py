@@ -22,8 +22,7 @@ from pyspark.sql.types import StructType
 
 from penstock.spark.errors import InvalidOption, ServerFailed, SparkError
 from penstock.spark.options import SinkOptions
-from penstock.spark.pieces import Pieces, forget, publish
-from penstock.spark.rows import Rows, check_columns
+from penstock.spark.rows import Pieces, Rows, check_columns, forget, publish
 from penstock.spark.server import Connection
 
 

@@ -253,6 +253,14 @@ def resolve(start: Start, at: Offsets, what: str) -> int:
 # -- batch -------------------------------------------------------------------------------------------------------------
 
 
+def check_start(options: SourceOptions, at: Offsets, start: int) -> None:
+    """Raise if messages are asked for that are gone."""
+    if start < at.first and options.fail_on_data_loss and at.first > 0:
+        raise data_loss(
+            f"startingOffsets gives queue {at.queue!r} {start}, and the first message that is there is {at.first}"
+        )
+
+
 class BatchReader(DataSourceReader):
     """A table: the messages that are there, between two offsets."""
 
@@ -273,17 +281,13 @@ class BatchReader(DataSourceReader):
     def _range(self, at: Offsets) -> Range:
         options = self.options
         times = list(at.at_times)
-        start = times.pop(0) if options.starting_ms is not None else self._start(at)
+        if options.starting_ms is not None:
+            start = times.pop(0)
+        else:
+            start = resolve(EARLIEST if options.starting is None else options.starting, at, "startingOffsets")
+            check_start(options, at, start)
         stop = times.pop(0) if options.ending_ms is not None else resolve(options.ending, at, "endingOffsets")
         return Range(at.queue, start, stop, _KEPT_NOTHING)
-
-    def _start(self, at: Offsets) -> int:
-        start = resolve(EARLIEST if self.options.starting is None else self.options.starting, at, "startingOffsets")
-        if start < at.first and self.options.fail_on_data_loss and at.first > 0:
-            raise data_loss(
-                f"startingOffsets gives queue {at.queue!r} {start}, and the first message that is there is {at.first}"
-            )
-        return start
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read: in the executors. Messages that are done and gone within the range are left out."""
@@ -403,16 +407,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for queue, parts in queues.items():
             offsets = tuple(begin(at) for at in parts)
             for at, offset in zip(parts, offsets, strict=True):
-                self._check_begin(at, offset)
+                check_start(self.options, at, offset)
             kept = tuple(max(offset, at.end) for at, offset in zip(parts, offsets, strict=True))
             positions[queue] = QueuePosition(offsets, parts[0].queue_id, kept)
         return positions
-
-    def _check_begin(self, at: Offsets, offset: int) -> None:
-        if offset < at.first and self.options.fail_on_data_loss and at.first > 0:
-            raise data_loss(
-                f"startingOffsets gives queue {at.queue!r} {offset}, and the first message that is there is {at.first}"
-            )
 
     # -- how far it goes --
 
@@ -445,12 +443,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         there = {part.queue for part in found}
         at = StreamOffset(at.channel, {name: each for name, each in at.queues.items() if name in there})
         self._keep(at)
-        ends = {part: self._end_of(part, each) for part, each in found.items()}
+        ends = {
+            part: each.end if self._target is None else min(each.end, self._target.get(part, 0))
+            for part, each in found.items()
+        }
         self._ends = at.moved({part: each.end for part, each in found.items()})
         return at.moved(self._limited(at.offsets(), ends, limit)).encode()
-
-    def _end_of(self, part: Part, found: Offsets) -> int:
-        return found.end if self._target is None else min(found.end, self._target.get(part, 0))
 
     def _with_new_queues(self, at: StreamOffset) -> StreamOffset:
         """Queues that match the pattern and were not there before are read from their beginning."""

@@ -77,15 +77,13 @@ class WarmPython:
         while True:
             for file, _ in self._poll.poll():
                 if file == self._spark:
-                    return self._end()
+                    for stream in set(self._streams.values()):
+                        stream.kill()
+                    return
                 if file == self._listener.fileno():
                     self._accept()
                 elif file in self._streams:
                     self._look_at(self._streams[file], file)
-
-    def _end(self) -> None:
-        for stream in set(self._streams.values()):
-            stream.kill()
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()

@@ -13,11 +13,10 @@ from typing import Any
 
 import uvloop
 
-from penstock.cluster.base import Place
+from penstock.cluster.base import Place, ShardHost
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits
-from penstock.cluster.ownership.host import ShardHost
 from penstock.core.commands import Command, Delivery
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Call, Shard

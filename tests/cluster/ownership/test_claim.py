@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.cluster.ownership.claim import CLAIM_KEY, Claim, ClaimedStore, ShardGivenAway, read_claim
+from penstock.cluster.ownership.ownership import CLAIM_KEY, Claim, ClaimedStore, ShardGivenAway, read_claim
 from penstock.core.errors import StoreError
 from penstock.core.storage.changes import Changes
 from penstock.store.errors import CommitAborted, CommitFailed, DiskFull, StoreVersion

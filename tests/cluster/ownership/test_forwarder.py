@@ -10,10 +10,9 @@ from itertools import count
 
 import pytest
 
-from penstock.cluster.base import LinkBroken, ShardMoved
+from penstock.cluster.base import LinkBroken, ShardHost, ShardMoved
 from penstock.cluster.ownership import forwarder as forwarder_module
 from penstock.cluster.ownership.forwarder import PAUSE_S_MAX, Forwarder, Submit
-from penstock.cluster.ownership.host import ShardHost
 from penstock.core.commands import Ack, Browse, Command, CommitWork, Receive, Send, TakeOutbox
 from penstock.core.errors import StoreError
 from penstock.core.queues.partition import partition_of

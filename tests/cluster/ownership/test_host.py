@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.cluster.base import ShardMoved
-from penstock.cluster.ownership.host import ShardHost
+from penstock.cluster.base import ShardHost, ShardMoved
 from penstock.core.commands import CreateQueue, QueueStats, Receive, Send, Subscribe
 from tests.cluster.links.linking import Asked, Subscriber, ask, bodies, in_loop, make_host, make_shard, until
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cluster.base import ShardMoved
+from penstock.cluster.base import ShardHost, ShardMoved
 from penstock.cluster.membership.ledger import ReleasedRecord, ServingRecord
-from penstock.cluster.ownership.claim import read_claim
-from penstock.cluster.ownership.host import ShardHost
-from penstock.cluster.ownership.ownership import Ownership
+from penstock.cluster.ownership.ownership import Ownership, read_claim
 from penstock.core.commands import Receive, Send
 from penstock.server.clock import SystemClock
 from penstock.server.proof import steady_s

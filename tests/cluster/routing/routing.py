@@ -13,7 +13,7 @@ from penstock import __version__
 from penstock.client.aio.penstock import AsyncPenstock
 from penstock.client.remote.routed import RoutedCaller
 from penstock.cluster.routing.placement import home_of
-from penstock.protocols.rest.server import RestFrontEnd
+from penstock.protocols.rest.app import RestFrontEnd
 from penstock.server.auth import Credentials
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster.base import ClusterMap, LinkBroken, NodeAddress
+from penstock.cluster.base import ClusterMap, LinkBroken, NodeAddress, ShardHost
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits, holder_of
 from penstock.cluster.ownership.forwarder import Forwarder
-from penstock.cluster.ownership.host import ShardHost
 from penstock.cluster.routing.router import Router
 from penstock.cluster.routing.session_router import RouterPlace, SessionRouter
 from penstock.core.commands import (

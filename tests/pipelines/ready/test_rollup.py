@@ -15,8 +15,7 @@ import pytest
 import penstock
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.pipelines.errors import IncompatibleCheckpoint
-from penstock.pipelines.ready.plots import Series, lines_svg
-from penstock.pipelines.ready.report import QueueHistory, _with_silence, page, report
+from penstock.pipelines.ready.report import QueueHistory, Series, _with_silence, lines_svg, page, report
 from penstock.pipelines.ready.rollup import EVENTS_QUEUE, STORED, rollup, windows_of
 from penstock.pipelines.where import Where
 from tests.compat.server import Server, until

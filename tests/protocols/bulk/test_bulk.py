@@ -28,7 +28,7 @@ from penstock.core.queues.attributes import encode_attributes
 from penstock.core.storage.chunk import Chunk
 from penstock.protocols.bulk.operations import Takes
 from penstock.protocols.bulk.staging import PieceNotFound, Staging
-from penstock.spark import pieces
+from penstock.spark import rows
 from penstock.spark.errors import InvalidRow, ServerFailed
 from penstock.spark.options import Where
 from penstock.spark.place import Part, Range
@@ -680,10 +680,10 @@ def table(*values: bytes) -> Any:
 
 
 def test_pieces_arrive_in_their_order(writer: Connection, reader: ServerPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1)
+    monkeypatch.setattr(rows, "PIECE_BYTES", 1)
     expected = [b"%d" % number for number in range(20)]
     batches = [table(*expected[low : low + 2]) for low in range(0, 20, 2)]
-    sent = pieces.Pieces(writer, 0, None)
+    sent = rows.Pieces(writer, 0, None)
     assert sent.add_all(Rows("r9", 0), batches) == 20
     assert len(sent.names) == 10
     assert values(reader, "r9") == expected
@@ -692,10 +692,10 @@ def test_pieces_arrive_in_their_order(writer: Connection, reader: ServerPlace, m
 def test_a_piece_that_is_refused_names_its_rows_and_none_follows(
     writer: Connection, reader: ServerPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1)
+    monkeypatch.setattr(rows, "PIECE_BYTES", 1)
     send(writer, piece("r9a", b"before"))
     batches = [table(b"one", b"two"), table(bytes(3_000_000)), table(b"four"), table(b"five")]
-    sent = pieces.Pieces(writer, 7, None)
+    sent = rows.Pieces(writer, 7, None)
     with pytest.raises(InvalidRow, match="partition 7, rows 2 to 2: message 0 has 3000000 bytes"):
         sent.add_all(Rows("r9a", 7), batches)
     assert len(sent.names) == 1

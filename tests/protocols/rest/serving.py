@@ -16,7 +16,7 @@ import pytest
 
 from penstock import __version__
 from penstock.core.commands import Command
-from penstock.protocols.rest.server import RestFrontEnd
+from penstock.protocols.rest.app import RestFrontEnd
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMaps
 from penstock.server.settings import Settings, parse

@@ -16,7 +16,7 @@ import pytest
 
 import penstock.protocols
 from penstock.core import errors
-from penstock.protocols.rest.problem_pages import EXPLAINED
+from penstock.protocols.rest.pages import EXPLAINED
 from penstock.protocols.rest.problems import STATUSES, code_of, status_of
 from penstock.store import errors as store_errors
 from tests.protocols.rest.serving import Server, needed
@@ -163,7 +163,7 @@ def test_every_type_of_a_problem_leads_to_a_page_that_says_what_to_do(server: Se
     }
     assert in_code >= {"path_not_found", "unauthorized", "internal_error"}
     listed = {each.code for each in EXPLAINED}
-    assert in_code <= listed, "explain it in protocols/rest/problem_pages.py"
+    assert in_code <= listed, "explain it in protocols/rest/pages.py"
     with httpx.Client(base_url=server.url) as client:
         problem = client.get("/v1/queues/nowhere").json()
         assert problem["type"] == "/v1/problems/queue_not_found"

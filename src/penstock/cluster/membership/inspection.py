@@ -19,8 +19,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, TopicMetadata
 
-from penstock.cluster.membership.group import GroupAsker, GroupSilent
-from penstock.cluster.membership.group_process import quick
+from penstock.cluster.membership.group import GroupAsker, GroupSilent, quick
 from penstock.cluster.membership.ledger import DrainRecord, Ledger, Record, WishRecord, encode, key_of
 from penstock.core.errors import InvalidRequest
 from penstock.store.errors import LogUnavailable

@@ -140,8 +140,10 @@ class Forwarder:
             except (PenstockError, TimeoutError) as error:
                 failures += 1
                 self._failures += 1
-                log.log(_level(failures), "shard %d does not take the outbox, try %d: %s", target, failures, error)
-                await asyncio.sleep(self._pause(failures))
+                # What passes by itself, because a shard moves, is not worth a warning.
+                level = logging.WARNING if failures >= 5 else logging.DEBUG
+                log.log(level, "shard %d does not take the outbox, try %d: %s", target, failures, error)
+                await asyncio.sleep(backoff(failures, self._pause_s, PAUSE_S_MAX, jitter=random.random() / 2))
 
     async def _take(self, target: int, mark: int, entries: list[OutboxEntry]) -> int:
         """Have the target do a batch. Returns where its mark is."""
@@ -179,9 +181,6 @@ class Forwarder:
         except ShardClosed as error:  # the target's: it will be served elsewhere
             raise StoreError(str(error)) from None
 
-    def _pause(self, failures: int) -> float:
-        return backoff(failures, self._pause_s, PAUSE_S_MAX, jitter=random.random() / 2)
-
 
 def forwarder_families(stats: Mapping[int, ForwarderStats]) -> Iterator[Metric]:
     """What Prometheus is told of the forwarders of some shards.
@@ -206,8 +205,3 @@ _SERIES: tuple[tuple[str, str, bool, Callable[[ForwarderStats], float]], ...] = 
     ("refused_messages", "Messages that their queue did not take.", True, lambda stats: stats.refused),
     ("stale_acks", "Acks of units of work that came too late.", True, lambda stats: stats.stale),
 )
-
-
-def _level(failures: int) -> int:
-    """What passes by itself, because a shard moves, is not worth a warning."""
-    return logging.WARNING if failures >= 5 else logging.DEBUG

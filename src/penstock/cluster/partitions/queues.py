@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -132,21 +132,12 @@ class SplitQueues:
             self._router.catalog.forget(split.name)
             if partition == 0:
                 raise
-            await self._mend(split, partition)
+            info = await self.describe(split.name)
+            if info.queue_id != split.queue_id:
+                raise QueueReplaced(f"queue {split.name!r} was made again meanwhile: look at it again") from None
+            if not await self.create_parts(info, [partition]):
+                raise QueueReplaced(f"queue {split.name!r} was deleted meanwhile: look at it again") from None
             return await self._router.ask(shard, meant_for(split, command))
-
-    async def _mend(self, split: SplitQueue, partition: int) -> None:
-        info = await self.describe(split.name)
-        if info.queue_id != split.queue_id:
-            raise QueueReplaced(f"queue {split.name!r} was made again meanwhile: look at it again")
-        if not await self.create_parts(info, [partition]):
-            raise QueueReplaced(f"queue {split.name!r} was deleted meanwhile: look at it again")
-
-    async def _ask_all(self, split: SplitQueue, command: Command, partitions: list[int] | None = None) -> list[Any]:
-        """The replies of partitions (all), in their order; errors among them."""
-        chosen = range(len(split.shards)) if partitions is None else partitions
-        asked = [self.ask(split, partition, msgspec.structs.replace(command)) for partition in chosen]
-        return await asyncio.gather(*asked, return_exceptions=True)
 
     # -- making and deleting --
 
@@ -166,9 +157,12 @@ class SplitQueues:
         """
         shards = shards_of(info.name, info.config.partitions, self._router.shards)
         chosen = list(partitions)
-        made = await asyncio.gather(
-            *(self._create_part(info, partition, shards[partition]) for partition in chosen), return_exceptions=True
-        )
+        parts = [
+            CreateQueue(name=info.name, config=info.config, channels=tuple(info.channels), part=(each, info.queue_id))
+            for each in chosen
+        ]
+        asked = [self._router.ask(shards[each], part) for each, part in zip(chosen, parts, strict=True)]
+        made = await asyncio.gather(*asked, return_exceptions=True)
         is_there = await self._is_there(info)
         if not is_there:
             late = DeleteQueue(name=info.name, of_queue=info.queue_id)
@@ -178,12 +172,6 @@ class SplitQueues:
             if isinstance(reply, BaseException) and not (isinstance(reply, QueueNotFound) and not is_there):
                 raise reply
         return is_there
-
-    async def _create_part(self, info: QueueInfo, partition: int, shard: int) -> QueueInfo:
-        part = CreateQueue(
-            name=info.name, config=info.config, channels=tuple(info.channels), part=(partition, info.queue_id)
-        )
-        return await self._router.ask(shard, part)  # type: ignore[no-any-return]
 
     async def _is_there(self, info: QueueInfo) -> bool:
         try:
@@ -210,10 +198,9 @@ class SplitQueues:
 
     async def _delete_parts(self, split: SplitQueue) -> None:
         part = DeleteQueue(name=split.name, of_queue=split.queue_id)
-        rest = [self._router.ask(shard, msgspec.structs.replace(part)) for shard in split.shards[1:]]
-        for reply in await asyncio.gather(*rest, return_exceptions=True):
-            if isinstance(reply, BaseException) and not isinstance(reply, QueueNotFound):
-                raise reply
+        await all_of(
+            [self._router.ask(shard, msgspec.structs.replace(part)) for shard in split.shards[1:]], QueueNotFound
+        )
 
     # -- to every partition --
 
@@ -231,10 +218,7 @@ class SplitQueues:
         elif isinstance(command, CreateChannel | DeleteChannel):
             self._router.catalog.forget(split.name)
         rest = [self.ask(split, number, _part_of(command, number)) for number in range(1, len(split.shards))]
-        replies = [first, *await asyncio.gather(*rest, return_exceptions=True)]
-        for reply in replies:
-            if isinstance(reply, BaseException):
-                raise reply
+        replies = [first, *await all_of(rest)]
         if isinstance(command, QueueStats):
             return merge_stats(replies)
         if isinstance(command, StartRedrive):
@@ -252,25 +236,27 @@ class SplitQueues:
         while True:
             self._router.catalog.note(info)
             settings = msgspec.structs.asdict(info.config)
-            told = [
-                self.ask(split, number, ChangeQueue(name=split.name, changes=settings))
-                for number in range(1, len(split.shards))
-            ]
-            for reply in await asyncio.gather(*told, return_exceptions=True):
-                if isinstance(reply, BaseException):
-                    raise reply
+            told = ChangeQueue(name=split.name, changes=settings)
+            await all_of(self.ask(split, number, told) for number in range(1, len(split.shards)))
             now = await self.describe(split.name)
             if now.config == info.config:
                 return info
             info = now
 
     async def _delete_consumer(self, command: DeleteConsumer, split: SplitQueue) -> None:
-        replies = await self._ask_all(split, command)
-        for reply in replies:
-            if isinstance(reply, BaseException) and not isinstance(reply, ConsumerNotFound):
-                raise reply
+        asked = [self.ask(split, partition, command) for partition in range(len(split.shards))]
+        replies = await all_of(asked, ConsumerNotFound)
         if all(isinstance(reply, ConsumerNotFound) for reply in replies):
             raise replies[0]
+
+
+async def all_of(asked: Iterable[Awaitable[Any]], *passed_over: type[Exception]) -> list[Any]:
+    """The replies of all, when the last has come. The first error is raised, but for those that are passed over."""
+    replies = await asyncio.gather(*asked, return_exceptions=True)
+    for reply in replies:
+        if isinstance(reply, BaseException) and not isinstance(reply, passed_over):
+            raise reply
+    return replies
 
 
 def _check_offsets(command: CreateChannel, split: SplitQueue) -> None:

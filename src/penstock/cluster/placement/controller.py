@@ -63,23 +63,17 @@ class Heartbeats:
 
     def __init__(self) -> None:
         self._heard_s: dict[str, float] = {}
-        self._spoke_s: dict[str, float] = {}
-        """As that, and no silence is made up for."""
         self._last_s = float("-inf")
 
     def heard(self, name: str, now_s: float) -> None:
         """A node has said something."""
         if now_s - self._last_s > SILENCE_S:
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
-        self._heard_s[name] = self._spoke_s[name] = self._last_s = now_s
+        self._heard_s[name] = self._last_s = now_s
 
     def alive(self, within_s: float) -> set[str]:
         """Who was heard not much longer ago than anybody."""
         return {name for name, heard_s in self._heard_s.items() if heard_s >= self._last_s - within_s}
-
-    def spoke_since(self, time_s: float) -> set[str]:
-        """Who was really heard since then: nobody, while something is wrong with the topic."""
-        return {name for name, spoke_s in self._spoke_s.items() if spoke_s >= time_s}
 
 
 ENTROPY_BYTES = 64

@@ -11,7 +11,6 @@ from functools import lru_cache
 import msgspec
 
 from penstock.core.commands import ChannelStats, QueueTally, RedriveTask, Send, Sent, Settled, Span, Stats
-from penstock.core.queues.config import QueueConfig
 from penstock.core.queues.partition import PARTITION_SHIFT, partition_of
 
 _HOMES_REMEMBERED = 65_536
@@ -212,8 +211,3 @@ def merge_names(pages: list[list[str]], limit: int) -> list[str]:
     ['a', 'b']
     """
     return sorted({name for page in pages for name in page})[:limit]
-
-
-def partitions_of(config: QueueConfig, shards: int) -> int:
-    """How many partitions a queue has here."""
-    return min(config.partitions, shards)

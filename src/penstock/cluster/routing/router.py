@@ -4,8 +4,8 @@ How it works. A command says what it is about (`core/traits.py`). If that is a q
 partition in a shard of this process, and mostly it is or the load would better be elsewhere, the command goes into the
 shard right there: the router's call is the shard's call. The other ways begin here, too:
 
-    queue_calls.py     a command about one queue: to its shard, straight to one of its partitions, or to several
-    spread.py          what concerns several shards: coroutines ask them, and put the replies together
+    spread.py          a command about one queue: to its shard, straight to one of its partitions, or to several;
+                       what concerns several shards: coroutines ask them, and put the replies together
     elsewhere.py       a shard of another node, or one that has moved
     sessions.py        what is about sessions, and commands that name one
     subscriptions.py   subscriptions, and their credit
@@ -34,10 +34,9 @@ from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, Sh
 from penstock.cluster.catalog import Catalog, meta_of
 from penstock.cluster.routing.elsewhere import Elsewhere
 from penstock.cluster.routing.placement import home_of, merge_stats, tally_of
-from penstock.cluster.routing.queue_calls import QueueCalls
 from penstock.cluster.routing.routed import Routed, ignore
 from penstock.cluster.routing.sessions import OF_A_SESSION, RoutedSessions, SessionCalls
-from penstock.cluster.routing.spread import Spread
+from penstock.cluster.routing.spread import QueueCalls, Spread
 from penstock.cluster.routing.subscriptions import Subscriptions
 from penstock.core.commands import (
     CatalogEvent,
@@ -582,7 +581,8 @@ class Router:
             if isinstance(error, ShardMoved):
                 call.error = ShardUnserved(f"shard {call.shard} has moved, and the node is stopping: ask another one")
             elif isinstance(error, QueueNotFound):
-                self._forget(call.command)
+                if call.command.traits.queue:
+                    self._catalog.forget(getattr(call.command, call.command.traits.queue))
                 # the partition is missing, or the queue: that is the long way's matter
                 if call.whole is not None and (isinstance(error, QueueReplaced) or not isinstance(call.whole, Receive)):
                     self.queue_calls.take_the_long_way(call, call.whole)
@@ -611,10 +611,6 @@ class Router:
         if not isinstance(error, LinkBroken):
             return False
         return call.command.once is not None or call.command.repeat is not Repeat.NAMED
-
-    def _forget(self, command: Command) -> None:
-        if command.traits.queue:
-            self._catalog.forget(getattr(command, command.traits.queue))
 
     def _note(self, call: Routed) -> None:
         command, reply = call.command, call.reply

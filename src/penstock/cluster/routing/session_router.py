@@ -11,8 +11,7 @@ import random
 import zlib
 from collections.abc import Callable
 
-from penstock.cluster.base import ClusterMaps, Place, ShardMoved, ShardUnserved
-from penstock.cluster.ownership.host import ShardHost
+from penstock.cluster.base import ClusterMaps, Place, ShardHost, ShardMoved, ShardUnserved
 from penstock.cluster.routing.routed import Routed, ignore
 from penstock.cluster.routing.router import Host, Router
 from penstock.cluster.routing.sessions import RoutedSessions

@@ -101,7 +101,9 @@ class RoutedSessions:
         """A session that is open nowhere yet."""
         if now_ms >= self._sweep_ms:
             self._sweep_ms = now_ms + _SWEEP_MS
-            self._forget_expired(now_ms)
+            for session in list(self._sessions.values()):
+                if session.ttl_ms is not None and now_ms > session.seen_ms + 2 * session.ttl_ms:
+                    self.drop(session)
         while self._next in self._sessions:
             self._go_on()
         session = self._sessions[self._next] = RoutedSession(self._next, command, now_ms, self._holder)
@@ -141,11 +143,6 @@ class RoutedSessions:
         if session.anchor is not None:
             self._anchored.pop((session.anchor, session.at.get(session.anchor, 0)), None)
 
-    def _forget_expired(self, now_ms: int) -> None:
-        for session in list(self._sessions.values()):
-            if session.ttl_ms is not None and now_ms > session.seen_ms + 2 * session.ttl_ms:
-                self.drop(session)
-
 
 class SessionCalls:
     """Opens a router's sessions in shards, and has commands name them as their shard does."""
@@ -161,7 +158,9 @@ class SessionCalls:
 
     async def open_session(self, command: OpenSession) -> int:
         """Number a session. If it can end by itself, or the command is named, it is opened in a shard, its anchor."""
-        session = self._new_session(command)
+        if command.ttl_ms is not None and command.ttl_ms <= 0:
+            raise InvalidRequest(f"ttl_ms is {command.ttl_ms}: it must be more than 0")
+        session = self._sessions.add(command, self._router.now_ms())
         if command.ttl_ms is None and command.once is None:
             return session.number
         anchor = next(iter(self._router.served), 0)
@@ -176,12 +175,6 @@ class SessionCalls:
             return known.number
         self._sessions.anchor(session, anchor, number)
         return session.number
-
-    def _new_session(self, command: OpenSession) -> RoutedSession:
-        """A session that is open nowhere yet."""
-        if command.ttl_ms is not None and command.ttl_ms <= 0:
-            raise InvalidRequest(f"ttl_ms is {command.ttl_ms}: it must be more than 0")
-        return self._sessions.add(command, self._router.now_ms())
 
     async def heartbeat(self, command: Heartbeat) -> None:
         """To every shard that knows it; if it has ended at its anchor, it has ended."""
@@ -218,17 +211,13 @@ class SessionCalls:
                 count += reply
             elif not isinstance(reply, SessionNotFound):
                 failure = failure or reply
-                if is_worth_repeating(reply):
-                    self._end_late(*end)
+                if is_worth_repeating(reply):  # the shard's next owner, who may keep the session, has to be told
+                    ending = self._loop.create_task(self._end_at_last(*end))
+                    self._late.add(ending)
+                    ending.add_done_callback(self._late.discard)
         if failure is not None:
             raise failure
         return count
-
-    def _end_late(self, shard: int, command: EndSession) -> None:
-        """Nobody serves a shard, or its store fails: its next owner, who may keep the session, has to be told."""
-        ending = self._loop.create_task(self._end_at_last(shard, command))
-        self._late.add(ending)
-        ending.add_done_callback(self._late.discard)
 
     async def _end_at_last(self, shard: int, command: EndSession) -> None:
         while True:

@@ -23,13 +23,12 @@ import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
 
-from penstock.cluster.base import ClusterMap, LinkBroken, NodeAddress, ShardMoved
+from penstock.cluster.base import ClusterMap, LinkBroken, NodeAddress, ShardHost, ShardMoved
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits
 from penstock.cluster.links.wire import AskNode
 from penstock.cluster.ownership.forwarder import Forwarder, forwarder_families
-from penstock.cluster.ownership.host import ShardHost
 from penstock.cluster.routing.router import Router
 from penstock.cluster.routing.session_router import OF_SESSIONS, ROUTER, RouterPlace
 from penstock.cluster.routing.sessions import RoutedSessions

@@ -11,17 +11,16 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.pipelines.errors import IncompatibleCheckpoint, SparkMissing
-from penstock.pipelines.lakes import append_delta, append_iceberg
+from penstock.pipelines.frames import append_delta, append_iceberg
 from penstock.pipelines.progress import Display
-from penstock.pipelines.ready.following import follow, start
 from penstock.pipelines.ready.landing import JOINED_BYTES, OWN, SMALL_BYTES, SMALL_FILES, Landing, write_json
+from penstock.pipelines.runner import run_stream
 from penstock.pipelines.where import Where
 
 FORMATS = ("parquet", "delta", "iceberg")
@@ -71,18 +70,15 @@ def archive(
         raise InvalidRequest("an archive needs a server (a url): a directory that is only read keeps nothing for it")
     chosen = {"subscribePattern": pattern} if pattern else {"subscribe": ",".join(queues)}
     landing = Landing(Path(path))
-    with ExitStack() as stack:
-        stack.enter_context(landing.opened())
+    with landing.opened():
         _accept(landing, {"format": format, **chosen})
         limits = {"maxOffsetsPerTrigger": str(batch_messages), "maxBytesPerTrigger": str(BATCH_BYTES)}
         options = {**where.options(), **chosen, **limits, "includeHeaders": "true", "startingOffsets": "earliest"}
         stream = spark.readStream.format("penstock").options(**options, groupIdPrefix="archive").load()
         checkpoint = landing.own / "checkpoint"
         writer = stream.selectExpr(*_COLUMNS).writeStream.foreachBatch(_appending(landing, format, checkpoint))
-        writer = writer.option("checkpointLocation", str(checkpoint)).queryName("archive")
-        query = start(writer, "archive", once=once, every=every)
-        stack.callback(query.stop)
-        done = follow(query, "archive", checkpoint, display, stop)
+        writer = writer.queryName("archive")
+        done = run_stream(writer, "archive", checkpoint, once=once, every=every, display=display, stop=stop)
         joined = _compact(landing, format) if compact else 0
     return Archived(done.rows, done.batches, joined, done.stopped)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
 from penstock.pipelines.definition import seconds_of
+from penstock.pipelines.errors import reason_of
 from penstock.pipelines.progress import Display
-from penstock.pipelines.ready.following import Followed, follow, start
-from penstock.pipelines.runner import reason_of
+from penstock.pipelines.runner import Followed, run_stream
 from penstock.pipelines.where import Where
 
 BY = ("key", "content")
@@ -48,12 +47,7 @@ def dedupe(
     stream = spark.readStream.format("penstock").options(**where.options(), **options, **limits).load()
     copied = without_duplicates(stream, by, within).select("value", "key", "headers")
     writer = copied.writeStream.format("penstock").options(**where.options(), topic=to)
-    with ExitStack() as stack:
-        query = start(
-            writer.option("checkpointLocation", str(Path(checkpoint).resolve())), "dedupe", once=once, every=every
-        )
-        stack.callback(query.stop)
-        return follow(query, "dedupe", Path(checkpoint), display, stop)
+    return run_stream(writer, "dedupe", Path(checkpoint).resolve(), once=once, every=every, display=display, stop=stop)
 
 
 def without_duplicates(frame: Any, by: str, within: str) -> Any:

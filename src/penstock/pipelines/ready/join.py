@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
 from penstock.pipelines.definition import seconds_of
+from penstock.pipelines.errors import reason_of
 from penstock.pipelines.progress import Display
-from penstock.pipelines.ready.following import Followed, follow, start
-from penstock.pipelines.runner import reason_of
+from penstock.pipelines.runner import Followed, run_stream
 from penstock.pipelines.where import Where
 
 
@@ -44,11 +43,8 @@ def join(
         raise InvalidRequest(f"queue {to!r} is joined, and cannot get the result: name another one")
     one, other = (_side(spark, where, queue, on, within, name) for queue, name in ((left, "left"), (right, "right")))
     writer = joined(one, other, seconds).writeStream.format("penstock").options(**where.options(), topic=to)
-    with ExitStack() as stack:
-        place = str(Path(checkpoint).resolve())
-        query = start(writer.option("checkpointLocation", place), "join", once=once, every=every)
-        stack.callback(query.stop)
-        return follow(query, "join", Path(checkpoint), display, stop)
+    place = Path(checkpoint).resolve()
+    return run_stream(writer, "join", place, once=once, every=every, display=display, stop=stop)
 
 
 def _side(spark: Any, where: Where, queue: str, on: str, within: str, name: str) -> Any:

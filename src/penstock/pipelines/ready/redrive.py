@@ -27,9 +27,9 @@ from typing import Any
 
 from penstock.client.sync.penstock import Penstock
 from penstock.core.errors import InvalidRequest
+from penstock.pipelines.errors import reason_of
 from penstock.pipelines.progress import Display
-from penstock.pipelines.ready.following import tell
-from penstock.pipelines.runner import reason_of
+from penstock.pipelines.runner import tell
 
 VIEW = "dead_letters"
 PAGE = 1_000

@@ -21,15 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
-from penstock.pipelines.errors import PipelineFailed
+from penstock.pipelines.errors import PipelineFailed, reason_of
 from penstock.pipelines.progress import Batch, Display, QueryProgress
 from penstock.pipelines.ready.archive import read_archive
 from penstock.pipelines.ready.landing import write_json
-from penstock.pipelines.runner import reason_of
 from penstock.pipelines.where import Where
 from penstock.spark.options import Where as ConnectorWhere
-from penstock.spark.pieces import Pieces, publish
-from penstock.spark.rows import Rows
+from penstock.spark.rows import Pieces, Rows, publish
 from penstock.spark.server import Connection
 
 
@@ -123,16 +121,13 @@ def replay(
         "predicate": predicate,
         "url": where.url,
     }
-    file = state or STATE_DIRECTORY / f"replay-{_hash(arguments)}.json"
+    name = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:16]
+    file = state or STATE_DIRECTORY / f"replay-{name}.json"
     found = _history(spark, where, queue) if queue is not None else read_archive(spark, str(archive))
     chosen = _chosen(found, queues, since, until, keys, predicate)
     plan = _plan(chosen, file, arguments, again, rate)
     with contextlib.closing(Sender(where, to)) as sender:
         return _Replay(chosen, plan, file, sender, rate, display, stop).run()
-
-
-def _hash(arguments: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _history(spark: Any, where: Where, queue: str) -> Any:

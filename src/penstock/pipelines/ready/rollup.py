@@ -20,19 +20,17 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
 from penstock.pipelines.definition import seconds_of
-from penstock.pipelines.errors import IncompatibleCheckpoint, PipelineFailed
+from penstock.pipelines.errors import IncompatibleCheckpoint, PipelineFailed, reason_of
 from penstock.pipelines.progress import Display
 from penstock.pipelines.ready.archive import query_id
-from penstock.pipelines.ready.following import follow, start, tell
 from penstock.pipelines.ready.landing import Landing, write_json
-from penstock.pipelines.runner import reason_of
+from penstock.pipelines.runner import run_stream, tell
 from penstock.pipelines.where import Where
 
 EVENTS_QUEUE = "penstock.events"
@@ -78,9 +76,7 @@ def rollup(
     if where.url is None:
         raise InvalidRequest("a rollup needs a server (a url): the stream of events is a channel there")
     events, windows = Landing(Path(table) / "events"), Landing(Path(table) / "windows")
-    with ExitStack() as stack:
-        stack.enter_context(events.opened())
-        stack.enter_context(windows.opened())
+    with events.opened(), windows.opened():
         _accept(windows, {"window": window, "queue": queue})
         checkpoint = events.own / "checkpoint"
 
@@ -90,9 +86,7 @@ def rollup(
                 _bring_up_to_date(spark, events, windows, window, report)
 
         writer = _parsed(spark, where, queue).writeStream.foreachBatch(land)
-        query = start(writer.option("checkpointLocation", str(checkpoint)), "rollup", once=once, every=every)
-        stack.callback(query.stop)
-        done = follow(query, "rollup", checkpoint, display, stop)
+        done = run_stream(writer, "rollup", checkpoint, once=once, every=every, display=display, stop=stop)
         events.compact()
         try:
             dates = _bring_up_to_date(spark, events, windows, window, report)

@@ -84,10 +84,9 @@ from penstock.protocols.bulk.requests import (
 from penstock.protocols.bulk.staging import PIECE_BYTES_MAX, PieceNotFound, Staging, remove
 from penstock.protocols.http import Headers
 from penstock.protocols.rest.caller import Caller
-from penstock.protocols.rest.operations import ARROW, JSON, Blocks, Reply, operation
+from penstock.protocols.rest.operations import ARROW, JSON, Blocks, Reply, Resource, operation
 from penstock.protocols.rest.problems import RestError
 from penstock.protocols.rest.queues import page_of_names
-from penstock.protocols.rest.resource import Resource
 from penstock.protocols.rest.shapes import QueuesQuery
 from penstock.server.auth import Principal, is_owned, owned
 from penstock.server.engines import ENGINES, MEMORY

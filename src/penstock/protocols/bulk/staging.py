@@ -138,7 +138,7 @@ class Staging:
     def open(self, token: str, pieces: list[str]) -> list[memoryview]:
         """Pieces, mapped into memory. They stay readable when the token is dropped."""
         directory = self._directory(token)
-        return [_mapped(directory / (piece + _SUFFIX), piece) for piece in map(_checked_piece, pieces)]
+        return [_mapped(directory / (_check_name(piece, "piece") + _SUFFIX), piece) for piece in pieces]
 
     def drop(self, token: str) -> None:
         """Forget everything under a token; one that is not known is fine."""
@@ -188,10 +188,6 @@ def _check_name(name: str, what: str) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidRequest(f"the {what} {name[:50]!r} must have 1 to 128 letters, digits, '-' or '_'")
     return name
-
-
-def _checked_piece(piece: str) -> str:
-    return _check_name(piece, "piece")
 
 
 def _mapped(path: Path, piece: str) -> memoryview:

@@ -16,28 +16,26 @@ import msgspec
 from penstock.core.commands import Ack, CommitWork, EndSession, Heartbeat, OpenSession, QueueStats, Send, Sent, Stats
 from penstock.core.errors import OverLimit, PenstockError, QueueDamaged, QueueNotFound
 from penstock.protocols.bulk.operations import Bulk
-from penstock.protocols.http import PLAIN_TEXT, Exchange, Headers, Observer, Terms
-from penstock.protocols.rest import problem_pages
+from penstock.protocols.hosts import STATUS
+from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, Headers, HttpLimits, Observer, Screen, Terms
+from penstock.protocols.http_front_end import HttpFrontEnd
+from penstock.protocols.rest import pages as problem_pages
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds
-from penstock.protocols.rest.dead_letters import DeadLetterQueues, Redrives
 from penstock.protocols.rest.endpoint import Desk, Endpoint, Parameters, Route, not_allowed, not_found
-from penstock.protocols.rest.messages import Messages, sends_of
-from penstock.protocols.rest.openapi import document
-from penstock.protocols.rest.operations import JSON, Operation, operation, operations_of
-from penstock.protocols.rest.page import PAGE, POLICY
-from penstock.protocols.rest.problems import RestError, invalid
-from penstock.protocols.rest.queues import Channels, Queues, Server
-from penstock.protocols.rest.records import RecordReading
-from penstock.protocols.rest.resource import Resource
-from penstock.protocols.rest.settling import sort_receipts
+from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
+from penstock.protocols.rest.operations import JSON, Operation, Resource, document, operation, operations_of
+from penstock.protocols.rest.pages import DOCS_PAGE, DOCS_POLICY
+from penstock.protocols.rest.problems import RestError, invalid, render_problem
+from penstock.protocols.rest.queues import Channels, DeadLetterQueues, Queues, Redrives, Server
+from penstock.protocols.rest.records import RecordReading, VirtualQueues
 from penstock.protocols.rest.shapes import EndedSession, NewSession, SentMessages, Session, Work
-from penstock.protocols.rest.virtual import VirtualQueues
 from penstock.protocols.websocket.polling import CommandsEndpoint
 from penstock.protocols.websocket.socket import WebsocketEndpoint
 from penstock.server.auth import Principal
 from penstock.server.metrics import CONTENT_TYPE, ProcessMetrics, queue_sources, render_in_passing, tally_families
-from penstock.server.node import Services
+from penstock.server.node import Address, Services
+from penstock.server.partition_map import OneNode
 from penstock.server.tally import Tally
 from penstock.wire.requests import COMMANDS_PATH, SOCKET_PATH
 
@@ -325,18 +323,18 @@ class RestApp:
 
     async def page(self, exchange: Exchange) -> Answer:
         """What the API can do, for people."""
-        return _html(PAGE, POLICY)
+        return _html(DOCS_PAGE, DOCS_POLICY)
 
     async def problems(self, exchange: Exchange) -> Answer:
         """Every error of the API."""
-        return _html(problem_pages.index().encode(), problem_pages.POLICY)
+        return _html(problem_pages.index().encode(), problem_pages.PROBLEM_POLICY)
 
     async def problem(self, exchange: Exchange) -> Answer:
         """What an error means, and what to do: where its `type` leads."""
         page = problem_pages.page(exchange.request.path.rpartition("/")[2])
         if page is None:
             raise not_found(exchange)
-        return _html(page.encode(), problem_pages.POLICY)
+        return _html(page.encode(), problem_pages.PROBLEM_POLICY)
 
     async def metrics(self, exchange: Exchange) -> Answer:
         """Everything that is counted here, for Prometheus: with several nodes, each tells of what it has."""
@@ -413,3 +411,61 @@ def _plain(status: int, text: str, *headers: tuple[str, str]) -> Answer:
 def _html(page: bytes, policy: str) -> Answer:
     headers = (("content-type", _HTML), ("content-security-policy", policy), ("x-content-type-options", "nosniff"))
     return 200, headers, page
+
+
+# -- the front end -----------------------------------------------------------------------------------------------------
+
+_UNREAD = frozenset(("accept-encoding", "accept-language", "user-agent"))
+_AT_ONCE_BYTES = 1024 * 1024
+"""More than comes in a single read: how large a body may be is said for each operation."""
+
+
+class RestFrontEnd(HttpFrontEnd):
+    """Serves `RestApp` on the host of the settings and this port."""
+
+    render = staticmethod(render_problem)
+    websockets = frozenset((SOCKET_PATH,))
+    protocol = "rest"
+
+    def __init__(self, port: int, version: str) -> None:
+        super().__init__("http", port, self._make, self._refuse_host, self._make_screen_of)
+        self._version = version
+        self._app: RestApp | None = None
+
+    def _make(self, services: Services) -> Handler:
+        self._app = RestApp(services, self._version, self.observer(services))
+        return self._app.handle
+
+    def _make_screen_of(self, services: Services) -> Screen:
+        assert self._app is not None
+        return self._app.screen
+
+    def _refuse_host(self, exchange: Exchange, status: int, code: str, reason: str) -> None:
+        assert self._app is not None and status == STATUS
+        self._app.desk.fail(exchange, RestError(421, "misdirected_request", reason))
+
+    def listening(self, services: Services, address: Address) -> None:
+        """A node that is alone owns everything."""
+        if services.partition_maps is None:
+            services.partition_maps = OneNode(address.url)
+
+    def observer(self, services: Services) -> Observer:
+        """Pages are not counted: calls of the API have actions."""
+        note = super().observer(services)
+        return lambda exchange, status: note(exchange, status) if exchange.action else None
+
+    def unread(self, services: Services) -> frozenset[str]:
+        """Headers that need not be kept."""
+        return _UNREAD
+
+    def pages_are_refused(self, services: Services) -> bool:
+        """Some may call, and some of what is here is a page: see `Guard`."""
+        return False
+
+    def limits(self, services: Services) -> HttpLimits:
+        """Those of `[http]`; bodies have theirs by operation."""
+        limits = services.settings.http
+        return msgspec.structs.replace(limits, body_bytes_max=max(limits.body_bytes_max, _AT_ONCE_BYTES))
+
+    def stop_accepting(self) -> None:
+        """Health goes on being told until the store is closed: see `drain`."""

@@ -27,7 +27,7 @@ import msgspec
 from penstock.core.errors import PenstockError, RateLimited
 from penstock.protocols.hosts import hosts_of
 from penstock.protocols.http import BodyLeft, BodyRefused, Exchange, Headers, Observer, Terms
-from penstock.protocols.rest.caller import Caller, CallerGone
+from penstock.protocols.rest.caller import Caller, CallerGone, caller_of, rates_of
 from penstock.protocols.rest.operations import BATCH, JSON, Batch, Blocks, Operation, Reply
 from penstock.protocols.rest.problems import (
     CONTENT_TYPE,
@@ -39,7 +39,6 @@ from penstock.protocols.rest.problems import (
     status_of,
     stopping,
 )
-from penstock.protocols.rest.rates import caller_of, rates_of
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Services
 
@@ -150,6 +149,7 @@ _QUERY_FIELDS_MAX = 100
 _ABANDONED = 499
 """For the log: nobody hears the answer."""
 _UNKNOWN = "unknown"
+_REFUSED = re.compile(r";\s*q=0(\.0*)?\s*(;|$)")
 Parameters = Mapping[str, str]
 
 
@@ -382,7 +382,7 @@ def _choose(operation: Operation, headers: Mapping[str, str]) -> str:
         return JSON
     sent = _media_type(headers.get("content-type", ""))
     offers = sorted(operation.offers, key=lambda offer: offer != sent)
-    accepted = [_media_type(part) for part in accept.split(",") if not _is_refused(part)]
+    accepted = [_media_type(part) for part in accept.split(",") if not _REFUSED.search(part)]
     for wish in accepted:
         for offer in offers:
             if wish in ("*/*", offer, f"{offer.partition('/')[0]}/*"):
@@ -402,10 +402,6 @@ def _decode(coding: _Coding, body: bytes, headers: Mapping[str, str]) -> Any:
 
 def _media_type(header: str) -> str:
     return header.partition(";")[0].strip().lower()
-
-
-def _is_refused(accepted: str) -> bool:
-    return re.search(r";\s*q=0(\.0*)?\s*(;|$)", accepted) is not None
 
 
 # -- decoding ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from msgspec import UNSET
 
@@ -13,6 +15,7 @@ from penstock.core.commands import (
     Extend,
     GiveBack,
     Receive,
+    Refused,
     Release,
     Seen,
     Send,
@@ -32,10 +35,8 @@ from penstock.protocols.rest.contents import (
     received_runs,
     seen_message,
 )
-from penstock.protocols.rest.operations import BATCH, JSON, operation
+from penstock.protocols.rest.operations import BATCH, JSON, Resource, operation
 from penstock.protocols.rest.problems import code_of, invalid
-from penstock.protocols.rest.resource import Resource
-from penstock.protocols.rest.settling import sort_receipts
 from penstock.protocols.rest.shapes import (
     SEQUENCE_MAX,
     BrowseQuery,
@@ -61,9 +62,10 @@ from penstock.protocols.rest.shapes import (
     SettledBatch,
     SettledReceipts,
 )
+from penstock.server.shards import Names
 
 _ATTEMPT_MAX = (1 << 32) - 1
-Settle = Callable[[str, str, list[Span]], Ack | Release | GiveBack | Extend]
+Settle = Callable[..., Ack | Release | Extend | GiveBack]
 """Makes a command for spans of a queue and a channel."""
 
 
@@ -195,19 +197,14 @@ class Messages(Resource):
         self, caller: Caller, queue: str, body: Held | SettleBatch
     ) -> SettledReceipts | SettledBatch:
         """Acknowledge messages: the work is done."""
-        return await self._ack(caller, queue, None, body)
+        return await self._settle(caller, queue, None, body, Ack)
 
     @operation("POST", "/v1/queues/{queue}/channels/{channel}/ack", offers=(JSON, BATCH))
     async def ack_in_channel(
         self, caller: Caller, queue: str, channel: str, body: Held | SettleBatch
     ) -> SettledReceipts | SettledBatch:
         """Acknowledge messages of a channel."""
-        return await self._ack(caller, queue, channel, body)
-
-    async def _ack(
-        self, caller: Caller, queue: str, channel: str | None, body: Held | SettleBatch
-    ) -> SettledReceipts | SettledBatch:
-        return await self._settle(caller, queue, channel, body, _acking)
+        return await self._settle(caller, queue, channel, body, Ack)
 
     @operation("POST", "/v1/queues/{queue}/release", offers=(JSON, BATCH))
     async def release_messages(
@@ -265,7 +262,7 @@ class Messages(Resource):
         holdings, refused = sort_receipts(self.broker, receipts, queue, channel)
         count = 0
         for number, holding in enumerate(holdings):
-            command = command_for(holding.queue, holding.channel, holding.spans)
+            command = command_for(queue=holding.queue, channel=holding.channel, spans=holding.spans)
             settled: Settled = await self.shard.call(caller.named(command, number))
             count += settled.count
             refused += holding.refused(settled)
@@ -280,7 +277,8 @@ class Messages(Resource):
         for first, last, attempt in spans:
             if not (0 <= first <= last <= SEQUENCE_MAX and 0 <= attempt <= _ATTEMPT_MAX):
                 raise invalid(f"spans: ({first}, {last}, {attempt}) is not (first, last, attempt)")
-        settled: Settled = await self.shard.call(caller.named(command_for(queue, channel or batch.channel, spans)))
+        command = command_for(queue=queue, channel=channel or batch.channel, spans=spans)
+        settled: Settled = await self.shard.call(caller.named(command))
         refused = [(each.first, each.last, code_of(each.error), str(each.error)) for each in settled.refused]
         return SettledBatch(settled.count, refused)
 
@@ -318,31 +316,19 @@ class Messages(Resource):
         return seen
 
 
-def _acking(queue: str, channel: str, spans: list[Span]) -> Ack:
-    return Ack(queue=queue, channel=channel, spans=spans)
-
-
 def _releasing(body: ReleaseRequest | ReleaseBatch) -> Settle:
     delay_ms, error = milliseconds(body.delay, "delay"), body.error
-    if not body.failed:
-        if error or delay_ms is not None:
-            raise InvalidRequest("what did not fail is given back as it was: leave out error and delay, or failed")
-        return lambda queue, channel, spans: GiveBack(queue=queue, channel=channel, spans=spans)
-
-    def release(queue: str, channel: str, spans: list[Span]) -> Release:
-        return Release(queue=queue, channel=channel, spans=spans, delay_ms=delay_ms, error=error)
-
-    return release
+    if body.failed:
+        return partial(Release, delay_ms=delay_ms, error=error)
+    if error or delay_ms is not None:
+        raise InvalidRequest("what did not fail is given back as it was: leave out error and delay, or failed")
+    return GiveBack
 
 
 def _extending(body: ExtendRequest | ExtendBatch) -> Settle:
     lease_ms = milliseconds(body.lease, "lease")
     assert lease_ms is not None
-
-    def extend(queue: str, channel: str, spans: list[Span]) -> Extend:
-        return Extend(queue=queue, channel=channel, spans=spans, lease_ms=lease_ms)
-
-    return extend
+    return partial(Extend, lease_ms=lease_ms)
 
 
 def sends_of(messages: Sequence[tuple[str, NewMessage]], *, create: bool) -> tuple[list[Send], list[tuple[int, int]]]:
@@ -374,3 +360,82 @@ def sends_of(messages: Sequence[tuple[str, NewMessage]], *, create: bool) -> tup
             if not any(getattr(send, column)):
                 setattr(send, column, None)
     return list(sends.values()), places
+
+
+# -- receipts ----------------------------------------------------------------------------------------------------------
+
+
+class Holding(NamedTuple):
+    """Messages of one channel that a caller holds, at most once each, with the receipts that say so."""
+
+    queue: str
+    channel: str
+    receipts: dict[int, tuple[str, int]]
+    """Sequence number -> receipt, attempt."""
+
+    @property
+    def spans(self) -> list[Span]:
+        """As few spans as possible."""
+        merged: list[Span] = []
+        for sequence, (_, attempt) in sorted(self.receipts.items()):
+            last = merged[-1] if merged else None
+            if last is not None and last.last + 1 == sequence and last.attempt == attempt:
+                merged[-1] = Span(last.first, sequence, attempt)
+            else:
+                merged.append(Span(sequence, sequence, attempt))
+        return merged
+
+    def refused(self, settled: Settled) -> list[tuple[str, PenstockError]]:
+        """The receipts that were refused, and why."""
+        return [(receipt, refusal.error) for refusal in settled.refused for receipt in self._within(refusal)]
+
+    def _within(self, refusal: Refused) -> Iterable[str]:
+        if refusal.last - refusal.first < len(self.receipts):
+            numbers: Iterable[int] = range(refusal.first, refusal.last + 1)
+        else:
+            numbers = [number for number in self.receipts if refusal.first <= number <= refusal.last]
+        return [self.receipts[number][0] for number in numbers if number in self.receipts]
+
+
+class Sorted(NamedTuple):
+    """Receipts, sorted by channel, and those that could not be read."""
+
+    holdings: list[Holding]
+    refused: list[tuple[str, PenstockError]]
+
+
+def sort_receipts(broker: Names, texts: Iterable[str], queue: str | None, channel: str | None) -> Sorted:
+    """Find out what receipts are for: of this queue and channel, if they are given.
+
+    The same receipt twice counts once. Two receipts of one message, on different attempts, go into two holdings.
+    """
+    rounds: list[dict[tuple[str, str], Holding]] = []
+    refused: list[tuple[str, PenstockError]] = []
+    for text in dict.fromkeys(texts):
+        try:
+            owner, held_in, sequence, attempt = _opened(broker, text, queue, channel)
+        except PenstockError as error:
+            refused.append((text, error))
+            continue
+        for holdings in rounds:
+            holding = holdings.setdefault((owner, held_in), Holding(owner, held_in, {}))
+            if sequence not in holding.receipts:
+                break
+        else:
+            holding = Holding(owner, held_in, {})
+            rounds.append({(owner, held_in): holding})
+        holding.receipts[sequence] = (text, attempt)
+    return Sorted([holding for holdings in rounds for holding in holdings.values()], refused)
+
+
+def _opened(broker: Names, text: str, queue: str | None, channel: str | None) -> tuple[str, str, int, int]:
+    receipt = broker.open_receipt(text)
+    owner = broker.queue_name(receipt.queue_id)
+    held_in = broker.channel_name(receipt.queue_id, receipt.channel_id)
+    if owner is None or held_in is None:
+        raise ForeignReceipt("the receipt belongs to a queue or a channel that is gone")
+    if queue is not None and owner != queue:
+        raise ForeignReceipt(f"the receipt belongs to queue {owner!r}, and not to {queue!r}")
+    if channel is not None and held_in != channel:
+        raise ForeignReceipt(f"the receipt belongs to channel {held_in!r} of {owner!r}, and not to {channel!r}")
+    return owner, held_in, receipt.sequence, receipt.attempt

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.core import errors as core
 from penstock.protocols.http import Headers, Rendered
-from penstock.protocols.rest.problem_pages import PATH
+from penstock.protocols.rest.pages import PATH
 from penstock.server.budget import BUSY
 from penstock.server.partition_map import PartitionMoved
 

@@ -51,7 +51,7 @@ from penstock.core.commands import (
 from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, PenstockError, SessionNotFound, Throttled
 from penstock.core.handlers.marks import Marks
 from penstock.core.packed_error import pack_error
-from penstock.protocols.rest.rates import caller_of, rates_of
+from penstock.protocols.rest.caller import caller_of, rates_of
 from penstock.protocols.websocket.handles import session_handle, session_number
 from penstock.server.auth import ANYBODY, Principal, authorize, owned
 from penstock.server.budget import BUSY, Share, asked_bytes
