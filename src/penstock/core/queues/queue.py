@@ -266,9 +266,11 @@ class Queue:
         self.held_from = self.next_sequence if paused else None
         for key in held:
             try:
-                self._show(key, self._load(key), now_ms)
-            except ChunkDamaged:
-                continue  # quarantined and reported
+                chunk = self.shelf.load(key)
+            except ChunkDamaged as damage:
+                self.quarantine(key, damage, was_shown=False)
+                continue
+            self._show(key, chunk, now_ms)
             self.let_go(key)  # every channel may have been moved past it meanwhile
         for key in held_far:
             self.let_go_far(key)
@@ -376,8 +378,11 @@ class Queue:
             base = page[-1].base + 1
             limit = min(4 * limit, _PAGE)
 
-    def quarantine(self, key: ChunkKey, damage: ChunkDamaged) -> ChunkDamaged:
-        """Put a damaged chunk aside: nobody is given it, nobody deletes it, everybody can see that it is there."""
+    def quarantine(self, key: ChunkKey, damage: ChunkDamaged, *, was_shown: bool = True) -> ChunkDamaged:
+        """Put a damaged chunk aside: nobody is given it, nobody deletes it, everybody can see that it is there.
+
+        Channels that were not shown it have not counted it, either.
+        """
         first, last = key.base, key.base + key.messages - 1
         error = ChunkDamaged(
             f"messages {first} to {last} of queue {self.name!r} cannot be read: {damage}; they are kept aside "
@@ -390,7 +395,8 @@ class Queue:
             keys.record(Kind.QUARANTINE, self.id, key.packed), msgspec.msgpack.encode(QuarantineRecord(str(damage)))
         )
         for channel in self.channels.values():
-            if keys.lane_channel(key.lane) in (0, channel.id) and key.base >= channel.start and not self.is_held(key):
+            is_its = keys.lane_channel(key.lane) in (0, channel.id) and key.base >= channel.start
+            if was_shown and is_its and not self.is_held(key):
                 channel.drop_chunk(key)
         self.messages -= key.messages
         self.size -= key.size
