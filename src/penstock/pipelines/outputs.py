@@ -15,7 +15,6 @@ from penstock.pipelines.lakes import append_delta, append_iceberg
 from penstock.pipelines.where import Where
 
 MESSAGE_COLUMNS = ("value", "topic", "key", "headers", "priority", "delay", "dedupId")
-IGNORED_COLUMNS = ("partition", "offset", "timestamp", "timestampType")
 CONSOLE_ROWS = 20
 
 

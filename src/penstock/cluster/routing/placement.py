@@ -11,7 +11,6 @@ from functools import lru_cache
 import msgspec
 
 from penstock.core.commands import ChannelStats, QueueTally, RedriveTask, Send, Sent, Settled, Span, Stats
-from penstock.core.queues.config import QueueConfig
 from penstock.core.queues.partition import PARTITION_SHIFT, partition_of
 
 _HOMES_REMEMBERED = 65_536
@@ -47,15 +46,6 @@ def shards_of(name: str, partitions: int, shards: int) -> list[int]:
     """
     first = home_of(name, shards)
     return [(first + index) % shards for index in range(min(partitions, shards))]
-
-
-def partition_of_sequence(sequence: int) -> int:
-    """The partition in which a message is.
-
-    >>> partition_of_sequence((2 << PARTITION_SHIFT) + 17)
-    2
-    """
-    return sequence >> PARTITION_SHIFT
 
 
 # -- splitting ---------------------------------------------------------------------------------------------------------
@@ -212,8 +202,3 @@ def merge_names(pages: list[list[str]], limit: int) -> list[str]:
     ['a', 'b']
     """
     return sorted({name for page in pages for name in page})[:limit]
-
-
-def partitions_of(config: QueueConfig, shards: int) -> int:
-    """How many partitions a queue has here."""
-    return min(config.partitions, shards)

@@ -14,8 +14,6 @@ from penstock.pipelines.ready.following import Followed, follow, start
 from penstock.pipelines.runner import reason_of
 from penstock.pipelines.where import Where
 
-BY = ("key", "content")
-
 
 def dedupe(
     spark: Any,
