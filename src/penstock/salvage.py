@@ -97,11 +97,7 @@ def stores_in(directory: Path) -> list[Path]:
         return [directory]
     with contextlib.suppress(StoreError, ValueError, OSError):
         found |= {directory / f"{_SHARD}{index}" for index in range(_cluster(directory).shards)}
-    return sorted(found, key=_index_of)
-
-
-def _index_of(store: Path) -> int:
-    return int(store.name.removeprefix(_SHARD))
+    return sorted(found, key=lambda store: int(store.name.removeprefix(_SHARD)))
 
 
 def _cluster(directory: Path) -> ClusterFile:

@@ -281,3 +281,69 @@ def test_a_queue_that_is_paused_now_and_then_shows_everything_once(steps: list[t
     queue.pause(1)
     for name, shown in queue.channels.items():
         assert sorted(received(queue.desk, name)) == sorted(shown)
+
+
+def _paused(*bodies: bytes) -> Desk:
+    """A queue that is paused before these are sent, each in a chunk of its own."""
+    desk = Desk()
+    desk.create()
+    desk.do(c.PauseQueue(queue="q"))
+    for body in bodies:
+        desk.send(body)
+    return desk
+
+
+def test_what_waits_and_is_damaged_is_reported_when_the_pause_ends_and_the_rest_is_shown() -> None:
+    desk = _paused(b"a", b"b", b"c")
+    desk.damage(desk.chunk_keys()[1])
+    desk.do(c.PauseQueue(queue="q", paused=False))
+    (report,) = desk.broker.take_reports()
+    assert (report.first, report.last) == (1, 1)
+    assert bodies_of(desk.receive(9)) == [b"a", b"c"]
+
+
+def test_messages_due_far_ahead_wait_for_the_end_of_the_pause_and_for_their_time() -> None:
+    desk = _paused(b"a")
+    desk.send(b"far", delay_ms=2 * HOUR_MS)
+    assert (desk.stats().backlog, desk.counts()) == (2, (0, 0, 0))
+    desk.do(c.PauseQueue(queue="q", paused=False))
+    assert desk.counts() == (1, 0, 1)
+    desk.advance(2 * HOUR_MS)
+    assert sorted(bodies_of(desk.receive(9))) == [b"a", b"far"]
+
+
+def test_a_channel_may_be_moved_into_what_waits_and_gets_the_rest_when_the_pause_ends() -> None:
+    desk = Desk()
+    desk.create(channels=("main", "tap"))
+    desk.do(c.PauseQueue(queue="q"))
+    desk.send(b"a", b"b", b"c")
+    desk.send(b"far", delay_ms=2 * HOUR_MS)
+    desk.do(c.AckUpTo(queue="q", channel="main", offset=2))
+    assert desk.browse() == [], "nobody is shown what waits"
+    desk.do(c.PauseQueue(queue="q", paused=False))
+    assert bodies_of(desk.receive(9)) == [b"c"]
+    assert bodies_of(desk.receive(9, channel="tap")) == [b"a", b"b", b"c"]
+
+
+def test_what_every_channel_was_moved_past_is_deleted_when_the_pause_ends() -> None:
+    desk = _paused(b"a", b"b")
+    desk.send(b"far", delay_ms=2 * HOUR_MS)
+    desk.do(c.AckUpTo(queue="q", channel="main", offset=3))
+    assert desk.stats().messages == 3
+    desk.do(c.PauseQueue(queue="q", paused=False))
+    assert desk.stats().messages == 0
+
+
+def test_purging_the_backlog_takes_what_is_due_far_ahead_along() -> None:
+    desk = _paused(b"a")
+    desk.send(b"far", delay_ms=2 * HOUR_MS)
+    assert desk.do(c.PurgeBacklog(queue="q")) == 2
+    assert (desk.stats().messages, desk.do(c.PurgeBacklog(queue="q"))) == (0, 0)
+
+
+def test_a_queue_that_is_not_paused_has_no_backlog_to_purge() -> None:
+    desk = Desk()
+    desk.create()
+    desk.send(b"a")
+    assert desk.do(c.PurgeBacklog(queue="q")) == 0
+    assert desk.stats().messages == 1

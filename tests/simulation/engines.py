@@ -14,8 +14,9 @@ from penstock.store.base import Store
 from penstock.store.embedded import EmbeddedStore, StoreOptions
 from penstock.store.errors import CommitFailed, DiskFull
 from penstock.store.journal.file import FileJournal
-from penstock.store.memory import MemoryStore, MemoryTable
+from penstock.store.memory import MemoryStore
 from tests.store.faulty_disk import FaultyDisk, PowerLost
+from tests.store.in_memory import MemoryTable
 
 
 class Fault(Enum):

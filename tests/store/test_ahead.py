@@ -11,9 +11,8 @@ import pytest
 
 from penstock.store.ahead import CACHE_BYTES_MAX, LANE_BYTES_MAX, SMALL_CHUNK_BYTES, ReadAhead
 from penstock.store.embedded import EmbeddedStore, StoreOptions, open_embedded
-from penstock.store.journal.memory import MemoryJournal
-from penstock.store.memory import MemoryTable
 from tests.store.conformance import changes_of
+from tests.store.in_memory import MemoryJournal, MemoryTable
 from tests.store.test_embedded import until
 
 BODY = Random(0).randbytes(200_000)

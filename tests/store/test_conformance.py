@@ -9,10 +9,10 @@ import pytest
 from penstock.store.base import Store
 from penstock.store.embedded import EmbeddedStore, StoreOptions, open_embedded
 from penstock.store.journal.file import FileJournal
-from penstock.store.journal.memory import MemoryJournal
-from penstock.store.memory import MemoryStore, MemoryTable
+from penstock.store.memory import MemoryStore
 from tests.store.conformance import Engine, StoreConformance
 from tests.store.faulty_disk import FaultyDisk
+from tests.store.in_memory import MemoryJournal, MemoryTable
 
 
 class TestMemoryStore(StoreConformance):

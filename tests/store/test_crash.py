@@ -10,9 +10,9 @@ import pytest
 from penstock.core.errors import StoreError
 from penstock.store.embedded import EmbeddedStore, StoreOptions
 from penstock.store.journal.file import FileJournal
-from penstock.store.memory import MemoryTable
 from tests.store.conformance import Model, content, random_changes
 from tests.store.faulty_disk import FaultyDisk, PowerLost
+from tests.store.in_memory import MemoryTable
 
 SEEDS = range(300)
 CRASHES_PER_SEED = 6

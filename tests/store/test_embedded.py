@@ -18,10 +18,9 @@ from penstock.store.disk import RealDisk, RealFile
 from penstock.store.embedded import EmbeddedStore, StoreOptions, open_embedded
 from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged
 from penstock.store.journal.file import FIRST_SEGMENT_BYTES, FileJournal
-from penstock.store.journal.memory import MemoryJournal
 from penstock.store.layout import JOURNAL_NAME, TABLE_NAME
-from penstock.store.memory import MemoryTable
 from tests.store.conformance import Model, changes_of, content, random_changes
+from tests.store.in_memory import MemoryJournal, MemoryTable
 
 QUIET = StoreOptions(apply_after_seconds=1000.0)
 BODY = Random(0).randbytes(100_000)

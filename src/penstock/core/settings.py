@@ -247,7 +247,8 @@ def _declared(struct: type[msgspec.Struct], in_seconds: bool) -> dict[str, Decla
     found: dict[str, Declared] = {}
     hints = typing.get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
-        kind, *notes = typing.get_args(hints[field.name]) if _is_annotated(hints[field.name]) else (hints[field.name],)
+        hint = hints[field.name]
+        kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
         setting = next((note for note in notes if isinstance(note, Setting)), None)
         if setting is not None:
             default = None if field.required else field.default
@@ -263,10 +264,6 @@ def _one(field: str, name: str, type_: Any, default: Any, setting: Setting) -> D
     kind = kinds[0] if is_union and len(kinds) == 1 else type_
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     return Declared(field, name, type_, kind, choices, default, setting)
-
-
-def _is_annotated(hint: Any) -> bool:
-    return typing.get_origin(hint) is Annotated
 
 
 @cache

@@ -134,15 +134,12 @@ class RealFile:
             return
         try:
             os.posix_fallocate(self._descriptor, before, size - before)
-            if zeros:
-                self._write_zeros(before, size)
+            start = before
+            while zeros and start < size:
+                start += os.pwrite(self._descriptor, _ZEROS[: size - start], start)
         except OSError:
             os.ftruncate(self._descriptor, before)
             raise
-
-    def _write_zeros(self, start: int, end: int) -> None:
-        while start < end:
-            start += os.pwrite(self._descriptor, _ZEROS[: end - start], start)
 
     def close(self) -> None:
         """`close`."""

@@ -114,7 +114,11 @@ def inspect(connection: sqlite3.Connection, meta: dict[str, int], rows: Rows = r
     there = {name: Group(sums[0], sums[1] & SUM_MASK, sums[2], sums[3] & SUM_MASK) for name, sums in found.items()}
     unseen: list[Flaw] = []
     if lost_groups:  # those whose row is whole still say what should be there
-        unseen = _unseen(there, {name: rows for name, rows in bad.items() if name not in expected})
+        unseen = [  # by what the damaged rows say of themselves, where nothing says what should be there
+            Flaw(name, f"{len(known)} of {there.get(name, Group()).records + len(known)} records are damaged")
+            for name, known in sorted(bad.items())
+            if name not in expected
+        ]
         expected = there | expected
     flaws = unseen + [
         _flaw(name, expected.get(name, Group()), there.get(name, Group()), bad.get(name, []))
@@ -150,14 +154,6 @@ def _flaw(name: bytes, expected: Group, there: Group, bad: list[tuple[bytes, int
         wrong.append(f"{max(missing, 1)} of {expected.chunks} chunks of messages are damaged or missing")
         keys = ()
     return Flaw(name, " and ".join(wrong), keys)
-
-
-def _unseen(there: dict[bytes, Group], bad: dict[bytes, list[tuple[bytes, int]]]) -> list[Flaw]:
-    """Flaws by what the damaged rows say of themselves, where nothing says what should be there."""
-    return [
-        Flaw(name, f"{len(rows)} of {there.get(name, Group()).records + len(rows)} records are damaged")
-        for name, rows in sorted(bad.items())
-    ]
 
 
 def quick_check(connection: sqlite3.Connection) -> str | None:

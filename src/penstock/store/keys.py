@@ -62,7 +62,10 @@ class SortedKeys:
         if len(self._sorted) + len(added) > 2 * len(self._table) + _COMPACT_FLOOR:
             self._rebuild()
         elif len(added) > _INSERTS_MAX + (len(self._sorted) >> 10):
-            self._merge()
+            self._sorted.extend(added)
+            self._sorted.sort()
+            self._sorted = list(dict.fromkeys(self._sorted))
+            added.clear()
         elif added:
             for key in added:
                 self._insert(key)
@@ -70,12 +73,6 @@ class SortedKeys:
 
     def _rebuild(self) -> None:
         self._sorted = sorted(self._table)
-        self._added.clear()
-
-    def _merge(self) -> None:
-        self._sorted.extend(self._added)
-        self._sorted.sort()
-        self._sorted = list(dict.fromkeys(self._sorted))
         self._added.clear()
 
     def _insert(self, key: bytes) -> None:

@@ -218,25 +218,22 @@ class TableReads:
     def _read_chunk(self, key: bytes) -> bytes:
         """Find the row and read its body, within one transaction: row numbers are used again."""
         try:
-            return self._found_chunk(key)
+            row = self.connection.execute(_FIND_CHUNK, (key,)).fetchone()
+            if row is None:
+                raise KeyError(key)
+            row_number, found_key, small_body = row
+            if found_key != key:
+                raise ChunkDamaged("the table's index leads to another chunk")
+            if isinstance(small_body, bytes):
+                return small_body
+            if small_body is not None:
+                raise ChunkDamaged(f"the table has {type(small_body).__name__} where its bytes should be")
+            with self.connection.blobopen("chunks", "body", row_number, readonly=True) as blob:
+                return blob.read()
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorname", "") in _DAMAGE_ERRORS:
                 raise ChunkDamaged(f"the table is damaged where it lies ({error})") from error
             raise
-
-    def _found_chunk(self, key: bytes) -> bytes:
-        row = self.connection.execute(_FIND_CHUNK, (key,)).fetchone()
-        if row is None:
-            raise KeyError(key)
-        row_number, found_key, small_body = row
-        if found_key != key:
-            raise ChunkDamaged("the table's index leads to another chunk")
-        if isinstance(small_body, bytes):
-            return small_body
-        if small_body is not None:
-            raise ChunkDamaged(f"the table has {type(small_body).__name__} where its bytes should be")
-        with self.connection.blobopen("chunks", "body", row_number, readonly=True) as blob:
-            return blob.read()
 
     def list_chunks(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:
         """Up to `limit` chunk keys from `start` (inclusive) to `end` (exclusive), in order."""
@@ -262,13 +259,12 @@ class TableReads:
     def _checked(self, page: list[tuple[bytes, ...]]) -> list[tuple[bytes, bytes]]:
         if self._left_out is None:
             return page  # type: ignore[return-value]
-        return [(row[0], row[1]) for row in page if is_sealed(*row) or self._is_new_damage(row[0])]
-
-    def _is_new_damage(self, key: bytes) -> bool:
-        assert self._left_out is not None
-        if key not in self._left_out:
-            raise StoreDamaged(f"record {key!r} is damaged, and was not when the table was opened. {ADVICE}")
-        return False
+        sealed = [(row[0], row[1]) for row in page if is_sealed(*row)]
+        if len(sealed) < len(page):
+            for row in page:
+                if not is_sealed(*row) and row[0] not in self._left_out:
+                    raise StoreDamaged(f"record {row[0]!r} is damaged, and was not when the table was opened. {ADVICE}")
+        return sealed
 
 
 def read_meta(connection: sqlite3.Connection, path: Path) -> dict[str, int]:
@@ -381,7 +377,8 @@ class SqliteTable:
     def _look_over(self, meta: dict[str, int]) -> None:
         """Find out what is damaged, and set right what can be without losing anything."""
         seen = inspect(self._writer, meta)
-        if seen.flaws or seen.misplaced or seen.lost_groups or self._is_small():
+        is_small = self._pragma("page_count") * self._pragma("page_size") <= QUICK_CHECK_BYTES
+        if seen.flaws or seen.misplaced or seen.lost_groups or is_small:
             wrong = quick_check(self._writer)
             if (wrong is not None or seen.lacks_chunks) and self._make_index_anew():
                 seen, wrong = inspect(self._writer, meta), None
@@ -400,9 +397,6 @@ class SqliteTable:
         self._flaws = seen.flaws
         if seen.flaws:
             self._on_damage()
-
-    def _is_small(self) -> bool:
-        return self._pragma("page_count") * self._pragma("page_size") <= QUICK_CHECK_BYTES
 
     def _make_index_anew(self) -> bool:
         """Make the index of the chunks anew, of the rows. If that does not set everything right, leave it as it is."""
@@ -613,12 +607,9 @@ class SqliteTable:
         """How much more content fits before the table takes more of the disk."""
         return self._free_pages * self._page_bytes
 
-    def _kept_pages(self) -> int:
-        return max(self._kept_free_bytes // self._page_bytes, self._pages // 4)
-
     def give_back(self, *, everything: bool = False) -> bool:
         """Return a few megabytes to the disk if much more is free than will soon be used again."""
-        kept_pages = 0 if everything else self._kept_pages()
+        kept_pages = 0 if everything else max(self._kept_free_bytes // self._page_bytes, self._pages // 4)
         with self._translated():
             if self._free_pages > kept_pages:
                 # Every page is a step of the statement: `execute` would take one step, `executescript` takes all.
@@ -648,7 +639,10 @@ class SqliteTable:
         except SQLITE_ERRORS as error:
             raise self._said(error) from error
         finally:
-            self._hand_back(reads)
+            if self._closed:
+                reads.connection.close()
+            else:
+                self._idle.append(reads)
 
     def _borrow(self) -> TableReads:
         with contextlib.suppress(IndexError):
@@ -657,12 +651,6 @@ class SqliteTable:
             connection = connect(f"{self._path.absolute().as_uri()}?mode=rw")
             connection.execute("PRAGMA query_only = ON")
         return TableReads(connection, self._left_out)
-
-    def _hand_back(self, reads: TableReads) -> None:
-        if self._closed:
-            reads.connection.close()
-        else:
-            self._idle.append(reads)
 
     def read_chunk(self, key: bytes) -> bytes:
         """A chunk; `KeyError` if it is not there."""

@@ -75,7 +75,6 @@ def test_buckets_and_far_entries_come_apart_and_lie_under_their_prefixes(
     assert keys.unpack_bucket(keys.bucket_record(queue_id, lane, order)) == (queue_id, lane, order)
     entry = keys.far_entry(queue_id, lane, order, base)
     assert entry.startswith(keys.far_entries(queue_id, lane, order))
-    assert entry.startswith(keys.far_entries(queue_id, lane))
 
 
 @given(ids, ids, ids)

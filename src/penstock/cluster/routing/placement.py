@@ -48,15 +48,6 @@ def shards_of(name: str, partitions: int, shards: int) -> list[int]:
     return [(first + index) % shards for index in range(min(partitions, shards))]
 
 
-def partition_of_sequence(sequence: int) -> int:
-    """The partition in which a message is.
-
-    >>> partition_of_sequence((2 << PARTITION_SHIFT) + 17)
-    2
-    """
-    return sequence >> PARTITION_SHIFT
-
-
 # -- splitting ---------------------------------------------------------------------------------------------------------
 
 

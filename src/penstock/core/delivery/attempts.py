@@ -46,7 +46,7 @@ class Attempts:
             latest_ms = int(window.columns.received_ms[rows].min()) + LEASE_MS_MAX
             deadline_ms = min(deadline_ms, latest_ms)
             window.columns.extend(rows, min(now_ms + lease_ms, latest_ms))
-            self.channel.touch_entry(window, entry)
+            self.shelf.touch(window, entry)
             self.channel.watch(window, min(now_ms + lease_ms, latest_ms))
             runs.append(self._run(window, entry, first, stop))
         return runs, deadline_ms

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -223,7 +222,7 @@ class Channel:
         else:
             entry.state = _ACKED[entry.state]
         if entry.left:
-            self.touch_entry(window, entry)
+            self.shelf.touch(window, entry)
             return
         self._remove(window, entry)
         self.queue.let_go(entry.key)
@@ -324,7 +323,7 @@ class Channel:
             window.columns.make_due(at)
             window.delayed -= stop - first
             window.ready += stop - first
-            self.touch_entry(window, entry)
+            self.shelf.touch(window, entry)
             if self.fifo is not None:
                 for sequence in range(first, stop):
                     self.fifo.come_due(sequence)
@@ -353,7 +352,7 @@ class Channel:
             held = window.columns.held_by(session)
             for entry, first, stop in window.entry_runs(held):
                 window.columns.holder[entry.rows_of(first, stop)] = 0
-                self.touch_entry(window, entry)
+                self.shelf.touch(window, entry)
 
     def watch(self, window: Window, deadline_ms: int) -> None:
         """Something in a window ends, or comes due, at this time: be called then."""
@@ -455,10 +454,6 @@ class Channel:
         """The channel's record is out of date."""
         self._dirty[self] = None
 
-    def touch_entry(self, window: Window, entry: Entry) -> None:
-        """An entry's record is out of date."""
-        self.shelf.touch(window, entry)
-
     def save(self) -> None:
         """Write the channel's record."""
         self.count()
@@ -518,7 +513,7 @@ class Channel:
             self.queue.bring_near_ahead(self, now_ms)
         for window in self.windows.values():
             for entry in window.set_clock_back(now_ms):
-                self.touch_entry(window, entry)
+                self.shelf.touch(window, entry)
             window.earliest_ms = window.next_deadline()
         self._watch_all()
 
@@ -547,6 +542,3 @@ class Channel:
             "attempts": self.attempts.snapshot(),
             "acked lately": self.settlement.lately.snapshot(),
         }
-
-
-_encode = msgspec.msgpack.Encoder().encode

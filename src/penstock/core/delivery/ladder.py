@@ -19,7 +19,6 @@ from penstock.core.delivery.window import Entry, Window
 from penstock.core.errors import ChunkDamaged
 from penstock.core.happenings import Happening, What
 from penstock.core.storage import keys
-from penstock.core.storage.chunk import Chunk
 from penstock.core.storage.keys import ChunkKey, LaneKind, lane_code
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class Ladder:
             what: What = "expired" if error == LEASE_EXPIRED else "released"
             self._note(what, entry, first, stop, attempt, session, error)
         self.channel.freed(holder, stop - first)
-        self.channel.touch_entry(window, entry)
+        self.shelf.touch(window, entry)
         config = self.queue.config
         if config.receives_max and attempt >= config.receives_max:
             self._bury(window, entry, first, stop, attempt)
@@ -113,13 +112,12 @@ class Ladder:
         if due_ms is None:
             window.columns.retry(rows)
             window.ready += count
-        else:
-            window.columns.postpone(rows, due_ms)
-            window.delayed += count
-            self.channel.watch(window, int(due_ms.min()))
-        if due_ms is None:
             self.channel.handout.offer_again(window, first, stop, attempt)
-        elif self.channel.fifo is not None:
+            return
+        window.columns.postpone(rows, due_ms)
+        window.delayed += count
+        self.channel.watch(window, int(due_ms.min()))
+        if self.channel.fifo is not None:
             for sequence in range(stop - 1, first - 1, -1):
                 self.channel.fifo.postpone(sequence, attempt)
 
@@ -144,13 +142,11 @@ class Ladder:
         window.leased -= stop - first
         self.channel.finish(window, entry, first, stop)
 
-    def _moved(
-        self, entry: Entry, first: int, stop: int, lane: int, order: int, aged_ms: int
-    ) -> tuple[ChunkKey, Chunk]:
-        chunk = self.channel.load(entry).slice(first - entry.base, stop - entry.base).with_due(None)
+    def _moved(self, entry: Entry, first: int, stop: int, lane: int, order: int, aged_ms: int) -> ChunkKey:
+        chunk = self.channel.load(entry).slice(first - entry.base, stop - entry.base).without_due()
         key = ChunkKey(self.queue.id, lane, order, first, stop - first, chunk.size, max(aged_ms, entry.key.aged_ms))
         self.queue.keep(key, chunk)
-        return key, chunk
+        return key
 
     def _move_near(
         self,
@@ -164,9 +160,9 @@ class Ladder:
     ) -> None:
         lane = lane_code(LaneKind.WAITING, priority, self.channel.id)
         target = self.channel.window(lane)
-        key, _ = self._moved(entry, first, stop, lane, 0, 0)
+        key = self._moved(entry, first, stop, lane, 0, 0)
         moved = self._copy_rows(window, entry, first, stop, target, key, due_ms)
-        self.channel.touch_entry(target, moved)
+        self.shelf.touch(target, moved)
         if due_ms is None:
             target.offer_again(first, stop, attempt)
         else:
@@ -207,18 +203,18 @@ class Ladder:
         lane = lane_code(LaneKind.FAR, priority, self.channel.id)
         for order, low, high in self.queue.buckets(first, due_ms, now_ms):
             due = due_ms[low - first : high - first]
-            key, _ = self._moved(entry, low, high, lane, order, int(due.max()))
+            key = self._moved(entry, low, high, lane, order, int(due.max()))
             aside = Window(self.queue.id, self.channel.id, lane)
             moved = self._copy_rows(window, entry, low, high, aside, key, due)
             self.shelf.changes.put_record(keys.far_entry(self.queue.id, lane, order, low), aside.encode(moved))
             self.queue.add_to_bucket(lane, order, high - low, now_ms)
 
-    def bring_near(self, key: ChunkKey, data: bytes, near: ChunkKey) -> None:
+    def bring_near(self, data: bytes, near: ChunkKey) -> None:
         """A far bucket's time has come: one of its chunks is now in this channel's retry lane."""
         window = self.channel.window(near.lane)
         entry = window.add_encoded(near.base, data)
         entry.key, entry.stored = near, False
-        self.channel.touch_entry(window, entry)
+        self.shelf.touch(window, entry)
         earliest = window.next_deadline()
         assert earliest is not None
         self.channel.watch(window, earliest)

@@ -313,7 +313,7 @@ class Settlement:
             rows = window.rows(entry, first, stop)
             deadlines_ms = np.minimum(window.columns.received_ms[rows] + held_ms_max, now_ms + lease_ms)
             window.columns.extend(rows, deadlines_ms)
-            self.channel.touch_entry(window, entry)
+            self.shelf.touch(window, entry)
             self.channel.watch(window, int(deadlines_ms.min()))
 
         return self._settle_held(sequences, session, prolong)
@@ -390,7 +390,7 @@ class Settlement:
             self.channel.freed_rows(window, entry, first, stop)
             window.columns.holder[rows] = holder
             window.columns.extend(rows, np.maximum(window.columns.deadline_ms[rows], until_ms))
-            self.channel.touch_entry(window, entry)
+            self.shelf.touch(window, entry)
             self.channel.watch(window, until_ms)
 
         _, left = self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), prolong)
@@ -402,7 +402,7 @@ class Settlement:
 
         def free(window: Window, entry: Entry, first: int, stop: int) -> None:
             window.columns.holder[window.rows(entry, first, stop)] = 0
-            self.channel.touch_entry(window, entry)
+            self.shelf.touch(window, entry)
 
         def held(window: Window, rows: slice) -> NDArray[np.bool_]:
             mask = window.columns.rows_allowing(Event.EXTEND, rows, span.attempt)
@@ -436,7 +436,7 @@ class Settlement:
             window.columns.give_back(window.rows(entry, first, stop))
             window.leased -= stop - first
             window.ready += stop - first
-            self.channel.touch_entry(window, entry)
+            self.shelf.touch(window, entry)
             self.channel.handout.offer_again(window, first, stop, span.attempt - 1)
 
         done, left = self._return(span, Event.GIVE_BACK, undo, received_ms)
@@ -462,7 +462,7 @@ class Settlement:
                     too_long.append(self._too_long(low, high, lease_ms))
                     continue
                 self._prolong(window, window.rows(entry, low, high), deadline_ms)
-                self.channel.touch_entry(window, entry)
+                self.shelf.touch(window, entry)
                 self.channel.watch(window, deadline_ms)
 
         done, stale = self._settle(span, Event.EXTEND, prolong)
@@ -558,7 +558,7 @@ class Settlement:
         window.uncount(entry, first, stop)
         window.leased += stop - first
         columns.recall(rows, now_ms, attempt, holder)
-        self.channel.touch_entry(window, entry)
+        self.shelf.touch(window, entry)
 
     def _walk(
         self, first: int, stop: int, judge: Judge, apply: Apply, judge_whole: JudgeWhole | None = None

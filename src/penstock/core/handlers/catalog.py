@@ -20,6 +20,7 @@ from penstock.core.commands import (
     DeleteChannel,
     DeleteQueue,
     DescribeQueue,
+    ForwardedDelete,
     ListQueues,
     PauseChannel,
     PauseQueue,
@@ -100,8 +101,11 @@ class Catalog:
                 f"queue {command.name!r} has {command.config.partitions} partitions, and no {partition}"
             )
         if existing is not None and existing.id != queue_id:
-            if existing.id >> SHARD_SHIFT == queue_id >> SHARD_SHIFT:
-                _check_is_newer(existing, queue_id)
+            if queue_id < existing.id and existing.id >> SHARD_SHIFT == queue_id >> SHARD_SHIFT:
+                # Ids of one shard count up: what belongs to an older queue came too late, and must not replace a newer.
+                raise QueueReplaced(
+                    f"queue {command.name!r} was made again meanwhile: this partition is not part of it"
+                )
             self._delete_queue(DeleteQueue(name=command.name))
             existing = None
         if existing is None:
@@ -203,7 +207,7 @@ class Catalog:
         meta = self.broker.meta
         if queue.id >> SHARD_SHIFT == meta.shard:
             for partition in range(1, min(queue.config.partitions, meta.shards)):
-                self.broker.outbox.add_delete((meta.shard + partition) % meta.shards, queue.name, queue.id)
+                self.broker.outbox.add((meta.shard + partition) % meta.shards, ForwardedDelete(queue.name, queue.id))
 
     def delete_part(self, name: str, queue_id: int) -> None:
         """The queue with this id was deleted: so is its partition here, if that is still there."""
@@ -371,9 +375,3 @@ def _named_after(target: str) -> str:
     ('orders', 'orders.fifo')
     """
     return f"{target[:-10]}.fifo" if target.endswith(".dead.fifo") else target.removesuffix(".dead")
-
-
-def _check_is_newer(part: Queue, queue_id: int) -> None:
-    """Ids of one shard count up: what belongs to an older queue came too late, and must not replace a newer one."""
-    if queue_id < part.id:
-        raise QueueReplaced(f"queue {part.name!r} was made again meanwhile: this partition is not part of it")

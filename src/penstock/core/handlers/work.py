@@ -13,6 +13,7 @@ from penstock.core.commands import (
     Ack,
     AlreadyDone,
     CommitWork,
+    ForwardedAcks,
     HoldForWork,
     LastMark,
     RecallWork,
@@ -38,6 +39,9 @@ from penstock.core.queues.queue import Queue
 
 if TYPE_CHECKING:
     from penstock.core.broker import Broker
+
+_ANY_QUEUE = QueueConfig(message_bytes_max=MESSAGE_BYTES_CEILING)
+"""What is not right for this one is right for no queue: all that is known of a send to another shard."""
 
 
 class UnitsOfWork:
@@ -151,7 +155,7 @@ class UnitsOfWork:
         self._check_acks(acks)
         self._check_sends(sends)
         sizes = [
-            0 if shard == here else self._check_send_elsewhere(send)
+            0 if shard == here else self.broker.sending.check(send, _ANY_QUEUE)[0]
             for send, shard in zip(command.sends, send_shards, strict=True)
         ]
         _check_work_size(sum(sizes))
@@ -163,7 +167,7 @@ class UnitsOfWork:
             if shard != here:
                 acks_at.setdefault(shard, []).append(ack)
         for shard, away in acks_at.items():
-            self.broker.outbox.add_acks(shard, away)
+            self.broker.outbox.add(shard, ForwardedAcks(away))
         return [
             next(sent) if shard == here else self.broker.outbox.add_send(shard, send, size)
             for send, shard, size in zip(command.sends, send_shards, sizes, strict=True)
@@ -176,10 +180,6 @@ class UnitsOfWork:
         if len(given) != len(names) or not all(0 <= shard < shards for shard in given):
             raise InvalidRequest(f"{given} are not the shards of {len(names)} {what}: there are {shards}")
         return given
-
-    def _check_send_elsewhere(self, send: Send) -> int:
-        """Raise what can be known to be wrong with a send to another shard. Returns its size."""
-        return self.broker.sending.check(send, QueueConfig(message_bytes_max=MESSAGE_BYTES_CEILING))[0]
 
     def _hold_for_work(self, command: HoldForWork) -> Settled:
         check_lease(command.lease_ms)

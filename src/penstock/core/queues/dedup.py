@@ -78,12 +78,6 @@ class Dedup:
                 if _bucket(expires_ms) == bucket:
                     self._note(key, sequence, min(expires_ms, latest_ms))
 
-    def clear(self) -> None:
-        """Forget everything (the queue is gone)."""
-        self._known.clear()
-        self._buckets.clear()
-        self._unsaved.clear()
-
     @property
     def is_dirty(self) -> bool:
         """Whether there is anything to save."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from penstock.core.storage.chunk import Chunk, PackedBodies
@@ -50,8 +51,8 @@ class Messages:
         return len(self.bodies)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether there is nothing but bodies."""
+    def are_bare(self) -> bool:
+        """Whether they are bodies and nothing else."""
         return (
             self.attributes is None
             and self.groups is None
@@ -59,12 +60,6 @@ class Messages:
             and self.origins is None
             and self.due_ms is None
         )
-
-    @property
-    def are_bare(self) -> bool:
-        """Whether they are bodies and nothing else."""
-        columns = (self.attributes, self.groups, self.dedup_ids, self.origins, self.due_ms)
-        return all(column is None for column in columns)
 
     @property
     def size(self) -> int:
@@ -85,6 +80,26 @@ class Messages:
             origins=pick(self.origins),
             due_ms=pick(self.due_ms),
         )
+
+    def parts(self) -> Iterator[tuple[Messages, int]]:
+        """The same in pieces that a chunk takes, each with its size; a message that is larger comes alone.
+
+        >>> [(len(part), size) for part, size in Messages([b"x"] * 5_000).parts()]
+        [(4096, 4096), (904, 904)]
+        """
+        if isinstance(self.bodies, PackedBodies) and self.are_bare:
+            for packed in self.bodies.parts(CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX):
+                yield Messages(packed), len(packed.data)
+            return
+        attributes = self.attributes or [None] * len(self)
+        start, size = 0, 0
+        for at, body in enumerate(self.bodies):
+            length = len(body) + len(attributes[at] or b"")
+            if at > start and (at - start == CHUNK_MESSAGES_MAX or size + length > CHUNK_SIZE_MAX):
+                yield self.only(list(range(start, at))), size
+                start, size = at, 0
+            size += length
+        yield self.only(list(range(start, len(self)))), size
 
 
 class Draft:
@@ -134,7 +149,7 @@ class Draft:
 
     def _merged(self) -> Messages:
         parts = self._parts
-        if all(part.is_plain for part in parts):
+        if all(part.are_bare for part in parts):
             return Messages(_joined(parts))
 
         def column(name: str) -> list[bytes | None] | None:

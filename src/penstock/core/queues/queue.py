@@ -46,7 +46,7 @@ from penstock.core.queues.dedup import Dedup
 from penstock.core.queues.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX, Draft, Messages, Place
 from penstock.core.queues.reserve import Reserve
 from penstock.core.storage import keys
-from penstock.core.storage.chunk import Chunk, PackedBodies
+from penstock.core.storage.chunk import Chunk
 from penstock.core.storage.keys import ChunkKey, Kind, LaneKind, lane_code
 from penstock.core.storage.records import Consumer, QuarantineRecord, QueueRecord
 
@@ -79,6 +79,7 @@ class Queue:
         self.opened_to = 0
         """Where the numbers went on when the store was opened: deliveries of lower ones may have been forgotten."""
         self.opened_ms = 0
+        """When that was."""
         self.messages = 0
         self.size = 0
         self.sent = 0
@@ -100,9 +101,6 @@ class Queue:
         """While the queue is paused: the first sequence number that the channels are not shown."""
         self.reserve: Reserve | None = None
         """Where messages may leave before they are on the disk: the numbers that are set aside for them."""
-        self._opened_ms = 0
-        """When it was taken back from the store; and the first sequence number after that."""
-        self._opened_at = 0
         self._retention_ms: int | None = None
         """When retention is looked at next."""
         self._dedup_ms: int | None = None
@@ -148,7 +146,10 @@ class Queue:
         """Add messages; returns the first one's sequence number. They are in no chunk before `seal`."""
         count = len(messages)
         if count > CHUNK_MESSAGES_MAX or (size > CHUNK_SIZE_MAX and count > 1):
-            return self._append_in_parts(messages, place, now_ms)
+            first = self.next_sequence
+            for part, part_size in messages.parts():
+                self.append(part, place, part_size, now_ms)
+            return first
         draft = self.draft
         if draft is None or not draft.takes(place, now_ms, count, size):
             self.seal()
@@ -159,23 +160,6 @@ class Queue:
         self.sent += count
         # Nobody may be handed a sequence number that a crash would give to another message.
         self.broker.must_commit = True
-        return first
-
-    def _append_in_parts(self, messages: Messages, place: Place, now_ms: int) -> int:
-        first = self.next_sequence
-        if isinstance(messages.bodies, PackedBodies) and messages.are_bare:
-            for part in messages.bodies.parts(CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX):
-                self.append(Messages(part), place, len(part.data), now_ms)
-            return first
-        start, size = 0, 0
-        for at, body in enumerate(messages.bodies):
-            attributes = None if messages.attributes is None else messages.attributes[at]
-            length = len(body) + len(attributes or b"")
-            if at > start and (at - start == CHUNK_MESSAGES_MAX or size + length > CHUNK_SIZE_MAX):
-                self.append(messages.only(list(range(start, at))), place, size, now_ms)
-                start, size = at, 0
-            size += length
-        self.append(messages.only(list(range(start, len(messages)))), place, size, now_ms)
         return first
 
     def seal(self) -> None:
@@ -282,9 +266,11 @@ class Queue:
         self.held_from = self.next_sequence if paused else None
         for key in held:
             try:
-                self._show(key, self._load(key), now_ms)
-            except ChunkDamaged:
-                continue  # quarantined and reported
+                chunk = self.shelf.load(key)
+            except ChunkDamaged as damage:
+                self.quarantine(key, damage, was_shown=False)
+                continue
+            self._show(key, chunk, now_ms)
             self.let_go(key)  # every channel may have been moved past it meanwhile
         for key in held_far:
             self.let_go_far(key)
@@ -299,7 +285,7 @@ class Queue:
     def _held_far(self) -> Iterator[ChunkKey]:
         """The chunks that lie far ahead, and that the channels are not shown."""
         if self.held_from is not None:
-            for lane, order in [place for place in self.far if not keys.lane_channel(place[0])]:
+            for lane, order in self._far_of(0):
                 yield from self._keys_of(lane, order, self.held_from)
 
     def split_held(self, offset: int) -> None:
@@ -378,7 +364,7 @@ class Queue:
                     break
                 if self._is_over(key):
                     self.discard(key)
-        for lane, order in [place for place in self.far if not keys.lane_channel(place[0])]:
+        for lane, order in self._far_of(0):
             for key in list(self._keys_of(lane, order)):
                 self.let_go_far(key)
 
@@ -392,8 +378,11 @@ class Queue:
             base = page[-1].base + 1
             limit = min(4 * limit, _PAGE)
 
-    def quarantine(self, key: ChunkKey, damage: ChunkDamaged) -> ChunkDamaged:
-        """Put a damaged chunk aside: nobody is given it, nobody deletes it, everybody can see that it is there."""
+    def quarantine(self, key: ChunkKey, damage: ChunkDamaged, *, was_shown: bool = True) -> ChunkDamaged:
+        """Put a damaged chunk aside: nobody is given it, nobody deletes it, everybody can see that it is there.
+
+        Channels that were not shown it have not counted it, either.
+        """
         first, last = key.base, key.base + key.messages - 1
         error = ChunkDamaged(
             f"messages {first} to {last} of queue {self.name!r} cannot be read: {damage}; they are kept aside "
@@ -406,7 +395,8 @@ class Queue:
             keys.record(Kind.QUARANTINE, self.id, key.packed), msgspec.msgpack.encode(QuarantineRecord(str(damage)))
         )
         for channel in self.channels.values():
-            if keys.lane_channel(key.lane) in (0, channel.id) and key.base >= channel.start and not self.is_held(key):
+            is_its = keys.lane_channel(key.lane) in (0, channel.id) and key.base >= channel.start
+            if was_shown and is_its and not self.is_held(key):
                 channel.drop_chunk(key)
         self.messages -= key.messages
         self.size -= key.size
@@ -500,16 +490,14 @@ class Queue:
 
         What was sent with a delay keeps its due time.
         """
-        if key.aged_ms <= self._opened_ms or key.base >= self._opened_at:
+        if key.aged_ms <= self.opened_ms or key.base >= self.opened_to:
             return key.aged_ms
         if sent_ms is None:
             sent_ms = self._sent_ms(key) if keys.lane_kind(key.lane) == LaneKind.NORMAL else 0
-        return self._opened_ms if sent_ms == key.aged_ms else key.aged_ms
+        return self.opened_ms if sent_ms == key.aged_ms else key.aged_ms
 
     def restart_retention(self, *, opened: bool = False) -> None:
         """The configuration has changed, or the queue was opened: look again from the start."""
-        if opened:
-            self._opened_ms, self._opened_at = self.broker.now_ms, self.next_sequence
         if self.config.retention_bytes is not None and not opened:  # by size, chunks go when messages arrive
             self._shrink(self.config.retention_bytes)
         if self.messages or any(channel.windows for channel in self.channels.values()):
@@ -518,8 +506,7 @@ class Queue:
 
     def _shrink(self, bytes_max: int) -> None:
         while self.size > bytes_max:
-            shared = [(lane, 0) for lane in self.lanes]
-            shared += [place for place in self.far if not keys.lane_channel(place[0])]
+            shared = [(lane, 0) for lane in self.lanes] + self._far_of(0)
             firsts = (key for place in shared for key in self._first_expiring(*place))
             oldest = min(firsts, key=_by_base, default=None)
             if oldest is None or oldest.base + oldest.messages >= self.next_sequence:
@@ -533,6 +520,16 @@ class Queue:
         return list(islice(self._expiring(lane, order), 1))
 
     # -- far buckets --
+
+    def _far_of(self, *owners: int) -> list[tuple[int, int]]:
+        """The far buckets, as (lane, order), of some channels; 0 stands for those that all channels share."""
+        return [place for place in self.far if keys.lane_channel(place[0]) in owners]
+
+    def _far_entry(self, key: ChunkKey) -> tuple[Window, Entry]:
+        """What is stored of the deliveries of a channel's own far chunk, in a window for itself."""
+        window = Window(self.id, keys.lane_channel(key.lane), key.lane)
+        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
+        return window, window.add_encoded(key.base, self.shelf.read_record(record_key))
 
     def buckets(self, first: int, due_ms: NDArray[np.int64], now_ms: int) -> Iterator[tuple[int, int, int]]:
         """Cut messages with far due times by bucket: (order, first, stop)."""
@@ -569,7 +566,7 @@ class Queue:
     def ack_far(self, channel: Channel, first: int, stop: int, attempt: int, *, dry: bool) -> list[tuple[int, int]]:
         """A late ack of messages of a channel that wait far ahead: which of them it reached. `dry` only looks."""
         reached = []
-        for lane, order in [place for place in self.far if keys.lane_channel(place[0]) == channel.id]:
+        for lane, order in self._far_of(channel.id):
             for key in list(self._keys_of(lane, order, max(0, first - CHUNK_MESSAGES_MAX))):
                 if key.base >= stop:
                     break
@@ -579,9 +576,7 @@ class Queue:
         return reached
 
     def _ack_far_chunk(self, key: ChunkKey, first: int, stop: int, attempt: int, dry: bool) -> list[tuple[int, int]]:
-        window = Window(self.id, keys.lane_channel(key.lane), key.lane)
-        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
-        entry = window.add_encoded(key.base, self.shelf.read_record(record_key))
+        window, entry = self._far_entry(key)
         good = window.columns.rows_allowing(Event.ACK, entry.rows_of(first, stop), attempt)
         runs = [(low, high) for ok, low, high in cut(good, first) if ok]
         if runs and not dry:
@@ -590,9 +585,7 @@ class Queue:
 
     def finish_far(self, key: ChunkKey, offset: int) -> int:
         """What was sent before an offset, of a channel's own far chunk, is done. Returns how many messages."""
-        window = Window(self.id, keys.lane_channel(key.lane), key.lane)
-        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
-        entry = window.add_encoded(key.base, self.shelf.read_record(record_key))
+        window, entry = self._far_entry(key)
         left = window.columns.state[entry.rows_of(key.base, min(offset, entry.stop))] != DONE
         runs = [(low, high) for is_left, low, high in cut(left, key.base) if is_left]
         if runs:
@@ -613,8 +606,7 @@ class Queue:
 
     def far_keys(self, owner: int, offset: int) -> list[ChunkKey]:
         """Chunks in far buckets, shared ones (0) or a channel's, that begin before an offset."""
-        places = [place for place in self.far if keys.lane_channel(place[0]) == owner]
-        return [key for place in places for key in self._keys_of(*place) if key.base < offset]
+        return [key for place in self._far_of(owner) for key in self._keys_of(*place) if key.base < offset]
 
     def split(self, key: ChunkKey, offset: int) -> None:
         """Cut a shared chunk that is in no window in two at an offset: a channel is done with the first part only."""
@@ -668,7 +660,9 @@ class Queue:
         if owner is None:
             self._announce(near, chunk, now_ms)
         else:
-            owner.ladder.bring_near(key, self._take_far_entry(key), near)
+            record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
+            owner.ladder.bring_near(self.shelf.read_record(record_key), near)
+            self.shelf.changes.delete_record(record_key)
 
     def recall_far(self, channel: Channel, first: int, stop: int, attempt: int, now_ms: int) -> bool:
         """Bring near what waits far ahead, and was handed out on that attempt before a crash. Says whether any was.
@@ -676,7 +670,7 @@ class Queue:
         It came near and was handed out in the same moment, and the clock went back when the store was opened again.
         """
         found, handout = False, channel.handout
-        for lane, order in [place for place in self.far if keys.lane_channel(place[0]) in (0, channel.id)]:
+        for lane, order in self._far_of(0, channel.id):
             upcoming = self._keys_of(lane, order, max(0, first - CHUNK_MESSAGES_MAX))
             for key in list(islice(upcoming, max(0, handout.recall_left))):
                 if key.base >= stop or handout.recall_left <= 0:
@@ -694,9 +688,7 @@ class Queue:
         """How many messages of a far chunk wait, if any of those in a run was delivered less often than that."""
         if not keys.lane_channel(key.lane):
             return key.messages if key.base >= channel.start and not self.is_held(key) else 0
-        window = Window(self.id, channel.id, key.lane)
-        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
-        entry = window.add_encoded(key.base, self.shelf.read_record(record_key))
+        window, entry = self._far_entry(key)
         rows = entry.rows_of(max(first, key.base), min(stop, entry.stop))
         waits = (window.columns.state[rows] != DONE) & (window.columns.attempts[rows] < attempt)
         return entry.left if waits.any() else 0
@@ -706,21 +698,14 @@ class Queue:
 
         Their due times are too late, and what has another due time would belong into another bucket.
         """
-        for lane, order in [place for place in self.far if keys.lane_channel(place[0]) == channel.id]:
+        for lane, order in self._far_of(channel.id):
             entries = self.shelf.reader.scan(keys.far_entries(self.id, lane, order))
             if any(failed_later(data, now_ms) for _, data in entries):
                 self.bring_near(lane, order, now_ms)
 
-    def _take_far_entry(self, key: ChunkKey) -> bytes:
-        record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
-        data = self.shelf.read_record(record_key)
-        self.shelf.changes.delete_record(record_key)
-        return data
-
     def far_count(self, channel: Channel) -> int:
         """Messages in far buckets that a channel will get one day."""
-        mine = (0, channel.id)
-        total = sum(count for (lane, _), count in self.far.items() if keys.lane_channel(lane) in mine)
+        total = sum(self.far[place] for place in self._far_of(0, channel.id))
         held = sum(key.messages for key in self._held_far() if key.base >= channel.start)
         return total - held - sum(channel.far_behind.values())
 
@@ -797,11 +782,9 @@ class Queue:
         if start == "tail":
             return self.shown_to
         assert isinstance(start, int)
-        shared = [(lane, 0) for lane in self.lanes]
-        shared += [(lane, order) for lane, order in self.far if not keys.lane_channel(lane)]
         found = [
             next((key.base for key in self._keys_of(lane, order) if self._sent_ms(key) >= start), self.next_sequence)
-            for lane, order in shared
+            for lane, order in [(lane, 0) for lane in self.lanes] + self._far_of(0)
         ]
         return min(found, default=self.next_sequence)
 
@@ -869,7 +852,7 @@ class Queue:
         runs: list[Run] = []
         if end is not None and end <= offset:
             return runs, offset
-        for key in self._log(offset, None):
+        for key in self.log(offset):
             if limit <= 0 or (bytes_max is not None and runs and bytes_max <= 0):
                 return runs, offset
             if end is not None and key.base >= end:
@@ -898,28 +881,21 @@ class Queue:
         except ChunkDamaged as damage:
             raise self.quarantine(key, damage) from None
 
-    def log(self, offset: int) -> Iterator[ChunkKey]:
-        """The chunks of the shared lanes that may hold messages from an offset on, by base."""
-        return self._log(offset, None)
-
-    def _log(self, offset: int, channel: Channel | None) -> Iterator[ChunkKey]:
+    def log(self, offset: int, channel: Channel | None = None) -> Iterator[ChunkKey]:
         """Chunks that may hold messages from an offset on, by base: the shared lanes, and a channel's own."""
         self.seal()
         base = max(0, min(offset, self.next_sequence) - CHUNK_MESSAGES_MAX)
-        sources = [self._keys_of(lane, 0, base) for lane in self.lanes]
-        owners = (0,) if channel is None else (0, channel.id)
-        sources += [self._keys_of(lane, order, base) for lane, order in self.far if keys.lane_channel(lane) in owners]
+        places = [(lane, 0) for lane in self.lanes] + self._far_of(0)
         if channel is not None:
-            private = [lane for lane in channel.windows if keys.lane_channel(lane)]
-            sources += [self._keys_of(lane, 0, base) for lane in private]
-        return heapq.merge(*sources, key=_by_base)
+            places += self._far_of(channel.id) + [(lane, 0) for lane in channel.windows if keys.lane_channel(lane)]
+        return heapq.merge(*[self._keys_of(lane, order, base) for lane, order in places], key=_by_base)
 
     def browse(
         self, channel: Channel | None, after: int, limit: int, states: tuple[State, ...], contains: bytes | None
     ) -> list[Seen]:
         """Messages with their state in a channel, or as a channel that is created now would see them."""
         seen: list[Seen] = []
-        for key in self._log(after + 1, channel):
+        for key in self.log(after + 1, channel):
             if len(seen) >= limit:
                 seen = sorted(seen, key=_by_sequence)[:limit]
                 if key.base > seen[-1].sequence:
@@ -952,9 +928,7 @@ class Queue:
         return Seen(chunk, index, state, attempts, deadline_ms, failures)
 
     def _seen_far(self, key: ChunkKey, chunk: Chunk, index: int) -> Seen:
-        window = Window(self.id, keys.lane_channel(key.lane), key.lane)
-        data = self.shelf.read_record(keys.far_entry(self.id, key.lane, key.order, key.base))
-        entry = window.add_encoded(key.base, data)
+        window, entry = self._far_entry(key)
         columns, sequence = window.columns, key.base + index
         attempts, deadline_ms = int(columns.attempts[index]), int(columns.deadline_ms[index])
         return Seen(chunk, index, State.DELAYED, attempts, deadline_ms, entry.failures_of(sequence, sequence))
@@ -1041,7 +1015,7 @@ class Queue:
 
     def _delayed(self) -> int:
         """Messages sent with a delay that are not due. In FIFO queues, those that the channels look at."""
-        total = sum(count for (lane, _), count in self.far.items() if not keys.lane_channel(lane))
+        total = sum(self.far[place] for place in self._far_of(0))
         for lane in self.lanes:
             if keys.lane_kind(lane) == LaneKind.WAITING:
                 total += sum(key.messages for key in self._keys_of(lane) if key.aged_ms > self.broker.now_ms)

@@ -353,11 +353,9 @@ class Chunk:
             None if self.due_ms is None else self.due_ms[start:stop],
         )
 
-    def with_due(self, due_ms: NDArray[np.int64] | None) -> Chunk:
-        """The same messages with other due times."""
-        return Chunk(
-            self.base, self.sent_ms, self.count, self.bodies, self._offsets, self._values, self._columns, due_ms
-        )
+    def without_due(self) -> Chunk:
+        """The same messages without due times."""
+        return Chunk(self.base, self.sent_ms, self.count, self.bodies, self._offsets, self._values, self._columns, None)
 
     # -- stored form --
 

@@ -221,10 +221,8 @@ def far_entry(queue_id: int, lane: int, order: int, base: int) -> bytes:
     return _FAR_ENTRY.pack(Kind.FAR_ENTRY, queue_id, lane, order, base)
 
 
-def far_entries(queue_id: int, lane: int, order: int | None = None) -> bytes:
-    """Prefix of such states, of one bucket or of a whole lane."""
-    if order is None:
-        return record(Kind.FAR_ENTRY, queue_id, lane.to_bytes(4, "big"))
+def far_entries(queue_id: int, lane: int, order: int) -> bytes:
+    """Prefix of such states of one bucket."""
     return record(Kind.FAR_ENTRY, queue_id, lane.to_bytes(4, "big") + order.to_bytes(8, "big"))
 
 

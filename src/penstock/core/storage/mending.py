@@ -337,7 +337,7 @@ class _Mending:
     def _far_entry(self, key: ChunkKey) -> bytes:
         window = Window(self._id, keys.lane_channel(key.lane), key.lane)
         entry = window.add(key, self._queue.shelf.load(key).sent_ms)
-        window.columns.postpone(window.all_rows(entry), key.order)
+        window.columns.hold_back(window.all_rows(entry), key.order)
         window.columns.attempts[window.all_rows(entry)] = 1
         return window.encode(entry)
 

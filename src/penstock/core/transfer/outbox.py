@@ -17,7 +17,6 @@ it, since it always makes its step a durable one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,7 +35,7 @@ from penstock.core.errors import ChunkDamaged
 from penstock.core.handlers.checks import known_fields
 from penstock.core.queues.draft import CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX, Draft, Messages, Place
 from penstock.core.storage import keys
-from penstock.core.storage.chunk import Chunk, PackedBodies
+from penstock.core.storage.chunk import Chunk
 from penstock.core.storage.keys import Kind
 from penstock.core.storage.records import OutboxRecord, OutboxTarget
 
@@ -70,7 +69,8 @@ class Outbox:
         """Messages are to go to a queue in another shard."""
         self.broker.must_commit = True
         now_ms = self.broker.now_ms
-        for part, part_size in _parts(messages, size):
+        fits = len(messages) <= CHUNK_MESSAGES_MAX and (size <= CHUNK_SIZE_MAX or len(messages) == 1)
+        for part, part_size in ((messages, size),) if fits else messages.parts():
             known, draft = self._drafts.get(target, (None, None))
             if draft is None or known != effect or not draft.takes(_NOWHERE, now_ms, len(part), part_size):
                 self._seal(target)
@@ -96,15 +96,8 @@ class Outbox:
         self.add_messages(target, effect, messages, size)
         return Sent(0, -1, len(send.bodies))
 
-    def add_acks(self, target: int, acks: list[Ack]) -> None:
-        """What a unit of work has taken in another shard is done."""
-        self._add(target, ForwardedAcks(acks))
-
-    def add_delete(self, target: int, queue: str, queue_id: int) -> None:
-        """A queue is deleted, and has a partition in another shard."""
-        self._add(target, ForwardedDelete(queue, queue_id))
-
-    def _add(self, target: int, effect: ForwardedAcks | ForwardedDelete) -> None:
+    def add(self, target: int, effect: ForwardedAcks | ForwardedDelete) -> None:
+        """Something is to be done in another shard that is no sending of messages."""
         self.broker.must_commit = True
         self._seal(target)
         self._write(target, OutboxRecord(self.broker.now_ms, effect), None)
@@ -242,27 +235,3 @@ class Outbox:
 
 def _encoded(texts: list[str | None] | None) -> list[bytes | None] | None:
     return None if texts is None else [None if text is None else text.encode() for text in texts]
-
-
-def _parts(messages: Messages, size: int) -> Iterator[tuple[Messages, int]]:
-    """Messages in pieces of the size of a chunk."""
-    count = len(messages)
-    if count <= CHUNK_MESSAGES_MAX and (size <= CHUNK_SIZE_MAX or count == 1):
-        yield messages, size
-    elif isinstance(messages.bodies, PackedBodies) and messages.are_bare:
-        for part in messages.bodies.parts(CHUNK_MESSAGES_MAX, CHUNK_SIZE_MAX):
-            yield Messages(part), len(part.data)
-    else:
-        yield from _slices(messages)
-
-
-def _slices(messages: Messages) -> Iterator[tuple[Messages, int]]:
-    attributes = messages.attributes or [None] * len(messages)
-    lengths = [len(body) + len(extra or b"") for body, extra in zip(messages.bodies, attributes, strict=True)]
-    start, size = 0, 0
-    for at, length in enumerate(lengths):
-        if at > start and (at - start == CHUNK_MESSAGES_MAX or size + length > CHUNK_SIZE_MAX):
-            yield messages.only(list(range(start, at))), size
-            start, size = at, 0
-        size += length
-    yield messages.only(list(range(start, len(lengths)))), size

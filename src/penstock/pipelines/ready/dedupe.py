@@ -13,8 +13,6 @@ from penstock.pipelines.progress import Display
 from penstock.pipelines.runner import Followed, run_stream
 from penstock.pipelines.where import Where
 
-BY = ("key", "content")
-
 
 def dedupe(
     spark: Any,

@@ -126,7 +126,11 @@ class FileJournal:
         assert self._current is None, "a journal is replayed once"
         self._disk.make_directory(self._directory)
         self._remove_leftover()
-        segments = [self._open_segment(sequence) for sequence in self._sequences()]
+        segments: list[_Segment] = []
+        for sequence in segment_sequences(self._disk.names(self._directory)):
+            path = self._directory / segment_name(sequence)
+            file = self._disk.open(path, writable=True)
+            segments.append(_Segment(file, path, sequence, file.size()))
         if (after or self._is_expected) and not segments:
             raise StoreDamaged(f"the journal in {self._directory} is missing: put it back. {ADVICE}")
         files = {segment.path: segment for segment in segments}
@@ -143,14 +147,6 @@ class FileJournal:
             walk.last_numbers = [0]
         self._take_over(segments, walk)
 
-    def _sequences(self) -> list[int]:
-        return segment_sequences(self._disk.names(self._directory))
-
-    def _open_segment(self, sequence: int) -> _Segment:
-        path = self._directory / segment_name(sequence)
-        file = self._disk.open(path, writable=True)
-        return _Segment(file, path, sequence, file.size())
-
     def _remove_leftover(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._disk.remove(self._directory / _TEMPORARY_NAME)
@@ -161,7 +157,11 @@ class FileJournal:
         self._number = walk.number
         self._current = segments[walk.tail]
         self._current.offset = walk.tail_offset
-        self._make_durable(self._current, *walk.last_frame)
+        frame, offset = walk.last_frame
+        if frame:  # it may be in the page cache only
+            self._write_all(self._current, [frame], len(frame), offset)
+            self._current.file.sync()
+            self._mark(self._current)
         self._retired.extend(segments[: walk.tail])
         for segment in segments[walk.tail + 1 :]:
             self._add_ready(segment)
@@ -169,12 +169,6 @@ class FileJournal:
         if self._background:
             self._worker = threading.Thread(target=self._keep_ready, name="penstock-journal", daemon=True)
             self._worker.start()
-
-    def _make_durable(self, segment: _Segment, frame: bytes, offset: int) -> None:
-        if frame:
-            self._write_all(segment, [frame], len(frame), offset)
-            segment.file.sync()
-            self._mark(segment)
 
     # Committing.
 
@@ -421,12 +415,6 @@ class FileJournal:
         with self._changed:
             kept = [*self._retired, *self._spares, *self._ready]
             return sum(segment.size for segment in kept) + (self._current.size if self._current else 0)
-
-    @property
-    def ready_bytes(self) -> int:
-        """How much can be written before another segment is needed."""
-        with self._changed:
-            return self._ready_bytes + (self._current.free if self._current else 0)
 
     def close(self) -> None:
         """Stop the thread, remove what was trimmed, and close the files.

@@ -108,13 +108,6 @@ def aligned(size: int) -> int:
     return (size + ALIGNMENT - 1) & -ALIGNMENT
 
 
-def changes_nbytes(changes: Changes) -> int:
-    """About how many bytes a commit takes, without encoding it."""
-    chunks = sum(len(key) + (chunk.nbytes if chunk is not None else 0) for key, chunk in changes.chunks.items())
-    records = sum(len(key) + (len(value) if value is not None else 0) for key, value in changes.records.items())
-    return chunks + records + sum(map(len, changes.dropped))
-
-
 def encode_frame(changes: Changes, number: int, identity: int) -> tuple[list[Buffer], int]:
     """A commit's frame, in parts, and how long they are together.
 

@@ -42,6 +42,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -352,7 +353,7 @@ class KafkaJournal:
                 self._produce(topic, *last)
             last = (MARKER_KEY, marker)
         if last is not None:
-            self._produce(topic, *last, on_delivery=self._noters[topic])
+            self._produce(topic, *last, on_delivery=partial(self._delivered, topic))
 
     def _produce(
         self, topic: int, key: bytes, value: bytes | None, on_delivery: Callable[..., None] | None = None
@@ -367,17 +368,9 @@ class KafkaJournal:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the brokers take too little")) from None
                 self._live.poll(0.05)
 
-    @property
-    def _noters(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        return self._note_data, self._note_offset
-
-    def _note_data(self, error: KafkaError | None, message: Message) -> None:
+    def _delivered(self, topic: int, error: KafkaError | None, message: Message) -> None:
         if error is None:
-            self._ends[_DATA] = _offset(message) + 1
-
-    def _note_offset(self, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            self._ends[_OFFSET] = _offset(message) + 1
+            self._ends[topic] = _offset(message) + 1
 
     def _chunk_keys(self, prefix: bytes) -> Iterator[bytes]:
         assert self._keys is not None, "a prefix is dropped, and nobody knows the keys below"

@@ -67,7 +67,11 @@ def must_abort(hanging: Sequence[Hanging | None], committed: Sequence[Marker | N
     found = [marker for each in hanging if each is not None for marker in each.markers]
 
     def was_in(partition: int, marker: Marker) -> bool:
-        return _was_in(hanging[partition], committed[partition], marker)
+        """Whether a commit's marker has come to a partition."""
+        there, last = hanging[partition], committed[partition]
+        if there is not None and marker in there.markers:
+            return True
+        return last is not None and last.nonce == marker.nonce and last.number >= marker.number
 
     whole = [it for it in found if was_in(OFFSET, it) and (was_in(DATA, it) or not it.has_data)]
     is_cut = len(whole) < len(found) or any(each is not None and each.has_tail for each in hanging)
@@ -77,13 +81,6 @@ def must_abort(hanging: Sequence[Hanging | None], committed: Sequence[Marker | N
             "only end them together (KAFKA-20734). See docs/cluster.md."
         )
     return is_cut
-
-
-def _was_in(hanging: Hanging | None, last: Marker | None, marker: Marker) -> bool:
-    """Whether a commit's marker has come to a partition."""
-    if hanging is not None and marker in hanging.markers:
-        return True
-    return last is not None and last.nonce == marker.nonce and last.number >= marker.number
 
 
 class Ends:

@@ -195,10 +195,10 @@ class Assembly:
             return  # the whole value that the parts replace
         self._values[key] = value
         if value is not None:
-            self._forget(key)
+            self._incomplete.discard(key)
 
     def _take_head(self, key: bytes, value: bytes | None) -> None:
-        self._forget(key)
+        self._incomplete.discard(key)
         if value is None:
             self._values[key] = None
             self.counts[key] = 0
@@ -225,9 +225,6 @@ class Assembly:
             self._parts[key].pop(index, None)
             if not self._parts[key]:
                 del self._parts[key]
-
-    def _forget(self, key: bytes) -> None:
-        self._incomplete.discard(key)
 
     def take_values(self) -> dict[bytes, bytes | None]:
         """What has come together since the last call; None: deleted."""

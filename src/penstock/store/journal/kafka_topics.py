@@ -99,7 +99,8 @@ def prepare_topics(options: KafkaOptions) -> LogTopics:
         raise said(error, options, "Kafka's topics cannot be prepared", heard) from error
     _check_counts(topics, options)
     for name in names:
-        check_topic(name, _copies(topics[name]), configs[name], options)
+        copies = min(len(partition.replicas) for partition in topics[name].partitions)
+        check_topic(name, copies, configs[name], options)
     return LogTopics(
         kafka_id,
         str(topics[options.data_topic].topic_id),
@@ -199,10 +200,6 @@ def _config(admin: AdminClient, name: str) -> dict[str, str]:
         lambda: _result(admin.describe_configs([resource], request_timeout=ADMIN_TIMEOUT_S)[resource])
     )
     return {key: str(entry.value) for key, entry in entries.items()}
-
-
-def _copies(topic: TopicDescription) -> int:
-    return min(len(partition.replicas) for partition in topic.partitions)
 
 
 def _check_counts(topics: Mapping[str, TopicDescription], options: KafkaOptions) -> None:

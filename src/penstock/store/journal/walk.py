@@ -84,13 +84,10 @@ class Walk:
             # Nothing here is newer than the table: the files start over.
             self.tail, self.tail_offset, self._last_data = 0, FRAMES_START, b""
         elif self._rolled == self.tail:
-            self._check_next_is_there(self._paths[self.tail])
-
-    def _check_next_is_there(self, path: Path) -> None:
-        (sequence,) = segment_sequences([path.name])
-        following = path.with_name(segment_name(sequence + 1))
-        if following not in self._paths:
-            raise StoreDamaged(f"journal segment {following} is missing: commits went on there. {ADVICE}")
+            (sequence,) = segment_sequences([self._paths[self.tail].name])
+            following = self._paths[self.tail].with_name(segment_name(sequence + 1))
+            if following not in self._paths:
+                raise StoreDamaged(f"journal segment {following} is missing: commits went on there. {ADVICE}")
 
     def _walk_segment(self, index: int, path: Path) -> Iterator[Frame]:
         data = self._read(path)
