@@ -32,8 +32,7 @@ from penstock.protocols.sqs.messages import (
     not_changed,
     tuple_of,
 )
-from penstock.protocols.sqs.received import md5_list, sequence_number
-from penstock.protocols.sqs.service import SqsQueue
+from penstock.protocols.sqs.service import SqsQueue, md5_list, sequence_number
 from penstock.protocols.sqs.shapes import (
     BatchResultErrorEntry,
     ChangeMessageVisibilityBatchRequest,
