@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store.keys import SortedKeys, prefix_end
+from penstock.store.layer import SortedKeys, prefix_end
 
 
 @given(st.binary(max_size=4), st.lists(st.binary(max_size=6)))

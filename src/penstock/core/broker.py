@@ -330,7 +330,7 @@ class Broker:
                 queue.restored()
                 queue.restart_retention(opened=True)
                 queue.dedup.set_clock_back(self.now_ms, self.shelf.changes)
-                if queue.dedup.is_dirty:
+                if queue.dedup.unsaved:
                     queue.touch()
                 queue.watch_dedup()
                 queue.watch_consumers(self.now_ms)
@@ -427,8 +427,8 @@ class Broker:
         """End a step: do what is due, and serve those who wait."""
         if now_ms > self.now_ms:
             self.now_ms = now_ms
-        if self.drafts:
-            self._seal()
+        for queue in list(self.drafts):
+            queue.seal()
         if self._timers and self._timers[0][0] <= self.now_ms:
             self._run_timers()
             self._seal()
@@ -508,10 +508,6 @@ class Broker:
         """The step that was finished is being written, while the next one begins."""
         self.receiving.set_aside()
 
-    def settled(self) -> None:
-        """The step that was finished went well, and is not done again."""
-        self.receiving.settled()
-
     def adopt(self, other: Broker, tickets: Container[Any]) -> set[Any]:
         """Take over the subscriptions with these tickets from a broker that is thrown away, and its step with it.
 
@@ -526,9 +522,9 @@ class Broker:
         return bool(
             self.dirty_queues
             or self.dirty_channels
-            or self.memory.is_dirty
+            or self.memory.unsaved
             or self.shelf.has_changes
-            or self.outbox.has_drafts
+            or self.outbox.drafts
         )
 
     def take_changes(self) -> Changes:
@@ -539,9 +535,9 @@ class Broker:
             queue.save()
         for channel in self.dirty_channels:
             channel.save()
-        if self.memory.is_dirty:
+        if self.memory.unsaved:
             self.memory.save(self.shelf.changes)
-        if self.outbox.has_drafts:
+        if self.outbox.drafts:
             self.outbox.seal()
         self.dirty_queues.clear()
         self.dirty_channels.clear()
@@ -550,7 +546,7 @@ class Broker:
 
     def committed(self, changes: Changes) -> None:
         """These changes are in the store."""
-        self.shelf.committed(changes)
+        self.shelf.committing.remove(changes)
         for reserve in self.reserving:
             reserve.committed()
         self.reserving.clear()
@@ -622,7 +618,7 @@ class Broker:
 
     def woke(self, channel: Channel) -> None:
         """A channel may have something for those who wait."""
-        if channel.line:
+        if channel.line.waiters:
             self._awake[channel] = None
 
     def leased(self, channel: Channel, session: int) -> None:

@@ -9,24 +9,21 @@ the user typed has `Sec-Fetch-Site: none`.)
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.protocols import hosts
 from penstock.protocols.hosts import Hosts
-from penstock.protocols.http import (
-    PLAIN_TEXT,
-    Exchange,
-    HttpCounters,
-    Terms,
-)
+from penstock.protocols.http import PLAIN_TEXT, Exchange, HttpCounters, Terms
 from penstock.server.descriptors import TlsContext
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, Series
 from penstock.server.settings import InvalidSettings, ServerSettings
 
+_now_s: Final = time.perf_counter
 _UNKNOWN_ACTION: Final = "unknown"
 _NO_PAGES: Final = "web pages may not call this port: they may call REST's, if [rest] cors_origins lists their origin"
 
@@ -72,24 +69,18 @@ class RequestObserver:
 
     def note(self, exchange: Exchange, status: int) -> None:
         """An exchange was answered."""
-        seconds = exchange.seconds()
+        seconds = _now_s() - exchange.started_s
         outcome = exchange.outcome or ("ok" if status < 400 else str(status))
         action = exchange.action or _UNKNOWN_ACTION
-        if outcome == "ok" and not exchange.protocol:
-            self._count(action, seconds)
-        else:
-            self._meter.note(exchange.protocol or self._protocol, action, outcome, seconds)
+        series = self._went_well.get(action) if outcome == "ok" and not exchange.protocol else None
+        if series is None:
+            series = self._meter.series(exchange.protocol or self._protocol, action, outcome)
+            if series is not None and outcome == "ok" and not exchange.protocol:
+                self._went_well[action] = series
+        if series is not None:
+            series.note(seconds)
         if self._notes_all or (status >= 400 and self._log.wants(status)):
             self._write(exchange, status, seconds, outcome)
-
-    def _count(self, action: str, seconds: float) -> None:
-        series = self._went_well.get(action)
-        if series is None:
-            series = self._meter.series(self._protocol, action, "ok")
-            if series is None:
-                return
-            self._went_well[action] = series
-        series.note(seconds)
 
     def _write(self, exchange: Exchange, status: int, seconds: float, outcome: str) -> None:
         self._log.note(
@@ -125,55 +116,35 @@ def http_families(protocol: str, connections_open: int, counters: HttpCounters) 
     yield rejected
 
 
-Refusal = Callable[[Exchange], bool]
-"""Answers a request that is not to be let in; False if it is."""
-_Result = TypeVar("_Result")
-
-
-def refusing(handler: Callable[[Exchange], _Result], refusals: list[Refusal]) -> Callable[[Exchange], _Result | None]:
-    """The handler, or the screen, for those whom nothing refuses."""
-
-    def handle(exchange: Exchange) -> _Result | None:
-        for refuses in refusals:
-            if refuses(exchange):
-                return None
-        return handler(exchange)
-
-    return handle
-
-
 def let_in(exchange: Exchange) -> Terms | None:
     """A screen that refuses nobody."""
     return None
 
 
-def refusal_of_pages(refuse: Refuse) -> Refusal:
-    """Web pages are not let in."""
+class Admission:
+    """Who is let in: who asks for a name of this server, and is no web page, unless `pages` may call as well."""
 
-    def refuses(exchange: Exchange) -> bool:
-        headers = exchange.request.headers
-        if "origin" not in headers and headers.get("sec-fetch-site", "none") == "none":
-            return False
-        refuse(exchange, 403, "AccessDenied", _NO_PAGES)
-        return True
+    __slots__ = ("_hosts", "_pages", "_refuse")
 
-    return refuses
+    def __init__(self, known: Hosts, refuse: Refuse, *, pages: bool = False) -> None:
+        self._hosts = known
+        self._refuse = refuse
+        self._pages = pages
 
-
-def refusal_of_others(known: Hosts, refuse: Refuse) -> Refusal:
-    """Who asks for a name that is not this server's is not let in."""
-
-    def refuses(exchange: Exchange) -> bool:
-        request = exchange.request
-        host = request.headers.get("host", "")
-        if not host or known.allows(host):
+    def refuses(self, exchange: Exchange) -> bool:
+        """Answer a request that is not to be let in; False if it is."""
+        request, known = exchange.request, self._hosts
+        headers = request.headers
+        host = headers.get("host", "")
+        if not host or host in known.remembered or known.allows(host):
             host = "" if request.raw_target[:1] == b"/" else hosts.host_of_target(request.raw_target)
             if not host or known.allows(host):
-                return False
-        refuse(exchange, hosts.STATUS, hosts.CODE, Hosts.refusal(host))
+                if self._pages or ("origin" not in headers and headers.get("sec-fetch-site", "none") == "none"):
+                    return False
+                self._refuse(exchange, 403, "AccessDenied", _NO_PAGES)
+                return True
+        self._refuse(exchange, hosts.STATUS, hosts.CODE, Hosts.refusal(host))
         return True
-
-    return refuses
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:

@@ -41,17 +41,17 @@ class Hosts:
         self._is_open = EVERY_HOST in named
         self._names = frozenset(name for name in named if not name.startswith("*")) | {"localhost"}
         self._endings = (".localhost", *(name[1:] for name in named if name.startswith("*.")))
-        self._remembered: set[str] = set()
+        self.remembered: set[str] = set()
         """Headers that were looked at and found good."""
 
     def allows(self, host: str) -> bool:
         """Whether a request with this `Host` header is answered."""
-        if host in self._remembered or self._is_open:
+        if host in self.remembered or self._is_open:
             return True
         if not self.knows(host):
             return False
-        if len(self._remembered) < _REMEMBERED_MAX:
-            self._remembered.add(host)
+        if len(self.remembered) < _REMEMBERED_MAX:
+            self.remembered.add(host)
         return True
 
     def knows(self, host: str) -> bool:

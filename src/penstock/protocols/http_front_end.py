@@ -8,14 +8,12 @@ from prometheus_client.core import Metric
 
 from penstock.protocols.front_end import (
     UNREAD,
+    Admission,
     Refuse,
     RequestObserver,
     http_families,
     let_in,
-    refusal_of_others,
-    refusal_of_pages,
     refuse_plainly,
-    refusing,
     tls_context,
     url_of,
 )
@@ -56,18 +54,17 @@ class HttpFrontEnd:
         screen: Screen = let_in
         if self._make_screen is not None:
             screen = self._make_screen(services)
-        refusals = [refusal_of_others(hosts_of(services.settings), self._refuse)]
-        if self.pages_are_refused(services):
-            refusals.append(refusal_of_pages(self._refuse))
+        pages = not self.pages_are_refused(services)
         self._server = HttpServer(
-            refusing(handler, refusals),
+            handler,
             self.limits(services),
             self.observer(services),
             self.unread(services),
             services.budget,
-            refusing(screen, refusals),
+            screen,
             self.render,
             self.websockets,
+            Admission(hosts_of(services.settings), self._refuse, pages=pages).refuses,
         )
         tls = tls_context(settings)
         port = await self._server.listen(settings.host, self._port, tls, services.listeners.get(self.name))

@@ -202,10 +202,12 @@ class Credentials:
     (False, None)
     """
 
-    __slots__ = ("_by_access_key", "_by_token", "_decoy", "_hash_key")
+    __slots__ = ("_by_access_key", "_by_token", "_decoy", "_hash_key", "are_required")
 
     def __init__(self, credentials: Iterable[Credential] = ()) -> None:
         self._by_access_key = {each.access_key: each for each in credentials}
+        self.are_required = bool(self._by_access_key)
+        """Whether a caller has to say, and prove, who it is."""
         self._decoy = Secret("there is no such access key")
         self._hash_key = os.urandom(_HASH_KEY_BYTES)
         self._by_token = {
@@ -216,11 +218,6 @@ class Credentials:
         """Know these from now on, wherever they are held. Whoever has proved who it is stays that while connected."""
         assert others.are_required == self.are_required
         self._by_access_key, self._by_token, self._hash_key = others._by_access_key, others._by_token, others._hash_key
-
-    @property
-    def are_required(self) -> bool:
-        """Whether a caller has to say, and prove, who it is."""
-        return bool(self._by_access_key)
 
     def by_access_key(self, access_key: str) -> Credential | None:
         """The credential with this access key, which front ends check a signature with."""

@@ -211,7 +211,7 @@ class Share:
     0
     """
 
-    __slots__ = ("_line", "_on_late", "_on_room", "_timer", "budget", "held_bytes", "wanted_bytes")
+    __slots__ = ("_line", "_on_late", "_on_room", "_timer", "budget", "held_bytes", "is_waiting", "wanted_bytes")
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
@@ -221,14 +221,11 @@ class Share:
         self._on_late: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         """While it waits: how long it may."""
+        self.is_waiting = False
+        """Whether it waits for room."""
         self.held_bytes = 0
         self.wanted_bytes = 0
         """What it waits for."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it waits for room."""
-        return self._on_room is not None
 
     def claim(
         self,
@@ -248,7 +245,7 @@ class Share:
         line = budget._beginning if not nbytes else budget._short if is_short else budget._long
         if budget.is_full if not nbytes else line or not budget._fits(nbytes, line):
             self._line = line
-            self.wanted_bytes, self._on_room = nbytes, on_room
+            self.is_waiting, self.wanted_bytes, self._on_room = True, nbytes, on_room
             if on_late is not None:
                 self._on_late = on_late
                 limit_s = budget.room_timeout_s if seconds is None else seconds
@@ -325,6 +322,7 @@ class Share:
         self.close()
 
     def _stop_waiting(self) -> None:
+        self.is_waiting = False
         self._on_room = self._on_late = None
         if self._timer is not None:
             self._timer.cancel()

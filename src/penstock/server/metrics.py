@@ -46,12 +46,6 @@ class Durations:
         self.buckets: list[int] = [0] * (len(_BOUNDS) + 1)
         self.seconds = 0.0
 
-    def note(self, seconds: float) -> None:
-        """Count a request."""
-        at: int = _bisect(_BOUNDS, seconds)
-        self.buckets[at] += 1
-        self.seconds += seconds
-
     def cumulated(self) -> list[tuple[str, float]]:
         """How many took at most so long, by bound."""
         total, found = 0, []
@@ -72,8 +66,11 @@ class Series:
 
     def note(self, seconds: float) -> None:
         """Count a request."""
+        durations = self.durations
+        at: int = _bisect(_BOUNDS, seconds)
+        durations.buckets[at] += 1
+        durations.seconds += seconds
         self.count += 1
-        self.durations.note(seconds)
 
 
 class RequestMeter:

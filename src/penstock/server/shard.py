@@ -217,7 +217,7 @@ class Shard:
         self._lost = False
         self._shards = shards
         self._open_store = open_store
-        self._clock = clock
+        self.clock = clock
         self._entropy = entropy
         self._store: Store = open_store()
         self._is_well = True
@@ -283,14 +283,16 @@ class Shard:
 
         If it `is_apart`, `set_aside` has to, when what is in `step.early` has left, and `write`.
         """
-        step.now_ms = self._clock.now_ms()
+        step.now_ms = self.clock.now_ms()
         if not self._is_well and not self._get_well(step):
             return
         if self._recorder is not None and self._recorder.is_about_to_write(step.now_ms) and not self._save_lazy(step):
             return
         try:
-            self._attempt_without_bugs(step)
-            if self.broker.must_commit or self._lazy_is_overdue(step.now_ms) or self._must_prove(step):
+            self._attempt(step)
+            lazy_ms = self._lazy_since_ms
+            is_overdue = lazy_ms is not None and step.now_ms >= lazy_ms + self._lazy_commit_ms
+            if self.broker.must_commit or is_overdue or (self._proof is not None and self._must_prove(step)):
                 if self._delivers_unsynced and step.woken:
                     self._let_leave_early(step)
                 if step.now_ms - self._left_early_ms < APART_MS:
@@ -366,7 +368,7 @@ class Shard:
 
     def may_hurry(self, call: Call) -> bool:
         """Whether a call sends messages that somebody is likely to get before they are committed."""
-        return self._clock.now_ms() - self._left_early_ms < APART_MS and self.may_leave_early(call)
+        return self.clock.now_ms() - self._left_early_ms < APART_MS and self.may_leave_early(call)
 
     def _let_leave_early(self, step: Step) -> None:
         """Find what subscribers need not wait for. It has left from now on, whatever becomes of the step.
@@ -419,7 +421,7 @@ class Shard:
         step.calls += calls
         if step.is_broken:
             return
-        step.now_ms = self._clock.now_ms()
+        step.now_ms = self.clock.now_ms()
         step.is_broken = True
         try:
             for call in calls:
@@ -471,10 +473,23 @@ class Shard:
 
     # -- trying --
 
-    def _attempt_without_bugs(self, step: Step) -> None:
+    def _attempt(self, step: Step) -> None:
+        """Handle every call, then what is due; once more without a call that met a bug. Leaves the shard's own books
+        alone until `_end`.
+        """
         while True:
+            broker, now_ms = self.broker, step.now_ms
+            step.parked.clear()
             try:
-                return self._attempt(step)
+                for call in self._displaced:
+                    self._handle(call, step, _shortened(call, broker, now_ms))
+                for call in step.calls:
+                    self._handle(call, step, call.command)
+                if self._recorder is not None:
+                    self._recorder.write(broker, now_ms, may_add=not self._full_until_ms)
+                broker.finish(now_ms)
+                step.woken = broker.take_woken() if broker.receiving.woken else []
+                return
             except _Met as bug:
                 if self._is_for_another_store(bug.error):
                     raise bug.error from None
@@ -489,19 +504,6 @@ class Shard:
     def _is_for_another_store(self, error: Exception) -> bool:
         """Whether a read has found damage in what is only a cache: whoever opens the shard next makes it anew."""
         return self._proof is not None and isinstance(error, StoreDamaged)
-
-    def _attempt(self, step: Step) -> None:
-        """Handle every call, then what is due. Leaves the shard's own books alone until `_end`."""
-        broker, now_ms = self.broker, step.now_ms
-        step.parked.clear()
-        for call in self._displaced:
-            self._handle(call, step, _shortened(call, broker, now_ms))
-        for call in step.calls:
-            self._handle(call, step, call.command)
-        if self._recorder is not None:
-            self._recorder.write(broker, now_ms, may_add=not self._full_until_ms)
-        broker.finish(now_ms)
-        step.woken = broker.take_woken()
 
     def _handle(self, call: Call, step: Step, command: Command) -> None:
         kind = type(command)
@@ -537,10 +539,11 @@ class Shard:
 
     def _end(self, step: Step) -> None:
         """The step is as durable as it has to be: bring the books up to date and fill `answered`."""
-        if self._must_prove(step):
+        broker = self.broker
+        if self._proof is not None and self._must_prove(step):
             self._withhold(step)
         if self._recorder is not None:
-            self._recorder.settle(self.broker, step.now_ms)
+            self._recorder.settle(broker, step.now_ms)
         calls = step.calls
         if self._displaced:
             calls = [*self._displaced, *calls]
@@ -553,15 +556,17 @@ class Shard:
         step.answered += calls
         if step.woken:
             self._wake(step)
-        self.broker.settled()
+        receiving = broker.receiving
+        if receiving.before or receiving.before_written is not None:
+            receiving.settled()
         if self._orphans:
             orphans, self._orphans = self._orphans, []
             self._turn_away(orphans, StoreError("the store was opened again without it: subscribe again"), step)
-        if self._lazy_since_ms is None and step.changes is None and self.broker.has_changes:
+        if self._lazy_since_ms is None and step.changes is None and broker.has_changes:
             self._lazy_since_ms = step.now_ms
-        if self.broker.reports:
+        if broker.reports:
             self._collect_reports()
-        if not step.is_apart:
+        if not step.is_apart and (broker.events or broker.outbox.fresh):
             self._take_news(step)
 
     def _take_news(self, step: Step) -> None:
@@ -573,7 +578,8 @@ class Shard:
 
     def _must_prove(self, step: Step) -> bool:
         """Whether the step hands out messages that may be somebody else's by now."""
-        return self._proof is not None and _hands_out(step, self._displaced) and not self._proof.holds()
+        assert self._proof is not None
+        return _hands_out(step, self._displaced) and not self._proof.holds()
 
     def _withhold(self, step: Step) -> None:
         """Nobody gets messages in this step; they go back in the next one, if the shard is still ours then."""
@@ -619,9 +625,6 @@ class Shard:
             self._subscribers.discard(command.ticket)
         elif isinstance(command, Subscribe) and call.error is None:
             self._subscribers.add(command.ticket)
-
-    def _lazy_is_overdue(self, now_ms: int) -> bool:
-        return self._lazy_since_ms is not None and now_ms >= self._lazy_since_ms + self._lazy_commit_ms
 
     def _collect_reports(self) -> None:
         for damage in self.broker.take_reports():
@@ -807,7 +810,7 @@ class Shard:
         acknowledgements from the disk, so it has to wait for a while.
         """
         log.error("the disk is full: %s", error)
-        self._full_until_ms = self._clock.now_ms() + FULL_PAUSE_MS
+        self._full_until_ms = self.clock.now_ms() + FULL_PAUSE_MS
         self._is_well = False
         left: Iterator[Call] = iter(())
         try:
@@ -835,7 +838,7 @@ class Shard:
         """Try the step again, with a broker as the store has it. Ended if it fits; False if the disk is too full."""
         try:
             self._open_broker(step.now_ms)
-            self._attempt_without_bugs(step)
+            self._attempt(step)
             self._commit(self.broker.take_changes())
         except DiskFull:
             return False
@@ -864,11 +867,6 @@ class Shard:
         """Have what happens from now on written to an events queue."""
         self._recorder = recorder
         self.broker.happenings = []
-
-    @property
-    def clock(self) -> Clock:
-        """The shard's clock."""
-        return self._clock
 
     @property
     def reports(self) -> list[Damage]:
@@ -904,7 +902,7 @@ class Shard:
         if moved is not None:
             waiting += self._subscribers
             self._subscribers = set()
-            now_ms = self._clock.now_ms()
+            now_ms = self.clock.now_ms()
             for ticket in waiting:
                 if isinstance(ticket, Call) and isinstance(ticket.command, Receive):
                     ticket.command.ticket = None

@@ -125,23 +125,23 @@ class Siblings:
     (True, False, False)
     """
 
-    __slots__ = ("_before", "_last", "_until_s")
+    __slots__ = ("_before", "_last", "until_s")
 
     def __init__(self) -> None:
         self._last: frozenset[Any] = _NOBODY
         self._before: frozenset[Any] = _NOBODY
-        self._until_s = 0.0
+        self.until_s = 0.0
         """Nobody is waited for after this time."""
 
     def stepped(self, callers: set[Any], start_s: float, end_s: float) -> None:
         """A step with these callers has been committed."""
         self._before = self._last
         self._last = frozenset(callers)
-        self._until_s = end_s + min((end_s - start_s) * PATIENCE, PATIENCE_S_MAX)
+        self.until_s = end_s + min((end_s - start_s) * PATIENCE, PATIENCE_S_MAX)
 
     def is_early(self, callers: set[Any], now_s: float) -> bool:
         """Whether a step with these callers is worth putting off for a moment."""
-        return now_s < self._until_s and bool(callers) and not callers >= (self._last | self._before)
+        return now_s < self.until_s and bool(callers) and not callers >= (self._last | self._before)
 
 
 log = logging.getLogger("penstock.shard")
@@ -276,16 +276,22 @@ class AsyncShard:
         A `caller` that waits for each of its commits before it comes again may be waited for: see `siblings`.
         """
         call = CallbackCall(command, on_settled, self)
-        if caller is not None:
-            self._callers.add(caller)
-        self._enqueue(call)
+        self.put(call, caller)
         return call
 
     def put(self, call: Call, caller: object = None) -> None:
         """As `submit`, for who has a call already: it is settled when it is through."""
         if caller is not None:
             self._callers.add(caller)
-        self._enqueue(call)
+        if self._closed:
+            raise ShardClosed("the store is closed: open it again")
+        self._inbox.append(call)
+        command = call.command
+        if command.__class__ is Ack and command.patient and len(self._inbox) < _TOGETHER_MAX:
+            self._step_late()
+        else:
+            self._is_urgent = True
+            self._step_soon()
 
     def withdraw(self, call: CallbackCall) -> None:
         """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
@@ -373,18 +379,8 @@ class AsyncShard:
 
     def _submit(self, command: Command) -> _TaskCall:
         call = _TaskCall(command, self._loop.create_future())
-        self._enqueue(call)
+        self.put(call)
         return call
-
-    def _enqueue(self, call: Call) -> None:
-        if self._closed:
-            raise ShardClosed("the store is closed: open it again")
-        self._inbox.append(call)
-        if _is_patient(call) and len(self._inbox) < _TOGETHER_MAX:
-            self._step_late()
-        else:
-            self._is_urgent = True
-            self._step_soon()
 
     def _withdraw(self, call: Call) -> None:
         """The receiver leaves. Messages that it may have been handed go back."""
@@ -455,7 +451,8 @@ class AsyncShard:
         callers, start_s = self._callers, 0.0
         if callers:
             start_s = perf_counter()
-            if self._siblings.is_early(callers, start_s) and not self._closed:
+            siblings = self._siblings
+            if start_s < siblings.until_s and siblings.is_early(callers, start_s) and not self._closed:
                 sleep(_MOMENT_S)
                 self._next_step = self._loop.call_soon(self._step)
                 return
@@ -470,37 +467,32 @@ class AsyncShard:
             except BaseException:
                 self._end(step)
                 raise
-            self._end_or_write(step)
-            if callers:
-                self._siblings.stepped(callers, start_s, perf_counter())
-            return
-        try:
-            self.shard.begin(step)
-        except BaseException as interrupt:
-            self.shard.interrupted(step, interrupt)
-            self._end(step)
-            raise
-        if step.changes is None:
-            self._end_or_write(step)
         else:
-            committed = self._loop.run_in_executor(self._committer, self.shard.commit, step)
-            committed.add_done_callback(lambda _: self._end(step))
-
-    # -- messages that leave before they are on the disk --
-
-    def _end_or_write(self, step: Step) -> None:
-        """End a step, unless it was only begun, and is to be written apart."""
+            try:
+                self.shard.begin(step)
+            except BaseException as interrupt:
+                self.shard.interrupted(step, interrupt)
+                self._end(step)
+                raise
+            if step.changes is not None:
+                committed = self._loop.run_in_executor(self._committer, self.shard.commit, step)
+                committed.add_done_callback(lambda _: self._end(step))
+                return
         if step.is_apart:
             self._pass_on_early(step)
             self._write(step)
         else:
             self._end(step)
+        if callers and self._committer is None:
+            self._siblings.stepped(callers, start_s, perf_counter())
+
+    # -- messages that leave before they are on the disk --
 
     def _pass_on_early(self, step: Step) -> None:
         early, step.early = step.early, []
         for ticket, delivery in early:
             ticket.take(delivery)
-            self._settle(ticket)
+            self._settle((ticket,))
 
     def _write(self, step: Step) -> None:
         """Have a step written, once what has left is on its way: that is written to its sockets in the next turn."""
@@ -554,7 +546,8 @@ class AsyncShard:
         if not self.shard.written(step, error, ahead) or ahead is None:
             self._end(step)
             return
-        self._settle_all(step)
+        self._settle(step.answered)
+        self._tell(step)
         calls, self._inbox, self._is_urgent, self._were_left = in_order(self._inbox), [], False, False
         try:
             self.shard.run_ahead(ahead, calls)
@@ -587,26 +580,28 @@ class AsyncShard:
             return calls[:count]
         return calls
 
-    def _settle_all(self, step: Step) -> None:
-        """Pass on what a step has brought."""
-        for ticket in step.answered:
-            self._settle(ticket)
+    @staticmethod
+    def _settle(tickets: Iterable[Ticket]) -> None:
+        """Pass on what a step has brought to those who wait for it."""
+        for ticket in tickets:
+            try:
+                ticket.settle()
+            except Exception:  # a bug of one who waits must not keep the shard from going on for the others
+                log.exception("an answer could not be passed on")
+
+    def _tell(self, step: Step) -> None:
+        """Tell the listeners what has come with a step."""
         if step.events:
             self.shard.tell(step.events)
         if step.outbox:
             self.shard.tell_outbox(step.outbox)
 
-    @staticmethod
-    def _settle(ticket: Ticket) -> None:
-        try:
-            ticket.settle()
-        except Exception:  # a bug of one who waits must not keep the shard from going on for the others
-            log.exception("an answer could not be passed on")
-
     def _end(self, step: Step) -> None:
         if step.is_open:
             self.shard.finish(step)
-        self._settle_all(step)
+        self._settle(step.answered)
+        if step.events or step.outbox:
+            self._tell(step)
         self._busy = False
         if self._inbox and (self._is_urgent or self._closed):
             self._step_soon()

@@ -35,7 +35,7 @@ from typing import Final
 
 from penstock.core.errors import StoreError
 from penstock.store.base import Table
-from penstock.store.keys import prefix_end
+from penstock.store.layer import prefix_end
 
 LANE_PREFIX_BYTES: Final = 20
 """Chunks whose keys start with the same so many bytes are a lane: they are read one after the other."""
@@ -110,9 +110,9 @@ class ReadAhead:
         self._table = table
         self._is_hidden = is_hidden
         """Whether the layers above the table have a word on a key."""
-        self._lanes: dict[bytes, _Lane] = {}
+        self.lanes: dict[bytes, _Lane] = {}
         self._wanted: deque[_Lane] = deque()
-        self._wanted_later = False
+        self.is_wanted = False
         """Whether there are lanes for which the thread was not woken yet."""
         self._applied = 0
         self._stopping = False
@@ -122,7 +122,7 @@ class ReadAhead:
     def read_chunk(self, key: bytes) -> bytes:
         """A chunk of the table; `KeyError` if it is not there."""
         with self._changed:
-            lane = self._lanes.get(key[:LANE_PREFIX_BYTES])
+            lane = self.lanes.get(key[:LANE_PREFIX_BYTES])
             body = lane.take(key) if lane is not None and lane.asked < key else None
         if body is None:
             body = self._table.read_chunk(key)
@@ -133,20 +133,18 @@ class ReadAhead:
     def forget(self, keys: Iterable[bytes], dropped: Iterable[bytes]) -> None:
         """Chunks that a commit has changed, and prefixes that it has dropped. The layers know already.
 
-        They are asked about whatever is kept from now on: so without lanes there is nothing to forget, nor to lock.
+        They are asked about whatever is kept from now on: so without `lanes` there is nothing to forget, nor to lock.
         """
-        if not self._lanes:
-            return
         with self._changed:
             for key in keys:
-                lane = self._lanes.get(key[:LANE_PREFIX_BYTES])
+                lane = self.lanes.get(key[:LANE_PREFIX_BYTES])
                 if lane is not None:
                     lane.forget(key)
             for prefix in dropped:
                 self._drop(prefix)
 
     def _drop(self, prefix: bytes) -> None:
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             for key in [key for key in lane.bodies if key.startswith(prefix)]:
                 lane.forget(key)
 
@@ -154,7 +152,7 @@ class ReadAhead:
         """A layer was applied; it is still among the layers."""
         with self._changed:
             self._applied += 1
-            for lane in self._lanes.values():
+            for lane in self.lanes.values():
                 lane.ended = False
 
     @property
@@ -164,7 +162,7 @@ class ReadAhead:
             return self._nbytes()
 
     def _nbytes(self) -> int:
-        return sum(lane.nbytes for lane in self._lanes.values())
+        return sum(lane.nbytes for lane in self.lanes.values())
 
     def close(self) -> None:
         """Stop the thread, and forget everything."""
@@ -173,7 +171,7 @@ class ReadAhead:
             self._changed.notify_all()
         if self._fetcher is not None:
             self._fetcher.join()
-        self._lanes.clear()
+        self.lanes.clear()
 
     # What to fetch.
 
@@ -184,36 +182,36 @@ class ReadAhead:
             lane.read_at = now
             if lane.is_low and lane not in self._wanted and self._make_room(now) and not self._stopping:
                 self._wanted.append(lane)
-                self._wanted_later = True
-            if self._wanted_later and len(lane.bodies) <= URGENT_CHUNKS:
+                self.is_wanted = True
+            if self.is_wanted and len(lane.bodies) <= URGENT_CHUNKS:
                 self._wake()
 
     def before_sync(self) -> None:
-        """A commit is about to wait for the disk: the right moment to fetch."""
-        if self._wanted_later:
-            with self._changed:
+        """A commit is about to wait for the disk: the right moment to fetch, if something `is_wanted`."""
+        with self._changed:
+            if self.is_wanted:
                 self._wake()
 
     def _lane(self, key: bytes) -> _Lane:
         prefix = key[:LANE_PREFIX_BYTES]
-        lane = self._lanes.get(prefix)
+        lane = self.lanes.get(prefix)
         if lane is None:
-            lane = self._lanes[prefix] = _Lane(prefix, key, depth=1)
+            lane = self.lanes[prefix] = _Lane(prefix, key, depth=1)
         elif key > lane.asked:
             lane.go_on(key)
         elif key < lane.asked:
-            lane = self._lanes[prefix] = _Lane(prefix, key, depth=0)
+            lane = self.lanes[prefix] = _Lane(prefix, key, depth=0)
         return lane
 
     def _make_room(self, now: float) -> bool:
         """Whether there is room for more, if need be by forgetting what seems to be of no use."""
-        if len(self._lanes) > LANES_MAX or self._nbytes() >= CACHE_BYTES_MAX:
-            for lane in [lane for lane in self._lanes.values() if now - lane.read_at > STALE_SECONDS]:
-                del self._lanes[lane.prefix]
+        if len(self.lanes) > LANES_MAX or self._nbytes() >= CACHE_BYTES_MAX:
+            for lane in [lane for lane in self.lanes.values() if now - lane.read_at > STALE_SECONDS]:
+                del self.lanes[lane.prefix]
         return self._nbytes() < CACHE_BYTES_MAX
 
     def _wake(self) -> None:
-        self._wanted_later = False
+        self.is_wanted = False
         if self._fetcher is None:
             self._fetcher = threading.Thread(target=self._fetch_wanted, name="penstock-read-ahead", daemon=True)
             self._fetcher.start()
@@ -252,7 +250,7 @@ class ReadAhead:
         except KeyError:
             return True
         with self._changed:
-            if self._stopping or applied != self._applied or self._lanes.get(lane.prefix) is not lane:
+            if self._stopping or applied != self._applied or self.lanes.get(lane.prefix) is not lane:
                 return False
             if key > lane.reached and not self._is_hidden(key):
                 lane.keep(key, body)

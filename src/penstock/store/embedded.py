@@ -197,8 +197,9 @@ class EmbeddedStore:
 
     def commit(self, changes: Changes) -> None:
         """Make the changes durable, all or nothing."""
-        if not changes:
+        if not (changes.chunks or changes.records or changes.dropped):
             return
+        ahead = self._ahead
         if self._failure is not None:
             self._refuse_after_failure()
         layers = self._layers
@@ -206,12 +207,16 @@ class EmbeddedStore:
             self._wait_for_applier()
         if changes.chunks:
             self._check_space(changes)
-        if self._ahead is not None:
-            self._ahead.before_sync()
-        position = self._append(changes)
+        if ahead is not None and ahead.is_wanted:
+            ahead.before_sync()
+        try:
+            position = self._journal.append(changes)
+        except CommitFailed as error:
+            self._failure = error
+            raise
         with self._lock:
             newest = self._newest
-            first = not newest
+            first = not (newest.chunks or newest.records or newest.dropped)
             if first:
                 self._first_commit_at = time.monotonic()
             newest.absorb(changes, position)
@@ -219,21 +224,14 @@ class EmbeddedStore:
             due = self._is_due(newest)
             if first or due:
                 self._changed.notify_all()
-        if self._ahead is not None and (changes.chunks or changes.dropped):
-            self._ahead.forget(changes.chunks, changes.dropped)
+        if ahead is not None and ahead.lanes and (changes.chunks or changes.dropped):
+            ahead.forget(changes.chunks, changes.dropped)
         if due and self._applier is None:
             self._apply_or_note()
 
     def _refuse_after_failure(self) -> None:
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args) from self._failure
-
-    def _append(self, changes: Changes) -> int:
-        try:
-            return self._journal.append(changes)
-        except CommitFailed as error:
-            self._failure = error
-            raise
 
     def _is_due(self, newest: Layer) -> bool:
         options = self._options

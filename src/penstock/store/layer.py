@@ -1,4 +1,4 @@
-"""Committed changes that are not in the table yet, on top of it.
+"""Committed changes that are not in the table yet, on top of it; and keys in order.
 
 A layer is the net effect of a run of commits: what it dropped, what it put and what it deleted since. The newest layer
 takes commits; the one before is being applied to the table. To look something up, ask the newest layer, then the older
@@ -7,17 +7,94 @@ one, then the table; each may answer "it is here", "it is gone", or "ask below".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from heapq import merge
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from penstock.core.storage.changes import Buffer, Changes, Encodable, Flaw
-from penstock.store.keys import SortedKeys, prefix_end
 
 ENTRY_BYTES: Final = 160
 """About what a key costs in memory beside its bytes and its value."""
+_INSERTS_MAX: Final = 32
+_COMPACT_FLOOR: Final = 1024
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """The first key behind all keys with a prefix; None if there is none.
+
+    >>> prefix_end(b"ab"), prefix_end(b"a\\xff"), prefix_end(b"\\xff")
+    (b'ac', b'b', None)
+    """
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else None
+
+
+class SortedKeys:
+    """The keys of a dict in order, sorted when somebody looks, and not before.
+
+    The dict is the truth: a key that left it is skipped, and forgotten at some later time. Adding is one `append`;
+    looking costs what was added since, and next to nothing when keys come in order. The caller keeps other threads
+    away.
+
+    >>> table = {b"b": 1, b"a": 2}
+    >>> keys = SortedKeys(table)
+    >>> keys.add(b"b"); keys.add(b"a")
+    >>> list(keys.between(b"a", None))
+    [b'a', b'b']
+    """
+
+    __slots__ = ("_added", "_sorted", "_table")
+
+    def __init__(self, table: Mapping[bytes, object]) -> None:
+        self._table = table
+        self._sorted: list[bytes] = []
+        self._added: list[bytes] = []
+
+    def add(self, key: bytes) -> None:
+        """A key that was put into the dict, and was not in it before."""
+        self._added.append(key)
+        if len(self._added) > 2 * len(self._table) + _COMPACT_FLOOR:
+            self._rebuild()
+
+    def between(self, start: bytes, end: bytes | None) -> Iterator[bytes]:
+        """The dict's keys from `start` (inclusive) to `end` (exclusive), in order. The dict must not change
+        meanwhile.
+        """
+        self._settle()
+        keys, table = self._sorted, self._table
+        for index in range(bisect_left(keys, start), len(keys) if end is None else bisect_left(keys, end)):
+            if keys[index] in table:
+                yield keys[index]
+
+    def _settle(self) -> None:
+        added = self._added
+        if len(self._sorted) + len(added) > 2 * len(self._table) + _COMPACT_FLOOR:
+            self._rebuild()
+        elif len(added) > _INSERTS_MAX + (len(self._sorted) >> 10):
+            self._sorted.extend(added)
+            self._sorted.sort()
+            self._sorted = list(dict.fromkeys(self._sorted))
+            added.clear()
+        elif added:
+            for key in added:
+                self._insert(key)
+            added.clear()
+
+    def _rebuild(self) -> None:
+        self._sorted = sorted(self._table)
+        self._added.clear()
+
+    def _insert(self, key: bytes) -> None:
+        keys = self._sorted
+        if not keys or key > keys[-1]:
+            keys.append(key)
+            return
+        index = bisect_left(keys, key)
+        if keys[index] != key:
+            keys.insert(index, key)
 
 
 class Missing(Enum):
@@ -50,10 +127,10 @@ class Layer:
 
     __slots__ = (
         "_chunk_keys",
-        "_dropped",
         "_record_keys",
         "chunks",
         "chunks_died",
+        "dropped",
         "live_bytes",
         "position",
         "records",
@@ -71,7 +148,8 @@ class Layer:
         """What its commits took in the journal, dead or alive."""
         self.chunks_died = 0
         """How many chunks came and went within this layer."""
-        self._dropped: tuple[bytes, ...] = ()
+        self.dropped: tuple[bytes, ...] = ()
+        """The prefixes under which nothing of what is below counts."""
         self._chunk_keys = SortedKeys(self.chunks)
         self._record_keys = SortedKeys(self.records)
 
@@ -81,51 +159,36 @@ class Layer:
         return sum(chunk is not None for chunk in self.chunks.values())
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.records or self._dropped)
-
-    @property
-    def dropped(self) -> tuple[bytes, ...]:
-        """The prefixes under which nothing of what is below counts."""
-        return self._dropped
+        return bool(self.chunks or self.records or self.dropped)
 
     def absorb(self, changes: Changes, position: int) -> None:
         """Put a commit on top."""
         for prefix in changes.dropped:
             self._drop(prefix)
-        if changes.chunks:
-            self._absorb_chunks(changes.chunks)
-        if changes.records:
-            self._absorb_records(changes.records)
-        self.position = position
-
-    def _absorb_chunks(self, changed: dict[bytes, Encodable | None]) -> None:
-        chunks = self.chunks
-        for key, chunk in changed.items():
-            before = chunks.get(key)
-            if before is not None:
-                self.live_bytes -= before.nbytes
+        for key, chunk in changes.chunks.items():
+            chunk_before = self.chunks.get(key)
+            if chunk_before is not None:
+                self.live_bytes -= chunk_before.nbytes
                 self.chunks_died += 1
-            elif key not in chunks:
+            elif key not in self.chunks:
                 self._chunk_keys.add(key)
                 self.live_bytes += ENTRY_BYTES
-            chunks[key] = chunk
+            self.chunks[key] = chunk
             nbytes = chunk.nbytes if chunk is not None else 0
             self.live_bytes += nbytes
             self.written_bytes += nbytes + ENTRY_BYTES
-
-    def _absorb_records(self, changed: dict[bytes, bytes | None]) -> None:
-        records = self.records
-        for key, value in changed.items():
-            before = records.get(key)
-            if before is not None:
-                self.live_bytes -= len(before)
-            elif key not in records:
+        for key, value in changes.records.items():
+            value_before = self.records.get(key)
+            if value_before is not None:
+                self.live_bytes -= len(value_before)
+            elif key not in self.records:
                 self._record_keys.add(key)
                 self.live_bytes += ENTRY_BYTES
-            records[key] = value
+            self.records[key] = value
             nbytes = len(value) if value is not None else 0
             self.live_bytes += nbytes
             self.written_bytes += nbytes + ENTRY_BYTES
+        self.position = position
 
     def _drop(self, prefix: bytes) -> None:
         end = prefix_end(prefix)
@@ -136,8 +199,8 @@ class Layer:
         for key in list(self._record_keys.between(prefix, end)):
             value = self.records.pop(key)
             self.live_bytes -= ENTRY_BYTES + (len(value) if value is not None else 0)
-        if not prefix.startswith(self._dropped):
-            self._dropped = (*self._dropped, prefix)
+        if not prefix.startswith(self.dropped):
+            self.dropped = (*self.dropped, prefix)
             self.live_bytes += ENTRY_BYTES
 
     def chunk(self, key: bytes) -> Encodable | Missing:
@@ -145,17 +208,17 @@ class Layer:
         chunk = self.chunks.get(key, Missing.ASK_BELOW)
         if chunk is None:
             return Missing.GONE
-        if chunk is Missing.ASK_BELOW and key.startswith(self._dropped):
+        if chunk is Missing.ASK_BELOW and key.startswith(self.dropped):
             return Missing.GONE
         return chunk
 
     def hides_chunk(self, key: bytes) -> bool:
         """Whether what is below under this key does not count."""
-        return key in self.chunks or key.startswith(self._dropped)
+        return key in self.chunks or key.startswith(self.dropped)
 
     def hides_record(self, key: bytes) -> bool:
         """Whether the record below under this key does not count."""
-        return key in self.records or key.startswith(self._dropped)
+        return key in self.records or key.startswith(self.dropped)
 
     def chunk_keys(self, start: bytes, end: bytes | None) -> Iterator[bytes]:
         """The keys of the chunks that are here, in order. The layer must not change meanwhile."""
@@ -165,7 +228,7 @@ class Layer:
         """What the layer says about the records in a range, unmoved by later commits."""
         keys = list(self._record_keys.between(start, end))
         items = [(key, value) for key in keys if (value := self.records[key]) is not None]
-        return RecordSnapshot(items, frozenset(keys), self._dropped)
+        return RecordSnapshot(items, frozenset(keys), self.dropped)
 
 
 class RecordSnapshot(NamedTuple):

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from penstock.core.storage.changes import Buffer, Changes, Encodable, Flaw
 from penstock.store.base import StoreStats
-from penstock.store.keys import SortedKeys, prefix_end
-from penstock.store.layer import joined
+from penstock.store.layer import SortedKeys, joined, prefix_end
 
 MEMORY = ":memory:"
 """As a path: that of a store that lives and dies with its process."""

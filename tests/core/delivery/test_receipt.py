@@ -203,4 +203,4 @@ def test_what_is_remembered_is_bounded() -> None:
     recent = Recent(10)
     for queue in range(1, 100):
         Seal(b"key", queue, recent).make(1, 1, [1] * 5)
-        assert len(recent._known) <= 2
+        assert len(recent.known) <= 2

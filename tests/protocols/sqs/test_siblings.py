@@ -45,7 +45,7 @@ class Connection:
         self._answered: asyncio.Future[bytes]
 
     def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
-        exchange.end()
+        exchange.connection = exchange.on_abandoned = None
         assert status == 200, body
         self._answered.set_result(body)
 

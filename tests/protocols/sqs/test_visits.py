@@ -41,7 +41,7 @@ class Side:
         self._answered: asyncio.Future[tuple[int, bytes]]
 
     def answer(self, exchange: Exchange, status: int, _headers: Headers, body: bytes) -> None:
-        exchange.end()
+        exchange.connection = exchange.on_abandoned = None
         self._answered.set_result((status, body))
 
     def answer_well(self, exchange: Exchange, _lines: str, body: bytes) -> None:

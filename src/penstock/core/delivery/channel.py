@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.core.commands import ChannelStats, Failure, Run
 from penstock.core.delivery.attempts import Attempts
 from penstock.core.delivery.columns import DELAYED, HELD_FROM, LEASED, READY
-from penstock.core.delivery.cursor import Cursor
+from penstock.core.delivery.cursor import UPCOMING_MAX, Cursor
 from penstock.core.delivery.demand import Line, Waiter
 from penstock.core.delivery.groups import FifoIndex
 from penstock.core.delivery.handout import Handout
@@ -199,8 +199,11 @@ class Channel:
             self.shelf.touch(window, entry)
             self.handout.offer(window, entry, chunk, now_ms)
             return
-        cursor.announce(key)
-        self.touch()
+        cursor.ahead += key.messages
+        if cursor.caught_up:
+            cursor.upcoming.append(key)
+            cursor.caught_up = len(cursor.upcoming) < UPCOMING_MAX
+        self._dirty[self] = None
         if self.queue.is_fifo:
             self.handout.look_ahead_fifo(now_ms, announced_only=True)
 
@@ -235,7 +238,7 @@ class Channel:
             entry.left = 0
         window.remove_whole(entries)
         self.touch()
-        if self.line:
+        if self.line.waiters:
             self.queue.broker.woke(self)
         for entry in entries:
             self.shelf.forget(entry)
@@ -475,7 +478,8 @@ class Channel:
         for (lane, order), count in self.far_behind.items():
             parts.append(_FAR.pack(lane, order, count))
         parts.append(_TURN_AND_SAVED.pack(self.owes_fresh, self.queue.broker.now_ms))
-        parts.append(self.settlement.lately.encode())
+        if self.queue.is_fifo:
+            parts.append(self.settlement.lately.encode())
         self.shelf.changes.records[self._record_key] = b"".join(parts)
 
     @classmethod

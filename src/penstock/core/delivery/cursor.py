@@ -7,7 +7,8 @@ from typing import Final
 
 from penstock.core.storage.keys import ChunkKey
 
-_UPCOMING_MAX: Final = 1_024
+UPCOMING_MAX: Final = 1_024
+"""So many chunks ahead are known; those behind them are read when their turn comes."""
 
 
 class Cursor:
@@ -24,13 +25,6 @@ class Cursor:
         """The next chunks, as far as they are known."""
         self.caught_up = ahead == 0
         """Whether `upcoming` holds all there are."""
-
-    def announce(self, key: ChunkKey) -> None:
-        """A chunk was added at the end of the lane."""
-        self.ahead += key.messages
-        if self.caught_up:
-            self.upcoming.append(key)
-            self.caught_up = len(self.upcoming) < _UPCOMING_MAX
 
     def passed(self, messages: int) -> None:
         """Messages that were ahead are not any more."""

@@ -115,22 +115,22 @@ class Line:
     """
 
     def __init__(self) -> None:
-        self._waiters: deque[Waiter] = deque()
+        self.waiters: deque[Waiter] = deque()
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        return len(self.waiters)
 
     def __iter__(self) -> Any:
-        return iter(self._waiters)
+        return iter(self.waiters)
 
     def join(self, waiter: Waiter) -> None:
         """Wait at the end of the line."""
-        self._waiters.append(waiter)
+        self.waiters.append(waiter)
         waiter.in_line = True
 
     def join_first(self, waiter: Waiter) -> None:
         """Back to the front: it was its turn, and there was nothing for it."""
-        self._waiters.appendleft(waiter)
+        self.waiters.appendleft(waiter)
         waiter.in_line = True
 
     def join_once(self, waiter: Waiter) -> None:
@@ -141,12 +141,12 @@ class Line:
     def leave(self, waiter: Waiter) -> None:
         """Wait no longer; no error if it did not wait."""
         if waiter.in_line:
-            self._waiters.remove(waiter)
+            self.waiters.remove(waiter)
             waiter.in_line = False
 
     def next(self, ready: int) -> tuple[Waiter, int]:
         """Who is served next, taken out of the line, and the share of `ready` messages that it may have at most."""
-        share = -(-ready // len(self._waiters))
-        waiter = self._waiters.popleft()
+        share = -(-ready // len(self.waiters))
+        waiter = self.waiters.popleft()
         waiter.in_line = False
         return waiter, min(waiter.credit, share)

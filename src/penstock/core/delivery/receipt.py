@@ -69,7 +69,7 @@ _BODY_BYTES: Final = 24
 _BYTES: Final = 39
 _SEALED: Final = struct.Struct(f">QIQI{_SEAL_BYTES}s")
 assert _SEALED.size == _BYTES and _BODY.size == _BODY_BYTES and _TEXT_LENGTH * 3 == _BYTES * 4
-_START: Final = struct.Struct(">QI")
+_pack_sealed: Final = _SEALED.pack
 _pack: Final = _BODY.pack
 _unpack: Final = _SEALED.unpack
 _unpack_all: Final = _SEALED.iter_unpack
@@ -135,14 +135,14 @@ class Recent:
 
     >>> recent = Recent(3)
     >>> recent.add("two receipts", (1, 1, 7, [1, 1]))
-    >>> recent.find("two receipts"), recent.find("two")
-    ((1, 1, 7, [1, 1]), None)
+    >>> recent.known
+    {'two receipts': (1, 1, 7, [1, 1])}
     """
 
-    __slots__ = ("_count", "_count_max", "_known")
+    __slots__ = ("_count", "_count_max", "known")
 
     def __init__(self, count_max: int = 8_192) -> None:
-        self._known: dict[str, Made] = {}
+        self.known: dict[str, Made] = {}
         self._count = 0
         self._count_max = count_max
 
@@ -151,13 +151,9 @@ class Recent:
         count = len(made[3])
         self._count += count
         if self._count > self._count_max:
-            self._known = {}
+            self.known = {}
             self._count = count
-        self._known[text] = made
-
-    def find(self, text: str) -> Made | None:
-        """What these say; None if they are not known, or were not made together."""
-        return self._known.get(text)
+        self.known[text] = made
 
 
 class Seal:
@@ -187,17 +183,16 @@ class Seal:
 
     def make(self, channel_id: int, first: int, attempts: Sequence[int]) -> list[str]:
         """The receipts of neighbours: from the first sequence number on, one for each attempt."""
-        start = _START.pack(self._queue_id, channel_id)
+        queue_id = self._queue_id
         parts: list[bytes] = []
-        sequence, known_quad, known_attempt, mac, end = first, -1, -1, b"", b""
+        sequence, known_quad, known_attempt, mac = first, -1, -1, b""
         for attempt in attempts:
             quad = sequence >> 2
             if quad != known_quad or attempt != known_attempt:
                 mac = self._mac(channel_id, quad, attempt)
-                end = attempt.to_bytes(4, "big")
                 known_quad, known_attempt = quad, attempt
             at = (sequence & 3) * _SEAL_BYTES
-            parts.append(start + sequence.to_bytes(8, "big") + end + mac[at : at + _SEAL_BYTES])
+            parts.append(_pack_sealed(queue_id, channel_id, sequence, attempt, mac[at : at + _SEAL_BYTES]))
             sequence += 1
         text = _to_text(b"".join(parts), newline=False).translate(_TO_URL).decode("ascii")
         if self._recent is not None and parts:
@@ -214,7 +209,7 @@ class Seal:
         ((1, 42, 2), None)
         """
         if self._recent is not None:
-            made = self._recent.find(text)
+            made = self._recent.known.get(text)
             if made is not None and made[0] == self._queue_id and len(made[3]) == 1:
                 return made[1], made[2], made[3][0]
         data = _decode(text) if len(text) == _TEXT_LENGTH else None
@@ -246,7 +241,7 @@ class Seal:
         for text in texts:
             if len(text) != _TEXT_LENGTH:
                 return None
-        made = self._recent.find("".join(texts))
+        made = self._recent.known.get("".join(texts))
         if made is None or made[0] != self._queue_id:
             return None
         first, attempts = made[2], made[3]

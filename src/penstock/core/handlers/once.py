@@ -60,7 +60,8 @@ class OnceMemory:
 
     def __init__(self) -> None:
         self._clients: dict[str, OnceClient] = {}
-        self._dirty: dict[str, None] = {}
+        self.unsaved: dict[str, None] = {}
+        """Clients of whom something is new since the last commit."""
 
     def knows(self, once: Once) -> bool:
         """Whether a command of this name was done."""
@@ -118,7 +119,7 @@ class OnceMemory:
                 if earlier < answered:
                     del done[earlier]
         done[number] = DoneOnce(type(command).__name__, _encode(reply))
-        self._dirty[name] = None
+        self.unsaved[name] = None
         return is_new
 
     def expires_ms(self, name: str) -> int | None:
@@ -129,21 +130,16 @@ class OnceMemory:
     def forget(self, name: str, changes: Changes) -> None:
         """Forget a client."""
         if self._clients.pop(name, None) is not None:
-            self._dirty.pop(name, None)
+            self.unsaved.pop(name, None)
             changes.delete_record(_key(name))
 
     # -- stored form --
 
-    @property
-    def is_dirty(self) -> bool:
-        """Whether there is anything to save."""
-        return bool(self._dirty)
-
     def save(self, changes: Changes) -> None:
         """Write what is new since the last commit."""
-        for name in self._dirty:
+        for name in self.unsaved:
             changes.put_record(_key(name), _encode(self._clients[name]))
-        self._dirty.clear()
+        self.unsaved.clear()
 
     def restore(self, key: bytes, data: bytes, now_ms: int) -> str:
         """Take a client back from its record. Returns its name."""
@@ -151,7 +147,7 @@ class OnceMemory:
         client = self._clients[name] = msgspec.msgpack.decode(data, type=OnceClient)
         if client.seen_ms > now_ms:  # the clock was ahead
             client.seen_ms = now_ms
-            self._dirty[name] = None
+            self.unsaved[name] = None
         return name
 
     def snapshot(self) -> dict[str, Any]:

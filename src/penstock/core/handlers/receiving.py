@@ -44,9 +44,9 @@ class Receiving:
         self._waiters: dict[Any, tuple[Channel, Waiter]] = {}
         self._subscriptions: dict[int, tuple[Channel, Waiter]] = {}
         self._last_subscription = 0
-        self._before: dict[Waiter, Allowance] = {}
+        self.before: dict[Waiter, Allowance] = {}
         """What subscriptions might be given that this step has changed, as it was before."""
-        self._before_written: dict[Waiter, Allowance] | None = None
+        self.before_written: dict[Waiter, Allowance] | None = None
         """The same of the step before, while that is being written."""
 
     # -- receives --
@@ -201,23 +201,23 @@ class Receiving:
 
     def _keep(self, waiter: Waiter) -> None:
         """What a subscription may be given is about to change."""
-        self._before.setdefault(waiter, waiter.allowance)
+        self.before.setdefault(waiter, waiter.allowance)
 
     def settled(self) -> None:
         """The step went well: what it has given counts."""
-        if self._before_written is not None:
-            self._before_written = None
-        elif self._before:
-            self._before.clear()
+        if self.before_written is not None:
+            self.before_written = None
+        else:
+            self.before.clear()
 
     def set_aside(self) -> None:
         """The step is being written while another one begins: until it is `settled`, both may have to be undone."""
-        self._before_written, self._before = self._before, {}
+        self.before_written, self.before = self.before, {}
 
     def left_early(self, ticket: Any, delivery: Delivery) -> None:
         """What a subscription was given has left: that counts, whatever becomes of the step."""
         _, waiter = self._waiters.get(ticket, (None, None))
-        for before in (self._before, self._before_written or {}):
+        for before in (self.before, self.before_written or {}):
             if waiter is not None and waiter in before:
                 credit, limit, room_bytes, pushed = before[waiter]
                 room = None if room_bytes is None else room_bytes - sum(run.nbytes for run in delivery.runs)
@@ -234,7 +234,7 @@ class Receiving:
         Returns the tickets of those whose channel and session are still there: the others are over.
         """
         adopted: set[Any] = set()
-        for waiter, before in [*other._before.items(), *(other._before_written or {}).items()]:
+        for waiter, before in [*other.before.items(), *(other.before_written or {}).items()]:
             waiter.allowance = before
         self._last_subscription = max(self._last_subscription, other._last_subscription)
         for number, (gone, waiter) in other._subscriptions.items():

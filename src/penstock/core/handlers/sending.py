@@ -27,7 +27,7 @@ from penstock.core.queues.config import (
     out_of_range,
 )
 from penstock.core.queues.draft import Messages
-from penstock.core.queues.queue import Queue
+from penstock.core.queues.queue import NORMAL_PLACES, Queue
 from penstock.core.storage.chunk import PackedBodies
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Sending:
         if size > queue.bare_bytes_max:
             return None
         now_ms = self.broker.now_ms
-        first = queue.append(Messages(bodies), queue.place(0, now_ms, now_ms), size, now_ms)
+        first = queue.append(Messages(bodies), NORMAL_PLACES[0], size, now_ms)
         return Sent(queue.id, first, len(bodies))
 
     def check_whole(self, queue: Queue, command: Send) -> None:

@@ -32,7 +32,8 @@ class Dedup:
         self.queue_id = queue_id
         self._known: dict[DedupKey, tuple[int, int]] = {}
         self._buckets: dict[int, list[DedupKey]] = {}
-        self._unsaved: dict[int, list[_Row]] = {}
+        self.unsaved: dict[int, list[_Row]] = {}
+        """What is new since the last commit, by bucket."""
 
     def find(self, key: DedupKey, now_ms: int) -> int | None:
         """The sequence number of the original, if there was one in the last five minutes."""
@@ -45,7 +46,7 @@ class Dedup:
 
     def _note(self, key: DedupKey, sequence: int, expires_ms: int) -> None:
         self._add(key, sequence, expires_ms)
-        self._unsaved.setdefault(_bucket(expires_ms), []).append((*key, sequence, expires_ms))
+        self.unsaved.setdefault(_bucket(expires_ms), []).append((*key, sequence, expires_ms))
 
     def _add(self, key: DedupKey, sequence: int, expires_ms: int) -> None:
         self._known[key] = (sequence, expires_ms)
@@ -62,7 +63,7 @@ class Dedup:
                 known = self._known.get(key)
                 if known is not None and _bucket(known[1]) <= bucket:
                     del self._known[key]
-            self._unsaved.pop(bucket, None)
+            self.unsaved.pop(bucket, None)
             changes.drop(keys.dedup_bucket(self.queue_id, bucket))
 
     def set_clock_back(self, now_ms: int, changes: Changes) -> None:
@@ -78,17 +79,13 @@ class Dedup:
                 if _bucket(expires_ms) == bucket:
                     self._note(key, sequence, min(expires_ms, latest_ms))
 
-    @property
-    def is_dirty(self) -> bool:
-        """Whether there is anything to save."""
-        return bool(self._unsaved)
 
     def save(self, changes: Changes) -> None:
         """Write what is new since the last commit."""
-        for bucket, rows in self._unsaved.items():
+        for bucket, rows in self.unsaved.items():
             key = keys.dedup_record(self.queue_id, bucket, rows[0][2])
             changes.put_record(key, msgspec.msgpack.encode(rows))
-        self._unsaved = {}
+        self.unsaved = {}
 
     def restore(self, data: bytes) -> None:
         """Take ids back from a record."""

@@ -128,7 +128,7 @@ class Draft:
         """Add messages; returns the first one's sequence number."""
         first = self.base + self.count
         self._parts.append(messages)
-        self.count += len(messages)
+        self.count += len(messages.bodies)
         self.size += size
         return first
 

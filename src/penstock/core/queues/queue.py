@@ -57,7 +57,7 @@ _BUCKETS: tuple[tuple[int, int], ...] = ((2 * DAY_MS, HOUR_MS), (60 * DAY_MS, DA
 """(due within, width of the bucket)."""
 _PAGE: Final = 256
 _BUSY_HALF_LIFE_MS: Final = 10 * MINUTE_MS
-_NORMAL_PLACES: Final = [Place(lane_code(LaneKind.NORMAL, priority)) for priority in range(PRIORITY_MAX + 1)]
+NORMAL_PLACES: Final = [Place(lane_code(LaneKind.NORMAL, priority)) for priority in range(PRIORITY_MAX + 1)]
 
 
 _COUNTERS: Final = struct.Struct("<QQQQ?I")
@@ -135,7 +135,7 @@ class Queue:
     def place(self, priority: int, due_ms: int, now_ms: int) -> Place:
         """Where a message goes."""
         if due_ms <= now_ms:
-            return _NORMAL_PLACES[priority]
+            return NORMAL_PLACES[priority]
         if self.is_fifo:
             return Place(lane_code(LaneKind.NORMAL, priority), 0, due_ms)
         if due_ms <= now_ms + HORIZON_MS:
@@ -144,7 +144,7 @@ class Queue:
 
     def append(self, messages: Messages, place: Place, size: int, now_ms: int) -> int:
         """Add messages; returns the first one's sequence number. They are in no chunk before `seal`."""
-        count = len(messages)
+        count = len(messages.bodies)
         if count > CHUNK_MESSAGES_MAX or (size > CHUNK_SIZE_MAX and count > 1):
             first = self.next_sequence
             for part, part_size in messages.parts():
@@ -152,7 +152,8 @@ class Queue:
             return first
         draft = self.draft
         if draft is None or not draft.takes(place, now_ms, count, size):
-            self.seal()
+            if draft is not None:
+                self.seal()
             draft = self.draft = Draft(place, self.next_sequence, now_ms)
             self.broker.drafts[self] = None
         first = draft.add(messages, size)
@@ -191,7 +192,7 @@ class Queue:
         self.shelf.put(key, chunk)
         self.messages += key.messages
         self.size += key.size
-        self.touch()
+        self._dirty[self] = None
         self._watch_retention(key.aged_ms)
 
     def _announce(self, key: ChunkKey, chunk: Chunk, now_ms: int) -> None:
@@ -200,14 +201,12 @@ class Queue:
             for channel in self.channels.values():
                 channel.open_lane(key.lane, key.base)
                 channel.touch()
-        if not self.is_held(key):
-            self._show(key, chunk, now_ms)
-
-    def _show(self, key: ChunkKey, chunk: Chunk, now_ms: int) -> None:
+        if self.held_from is not None and self.is_held(key):
+            return
         for channel in self.channels.values():
             if key.base >= channel.start:
                 channel.announce(key, chunk, now_ms)
-                if channel.line:
+                if channel.line.waiters:
                     self.broker.woke(channel)
 
     def throttled(self, groups: list[str | None], now_ms: int, *, count_them: bool) -> str | None:
@@ -270,7 +269,7 @@ class Queue:
             except ChunkDamaged as damage:
                 self.quarantine(key, damage, was_shown=False)
                 continue
-            self._show(key, chunk, now_ms)
+            self._announce(key, chunk, now_ms)
             self.let_go(key)  # every channel may have been moved past it meanwhile
         for key in held_far:
             self.let_go_far(key)
@@ -329,7 +328,9 @@ class Queue:
             self.discard(key)
 
     def _is_over(self, key: ChunkKey) -> bool:
-        if not self.channels or (self.quarantined and key in self.quarantined) or self.is_held(key):
+        if not self.channels or (self.quarantined and key in self.quarantined):
+            return False
+        if self.held_from is not None and self.is_held(key):
             return False
         for channel in self.channels.values():
             if not channel.is_done_with(key.lane, key.base):
@@ -344,7 +345,7 @@ class Queue:
         self.shelf.delete(key)
         self.messages -= key.messages
         self.size -= key.size
-        self.touch()
+        self._dirty[self] = None
 
     def drop_chunk(self, key: ChunkKey) -> None:
         """Delete a chunk of a shared lane, whoever wants it."""
@@ -1051,7 +1052,7 @@ class Queue:
             self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel
         )
         self.shelf.changes.records[self._counters_key] = counters + bytes(self.lanes)
-        if self.dedup.is_dirty:
+        if self.dedup.unsaved:
             self.dedup.save(self.shelf.changes)
         if self.config.deliver_unsynced or self.reserve is not None:
             self._save_reserve()

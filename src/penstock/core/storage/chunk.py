@@ -76,10 +76,6 @@ def _offsets_of(values: Sequence[Buffer]) -> NDArray[np.int32]:
     return offsets
 
 
-def _pad(length: int) -> bytes:
-    return bytes(-length % 8)
-
-
 class PackedBodies(Sequence[bytes]):
     """Bodies end to end with their offsets: a batch that came in one piece need not be taken apart to become a chunk.
 
@@ -187,7 +183,7 @@ class BinaryColumn:
     def parts(self) -> list[Buffer]:
         """The stored form."""
         length = self.offsets.nbytes + len(self.data)
-        return [self.offsets.tobytes(), self.data, _pad(length)]
+        return [self.offsets.tobytes(), self.data, bytes(-length % 8)]
 
 
 _NO_COLUMNS: Final[dict[Section, BinaryColumn]] = {}
@@ -204,7 +200,20 @@ class Chunk:
     b'one'
     """
 
-    __slots__ = ("_columns", "_head", "_offsets", "_values", "base", "bodies", "count", "due_ms", "sent_ms", "size")
+    __slots__ = (
+        "_columns",
+        "_head",
+        "_offsets",
+        "_values",
+        "base",
+        "bodies",
+        "count",
+        "due_ms",
+        "has_groups",
+        "nbytes",
+        "sent_ms",
+        "size",
+    )
 
     def __init__(
         self,
@@ -229,9 +238,19 @@ class Chunk:
         self._columns = columns
         self._head: bytes | None = None
         self.size = len(bodies)
-        if columns and Section.ATTRIBUTES in columns:
-            self.size += len(columns[Section.ATTRIBUTES].data)
         """Bytes of bodies and attributes: what limits and retention count."""
+        self.nbytes = _OFFSETS_AT + ((4 * count + 11) & -8) + self.size
+        """The length of the stored form."""
+        self.has_groups = False
+        """Whether any message has a group."""
+        if columns:
+            self.has_groups = Section.GROUPS in columns
+            if Section.ATTRIBUTES in columns:
+                self.size += len(columns[Section.ATTRIBUTES].data)
+            for column in columns.values():
+                self.nbytes += (4 * count + 11 + len(column.data)) & -8
+        if due_ms is not None:
+            self.nbytes += 8 * count
 
     @classmethod
     def of(
@@ -272,11 +291,6 @@ class Chunk:
     def last(self) -> int:
         """The last message's sequence number."""
         return self.base + self.count - 1
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether any message has a group."""
-        return bool(self._columns) and Section.GROUPS in self._columns
 
     def sequence(self, index: int) -> int:
         """The sequence number of the message at this index."""
@@ -361,22 +375,16 @@ class Chunk:
 
     def parts(self) -> list[Buffer]:
         """Head and bodies; see the top of this file."""
-        return [self._stored_head(), self.bodies]
-
-    @property
-    def nbytes(self) -> int:
-        """The length of the stored form."""
-        return len(self._stored_head()) + len(self.bodies)
-
-    def _stored_head(self) -> bytes:
-        head = self._head
-        if head is None:
-            head = self._head = self._encode_head()
-        return head
-
-    def _encode_head(self) -> bytes:
-        offsets = self._encode_offsets()
-        middle: list[Buffer] = [offsets, _pad(_OFFSETS_AT + len(offsets))]
+        bodies = self.bodies
+        if self._head is not None:
+            return [self._head, bodies]
+        if self.count == 1:  # a few messages go without numpy, which takes longer than all the rest
+            offsets = _TWO_OFFSETS.pack(0, len(bodies))
+        elif self._offsets is None and self.count <= _FEW:
+            offsets = array("i", [0, *accumulate(map(len, cast("list[bytes]", self._values)))]).tobytes()
+        else:
+            offsets = self.offsets.tobytes()
+        middle: list[Buffer] = [offsets, bytes(-len(offsets) % 8)]
         sections = 0
         if self._columns:
             for section in _BINARY:
@@ -387,21 +395,14 @@ class Chunk:
             sections |= int(Section.DUE)
             middle.append(self.due_ms.tobytes())
         body_of_head = b"".join(middle)
-        bodies, head_length = self.bodies, _OFFSETS_AT + len(body_of_head)
+        head_length = _OFFSETS_AT + len(body_of_head)
         checked = _CHECKED.pack(self.base, self.sent_ms, self.count, sections, head_length, len(bodies)) + body_of_head
         if len(bodies) <= _SMALL_BYTES:
             checksum: int = _digest(b"".join((checked, bodies)))
         else:
             checksum = _checksum(checked, bodies)
-        return _UNCHECKED.pack(_MAGIC, _VERSION, checksum) + checked
-
-    def _encode_offsets(self) -> bytes:
-        """The offsets as they are stored: for a few messages without numpy, which takes longer than all the rest."""
-        if self.count == 1:
-            return _TWO_OFFSETS.pack(0, len(self.bodies))
-        if self._offsets is None and self.count <= _FEW:
-            return array("i", [0, *accumulate(map(len, cast("list[bytes]", self._values)))]).tobytes()
-        return self.offsets.tobytes()
+        self._head = _UNCHECKED.pack(_MAGIC, _VERSION, checksum) + checked
+        return [self._head, bodies]
 
     @classmethod
     def decode(cls, data: Buffer) -> Chunk:

@@ -26,7 +26,8 @@ class Shelf:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.changes = Changes()
-        self._committing: list[Changes] = []
+        self.committing: list[Changes] = []
+        """Changes that were taken, until the store has them."""
         self._cache: dict[bytes, Chunk] = {}
         self._cached_bytes = 0
         self._entries: dict[bytes, tuple[Window, Entry]] = {}
@@ -36,14 +37,15 @@ class Shelf:
 
     def put(self, key: ChunkKey, chunk: Chunk) -> None:
         """Write a chunk with the next commit."""
-        self.changes.chunks[key.packed] = chunk
-        self._remember(key.packed, chunk)
+        packed = key.packed
+        self.changes.chunks[packed] = chunk
+        self._remember(packed, chunk)
 
     def delete(self, key: ChunkKey) -> None:
         """Delete a chunk with the next commit; one that was to be written by the same commit is simply not written."""
         packed = key.packed
         chunks = self.changes.chunks
-        if chunks.get(packed) is not None and not any(packed in layer.chunks for layer in self._committing):
+        if chunks.get(packed) is not None and not any(packed in layer.chunks for layer in self.committing):
             del chunks[packed]
         else:
             chunks[packed] = None
@@ -61,7 +63,7 @@ class Shelf:
 
     def _read(self, key: ChunkKey) -> Chunk:
         packed = key.packed
-        for layer in (self.changes, *reversed(self._committing)):
+        for layer in (self.changes, *reversed(self.committing)):
             pending = layer.chunks.get(packed)
             if pending is not None:
                 assert isinstance(pending, Chunk)
@@ -85,7 +87,7 @@ class Shelf:
 
     def read_stored(self, packed: bytes) -> bytes:
         """A chunk's stored form, unchecked, by its packed key; `ChunkDamaged` if it is not there."""
-        for layer in (self.changes, *reversed(self._committing)):
+        for layer in (self.changes, *reversed(self.committing)):
             pending = layer.chunks.get(packed)
             if pending is not None:
                 return b"".join(pending.parts())
@@ -98,7 +100,7 @@ class Shelf:
         """The next chunks of a lane with at least this base, in order. Fewer than `limit` means there are no more."""
         prefix = keys.lane_chunks(queue_id, lane, order)
         start = keys.lane_start(queue_id, lane, base, order)
-        layers = [*self._committing, self.changes]
+        layers = [*self.committing, self.changes]
         wanted = limit + sum(sum(1 for value in layer.chunks.values() if value is None) for layer in layers)
         found = set(self.reader.list_chunks(prefix, start, wanted))
         complete_up_to = max(found) if len(found) == wanted else None
@@ -123,7 +125,7 @@ class Shelf:
 
     def read_record(self, record_key: bytes) -> bytes:
         """A record by its key; the rare ones that are not kept in memory."""
-        for layer in (self.changes, *reversed(self._committing)):
+        for layer in (self.changes, *reversed(self.committing)):
             value = layer.records.get(record_key)
             if value is not None:
                 return value
@@ -151,19 +153,15 @@ class Shelf:
     # -- commits --
 
     def take_changes(self) -> Changes:
-        """The changes so far. They are still seen here until `committed`."""
+        """The changes so far. They are still seen here while they are in `committing`."""
         for record_key, (window, entry) in self._entries.items():
             entry.dirty = False
             entry.stored = True
             self.changes.records[record_key] = window.encode(entry)
         self._entries = {}
         changes, self.changes = self.changes, Changes()
-        self._committing.append(changes)
+        self.committing.append(changes)
         return changes
-
-    def committed(self, changes: Changes) -> None:
-        """The store has these now."""
-        self._committing.remove(changes)
 
     @property
     def has_changes(self) -> bool:

@@ -58,7 +58,7 @@ class Outbox:
         self.fresh: set[int] = set()
         """The shards for which there are entries that nobody was told of."""
         self._targets: dict[int, OutboxTarget] = {}
-        self._drafts: dict[int, tuple[ForwardedMessages, Draft]] = {}
+        self.drafts: dict[int, tuple[ForwardedMessages, Draft]] = {}
         self._oldest_ms: dict[int, int] = {}
         """When the first entry that is left was made, for each shard that there are any for."""
         self._damaged: set[tuple[int, int]] = set()
@@ -71,11 +71,11 @@ class Outbox:
         now_ms = self.broker.now_ms
         fits = len(messages) <= CHUNK_MESSAGES_MAX and (size <= CHUNK_SIZE_MAX or len(messages) == 1)
         for part, part_size in ((messages, size),) if fits else messages.parts():
-            known, draft = self._drafts.get(target, (None, None))
+            known, draft = self.drafts.get(target, (None, None))
             if draft is None or known != effect or not draft.takes(_NOWHERE, now_ms, len(part), part_size):
                 self._seal(target)
                 draft = Draft(_NOWHERE, 0, now_ms)
-                self._drafts[target] = (effect, draft)
+                self.drafts[target] = (effect, draft)
             draft.add(part, part_size)
 
     def add_send(self, target: int, send: Send, size: int) -> Sent:
@@ -104,16 +104,11 @@ class Outbox:
 
     def seal(self) -> None:
         """Make entries of all that has come."""
-        for target in list(self._drafts):
+        for target in list(self.drafts):
             self._seal(target)
 
-    @property
-    def has_drafts(self) -> bool:
-        """Whether there is anything to seal."""
-        return bool(self._drafts)
-
     def _seal(self, target: int) -> None:
-        effect, draft = self._drafts.pop(target, (None, None))
+        effect, draft = self.drafts.pop(target, (None, None))
         if effect is not None and draft is not None:
             self._write(target, OutboxRecord(draft.sent_ms, effect, draft.count), draft.seal())
 

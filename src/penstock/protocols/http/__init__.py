@@ -1,6 +1,6 @@
 """HTTP/1.1 of every port: an asyncio protocol on httptools.
 
-`request`, `exchange` and `body` are what handlers see, `connection` is one client, `server` is all of them.
+`exchange` and `body` are what handlers see, `connection` is one client, `server` is all of them.
 
 How it works. A connection feeds what it reads to the parser. Complete requests wait in a short line; one at a time is
 *in flight*: the handler has an `Exchange` for it, and answers at once or later, from any callback of the loop. No task
@@ -43,13 +43,16 @@ from penstock.protocols.http.exchange import (
     Handler,
     Headers,
     Observer,
+    Refusal,
     Render,
     Rendered,
+    Request,
     Screen,
     Terms,
     render_plainly,
+    split_raw_target,
+    split_target,
 )
-from penstock.protocols.http.request import Request, split_raw_target, split_target
 from penstock.protocols.http.server import HttpCounters, HttpServer
 from penstock.server.settings import HttpLimits
 
@@ -65,6 +68,7 @@ __all__ = [
     "HttpLimits",
     "HttpServer",
     "Observer",
+    "Refusal",
     "Render",
     "Rendered",
     "Request",

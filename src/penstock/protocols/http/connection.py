@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import select
+import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -16,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import httptools
 
 from penstock.protocols.http.body import BLOCK_BYTES, BodyLeft, BodyRefused, BodyStream
-from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers, Upgraded
-from penstock.protocols.http.request import Request
+from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers, Request, Upgraded
 from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, Pace, Share
 from penstock.server.descriptors import CUT_OFF, NO_ROOM, REFUSED, room_for
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.http")
 
 _NEVER: Final = math.inf
+_now_s: Final = time.perf_counter
 LINGER_S: Final = 2.0
 """How long a refused client may go on sending before it is cut off."""
 _JOIN_BYTES_MAX: Final = 64 * 1024
@@ -219,7 +220,7 @@ class HttpConnection:
         if parser is None:
             self._throw_away()
             return
-        if self._is_rejected:
+        if self._rejection is not None:
             return
         if self._upgrade_rest is not None:
             self._upgrade_rest += data
@@ -399,9 +400,9 @@ class HttpConnection:
         if self._is_pumping:
             return
         self._is_pumping = True
-        left = PUMPED_AT_ONCE
+        left, budget = PUMPED_AT_ONCE, self._server.budget
         while self._waiting and self._in_flight is None and not self._is_closing and not self._is_write_paused:
-            if self._server.budget.is_full and not self._share.held_bytes and not self._is_welcome():
+            if budget.held_bytes >= budget.bytes_max and not self._share.held_bytes and not self._is_welcome():
                 break
             if not left:
                 self._pump_soon()
@@ -429,12 +430,14 @@ class HttpConnection:
         self._pump()
 
     def _handle(self, exchange: Exchange) -> None:
+        server = self._server
         self._in_flight = exchange
         self.deadline = _NEVER
-        self._server.counters.requests += 1
-        exchange.begin()
+        server.counters.requests += 1
+        exchange.started_s = _now_s()
         try:
-            self._server.handler(exchange)
+            if server.refuses is None or not server.refuses(exchange):
+                server.handler(exchange)
         except Exception:
             log.exception("the handler of %s %s failed", exchange.request.method, exchange.request.path)
             exchange.outcome = "InternalFailure"
@@ -515,7 +518,7 @@ class HttpConnection:
 
     def _end_exchange(self, exchange: Exchange) -> None:
         assert exchange is self._in_flight
-        exchange.end()
+        exchange.connection = exchange.on_abandoned = None
         self._in_flight = None
         self._is_partly_answered = False
         self._stream = None
@@ -541,7 +544,10 @@ class HttpConnection:
 
     def _after_response(self, exchange: Exchange, status: int, keeps_alive: bool) -> None:
         if self._server.observer is not None:
-            self._server.observe(exchange, status)
+            try:
+                self._server.observer(exchange, status)
+            except Exception:  # not the client's
+                log.exception("the observer failed")
         if not keeps_alive:
             self._close_after_response()
             return
@@ -550,9 +556,9 @@ class HttpConnection:
             self._pump()
 
     def _put(self, data: bytes) -> None:
-        """Write soon: with the responses of others, one right after the other (see the package)."""
+        """Write in the loop's next turn: with the responses of others, one right after the other (see the package)."""
         if not self._unsent:
-            self._server.flush_soon(self)
+            asyncio.get_running_loop().call_soon(self.flush)
         self._unsent.append(data)
 
     def flush(self) -> None:
@@ -745,8 +751,9 @@ class HttpConnection:
             return True
         exchange = self._in_flight = self._new_exchange()
         keeps_alive, exchange.keeps_alive = exchange.keeps_alive, False
-        exchange.begin()
-        terms = self._server.screen(exchange)
+        exchange.started_s = _now_s()
+        refuses = self._server.refuses
+        terms = None if refuses is not None and refuses(exchange) else self._server.screen(exchange)
         if exchange.is_abandoned:
             return False
         self._in_flight = None

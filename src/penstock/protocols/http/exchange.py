@@ -1,18 +1,89 @@
-"""A request in flight: what a handler gets, and answers."""
+"""A request, and a request in flight: what a handler gets, and answers."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
+from urllib.parse import unquote
 
-from penstock.protocols.http.request import Request
+from penstock.protocols.http.body import BodyStream
 from penstock.server.budget import Share
 
-_now_s: Final = time.perf_counter
 Headers = Sequence[tuple[str, str]]
 PLAIN_TEXT: Headers = (("content-type", "text/plain; charset=utf-8"),)
+
+
+class Request:
+    """A request, complete unless it has a `stream`."""
+
+    __slots__ = (
+        "body",
+        "headers",
+        "is_old",
+        "is_tls",
+        "is_upgrade",
+        "method",
+        "path",
+        "peer",
+        "query",
+        "raw_target",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        raw_target: bytes,
+        headers: dict[str, str],
+        body: bytes,
+        peer: str = "",
+        is_tls: bool = False,
+    ) -> None:
+        self.method = method
+        self.raw_target = raw_target
+        """As the client sent it."""
+        self.headers = headers
+        """Names in lower case; values of repeated ones joined by ", "."""
+        self.body = body
+        self.peer = peer
+        """The client's address."""
+        self.is_tls = is_tls
+        self.is_old = False
+        """HTTP/1.0, which does not know bodies in chunks. Not told where it makes no difference."""
+        self.is_upgrade = False
+        """Whether it asks for a websocket, at a path that has one."""
+        self.stream: BodyStream | None = None
+        """The body, if the screen wanted it as it comes and it did not come at once; `body` is empty then."""
+        self.path, self.query = ("/", "") if raw_target == b"/" else split_target(raw_target)
+        """`path` is decoded, `query` is not."""
+
+    def __repr__(self) -> str:
+        return f"Request({self.method} {self.path}, {len(self.body)} bytes)"
+
+
+def split_target(target: bytes) -> tuple[str, str]:
+    """The decoded path and the raw query of a request's target, which may be a whole URL (to a proxy).
+
+    >>> split_target(b"/orders%20new?x=%20"), split_target(b"http://host:9324?a")
+    (('/orders new', 'x=%20'), ('/', 'a'))
+    """
+    path, query = split_raw_target(target)
+    return unquote(path, "utf-8", "replace") if "%" in path else path, query
+
+
+def split_raw_target(target: bytes) -> tuple[str, str]:
+    """As `split_target`, with the path as it was sent.
+
+    >>> split_raw_target(b"/orders%20new?x")
+    ('/orders%20new', 'x')
+    """
+    path, _, query = target.decode("latin-1").partition("?")
+    if not path.startswith("/"):
+        _, separator, rest = path.partition("://")
+        if separator:
+            path = "/" + rest.partition("/")[2]
+    return path.partition("#")[0], query.partition("#")[0]
 
 
 class Upgraded(Protocol):
@@ -83,9 +154,9 @@ class Exchange:
     """A request in flight, and the way back. The labels are for the log and the metrics: the handler sets them."""
 
     __slots__ = (
-        "_connection",
-        "_started",
         "action",
+        "client",
+        "connection",
         "context",
         "headers",
         "is_known",
@@ -97,11 +168,16 @@ class Exchange:
         "queue",
         "request",
         "request_id",
+        "started_s",
     )
 
     def __init__(self, connection: Answering, request: Request, keeps_alive: bool) -> None:
-        self._connection: Answering | None = connection
-        self._started = 0.0
+        self.connection: Answering | None = connection
+        """The way back, until it is cut: for the connection alone."""
+        self.client = id(connection)
+        """Who asks: the same number for all requests of one connection; nobody else has it at the same time."""
+        self.started_s = 0.0
+        """When the handler got it, by `perf_counter`."""
         self.request = request
         self.keeps_alive = keeps_alive
         """Whether the connection stays open after this."""
@@ -127,31 +203,22 @@ class Exchange:
     @property
     def is_abandoned(self) -> bool:
         """Whether nobody waits for the response any more: answered, or the client is gone."""
-        return self._connection is None
+        return self.connection is None
 
     @property
     def is_gone(self) -> bool:
         """As `is_abandoned`; and if the connection is closing, although it has not been said to be over."""
-        connection = self._connection
+        connection = self.connection
         return connection is None or not connection.is_open()
 
     def has_hung_up(self) -> bool:
         """As `is_gone`; and if the client has closed its side, which the system is asked. It is given up then."""
-        connection = self._connection
+        connection = self.connection
         return connection is None or connection.has_hung_up()
-
-    @property
-    def client(self) -> int:
-        """Who asks: the same number for all requests of one connection; nobody else has it at the same time."""
-        return id(self._connection)
-
-    def begin(self) -> None:
-        """The handler gets it now. For the connection alone."""
-        self._started = _now_s()
 
     def respond(self, status: int, headers: Headers, body: bytes) -> bool:
         """Answer, once. False if the client is gone, and the response with it."""
-        connection = self._connection
+        connection = self.connection
         if connection is None or (self.on_abandoned is not None and connection.has_hung_up()):
             return False
         connection.answer(self, status, headers, body)
@@ -162,7 +229,7 @@ class Exchange:
 
         They go out as they are: nothing that a client said may be in them unchecked.
         """
-        connection = self._connection
+        connection = self.connection
         if connection is None or (self.on_abandoned is not None and connection.has_hung_up()):
             return False
         connection.answer_well(self, lines, body)
@@ -170,7 +237,7 @@ class Exchange:
 
     async def respond_in_parts(self, status: int, headers: Headers, parts: Iterable[Any], nbytes: int | None) -> bool:
         """As `respond`, part by part, as fast as the client reads. `nbytes`: of all of them, if that is known."""
-        connection = self._connection
+        connection = self.connection
         if connection is None or (self.on_abandoned is not None and connection.has_hung_up()):
             return False
         return await connection.answer_in_parts(self, status, headers, parts, nbytes)
@@ -180,25 +247,18 @@ class Exchange:
 
         It is made here, and given what it has to call when its connection is lost.
         """
-        if self._connection is not None:
-            self._connection.upgrade(self, make)
+        if self.connection is not None:
+            self.connection.upgrade(self, make)
 
     def hand_claim(self, share: Share) -> None:
         """Let the handler's own share hold what its body takes of the budget: until it lets go, or closes the share."""
-        if self._connection is not None:
-            self._connection.hand_claim(share)
-
-    def seconds(self) -> float:
-        """How long this request is in the handler's hands."""
-        return _now_s() - self._started
-
-    def end(self) -> None:
-        """Cut the way back. For the connection alone."""
-        self._connection = None
-        self.on_abandoned = None
+        if self.connection is not None:
+            self.connection.hand_claim(share)
 
 
 Handler = Callable[[Exchange], None]
+Refusal = Callable[[Exchange], bool]
+"""Answers a request that is not to be let in; False if it is."""
 Screen = Callable[[Exchange], Terms | None]
 """Shown a request whose body is still to come: it answers one that no body can make right; or says on which terms the
 body is read, with None for the server's own."""

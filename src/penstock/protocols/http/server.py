@@ -13,7 +13,7 @@ from email.utils import formatdate
 from typing import Any, cast
 
 from penstock.protocols.http.connection import LINGER_S, HttpConnection
-from penstock.protocols.http.exchange import Exchange, Handler, Observer, Render, Screen, Upgraded, render_plainly
+from penstock.protocols.http.exchange import Handler, Observer, Refusal, Render, Screen, Upgraded, render_plainly
 from penstock.server.budget import Budget
 from penstock.server.descriptors import TLS_HANDSHAKE_S, backlog
 from penstock.server.settings import HttpLimits, ServerSettings
@@ -45,7 +45,8 @@ class HttpServer:
 
     Headers that the handler never reads may be named (`unread`): they are checked and counted as all others, and not
     kept. A `screen` is given requests whose bodies do not come at once, without them: it answers those that no body can
-    make right, and may say how large the bodies of the others may be. Those are read on then.
+    make right, and may say how large the bodies of the others may be. Those are read on then. A request that `refuses`
+    has answered is shown to neither.
 
     A request for a websocket at one of the paths in `websockets` is given to the handler, in its turn, as all others.
     """
@@ -60,8 +61,10 @@ class HttpServer:
         screen: Screen | None = None,
         render: Render = render_plainly,
         websockets: frozenset[str] = frozenset(),
+        refuses: Refusal | None = None,
     ) -> None:
         self.handler = handler
+        self.refuses = refuses
         self.limits = limits or HttpLimits()
         self.observer = observer
         self.counters = HttpCounters()
@@ -83,7 +86,6 @@ class HttpServer:
         """The deadline of who is idle from now on."""
         self._connections: set[HttpConnection] = set()
         self._upgraded: set[Upgraded] = set()
-        self._to_flush: list[HttpConnection] = []
         self._listener: Any = None
         """An asyncio server: its sockets are a tuple or a list, as the loop has it."""
         self._timer: asyncio.TimerHandle | None = None
@@ -175,20 +177,6 @@ class HttpServer:
 
     # -- for the connections --
 
-    def flush_soon(self, connection: HttpConnection) -> None:
-        """A connection has something to write: when what this turn of the loop has to do is done."""
-        self._to_flush.append(connection)
-        if len(self._to_flush) == 1:
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        connections, self._to_flush = self._to_flush, []
-        for connection in connections:
-            try:
-                connection.flush()
-            except Exception:
-                log.exception("a response could not be written")
-
     def name_of(self, name: bytes) -> str:
         """A header's name in lower case; "" for one that the handler does not read. The common ones are remembered."""
         text = name.lower().decode("latin-1")
@@ -222,14 +210,6 @@ class HttpServer:
     def count_rejection(self, status: int) -> None:
         """A connection was ended with this status before a handler saw a request."""
         self.counters.rejections[status] = self.counters.rejections.get(status, 0) + 1
-
-    def observe(self, exchange: Exchange, status: int) -> None:
-        """Tell the observer, whose failures are not the client's."""
-        assert self.observer is not None
-        try:
-            self.observer(exchange, status)
-        except Exception:
-            log.exception("the observer failed")
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ from types import TracebackType
 import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from penstock.protocols.front_end import RequestObserver, refusal_of_others, refusal_of_pages, refusing, url_of
+from penstock.protocols.front_end import Admission, RequestObserver, url_of
 from penstock.protocols.hosts import hosts_of
 from penstock.protocols.http import Exchange, HttpServer
 from penstock.protocols.lookup.http import LookupApi
@@ -56,8 +56,8 @@ class LookupService:
         self._request_log = RequestLog(settings.log)
         observer = RequestObserver("lookup", self._meter, self._request_log)
         settings.server.check_hosts()
-        refusals = [refusal_of_others(hosts_of(settings), refuse_request), refusal_of_pages(refuse_request)]
-        self._http = HttpServer(refusing(self._handle, refusals), settings.http, observer.note)
+        refuses = Admission(hosts_of(settings), refuse_request).refuses
+        self._http = HttpServer(self._handle, settings.http, observer.note, refuses=refuses)
 
     async def __aenter__(self) -> LookupReady:
         host = self._settings.lookup.host

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+import msgspec
+
 from penstock.protocols.sqs import shapes
-from penstock.protocols.sqs.json_wire import Decoder
 from penstock.protocols.sqs.permissions import PermissionActions
 from penstock.protocols.sqs.shapes import Shape
 from penstock.protocols.sqs.visit import Answer, Asked, Visit
@@ -27,13 +28,14 @@ class Run(Protocol):
 class Action:
     """One action."""
 
-    __slots__ = ("decoder", "name", "request", "run")
+    __slots__ = ("decode", "name", "request", "run")
 
     def __init__(self, name: str, request: type[Shape], run: Run) -> None:
         self.name = name
         self.request = request
         self.run = run
-        self.decoder = Decoder(request)
+        self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(request).decode
+        """Reads its requests by JSON."""
 
 
 REQUESTS: dict[str, type[Shape]] = {

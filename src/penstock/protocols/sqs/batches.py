@@ -32,8 +32,7 @@ from penstock.protocols.sqs.messages import (
     not_changed,
     tuple_of,
 )
-from penstock.protocols.sqs.received import md5_list, sequence_number
-from penstock.protocols.sqs.service import SqsQueue
+from penstock.protocols.sqs.service import SqsQueue, md5_list, sequence_number
 from penstock.protocols.sqs.shapes import (
     BatchResultErrorEntry,
     ChangeMessageVisibilityBatchRequest,
@@ -53,7 +52,8 @@ _Span: Final[Any] = Span
 fields_of: Final = msgspec.structs.astuple
 assert SendMessageBatchRequestEntry.__struct_fields__[:2] == ("id", "message_body")
 _ID_LENGTH_MAX = 80
-_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{_ID_LENGTH_MAX}}}\Z")
+_IDS = re.compile(rf"(?:[A-Za-z0-9_-]{{1,{_ID_LENGTH_MAX}}},)+\Z")
+"""The ids of a batch, each ended by a comma: one match for all of them."""
 
 SettleEntry = DeleteMessageBatchRequestEntry | ChangeMessageVisibilityBatchRequestEntry
 Entry = SendMessageBatchRequestEntry | SettleEntry
@@ -150,8 +150,14 @@ class BatchActions(MessageActions):
 
     def _bare_bodies(self, entries: list[SendMessageBatchRequestEntry], queue: SqsQueue) -> list[bytes] | None:
         """The bodies of a batch of which every message is good and has nothing beside its body; None of another."""
-        _, texts, *others = zip(*map(fields_of, entries), strict=True)
-        if queue.is_fifo or not all(texts) or any(map(any, others)) or not "".join(texts).isprintable():
+        if queue.is_fifo:
+            return None
+        texts: list[str] = []
+        for fields in map(fields_of, entries):
+            if not fields[1] or any(fields[2:]):
+                return None
+            texts.append(fields[1])
+        if not "".join(texts).isprintable():
             return None
         bodies = [text.encode() for text in texts]
         sizes = list(map(len, bodies))
@@ -201,7 +207,8 @@ class BatchActions(MessageActions):
                 TOO_MANY_ENTRIES, f"Maximum number of entries per request are {limit}. You have sent {len(entries)}."
             )
         ids = [entry.id or "" for entry in entries]
-        if not all(map(_ID.match, ids)):
+        ended = ",".join(ids) + ","
+        if not _IDS.match(ended) or ended.count(",") != len(ids):
             raise SqsError(
                 INVALID_BATCH_ENTRY_ID,
                 "A batch entry id can only contain alphanumeric characters, hyphens and underscores. "

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from penstock.protocols.http import Exchange
 from penstock.protocols.sqs.errors import MALFORMED_INPUT, SqsError
-from penstock.protocols.sqs.shapes import Shape
 
 TARGET_PREFIX = "AmazonSQS."
 CONTENT_TYPE = ("content-type", "application/x-amz-json-1.0")
-_LINES: Final = "content-type: application/x-amz-json-1.0\r\nx-amzn-requestid: "
+OK_LINES: Final = "content-type: application/x-amz-json-1.0\r\nx-amzn-requestid: "
+"""The header of an answer that went well, up to the request's id."""
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading a request raises that is not as its action needs it."""
 
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 """A result's bytes."""
-EMPTY = b""
-"""The body of a result that has nothing in it: AWS sends none."""
 
 
-class Decoder:
-    """Reads one action's requests.
-
-    >>> from penstock.protocols.sqs.shapes import QueueRequest
-    >>> Decoder(QueueRequest).decode(b'{"QueueUrl": "http://x/1/orders"}').queue_url
-    'http://x/1/orders'
-    """
-
-    def __init__(self, shape: type[Shape]) -> None:
-        self._decode = msgspec.json.Decoder(shape).decode
-
-    def decode(self, body: bytes) -> Any:
-        """The request; an empty body is an empty object."""
-        try:
-            return self._decode(body or b"{}")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise SqsError(MALFORMED_INPUT, f"The request is not as the action needs it: {error}") from None
-
-
-def respond(exchange: Exchange, body: bytes) -> bool:
-    """Answer with a result; False if the client is gone."""
-    return exchange.respond_well(f"{_LINES}{exchange.request_id}\r\n", body)
+def malformed(error: Exception) -> SqsError:
+    """What to say of a request that is unreadable."""
+    return SqsError(MALFORMED_INPUT, f"The request is not as the action needs it: {error}")
 
 
 def respond_error(exchange: Exchange, error: SqsError) -> None:

@@ -21,8 +21,8 @@ from penstock.protocols.sqs.errors import (
     missing,
 )
 from penstock.protocols.sqs.limits import VISIBILITY_SECONDS_MAX
-from penstock.protocols.sqs.received import Unpacking, Wanted, md5, sequence_number
-from penstock.protocols.sqs.service import SqsQueue
+from penstock.protocols.sqs.received import NOTHING, Unpacking, Wanted
+from penstock.protocols.sqs.service import SqsQueue, md5, sequence_number
 from penstock.protocols.sqs.shapes import (
     ChangeMessageVisibilityRequest,
     DeleteMessageRequest,
@@ -93,7 +93,10 @@ class MessageActions(Unpacking):
         """Receive messages, now or as soon as there are any."""
         queue = self.queue(visit, request.queue_url, Receive, may_create=True)
         self._check_receive(request, queue)
-        wanted = Wanted.of(request)
+        wants_more = (
+            request.message_system_attribute_names or request.attribute_names or request.message_attribute_names
+        )
+        wanted = Wanted.of(request) if wants_more else NOTHING
         wait_s, visibility_s = request.wait_time_seconds, request.visibility_timeout
 
         def answer(delivery: Delivery | None) -> ReceiveMessageResult:
@@ -233,7 +236,7 @@ class MessageActions(Unpacking):
 
     def channel_name(self, queue: SqsQueue, channel_id: int) -> str | None:
         """The name of a queue's channel."""
-        for name, channel in self.broker.queues[queue.name].channels.items():
+        for name, channel in self.shard.identity.queues[queue.name].channels.items():
             if channel.id == channel_id:
                 return name
         return None

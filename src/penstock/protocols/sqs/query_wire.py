@@ -250,6 +250,12 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+def respond(exchange: Exchange, action: str, result: Shape | None) -> bool:
+    """Answer with a result; False if the client is gone."""
+    headers = (CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id))
+    return exchange.respond(200, headers, encode(action, result, exchange.request_id))
+
+
 def respond_error(exchange: Exchange, error: SqsError) -> None:
     """Answer with an error."""
     exchange.outcome = error.kind.code

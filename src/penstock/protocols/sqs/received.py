@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import importlib
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 from penstock.core.commands import Delivery, Run
 from penstock.core.queues.attributes import Attributes, decode_attributes
@@ -15,7 +13,7 @@ from penstock.core.queues.origin import Origin
 from penstock.core.storage.chunk import Section
 from penstock.protocols.sqs import message_attributes
 from penstock.protocols.sqs.errors import INVALID_ATTRIBUTE_NAME, SqsError
-from penstock.protocols.sqs.service import ServiceBase, SqsQueue
+from penstock.protocols.sqs.service import ServiceBase, SqsQueue, md5, md5_list, sequence_number
 from penstock.protocols.sqs.shapes import Message, ReceiveMessageRequest
 
 SYSTEM_ATTRIBUTES = frozenset(
@@ -38,14 +36,6 @@ ANONYMOUS_SENDER = "AIDAPENSTOCK"
 """The SenderId of messages whose senders are not known."""
 
 
-def _built_in_md5() -> Any:
-    """Python's own MD5; None if it was left out."""
-    try:
-        return importlib.import_module("_md5").md5
-    except ImportError:
-        return None
-
-
 class Wanted(NamedTuple):
     """What a receiver wants to have beside the body."""
 
@@ -58,8 +48,6 @@ class Wanted(NamedTuple):
         names = request.message_system_attribute_names or ()
         older_names = request.attribute_names or ()
         own = request.message_attribute_names
-        if not names and not older_names:
-            return NOTHING if not own else cls(frozenset(), message_attributes.wanted(own))
         system = frozenset(names).union(older_names)
         unknown = system - SYSTEM_ATTRIBUTES
         if unknown:
@@ -176,40 +164,6 @@ class Parcel(NamedTuple):
         """When it was handed out first."""
         first_ms = self.run.first_ms
         return first_ms if isinstance(first_ms, int) else int(first_ms[self.offset])
-
-
-def md5(data: bytes) -> str:
-    """A checksum as SQS gives it."""
-    if len(data) <= _SHORT and _short_md5 is not None:
-        short: str = _short_md5(data).hexdigest()
-        return short
-    state = _MD5.copy()
-    state.update(data)
-    found: str = state.hexdigest()
-    return found
-
-
-_MD5: Final[Any] = hashlib.md5(usedforsecurity=False)
-"""Copied for each checksum: to look up an algorithm by its name takes longer than to use it."""
-_SHORT: Final = 256
-"""Python's own MD5 begins sooner than OpenSSL's, which is faster once it has begun."""
-_short_md5: Final[Any] = _built_in_md5()
-
-
-def md5_list(bodies: list[bytes]) -> list[str]:
-    """The checksums of several."""
-    if _short_md5 is None:
-        return [md5(body) for body in bodies]
-    return [_short_md5(body).hexdigest() if len(body) <= _SHORT else md5(body) for body in bodies]
-
-
-def sequence_number(sequence: int) -> str:
-    """A FIFO message's sequence number: 20 digits, so that text sorts as numbers do.
-
-    >>> sequence_number(7)
-    '00000000000000000007'
-    """
-    return f"{sequence:020d}"
 
 
 def texts_of(bodies: list[bytes]) -> list[str]:

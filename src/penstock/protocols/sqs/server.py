@@ -23,9 +23,8 @@ from penstock.protocols.sqs.errors import (
     SqsError,
 )
 from penstock.protocols.sqs.names import base_url
-from penstock.protocols.sqs.service import Numbered
 from penstock.protocols.sqs.sigv4 import is_signed_by_head, verify
-from penstock.protocols.sqs.visit import JsonVisit, QueryVisit
+from penstock.protocols.sqs.visit import Visit
 from penstock.server.auth import ANYBODY, Credentials, Principal
 from penstock.server.budget import Budget
 from penstock.server.settings import ServerSettings, SqsSettings
@@ -49,13 +48,14 @@ class SqsFrontEnd:
         self._targets = {json_wire.TARGET_PREFIX + name: action for name, action in self._actions.items()}
         self._base_urls: dict[tuple[str | None, bool, str | None], str] = {}
         entropy = os.urandom(10).hex()
-        self._ids = Numbered(f"{entropy[:8]}-{entropy[8:12]}-4{entropy[12:15]}-8{entropy[15:18]}-")
+        self._ids = f"{entropy[:8]}-{entropy[8:12]}-4{entropy[12:15]}-8{entropy[15:18]}-"
+        """What the ids of all requests start with; they end with a number."""
         self._last_id = 0
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
         self._last_id += 1
-        exchange.request_id = self._ids.text(self._last_id)
+        exchange.request_id = f"{self._ids}{self._last_id:012x}"
         request = exchange.request
         target = request.headers.get("x-amz-target")
         is_json = target is not None or _is_json(request)
@@ -66,10 +66,14 @@ class SqsFrontEnd:
                     raise SqsError(UNKNOWN_OPERATION, f"The operation {target or ''} is not one of SQS's.")
                 if request.method != "POST":
                     raise SqsError(METHOD_NOT_ALLOWED, "The JSON protocol needs POST.")
-                principal = self._principal(exchange)
-                JsonVisit(exchange, self, principal, action, action.decoder.decode(request.body)).begin()
+                principal = self._principal(exchange) if self._credentials.are_required else ANYBODY
+                try:
+                    decoded = action.decode(request.body or b"{}")
+                except json_wire.UNREADABLE as error:
+                    raise json_wire.malformed(error) from None
+                Visit(exchange, self, principal, action, decoded, is_json=True).begin()
                 return
-            principal = self._principal(exchange)
+            principal = self._principal(exchange) if self._credentials.are_required else ANYBODY
             fields = _form(request)
             if request.method == "GET" and not self._credentials.are_required and _may_be_a_page(request):
                 raise SqsError(ACCESS_DENIED, "A browser may not call actions with GET here: use POST.")
@@ -81,14 +85,13 @@ class SqsFrontEnd:
                     if fields.get("Action")
                     else "The request must contain the parameter Action.",
                 )
-            QueryVisit(exchange, self, principal, named, query_wire.decode(fields, named.request)).begin()
-        except SqsError as error:
-            exchange.outcome = error.kind.code
-            (json_wire if is_json else query_wire).respond_error(exchange, error)
+            decoded = query_wire.decode(fields, named.request)
+            Visit(exchange, self, principal, named, decoded, is_json=False).begin()
+        except SqsError as refusal:
+            (json_wire if is_json else query_wire).respond_error(exchange, refusal)
 
     def _principal(self, exchange: Exchange) -> Principal:
-        if not self._credentials.are_required:
-            return ANYBODY
+        """Who has signed a request."""
         principal = verify(exchange.request, self._credentials, int(time.time() * 1_000))
         exchange.is_known = True
         return principal

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -20,7 +22,7 @@ from penstock.protocols.sqs.names import Arns, Urls
 from penstock.protocols.sqs.visit import UnknownQueue, Visit, ask
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.settings import SqsSettings
-from penstock.server.shards import Names, QueueFace, Shards
+from penstock.server.shards import QueueFace, Shards
 
 _SEQUENCE_DIGITS: Final = 12
 _SEQUENCES_MAX: Final = 16**12
@@ -68,6 +70,48 @@ class Numbered:
         return [self.text(number) for number in range(first, first + count)]
 
 
+def md5(data: bytes) -> str:
+    """A checksum as SQS gives it."""
+    if len(data) <= _SHORT and _short_md5 is not None:
+        short: str = _short_md5(data).hexdigest()
+        return short
+    state = _MD5.copy()
+    state.update(data)
+    found: str = state.hexdigest()
+    return found
+
+
+def _built_in_md5() -> Any:
+    """Python's own MD5; None if it was left out."""
+    try:
+        return importlib.import_module("_md5").md5
+    except ImportError:
+        return None
+
+
+_MD5: Final[Any] = hashlib.md5(usedforsecurity=False)
+"""Copied for each checksum: to look up an algorithm by its name takes longer than to use it."""
+_SHORT: Final = 256
+"""Python's own MD5 begins sooner than OpenSSL's, which is faster once it has begun."""
+_short_md5: Final[Any] = _built_in_md5()
+
+
+def md5_list(bodies: list[bytes]) -> list[str]:
+    """The checksums of several."""
+    if _short_md5 is None:
+        return [md5(body) for body in bodies]
+    return [_short_md5(body).hexdigest() if len(body) <= _SHORT else md5(body) for body in bodies]
+
+
+def sequence_number(sequence: int) -> str:
+    """A FIFO message's sequence number: 20 digits, so that text sorts as numbers do.
+
+    >>> sequence_number(7)
+    '00000000000000000007'
+    """
+    return f"{sequence:020d}"
+
+
 class SqsQueue:
     """A queue as SQS sees it: what does not change from call to call, as long as its configuration is the same."""
 
@@ -101,11 +145,6 @@ class ServiceBase:
         self._changing: set[str] = set()
         """Queues whose configuration has a change on its way."""
         self.auto_create = settings.auto_create
-
-    @property
-    def broker(self) -> Names:
-        """The broker as it is now, to be read from: configurations, ids, receipts. Changes go through `ask`."""
-        return self.shard.identity
 
     def queue(self, visit: Visit, url: str | None, kind: type[Command], *, may_create: bool) -> SqsQueue:
         """The queue that a caller names by its URL, or by calling it, if it may do this there.
@@ -153,8 +192,9 @@ class ServiceBase:
         if numbered is None:
             if len(self._numbered) >= _SEALS_MAX:
                 self._numbered.clear()
-            start = self.broker.message_id(queue_id, 0)[:-_SEQUENCE_DIGITS]
-            beyond = partial(self.broker.message_id, queue_id)
+            broker = self.shard.identity
+            start = broker.message_id(queue_id, 0)[:-_SEQUENCE_DIGITS]
+            beyond = partial(broker.message_id, queue_id)
             numbered = self._numbered[queue_id] = Numbered(start, beyond)
         return numbered
 
@@ -164,14 +204,15 @@ class ServiceBase:
         if seal is None:
             if len(self._seals) >= _SEALS_MAX:
                 self._seals.clear()
-            seal = self._seals[queue_id] = Seal(self.broker.receipt_key(queue_id), queue_id, self._recent)
+            seal = self._seals[queue_id] = Seal(self.shard.identity.receipt_key(queue_id), queue_id, self._recent)
         return seal
 
     def config(self, name: str) -> QueueConfig | None:
         """A queue's configuration; None if it is not there. `QueueDamaged` if it is, and cannot be served."""
-        queue = self.broker.queues.get(name)
+        broker = self.shard.identity
+        queue = broker.queues.get(name)
         if queue is None:
-            self.broker.refuse_damaged(name)
+            broker.refuse_damaged(name)
             return None
         return queue.config
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,7 +82,7 @@ def replies_of(calls: list[Call]) -> list[Any]:
     return [call.error if isinstance(call.error, PenstockError) else call.result() for call in calls]
 
 
-class Visit(ABC):
+class Visit:
     """A request at work."""
 
     __slots__ = (
@@ -93,6 +92,7 @@ class Visit(ABC):
         "_coroutine",
         "_exchange",
         "_front",
+        "_is_json",
         "_request",
         "_shares",
         "path_url",
@@ -101,7 +101,14 @@ class Visit(ABC):
     )
 
     def __init__(
-        self, exchange: Exchange, front: SqsFrontEnd, principal: Principal, action: Action, request: Any
+        self,
+        exchange: Exchange,
+        front: SqsFrontEnd,
+        principal: Principal,
+        action: Action,
+        request: Any,
+        *,
+        is_json: bool,
     ) -> None:
         path = exchange.request.path
         self.principal = principal
@@ -113,6 +120,8 @@ class Visit(ABC):
         self._front = front
         self._action = action
         self._request = request
+        self._is_json = is_json
+        """By AWS JSON 1.0; if not, by the Query protocol."""
         self._answer: Callable[[Any], Answer]
         self._coroutine: Coroutine[Asked, Any, Answer] | None = None
         self._shares: tuple[Share, ...] = ()
@@ -249,12 +258,19 @@ class Visit(ABC):
 
     # -- answering --
 
-    def _succeed(self, result: Answer) -> None:
+    def _succeed(self, result: Any) -> None:
         exchange = self._exchange
         exchange.outcome = "ok"
         exchange.queue = self.queue
         exchange.principal = self.principal.name
-        if not self.respond(result) and self._call is not None:
+        if self._is_json:
+            body = (
+                b"" if result is None else json_wire.encode(result)
+            )  # AWS sends nothing where there is nothing to say
+            is_heard = exchange.respond_well(f"{json_wire.OK_LINES}{exchange.request_id}\r\n", body)
+        else:
+            is_heard = query_wire.respond(exchange, self._action.name, result)
+        if not is_heard and self._call is not None:
             self._front.shard.withdraw(self._call)
         self._call = None  # the call knows this visit: together they would keep its messages until they are found
         if self._shares:
@@ -270,46 +286,8 @@ class Visit(ABC):
             refusal = SqsError(INTERNAL_FAILURE, "The request failed on the server's side: its log says more.")
         self._exchange.queue = self.queue
         self._exchange.principal = self.principal.name
-        self.respond_error(refusal)
+        (json_wire if self._is_json else query_wire).respond_error(self._exchange, refusal)
         self._let_go()
-
-    @abstractmethod
-    def respond(self, result: Any) -> bool:
-        """Answer with a result; False if the client is gone."""
-
-    @abstractmethod
-    def respond_error(self, error: SqsError) -> None:
-        """Answer with an error."""
-
-
-class JsonVisit(Visit):
-    """A request by AWS JSON 1.0."""
-
-    __slots__ = ()
-
-    def respond(self, result: Any) -> bool:
-        """Answer with a result; False if the client is gone."""
-        return json_wire.respond(self._exchange, json_wire.EMPTY if result is None else json_wire.encode(result))
-
-    def respond_error(self, error: SqsError) -> None:
-        """Answer with an error."""
-        json_wire.respond_error(self._exchange, error)
-
-
-class QueryVisit(Visit):
-    """A request by the Query protocol."""
-
-    __slots__ = ()
-
-    def respond(self, result: Any) -> bool:
-        """Answer with a result; False if the client is gone."""
-        exchange = self._exchange
-        body = query_wire.encode(self._action.name, result, exchange.request_id)
-        return exchange.respond(200, (query_wire.CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id)), body)
-
-    def respond_error(self, error: SqsError) -> None:
-        """Answer with an error."""
-        query_wire.respond_error(self._exchange, error)
 
 
 class Together:

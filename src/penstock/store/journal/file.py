@@ -159,7 +159,7 @@ class FileJournal:
         self._current.offset = walk.tail_offset
         frame, offset = walk.last_frame
         if frame:  # it may be in the page cache only
-            self._write_all(self._current, [frame], len(frame), offset)
+            _write_rest(self._current.file, [frame], len(frame), 0, offset)
             self._current.file.sync()
             self._mark(self._current)
         self._retired.extend(segments[: walk.tail])
@@ -181,25 +181,14 @@ class FileJournal:
         size = aligned(nbytes)
         segment = self._current
         assert segment is not None, "a journal is replayed before the first append"
-        if segment.free - size < max(ALIGNMENT, self._low_bytes - self._ready_bytes):
+        if segment.size - segment.offset - size < max(ALIGNMENT, self._low_bytes - self._ready_bytes):
             segment = self._make_room(size, changes)
-        self._write(segment, parts, nbytes)
-        segment.offset += size
-        segment.last = self._number = number
-        self._mark(segment)
-        return number
-
-    def _mark(self, segment: _Segment, *, rolled: bool = False) -> None:
-        """Note behind the last frame that it is durable. That is not synced, and nothing depends on it."""
-        if segment.free >= ALIGNMENT:
-            try:
-                segment.file.write((encode_mark(self._number, self._identity, rolled),), segment.offset)
-            except OSError:
-                return
-
-    def _write(self, segment: _Segment, parts: list[Buffer], nbytes: int) -> None:
         try:
-            self._write_all(segment, parts, nbytes, segment.offset)
+            if len(parts) > BUFFERS_PER_WRITE_MAX:
+                parts = [b"".join(parts)]
+            written = segment.file.write(parts, segment.offset)
+            if written != nbytes:
+                _write_rest(segment.file, parts, nbytes, written, segment.offset)
         except OSError as error:
             if is_full(error):
                 raise _disk_full(self._directory, nbytes, error) from error
@@ -208,16 +197,16 @@ class FileJournal:
             segment.file.sync()
         except OSError as error:
             raise self._fail("syncing", segment, error) from error
+        segment.offset += size
+        segment.last = self._number = number
+        self._mark(segment)
+        return number
 
-    def _write_all(self, segment: _Segment, parts: list[Buffer], nbytes: int, offset: int) -> None:
-        if len(parts) > BUFFERS_PER_WRITE_MAX:
-            parts = [b"".join(parts)]
-        written = segment.file.write(parts, offset)
-        if written != nbytes:
-            rest = memoryview(b"".join(parts))
-            assert len(rest) == nbytes, "a chunk's nbytes is not the length of its parts"
-            while written < nbytes:
-                written += segment.file.write([rest[written:]], offset + written)
+    def _mark(self, segment: _Segment, *, rolled: bool = False) -> None:
+        """Note behind the last frame that it is durable. That is not synced, and nothing depends on it."""
+        if segment.size - segment.offset >= ALIGNMENT:
+            with contextlib.suppress(OSError):
+                segment.file.write((encode_mark(self._number, self._identity, rolled),), segment.offset)
 
     def _fail(self, doing: str, segment: _Segment, error: OSError) -> CommitFailed:
         self._failed = (
@@ -450,6 +439,14 @@ class FileJournal:
         for segment in superfluous:
             self._disk.remove(segment.path)
         self._disk.sync_directory(self._directory)
+
+
+def _write_rest(file: File, parts: list[Buffer], nbytes: int, written: int, offset: int) -> None:
+    """Write what is left of a frame at an offset, of which so much is written."""
+    frame = memoryview(b"".join(parts))
+    assert len(frame) == nbytes, "a chunk's nbytes is not the length of its parts"
+    while written < nbytes:
+        written += file.write([frame[written:]], offset + written)
 
 
 def read_segment(file: File, path: Path) -> bytes:
