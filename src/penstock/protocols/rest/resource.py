@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.core.commands import Delivery, Run
 from penstock.core.errors import QueueNotFound, SessionNotFound
 from penstock.protocols.rest.caller import Caller
-from penstock.protocols.websocket.handles import session_handle, session_number
+from penstock.protocols.websocket.admission import session_handle, session_number
 from penstock.server.node import Services
 from penstock.server.shard import give_back
 from penstock.server.shards import Names, QueueFace
