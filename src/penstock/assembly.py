@@ -13,7 +13,7 @@ from penstock import __version__, process
 from penstock.core.errors import PenstockError
 from penstock.protocols.http import Handler
 from penstock.protocols.http_front_end import HttpFrontEnd
-from penstock.protocols.nsq.http_front_end import NsqHttpFrontEnd
+from penstock.protocols.nsq.http import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.app import RestFrontEnd
 from penstock.protocols.sqs.server import SqsFrontEnd, refuse_request, screen

@@ -25,7 +25,7 @@ from penstock.core.delivery.receipt import Receipt
 from penstock.core.storage.changes import Changes
 from penstock.core.storage.keys import Kind
 from penstock.outbox import Inbox, Outbox, Relay
-from penstock.protocols.websocket.handles import session_number
+from penstock.protocols.websocket.admission import session_number
 from penstock.server.auth import ANYBODY
 from penstock.spark.offsets import QueuePosition, StreamOffset
 from penstock.store.journal.kafka_records import MARKER_KEY, Assembly, Marker

@@ -36,7 +36,6 @@ from penstock.core import commands as c
 from penstock.core.broker import Broker
 from penstock.core.errors import ChunkDamaged, PenstockError, QueueNotFound
 from penstock.core.packed_error import pack_error
-from penstock.protocols.websocket.handles import session_handle
 from penstock.server.auth import ANYBODY
 from penstock.spark.offsets import QueuePosition, StreamOffset
 from penstock.store.journal.kafka_records import Marker, Splits
@@ -66,6 +65,7 @@ Backoff, QueueConfig = (
 message_id = moved("core.identity", "core.delivery.receipt").message_id
 partition_of = moved("core.queues.partition", "core.partition").partition_of
 Receipt = moved("core.delivery.receipt", "core.receipt").Receipt
+session_handle = moved("protocols.websocket.handles", "protocols.websocket.admission").session_handle
 
 NOW_MS = 1_700_000_000_000
 KEY = bytes(range(16))

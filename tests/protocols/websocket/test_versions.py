@@ -31,7 +31,7 @@ def hello(server: Server, *fields: object) -> dict[str, object]:
 def speaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, int], None]:
     """Have one side speak other versions than this build."""
     places = {
-        "server": ["penstock.protocols.websocket.conversation.VERSIONS"],
+        "server": ["penstock.protocols.websocket.admission.VERSIONS"],
         "client": ["penstock.client.remote.websocket.VERSIONS", "penstock.client.remote.polling.VERSIONS"],
     }
 

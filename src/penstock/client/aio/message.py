@@ -84,8 +84,8 @@ class AsyncMessage(Content):
     @property
     def span(self) -> Span:
         """The message as commands name it."""
-        sequence, attempt = self.place
-        return Span(sequence, sequence, attempt)
+        sequence, attempt = self._chunk.base + self._index, self._run.attempt
+        return Span(sequence, sequence, attempt if isinstance(attempt, int) else self.attempts)
 
     @property
     def is_settled(self) -> bool:
@@ -103,7 +103,8 @@ class AsyncMessage(Content):
 
     async def ack(self) -> None:
         """The work is done: the message goes."""
-        command = Ack(queue=self.queue, channel=self.channel, spans=[self.span])
+        delivery = self._delivery
+        command = Ack(queue=delivery.queue, channel=delivery.channel, spans=[self.span])
         check_settled(await self._caller.call(command))
         self._settled = True
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Unpack
+from typing import Unpack, overload
 
+from penstock.client.aio.batch import AsyncBatch
 from penstock.client.aio.caller import AsyncCaller
-from penstock.client.aio.receiver import AsyncReceiver
+from penstock.client.aio.message import AsyncMessage, messages_of
 from penstock.client.bodies import Body, encode_bodies, encode_body
-from penstock.client.content import Record, RecordList, SentMessage, SentMessages, record_list
+from penstock.client.content import PeekedMessage, Record, RecordList, SentMessage, SentMessages, record_list
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import changes_of
-from penstock.client.times import Moment, Seconds, length_ms, moment_ms
+from penstock.client.settling import check_settled
+from penstock.client.times import Moment, Seconds, lease_length_ms, length_ms, moment_ms
 from penstock.core.commands import (
     MAIN,
+    Ack,
     AckConsumer,
+    Browse,
     ChangeQueue,
     ChannelStats,
     CreateChannel,
@@ -23,19 +27,146 @@ from penstock.core.commands import (
     DeleteChannel,
     DeleteConsumer,
     DeleteQueue,
+    Delivery,
     DescribeQueue,
+    Extend,
     PauseChannel,
     PurgeChannel,
     PurgeQueue,
     QueueInfo,
     QueueStats,
     ReadRecords,
+    Receive,
+    Release,
+    Seen,
     Send,
     Sent,
     Stats,
 )
-from penstock.core.errors import ChannelNotFound, QueueNotFound
+from penstock.core.delivery.states import State
+from penstock.core.errors import ChannelNotFound, InvalidRequest, QueueNotFound
 from penstock.core.queues.attributes import Attributes, encode_attributes
+
+WAITING = (State.READY, State.LEASED, State.DELAYED)
+"""Every state but DONE."""
+
+
+class AsyncReceiver:
+    """Messages come out here."""
+
+    __slots__ = ("_caller", "_channel", "_queue", "_session")
+
+    def __init__(self, caller: AsyncCaller, queue: str, channel: str, session: int = 0) -> None:
+        self._caller = caller
+        self._queue = queue
+        self._channel = channel
+        self._session = session
+
+    # -- receiving --
+
+    @overload
+    async def receive(
+        self, *, wait: Seconds | None = None, lease: Seconds | None = None, attempt_id: str | None = None
+    ) -> AsyncMessage | None: ...
+
+    @overload
+    async def receive(
+        self, max: int, *, wait: Seconds | None = None, lease: Seconds | None = None, attempt_id: str | None = None
+    ) -> list[AsyncMessage]: ...
+
+    async def receive(
+        self,
+        max: int | None = None,
+        *,
+        wait: Seconds | None = None,
+        lease: Seconds | None = None,
+        attempt_id: str | None = None,
+    ) -> AsyncMessage | list[AsyncMessage] | None:
+        """Lease one message (None if there is none), or with `max` a list of up to so many.
+
+        `while message := await queue.receive(wait=5):` goes on until nothing comes for five seconds; `async with
+        message:` inside it settles each.
+
+        `wait`: how long to wait for the first one (None: as the queue is configured). `lease`: how long the messages
+        are this receiver's. `attempt_id`: FIFO queues give the same messages again for the same id, while they are
+        leased.
+        """
+        command = self._receive(1 if max is None else max, wait, lease, attempt_id)
+        messages = messages_of(self._caller, await self._caller.call(command))
+        if max is not None:
+            return messages
+        return messages[0] if messages else None
+
+    async def receive_batch(
+        self,
+        max: int = 1_000,
+        *,
+        wait: Seconds | None = None,
+        lease: Seconds | None = None,
+        attempt_id: str | None = None,
+    ) -> AsyncBatch:
+        """Lease up to `max` messages as one object, which is empty if there are none."""
+        delivery: Delivery | None = await self._caller.call(self._receive(max, wait, lease, attempt_id))
+        return AsyncBatch(self._caller, delivery or Delivery(self._queue, 0, self._channel, 0, 0, 0))
+
+    def _receive(self, limit: int, wait: Seconds | None, lease: Seconds | None, attempt_id: str | None) -> Receive:
+        return Receive(
+            queue=self._queue,
+            channel=self._channel,
+            limit=limit,
+            wait_ms=None if wait is None else length_ms(wait, "wait"),
+            lease_ms=None if lease is None else length_ms(lease, "lease"),
+            session=self._session,
+            attempt_id=attempt_id,
+        )
+
+    # -- settling by receipt --
+
+    async def ack(self, receipt: str | Iterable[str]) -> int:
+        """The work is done. Returns how many messages went; raises the first refusal after settling the others."""
+        command = Ack(queue=self._queue, channel=self._channel, receipts=_listed(receipt))
+        return check_settled(await self._caller.call(command))
+
+    async def release(self, receipt: str | Iterable[str], *, delay: Seconds | None = None, error: str = "") -> int:
+        """The work failed: messages go back, at once or after a delay (None: as the queue's backoff says)."""
+        delay_ms, receipts = length_ms(delay, "delay"), _listed(receipt)
+        command = Release(queue=self._queue, channel=self._channel, receipts=receipts, delay_ms=delay_ms, error=error)
+        return check_settled(await self._caller.call(command))
+
+    async def extend(self, receipt: str | Iterable[str], lease: Seconds) -> int:
+        """The work goes on: leases end so many seconds from now. 0 gives messages back."""
+        lease_ms, receipts = lease_length_ms(lease), _listed(receipt)
+        command = Extend(queue=self._queue, channel=self._channel, spans=[], lease_ms=lease_ms, receipts=receipts)
+        return check_settled(await self._caller.call(command))
+
+    # -- looking --
+
+    async def peek(self, max: int = 10) -> list[PeekedMessage]:
+        """The first messages that are not done, whatever their state, without taking them."""
+        return await self.browse(limit=max)
+
+    async def browse(
+        self, *, after: int = -1, limit: int = 100, states: Iterable[State] = WAITING, contains: Body | None = None
+    ) -> list[PeekedMessage]:
+        """Messages in order, from the one after sequence number `after`, without taking them."""
+        seen: list[Seen] = await self._caller.call(
+            Browse(
+                queue=self._queue,
+                channel=self._channel,
+                after=after,
+                limit=limit,
+                states=tuple(states),
+                contains=None if contains is None else encode_body(contains),
+            )
+        )
+        if not seen:
+            return []
+        info: QueueInfo = await self._caller.call(DescribeQueue(name=self._queue))
+        return [PeekedMessage(self._caller.identity, info.queue_id, one) for one in seen]
+
+    async def search(self, contains: Body, *, after: int = -1, limit: int = 100) -> list[PeekedMessage]:
+        """Messages whose body holds these bytes, without taking them."""
+        return await self.browse(after=after, limit=limit, contains=encode_body(contains))
 
 
 class AsyncConsumer:
@@ -150,7 +281,7 @@ class AsyncQueue(AsyncReceiver):
         """
         command = Send(
             queue=self._queue,
-            bodies=[encode_body(body)],
+            bodies=[body if isinstance(body, bytes) else encode_body(body)],
             attributes=[encode_attributes(attributes)] if attributes else None,
             groups=None if group is None else [group],
             dedup_ids=None if dedup_id is None else [dedup_id],
@@ -242,3 +373,11 @@ class AsyncQueue(AsyncReceiver):
 
     def __repr__(self) -> str:
         return f"<Queue {self._queue!r}>"
+
+
+def _listed(receipt: str | Iterable[str]) -> list[str]:
+    if isinstance(receipt, str):
+        return [receipt]
+    if not isinstance(receipt, Iterable):
+        raise InvalidRequest(f"{receipt!r} is no receipt: give `message.receipt`, or a list of such")
+    return list(receipt)

@@ -20,6 +20,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,10 +30,17 @@ from penstock.client.remote import polling, websocket
 from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
 from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.link import Link, UpgradeRefused
-from penstock.client.remote.merging import merged
-from penstock.client.remote.paging import Pages
 from penstock.client.remote.prefetch import Prefetcher, settling_parts
-from penstock.client.remote.request import Outstanding, Settle, check_loop, late_delivery, spans_of, told
+from penstock.client.remote.request import (
+    Outstanding,
+    Pages,
+    Settle,
+    check_loop,
+    late_delivery,
+    merged,
+    spans_of,
+    told,
+)
 from penstock.client.remote.stream import Stream
 from penstock.core.backoff import backoff
 from penstock.core.commands import (
@@ -147,7 +155,7 @@ class RemoteCaller:
         """The reply, or the error raised."""
         check_loop(self._loop)
         future: asyncio.Future[Any] = self._loop.create_future()
-        outstanding = self.submit(command, resolver(future))
+        outstanding = self.submit(command, partial(resolve, future))
         try:
             return await future
         except asyncio.CancelledError:
@@ -163,17 +171,18 @@ class RemoteCaller:
         """As `call`, for who waits so long for the answer at most; the command goes on without them."""
         check_loop(self._loop)
         future: asyncio.Future[Any] = self._loop.create_future()
-        self.submit(command, resolver(future))
+        self.submit(command, partial(resolve, future))
         await told(future, seconds)
 
     def submit(self, command: Command, settle: Settle) -> Outstanding:
         """As `call`, without a task: `settle` is called with the reply or the error."""
         if type(command) is Browse:
             return self.carry(command, Pages(command, self.carry, settle).settle)
-        if type(command) is Receive and not self._closed:
+        if type(command) is Receive and self._options.prefetch and not self._closed:
             prefetcher = self._prefetcher(command)
             if prefetcher is not None:
-                outstanding = Outstanding(command, settle, self._loop.time() + self._patience_s(command))
+                deadline_s = self._loop.time() + self._options.timeout + _wait_s(command)
+                outstanding = Outstanding(command, settle, deadline_s)
                 self._sweep_later()
                 prefetcher.receive(outstanding)
                 return outstanding
@@ -230,13 +239,13 @@ class RemoteCaller:
 
     def carry(self, command: Command, settle: Settle) -> Outstanding:
         """Take a command to the server."""
-        outstanding = Outstanding(command, settle, self._loop.time() + self._patience_s(command))
+        wait_s = _wait_s(command) if type(command) is Receive else 0.0
+        outstanding = Outstanding(command, settle, self._loop.time() + self._options.timeout + wait_s)
         if self._closed:
             self._loop.call_soon(settle, None, NotSent("the connection was closed: connect again"))
             return outstanding
         self._outgoing.append(outstanding)
         self._flush_soon()
-        self._sweep_later()
         if self._link is None:
             self._reconnect_soon()
         return outstanding
@@ -246,7 +255,6 @@ class RemoteCaller:
         self._shorten_wait(outstanding)
         self._outgoing.append(outstanding)
         self._flush_soon()
-        self._sweep_later()
 
     def withdraw(self, outstanding: Outstanding) -> None:
         """Who waited for this has left, and hears no more of it. Messages that come all the same go back."""
@@ -301,48 +309,39 @@ class RemoteCaller:
         while self._loop.time() < deadline_s and any(each.number in self._in_flight for each in sent):
             await asyncio.sleep(0.001)
 
-    def _patience_s(self, command: Command) -> float:
-        if type(command) is not Receive:
-            return self._options.timeout
-        wait_s = _QUEUE_WAIT_S_MAX if command.wait_ms is None else command.wait_ms / 1_000
-        return self._options.timeout + wait_s
-
     # -- sending --
 
     def _flush_soon(self) -> None:
+        """Send what is outgoing in the loop's next turn. Whoever waits for it too long is told so."""
         if not self._is_flush_planned:
             self._is_flush_planned = True
-            self._loop.call_soon(self._flush_planned)
-
-    def _flush_planned(self) -> None:
-        self._is_flush_planned = False
-        self.flush()
+            self._loop.call_soon(self.flush)
+        if self._sweeper is None:
+            self._sweep_later()
 
     def flush(self) -> None:
         """Send what is outgoing, as far as the link and the server take it."""
+        self._is_flush_planned = False
         link = self._link
         if link is None or not link.is_writable or not self._outgoing:
             return
-        waiting = merged(self._outgoing, self._send_again)
+        waiting = self._outgoing if len(self._outgoing) == 1 else merged(self._outgoing, self._send_again)
         room = max(0, self._in_flight_max - len(self._in_flight))
         leaving, self._outgoing = waiting[:room], waiting[room:]
         for outstanding in leaving:
-            self._name(outstanding)
+            outstanding.number = self._next_number
+            self._next_number += 1
+            self._in_flight[outstanding.number] = outstanding
+            command = outstanding.command
+            if command.repeat is Repeat.NAMED:
+                self._unnamed[self._next_once] = None
+                command.once = Once(self._client, self._next_once, next(iter(self._unnamed)))
+                self._next_once += 1
         self._give(link, leaving)
 
     def _send_again(self, outstanding: Outstanding) -> None:
         self._outgoing.append(outstanding)
         self._flush_soon()
-
-    def _name(self, outstanding: Outstanding) -> None:
-        outstanding.number = self._next_number
-        self._next_number += 1
-        self._in_flight[outstanding.number] = outstanding
-        command = outstanding.command
-        if command.repeat is Repeat.NAMED:
-            self._unnamed[self._next_once] = None
-            command.once = Once(self._client, self._next_once, next(iter(self._unnamed)))
-            self._next_once += 1
 
     def _give(self, link: Link, leaving: list[Outstanding]) -> None:
         now_s = self._loop.time()
@@ -355,7 +354,10 @@ class RemoteCaller:
 
     def _requests(self, leaving: list[Outstanding]) -> list[Request]:
         """Commands as they travel."""
-        return [(outstanding.number, outgoing(outstanding.command)) for outstanding in leaving]
+        requests: list[Request] = []
+        for outstanding in leaving:
+            requests.append((outstanding.number, outgoing(outstanding.command)))
+        return requests
 
     def _settle(self, outstanding: Outstanding, reply: Any, error: BaseException | None) -> None:
         self._in_flight.pop(outstanding.number, None)
@@ -397,7 +399,14 @@ class RemoteCaller:
             if outstanding is None:
                 continue
             if kind == _REPLY:
-                self._replied(outstanding, value)
+                reply, unreadable = None, None
+                try:
+                    reply = unpack_reply(type(outstanding.command), value)
+                except (msgspec.MsgspecError, PenstockError) as error:
+                    unreadable = OutcomeUnknown(f"{self._address} sent an answer that cannot be read: {error}")
+                if isinstance(reply, KeyedDelivery):
+                    self.identity.learn(reply)
+                self._settle(outstanding, reply, unreadable)
             elif kind == _ERROR:
                 self._failed(outstanding, unpack_failure(value))
             elif kind == _MOVED:
@@ -447,16 +456,6 @@ class RemoteCaller:
             if prefetcher.push == push:
                 return prefetcher
         return None
-
-    def _replied(self, outstanding: Outstanding, value: msgspec.Raw) -> None:
-        reply, unreadable = None, None
-        try:
-            reply = unpack_reply(type(outstanding.command), value)
-        except (msgspec.MsgspecError, PenstockError) as error:
-            unreadable = OutcomeUnknown(f"{self._address} sent an answer that cannot be read: {error}")
-        if isinstance(reply, KeyedDelivery):
-            self.identity.learn(reply)
-        self._settle(outstanding, reply, unreadable)
 
     def refused(self, request: int, error: PenstockError) -> None:
         """A request cannot be sent. If it was before, over another link, it may have been done."""
@@ -610,23 +609,24 @@ class RemoteCaller:
             self._settle(outstanding, None, None if is_receive else _copied(sent))
 
 
+def _wait_s(receive: Receive) -> float:
+    """How long a receive may wait at the server."""
+    return _QUEUE_WAIT_S_MAX if receive.wait_ms is None else receive.wait_ms / 1_000
+
+
 def _copied(error: PenstockError) -> PenstockError:
     """Each caller raises an exception of its own."""
     return type(error)(str(error))
 
 
-def resolver(future: asyncio.Future[Any]) -> Settle:
-    """What gives a future the reply or the error, if somebody still waits."""
-
-    def settle(reply: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(reply)
-        else:
-            future.set_exception(error)
-
-    return settle
+def resolve(future: asyncio.Future[Any], reply: Any, error: BaseException | None) -> None:
+    """Give a future the reply or the error, if somebody still waits."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(reply)
+    else:
+        future.set_exception(error)
 
 
 def _ignore(_reply: Any, _error: BaseException | None) -> None:

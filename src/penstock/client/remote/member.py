@@ -129,7 +129,6 @@ class MemberCaller(RemoteCaller):
                 self._origins[outstanding] = origin
             self._adopted.append(outstanding)
         self._flush_soon()
-        self._sweep_later()
 
     def take_back(self, outstanding: Outstanding) -> bool:
         """Do not send a command that has not left; False if it has."""
@@ -146,6 +145,7 @@ class MemberCaller(RemoteCaller):
 
     def flush(self) -> None:
         """Send what was taken over, then what is outgoing."""
+        self._is_flush_planned = False
         if self._adopted:
             self._flush_adopted()
         if not self._adopted:

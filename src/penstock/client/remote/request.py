@@ -1,4 +1,10 @@
-"""A command on its way to a server, and who waits for its answer."""
+"""A command on its way to a server, and who waits for its answer.
+
+Some travel as others. Single sends that leave at the same time, to the same queue and in the same way, become one
+command (`merged`). It is all or nothing, and its parts were not: if it is refused for what is in it, nothing of it was
+done; its parts are sent again one by one, and each gets its own answer. Browsing becomes several commands (`Pages`),
+because the server bounds what one answer holds.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from penstock.core.commands import Command, Delivery, Span
-from penstock.core.errors import InvalidRequest
+import msgspec
+
+from penstock.core.commands import Browse, Command, Delivery, Seen, Send, Sent, Span
+from penstock.core.errors import InvalidRequest, PenstockError
+
+MERGED_MAX = 1_000
+MERGED_BYTES_MAX = 1024 * 1024
 
 Settle = Callable[[Any, BaseException | None], None]
 """Takes the reply, or the error. Called in the loop; must not raise."""
@@ -66,3 +77,123 @@ class Outstanding:
         """Its caller has left. If messages come all the same, they go back."""
         self.alone = False
         """Not to be merged with others: together they were refused."""
+
+
+Resend = Callable[[Outstanding], None]
+
+
+def merged(outgoing: list[Outstanding], resend: Resend) -> list[Outstanding]:
+    """The outgoing commands, fewer of them where single sends go together. Order within a queue stays."""
+    if len(outgoing) < 2:
+        return outgoing
+    kept: list[Outstanding | _Group] = []
+    groups: dict[str, _Group] = {}
+    for outstanding in outgoing:
+        command = outstanding.command
+        if type(command) is not Send:
+            kept.append(outstanding)
+        elif not _is_single(outstanding, command):
+            groups.pop(command.queue, None)
+            kept.append(outstanding)
+        elif (group := groups.get(command.queue)) is None or not group.add(outstanding, command):
+            group = groups[command.queue] = _Group(outstanding, command, resend)
+            kept.append(group)
+    return [each.merged() if isinstance(each, _Group) else each for each in kept]
+
+
+def _is_single(outstanding: Outstanding, send: Send) -> bool:
+    return (
+        len(send.bodies) == 1
+        and not outstanding.alone
+        and send.groups is None
+        and send.dedup_ids is None
+        and send.origins is None
+        and send.once is None
+    )
+
+
+class _Group:
+    """Sends that go together."""
+
+    __slots__ = ("_parts", "_resend", "_sends", "_size")
+
+    def __init__(self, outstanding: Outstanding, send: Send, resend: Resend) -> None:
+        self._parts = [outstanding]
+        self._sends = [send]
+        self._size = len(send.bodies[0])
+        self._resend = resend
+
+    def add(self, outstanding: Outstanding, send: Send) -> bool:
+        """Take one more along; False if it goes another way, or there is no room."""
+        first = self._sends[0]
+        same = (
+            send.priority == first.priority
+            and send.delay_ms == first.delay_ms
+            and send.due_ms == first.due_ms
+            and send.create == first.create
+        )
+        size = self._size + len(send.bodies[0])
+        if not same or len(self._parts) >= MERGED_MAX or size > MERGED_BYTES_MAX:
+            return False
+        self._parts.append(outstanding)
+        self._sends.append(send)
+        self._size = size
+        return True
+
+    def merged(self) -> Outstanding:
+        """All of them as one."""
+        if len(self._parts) == 1:
+            return self._parts[0]
+        first = self._sends[0]
+        attributes = [None if send.attributes is None else send.attributes[0] for send in self._sends]
+        command = Send(
+            queue=first.queue,
+            bodies=[send.bodies[0] for send in self._sends],
+            attributes=attributes if any(attributes) else None,
+            priority=first.priority,
+            delay_ms=first.delay_ms,
+            due_ms=first.due_ms,
+            create=first.create,
+        )
+        return Outstanding(command, self._split, min(part.deadline_s for part in self._parts))
+
+    def _split(self, reply: Any, error: BaseException | None) -> None:
+        if isinstance(error, InvalidRequest):
+            for part in self._parts:
+                part.alone = True
+                self._resend(part)
+        elif isinstance(error, PenstockError):
+            for part in self._parts:
+                part.settle(None, type(error)(str(error)))
+        else:
+            for index, part in enumerate(self._parts):
+                part.settle(Sent(reply.queue_id, reply.sequence(index), 1), None)
+
+
+class Pages:
+    """Gathers pages until the limit is reached or a page is empty; then settles with all of them.
+
+    >>> asked = []
+    >>> pages = Pages(Browse(queue="q", limit=5), lambda command, settle: asked.append(command.limit), print)
+    >>> pages.settle([], None)
+    [] None
+    """
+
+    def __init__(self, command: Browse, carry: Callable[[Command, Settle], Any], settle: Settle) -> None:
+        self._command = command
+        self._carry = carry
+        self._settle = settle
+        self._found: list[Seen] = []
+
+    def settle(self, page: Any, error: BaseException | None) -> None:
+        """A page came, or the reason why there is none."""
+        if error is not None:
+            self._settle(None, error)
+            return
+        self._found += page
+        left = self._command.limit - len(self._found)
+        if not page or left <= 0:
+            self._settle(self._found, None)
+        else:
+            after = page[-1].sequence
+            self._carry(msgspec.structs.replace(self._command, after=after, limit=left), self.settle)

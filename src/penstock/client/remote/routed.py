@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,13 +42,12 @@ import msgspec
 
 from penstock.client.listening import Hearer
 from penstock.client.remote.address import Address, Options, TransportName
-from penstock.client.remote.caller import RemoteCaller, resolver
+from penstock.client.remote.caller import RemoteCaller, resolve
 from penstock.client.remote.http import HttpConnection
 from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.lanes import ANYWHERE, Lane, RoutedCall, lane_of
 from penstock.client.remote.member import MemberCaller, Taken
-from penstock.client.remote.paging import Pages
-from penstock.client.remote.request import Outstanding, Settle, check_loop, late_delivery, spans_of, told
+from penstock.client.remote.request import Outstanding, Pages, Settle, check_loop, late_delivery, spans_of, told
 from penstock.client.remote.routed_stream import RoutedStream
 from penstock.client.remote.stream import Stream
 from penstock.client.remote.websocket import tls_of
@@ -218,7 +218,7 @@ class RoutedCaller:
         """The reply, or the error raised."""
         check_loop(self._loop)
         future: asyncio.Future[Any] = self._loop.create_future()
-        routed = self.submit(command, resolver(future))
+        routed = self.submit(command, partial(resolve, future))
         try:
             return await future
         except asyncio.CancelledError:
@@ -234,7 +234,7 @@ class RoutedCaller:
         """As `call`, for who waits so long for the answer at most; the command goes on without them."""
         check_loop(self._loop)
         future: asyncio.Future[Any] = self._loop.create_future()
-        self.submit(command, resolver(future))
+        self.submit(command, partial(resolve, future))
         await told(future, seconds)
 
     def submit(self, command: Command, settle: Settle) -> Outstanding:

@@ -107,44 +107,37 @@ class WebsocketLink(asyncio.Protocol):
         self.welcome: Welcome
         self._has_room = True
         """Whether the socket takes more."""
+        self.is_writable = False
+        """Whether it takes requests now; if not, it is lost soon, or `writable` will be heard."""
         self._poll = BusyPoll(self._loop, options.busy_poll) if options.busy_poll else None
         self.ready: asyncio.Future[None] = self._loop.create_future()
         """Resolved when requests may be sent."""
 
     # -- what the caller does --
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether it takes requests now; if not, it is lost soon, or `writable` will be heard."""
-        return self._has_room and self._can_send
-
     def send(self, requests: Sequence[Request]) -> None:
         """Send requests as one frame, or as few as there have to be. After the server's goodbye nothing is sent."""
         if not self._can_send:
             return
-        frame = self._encoded(requests)
-        if isinstance(frame, bytes):
-            self._write_frame(frame)
-            if self._poll is not None:
-                self._poll.expect()
-        elif len(requests) > 1:
-            middle = len(requests) // 2
-            self.send(requests[:middle])
-            self.send(requests[middle:])
-        else:
-            self._loop.call_soon(self._listener.refused, requests[0][0], frame)
-
-    def _encoded(self, requests: Sequence[Request]) -> bytes | InvalidRequest:
-        """The frame; or why there is none. One request that cannot be sent must not keep the others from it."""
+        assert self._socket is not None
         try:
             frame = encode_requests(requests)
-        except InvalidRequest as error:
-            return error
-        if len(frame) <= self._frame_bytes_max:
-            return frame
-        return BatchTooLarge(
-            f"{len(frame)} bytes are too many for one call: {self._address} takes {self._frame_bytes_max} at a time"
-        )
+            if len(frame) > self._frame_bytes_max:
+                raise BatchTooLarge(
+                    f"{len(frame)} bytes are too many for one call: "
+                    f"{self._address} takes {self._frame_bytes_max} at a time"
+                )
+        except InvalidRequest as error:  # one request that cannot be sent must not keep the others from it
+            if len(requests) > 1:
+                middle = len(requests) // 2
+                self.send(requests[:middle])
+                self.send(requests[middle:])
+            else:
+                self._loop.call_soon(self._listener.refused, requests[0][0], error)
+            return
+        self._socket.write(masked_frame(frame))
+        if self._poll is not None:
+            self._poll.expect()
 
     def cancel(self, request: int) -> None:
         """A receive need not wait any longer."""
@@ -247,11 +240,11 @@ class WebsocketLink(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The socket is full."""
-        self._has_room = False
+        self._has_room = self.is_writable = False
 
     def resume_writing(self) -> None:
         """The socket takes more."""
-        self._has_room = True
+        self._has_room, self.is_writable = True, self._can_send
         if self._is_open and self._can_send:
             self._listener.writable()
 
@@ -261,7 +254,8 @@ class WebsocketLink(asyncio.Protocol):
         failure = self._websocket.handshake_exc
         if failure is None:
             hello = Hello(version=VERSIONS.oldest, newest=VERSIONS.newest, name=self._options.name)
-            self._write_frame(encode_requests([(_HELLO, hello)]))
+            assert self._socket is not None
+            self._socket.write(masked_frame(encode_requests([(_HELLO, hello)])))
             return
         self._over = _refusal(self._address, failure, response)
 
@@ -296,10 +290,7 @@ class WebsocketLink(asyncio.Protocol):
     def _look(self) -> None:
         """The library may have got into another state: kept here, since every message asks for it."""
         self._can_send = self._websocket.state is State.OPEN
-
-    def _write_frame(self, frame: bytes) -> None:
-        assert self._socket is not None
-        self._socket.write(masked_frame(frame))
+        self.is_writable = self._has_room and self._can_send
 
     def _flush(self) -> None:
         assert self._socket is not None

@@ -55,10 +55,9 @@ from penstock.core.commands import (
 )
 from penstock.core.errors import PenstockError, StoreError
 from penstock.protocols.nsq import wire
-from penstock.protocols.nsq.client import Client, State
+from penstock.protocols.nsq.client import Client, Refusal, State, Terms, answer, negotiate
 from penstock.protocols.nsq.compression import Codec, Corrupt, Deflate, Snappy
 from penstock.protocols.nsq.names import NSQ_VERSION
-from penstock.protocols.nsq.negotiation import Refusal, Terms, answer, negotiate
 from penstock.protocols.nsq.topics import Timeouts
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.budget import BUSY, SMALL_BYTES, Pace
@@ -77,7 +76,7 @@ PENDING_BYTES_MAX = 8 * 1024 * 1024
 UNREAD_BYTES_MAX = 64 * 1024
 """Of answers to a client that does not read, beyond what the transport takes."""
 LARGE_BYTES = 4 * 1024
-"""Above this length it costs less to write a piece by itself than to copy it."""
+"""Above this length it costs less to write a piece by itself than to copy it: small ones are written as one."""
 TURN_BYTES_MAX = 512 * 1024
 """How much is read from one client in a turn of the loop, which would read on for as long as there is something."""
 LINGER_S = 5.0
@@ -86,15 +85,12 @@ LINGER_S = 5.0
 log = logging.getLogger("penstock.nsq")
 
 
-class _Publishing:
+class _Publishing(msgspec.Struct):
     """A PUB, MPUB or DPUB, and what became of it."""
 
-    __slots__ = ("command", "error", "is_through")
-
-    def __init__(self, command: wire.Publish) -> None:
-        self.command = command
-        self.is_through = False
-        self.error: BaseException | None = None
+    command: wire.Publish
+    is_through: bool = False
+    error: BaseException | None = None
 
 
 class Connection(asyncio.Protocol):
@@ -106,9 +102,15 @@ class Connection(asyncio.Protocol):
         self._topics = endpoint.topics
         self._shard = endpoint.topics.shard
         self._loop = endpoint.loop
-        self._parser: wire.Parser | None = None
-        """None before the magic."""
-        self._magic = b""
+        self._principal: Principal | None = None if endpoint.credentials.are_required else ANYBODY
+        self._parser = wire.Parser(
+            self._settings.message_bytes_max,
+            self._settings.body_bytes_max,
+            round(self._settings.requeue_timeout_max_s * 1_000),
+            is_known=self._principal is not None,
+        )
+        self._magic: bytes | None = b""
+        """What has come of it; None when it is whole, and commands may follow."""
         self._codec: Codec | None = None
         self._commands: deque[wire.WireCommand] = deque()
         self._pending = 0
@@ -143,7 +145,6 @@ class Connection(asyncio.Protocol):
         """The client seems to be gone, and is looked at once more."""
         self._terms = Terms.initial(self._settings)
         self._timeouts: Timeouts | None = None
-        self._principal: Principal | None = None if endpoint.credentials.are_required else ANYBODY
         self._is_tls = False
         self._share = endpoint.budget.share()
         """For the command that is being read."""
@@ -181,8 +182,7 @@ class Connection(asyncio.Protocol):
         self._is_ending = self._is_lost = True
         self._commands.clear()
         self._deliveries.clear()
-        if self._parser is not None:
-            self._parser.end()
+        self._parser.end()
         self._pace.stop()
         self._share.close()
         self._held.close()
@@ -217,18 +217,38 @@ class Connection(asyncio.Protocol):
         self._heard_s = now_s
         if self._turn_bytes >= TURN_BYTES_MAX:
             self._await_turn()
-        if self._parser is None:
-            data = self._start(data)
-            if self._parser is None:
+        if self._magic is not None:
+            data = self._magic + data
+            if not data.startswith(wire.MAGIC):
+                self._miss_magic(data)
                 return
+            data, self._magic = data[4:], None
         if self._codec is not None:
             self._codec.add(data)
             if not self._is_unpacking:
                 self._unpack()
         else:
-            self._take_in(self._parser.feed(data))
-            if self._parser.rest or self._share.held_bytes:
-                self._make_room()
+            self._feed(data)
+
+    def _miss_magic(self, data: bytes) -> None:
+        """So much has come, and not the magic."""
+        if wire.MAGIC.startswith(data):
+            self._magic = data
+        else:
+            self._write(wire.frame(wire.ERROR, b"E_BAD_PROTOCOL"))
+            self._end()
+
+    def _feed(self, data: bytes) -> None:
+        """Handle the commands that are whole now."""
+        parser = self._parser
+        commands = parser.feed(data)
+        if commands:
+            self._commands.extend(commands)
+            self._run()
+        elif parser.verb in _ONLY_AT_FIRST and self.client.state != State.INIT:
+            self._fail("E_INVALID", f"cannot {parser.verb} in current state")
+        if parser.rest or self._share.held_bytes:
+            self._make_room()
 
     def _await_turn(self) -> None:
         """That was enough for this turn of the loop: others have theirs before this client is read from again."""
@@ -243,15 +263,14 @@ class Connection(asyncio.Protocol):
         self._turn_bytes = 0
         if self._is_ending:
             return
-        if self._parser is not None and self._parser.has_more and not self._commands and self._task is None:
-            self._take_in(self._parser.feed(b""))
-            self._make_room()
+        if self._parser.has_more and not self._commands and self._task is None:
+            self._feed(b"")
             self._unpack_on()
         self._mind_reading()
 
     def _make_room(self) -> None:
         """A command has begun that is so long: read on when there is room for it."""
-        wanted = 0 if self._parser is None or self._is_ending else self._parser.wanted
+        wanted = 0 if self._is_ending else self._parser.wanted
         held = self._share.held_bytes
         if wanted < SMALL_BYTES:
             if held:
@@ -278,40 +297,20 @@ class Connection(asyncio.Protocol):
         """The command that is being read, or that waits to be begun, is given up, and the connection with it."""
         if self._is_ending:
             return
-        verb = (self._parser.verb if self._parser is not None else "") or "PUB"
+        verb = self._parser.verb or "PUB"
         self._fail(f"E_{verb}_FAILED", f"{verb} failed: {reason}")
         self._share.close()
         self._pace.stop()
 
-    def _start(self, data: bytes) -> bytes:
-        """Look for the magic. Returns what comes behind it."""
-        data = self._magic + data
-        if data[:4] == wire.MAGIC:
-            settings = self._settings
-            delay_ms_max = round(settings.requeue_timeout_max_s * 1_000)
-            self._parser = wire.Parser(
-                settings.message_bytes_max,
-                settings.body_bytes_max,
-                delay_ms_max,
-                is_known=self._principal is not None,
-            )
-        elif len(data) < 4 and wire.MAGIC.startswith(data):
-            self._magic = data
-        else:
-            self._write(wire.frame(wire.ERROR, b"E_BAD_PROTOCOL"))
-            self._end()
-        return data[4:]
-
     def _unpack(self) -> None:
         """Decompress a portion; the next one in the loop's next turn, so that others have theirs."""
-        assert self._codec is not None and self._parser is not None
+        assert self._codec is not None
         self._is_unpacking = False
         if self._is_ending:
             return
         try:
             if self._is_free:
-                self._take_in(self._parser.feed(self._codec.take()))
-                self._make_room()
+                self._feed(self._codec.take())
             self._is_unpacking = self._codec.has_more and not self._is_ending
         except Corrupt as error:
             log.info("client %s: %s", self.client.remote_address, error)
@@ -328,18 +327,7 @@ class Connection(asyncio.Protocol):
     @property
     def _is_free(self) -> bool:
         """Whether everything that was read, and decompressed, is handled."""
-        return not (self._commands or self._task is not None or self._has_more)
-
-    @property
-    def _has_more(self) -> bool:
-        return self._parser is not None and self._parser.has_more
-
-    def _take_in(self, commands: list[wire.WireCommand]) -> None:
-        if commands:
-            self._commands.extend(commands)
-            self._run()
-        elif self._parser is not None and self._parser.verb in _ONLY_AT_FIRST:
-            self._expect(State.INIT, self._parser.verb)
+        return not (self._commands or self._task is not None or self._parser.has_more)
 
     def pause_writing(self) -> None:
         """The client does not read: hand out nothing more."""
@@ -382,8 +370,8 @@ class Connection(asyncio.Protocol):
             or self._awaits_turn
             or self._is_unpacking
             or self._is_ending
+            or self._parser.has_more
             or self._share.is_waiting
-            or self._has_more
         )
         if wanted == self._is_reading or self._is_lost:
             return None
@@ -400,8 +388,7 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, code: str, reason: str) -> None:
         """End the connection with an error, behind the answers that are still to come."""
-        if self._parser is not None:
-            self._parser.is_over = True
+        self._parser.end()
         self._commands.clear()
         if self._pending:
             self._commands.append(wire.Invalid(code, reason))
@@ -474,7 +461,7 @@ class Connection(asyncio.Protocol):
         self._is_doubted = False
         if now_s >= self._next_beat_s:
             self._next_beat_s = now_s + beat_s
-            if self._terms.heartbeat_ms and not self._is_ending and self._parser is not None and self._stuck_s is None:
+            if self._terms.heartbeat_ms and not self._is_ending and self._magic is None and self._stuck_s is None:
                 self._write(wire.HEARTBEAT_FRAME)
         wake_s = self._next_beat_s
         if self._terms.heartbeat_ms and self._is_reading:
@@ -489,27 +476,28 @@ class Connection(asyncio.Protocol):
         commands = self._commands
         while commands and self._task is None and not self._is_ending:
             command = commands[0]
-            handle, verb, waits = _HANDLERS[command.__class__]
+            handle, verb, waits, states = _HANDLERS[command.__class__]
             if (self._pending and (waits or self._is_slow)) or self._unread_bytes > UNREAD_BYTES_MAX:
                 break
             self._is_slow = False
-            if command.__class__ is wire.Publish and not self._may_publish():
-                break
+            if command.__class__ is wire.Publish:
+                if self._endpoint.budget.is_full and not self._pending_bytes:
+                    if self._held.is_waiting or not self._held.claim(0, self._others_have_read, self._find_no_room):
+                        break
+                elif self._pending_bytes >= PENDING_BYTES_MAX or self._stuck_s is not None:
+                    break
             commands.popleft()
             try:
                 if self._settings.tls_required and not self._is_tls and verb not in _WITHOUT_TLS:
                     raise Refusal("E_INVALID", f"cannot {verb} in current state (TLS required)")
+                if self.client.state not in states:
+                    raise Refusal("E_INVALID", f"cannot {verb} in current state")
                 handle(self, command)
             except Refusal as refusal:
                 self._fail(refusal.code, refusal.reason)
-        if not commands and self._task is None and self._has_more:
+        if not commands and self._task is None and self._parser.has_more:
             self._await_turn()
         self._mind_reading()
-
-    def _may_publish(self) -> bool:
-        if self._endpoint.budget.is_full and not self._pending_bytes:
-            return not self._held.is_waiting and self._held.claim(0, self._others_have_read, self._find_no_room)
-        return self._pending_bytes < PENDING_BYTES_MAX and self._stuck_s is None
 
     def _resume(self) -> None:
         """A call has been answered."""
@@ -535,14 +523,6 @@ class Connection(asyncio.Protocol):
             self._pending -= 1
             self._fail("E_INVALID", str(error))
 
-    def _expect(self, state: State, verb: str) -> None:
-        if self.client.state != state:
-            self._fail("E_INVALID", f"cannot {verb} in current state")
-
-    def _require(self, verb: str, *states: State) -> None:
-        if self.client.state not in states:
-            raise Refusal("E_INVALID", f"cannot {verb} in current state")
-
     def _check_right(self, verb: str, kind: type[Command], topic: str, channel: str = "") -> None:
         if self._principal is None:
             raise Refusal(wire.AUTH_FIRST, f"AUTH required before {verb}")
@@ -550,7 +530,6 @@ class Connection(asyncio.Protocol):
             raise Refusal("E_UNAUTHORIZED", f'AUTH failed for {verb} on "{topic}" "{channel}"')
 
     def _identify(self, command: wire.Identify) -> None:
-        self._require("IDENTIFY", State.INIT)
         has_tls = self._endpoint.tls is not None and not self._is_tls
         terms = negotiate(command.body, self.client, self._settings, has_tls=has_tls)
         self._terms = terms
@@ -561,7 +540,6 @@ class Connection(asyncio.Protocol):
         auth_required = self._endpoint.credentials.are_required
         told = answer(terms, self._settings, NSQ_VERSION, auth_required=auth_required)
         if terms.tls or terms.snappy or terms.deflate:
-            assert self._parser is not None
             if self._commands or self._parser.rest or self._codec is not None:
                 raise Refusal("E_IDENTIFY_FAILED", "IDENTIFY failed: data came before the connection was upgraded")
             self._write(wire.frame(wire.RESPONSE, told))
@@ -602,7 +580,6 @@ class Connection(asyncio.Protocol):
         self.client.tls_cipher = cipher[0] if cipher else ""
 
     def _auth(self, command: wire.Auth) -> None:
-        self._require("AUTH", State.INIT)
         if self.client.identity is not None:
             raise Refusal("E_INVALID", "AUTH already set")
         if not self._endpoint.credentials.are_required:
@@ -616,7 +593,6 @@ class Connection(asyncio.Protocol):
         self._write(wire.frame(wire.RESPONSE, msgspec.json.encode(told)))
 
     def _subscribe(self, command: wire.Subscribe) -> None:
-        self._require("SUB", State.INIT)
         if not self._terms.heartbeat_ms:
             raise Refusal("E_INVALID", "cannot SUB with heartbeats disabled")
         self._check_right("SUB", Subscribe, command.topic, command.channel)
@@ -683,7 +659,9 @@ class Connection(asyncio.Protocol):
             if done.error is not None:
                 self._end_with(f"E_{command.verb}_FAILED", f"{command.verb} failed {done.error}")
                 return
-            self._topics.published(self.client, command.topic, len(command.bodies))
+            published = self.client.published
+            published[command.topic] = published.get(command.topic, 0) + len(command.bodies)
+            self._topics.producers[self.client] = None
             self._write(wire.OK_FRAME if command.replies == 1 else wire.OK_FRAME * command.replies)
         if not self._is_ending:
             self._resume()
@@ -691,7 +669,6 @@ class Connection(asyncio.Protocol):
     def _ready(self, command: wire.Ready) -> None:
         if self.client.state == State.CLOSING:
             return
-        self._require("RDY", State.SUBSCRIBED)
         if command.count > self._settings.ready_max:
             raise Refusal("E_INVALID", f"RDY count {command.count} out of range 0-{self._settings.ready_max}")
         self._set_ready(command.count)
@@ -701,7 +678,6 @@ class Connection(asyncio.Protocol):
         self._submit(SetCredit(subscription=self.client.subscription, credit=count), _ignore)
 
     def _close(self, command: wire.Close) -> None:
-        self._require("CLS", State.SUBSCRIBED)
         self.client.state = State.CLOSING
         self._set_ready(0)
         self._write(wire.CLOSE_WAIT_FRAME)
@@ -711,7 +687,6 @@ class Connection(asyncio.Protocol):
 
     def _invalid(self, command: wire.Invalid) -> None:
         if command.code == wire.AUTH_FIRST and self._settings.tls_required and not self._is_tls:
-            assert self._parser is not None
             raise Refusal("E_INVALID", f"cannot {self._parser.verb} in current state (TLS required)")
         self._fail(command.code, command.reason)
 
@@ -728,29 +703,17 @@ class Connection(asyncio.Protocol):
         return ids[:limit]
 
     def _finish(self, command: wire.Finish) -> None:
-        self._require("FIN", State.SUBSCRIBED, State.CLOSING)
         ids = self._some_ids(command)
-        sequences = wire.sequences_of(ids, self._tag)
-        self._call(self._acked(sequences), partial(self._finished, ids))
-
-    def _acked(self, sequences: NDArray[np.int64]) -> AckSequences:
-        return AckSequences(
+        ack = AckSequences(
             queue=self._topic,
             channel=self._channel,
-            sequences=sequences,
+            sequences=wire.sequences_of(ids, self._tag),
             session=self.client.session,
             durable=False,
         )
-
-    def _finished(self, ids: NDArray[np.uint64], call: Call) -> None:
-        settled = self._settled("FIN", ids, call)
-        if settled is not None:
-            self.client.finish_count += settled.count
-            if settled.sent and self._topics.finish_listeners:
-                self._topics.finished(self._topic, self._channel, settled.sent)
+        self._call(ack, partial(self._settled, "FIN", ids))
 
     def _requeue(self, command: wire.Requeue) -> None:
-        self._require("REQ", State.SUBSCRIBED, State.CLOSING)
         ids = self._some_ids(command)
         release = ReleaseSequences(
             queue=self._topic,
@@ -760,16 +723,9 @@ class Connection(asyncio.Protocol):
             delay_ms=command.timeout_ms,
             error="requeued",
         )
-        self._call(release, partial(self._requeued, ids))
-
-    def _requeued(self, ids: NDArray[np.uint64], call: Call) -> None:
-        settled = self._settled("REQ", ids, call)
-        if settled is not None:
-            self.client.requeue_count += settled.count
-            self._topics.requeued(self._topic, self._channel, settled.count)
+        self._call(release, partial(self._settled, "REQ", ids))
 
     def _touch(self, command: wire.Touch) -> None:
-        self._require("TOUCH", State.SUBSCRIBED, State.CLOSING)
         assert self._timeouts is not None
         ids = self._some_ids(command)
         extend = ExtendSequences(
@@ -780,27 +736,31 @@ class Connection(asyncio.Protocol):
             lease_ms=self._timeouts.touch_ms,
             held_ms_max=self._timeouts.held_ms_max,
         )
-        self._call(extend, partial(self._touched, ids))
+        self._call(extend, partial(self._settled, "TOUCH", ids))
 
-    def _touched(self, ids: NDArray[np.uint64], call: Call) -> None:
-        self._settled("TOUCH", ids, call)
-
-    def _settled(self, verb: str, ids: NDArray[np.uint64], call: Call) -> Settled | None:
+    def _settled(self, verb: str, ids: NDArray[np.uint64], call: Call) -> None:
         """A run of FIN, REQ or TOUCH is through: those that failed get an error each."""
         self._pending -= 1
         if self._is_ending:
-            return None
+            return
         settled: Settled | None = call.reply if call.error is None else None
         if call.error is not None and isinstance(call.error, StoreError):
             self._fail(f"E_{verb}_FAILED", f"{verb} failed {call.error}")
         elif settled is None or settled.count != len(ids):
             failed = failed_ids(ids, self._tag, settled, once=verb != "TOUCH")
             self._answer(b"".join([wire.error_frame(*_not_in_flight(verb, f"{each:016x}")) for each in failed]))
+        if settled is not None and verb == "FIN":
+            self.client.finish_count += settled.count
+            if settled.sent and self._topics.finish_listeners:
+                self._topics.finished(self._topic, self._channel, settled.sent)
+        elif settled is not None and verb == "REQ":
+            self.client.requeue_count += settled.count
+            self._topics.requeued(self._topic, self._channel, settled.count)
         self._resume()
-        return settled
 
     def _unknown_id(self, command: wire.UnknownId) -> None:
-        self._require(command.verb, State.SUBSCRIBED, State.CLOSING)
+        if self.client.state not in _SUBSCRIBED:
+            raise Refusal("E_INVALID", f"cannot {command.verb} in current state")
         self._answer(wire.error_frame(*_not_in_flight(command.verb, command.id)))
 
     # -- messages --
@@ -818,13 +778,40 @@ class Connection(asyncio.Protocol):
             return
         pieces: list[bytes | memoryview] = []
         for delivery in deliveries:
-            if delivery.error is not None:
-                self._cut_off(delivery.error)
+            if delivery.error is not None:  # the channel was deleted, or the store has failed
+                log.info("client %s is disconnected: %s", self.client.remote_address, delivery.error)
+                self._end()
                 return
-            pieces += [self._frames(run) for run in delivery.runs]
-        self._push(pieces)
+            for run in delivery.runs:
+                count = run.stop - run.start
+                keep = self._sample(run) if self._terms.sample_rate else None
+                self.client.message_count += count if keep is None else int(keep.sum())
+                self._endpoint.delivered += count
+                pieces.append(wire.message_frames(run, self._tag, keep))
+        nbytes = sum(map(len, pieces))
+        self._room_bytes -= nbytes
+        if self._codec is None and nbytes > LARGE_BYTES * len(pieces):
+            if not self._transport.is_closing():
+                self._transport.writelines(pieces)
+        elif pieces:
+            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         if self._room_bytes <= ROOM_BYTES // 2 and self._stuck_s is None:
             self._give_more_room()
+
+    def _sample(self, run: Run) -> NDArray[np.bool_]:
+        """Which messages of a run the client gets; the others are done."""
+        keep = self._endpoint.sample(run.count, self._terms.sample_rate)
+        dropped = np.flatnonzero(~keep) + run.first
+        if len(dropped):
+            ack = AckSequences(
+                queue=self._topic,
+                channel=self._channel,
+                sequences=dropped.astype(np.int64),
+                session=self.client.session,
+                durable=False,
+            )
+            self._submit(ack, _ignore)
+        return keep
 
     def _give_more_room(self) -> None:
         """More messages may come; when others have read theirs, if those are too many."""
@@ -838,32 +825,6 @@ class Connection(asyncio.Protocol):
         if self._room_bytes <= ROOM_BYTES // 2 and self._stuck_s is None:
             self._give_more_room()
         self._resume()
-
-    def _frames(self, run: Run) -> bytes | memoryview:
-        keep = None
-        if self._terms.sample_rate:
-            keep = self._endpoint.sample(run.count, self._terms.sample_rate)
-            dropped = np.flatnonzero(~keep) + run.first
-            if len(dropped):
-                self._submit(self._acked(dropped.astype(np.int64)), _ignore)
-        self.client.message_count += run.count if keep is None else int(keep.sum())
-        self._endpoint.delivered += run.count
-        return wire.message_frames(run, self._tag, keep)
-
-    def _push(self, pieces: list[bytes | memoryview]) -> None:
-        """Write everything at once: large pieces one behind the other, small ones as one."""
-        nbytes = sum(map(len, pieces))
-        self._room_bytes -= nbytes
-        if self._codec is None and nbytes > LARGE_BYTES * len(pieces):
-            if not self._transport.is_closing():
-                self._transport.writelines(pieces)
-        elif pieces:
-            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-
-    def _cut_off(self, error: PenstockError) -> None:
-        """The channel was deleted, or the store has failed: there is nothing to be connected for."""
-        log.info("client %s is disconnected: %s", self.client.remote_address, error)
-        self._end()
 
 
 def failed_ids(ids: NDArray[np.uint64], tag: int, settled: Settled | None, *, once: bool) -> list[int]:
@@ -899,18 +860,22 @@ def _address(transport: asyncio.Transport) -> str:
 _ONLY_AT_FIRST = ("IDENTIFY", "AUTH")
 _WITHOUT_TLS = ("IDENTIFY", "")
 
-_HANDLERS: dict[type[wire.WireCommand], tuple[Callable[[Connection, Any], None], str, bool]] = {
-    wire.Identify: (Connection._identify, "IDENTIFY", True),
-    wire.Auth: (Connection._auth, "AUTH", True),
-    wire.Subscribe: (Connection._subscribe, "SUB", True),
-    wire.Publish: (Connection._publish, "PUB", False),
-    wire.Ready: (Connection._ready, "RDY", False),
-    wire.Finish: (Connection._finish, "FIN", False),
-    wire.Touch: (Connection._touch, "TOUCH", False),
-    wire.Requeue: (Connection._requeue, "REQ", False),
-    wire.UnknownId: (Connection._unknown_id, "FIN", True),
-    wire.Close: (Connection._close, "CLS", True),
-    wire.Nop: (Connection._nop, "NOP", False),
-    wire.Invalid: (Connection._invalid, "", True),
+_INIT = (State.INIT,)
+_SUBSCRIBED = (State.SUBSCRIBED, State.CLOSING)
+_ANY = tuple(State)
+
+_HANDLERS: dict[type[wire.WireCommand], tuple[Callable[[Connection, Any], None], str, bool, tuple[State, ...]]] = {
+    wire.Identify: (Connection._identify, "IDENTIFY", True, _INIT),
+    wire.Auth: (Connection._auth, "AUTH", True, _INIT),
+    wire.Subscribe: (Connection._subscribe, "SUB", True, _INIT),
+    wire.Publish: (Connection._publish, "PUB", False, _ANY),
+    wire.Ready: (Connection._ready, "RDY", False, _SUBSCRIBED),
+    wire.Finish: (Connection._finish, "FIN", False, _SUBSCRIBED),
+    wire.Touch: (Connection._touch, "TOUCH", False, _SUBSCRIBED),
+    wire.Requeue: (Connection._requeue, "REQ", False, _SUBSCRIBED),
+    wire.UnknownId: (Connection._unknown_id, "FIN", True, _ANY),
+    wire.Close: (Connection._close, "CLS", True, (State.SUBSCRIBED,)),
+    wire.Nop: (Connection._nop, "NOP", False, _ANY),
+    wire.Invalid: (Connection._invalid, "", True, _ANY),
 }
-"""What handles a command, its name, and whether it waits until everything before it is answered."""
+"""What handles a command, its name, whether it waits until everything before it is answered, and when it may come."""

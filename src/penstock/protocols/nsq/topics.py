@@ -247,11 +247,6 @@ class Topics:
         """A client that may have published has disconnected."""
         self.producers.pop(client, None)
 
-    def published(self, client: Client, topic: str, count: int) -> None:
-        """A client has published messages."""
-        client.published_more(topic, count)
-        self.producers[client] = None
-
     def requeued(self, topic: str, channel: str, count: int) -> None:
         """Messages came back."""
         self.requeues[topic, channel] = self.requeues.get((topic, channel), 0) + count

@@ -183,13 +183,13 @@ class Parser:
     __slots__ = (
         "_body_bytes_max",
         "_delay_ms_max",
-        "_has_more",
-        "_have",
         "_message_bytes_max",
         "_need",
         "_pieces",
+        "has_more",
         "is_known",
         "is_over",
+        "rest",
         "verb",
     )
 
@@ -200,9 +200,11 @@ class Parser:
         self._body_bytes_max = body_bytes_max
         self._delay_ms_max = delay_ms_max
         self._pieces: list[bytes] = []
-        self._have = 0
         self._need = 0
-        self._has_more = False
+        self.rest = 0
+        """How many bytes wait for more."""
+        self.has_more = False
+        """Whether what was read has more commands than are given at once: feed it nothing, and they come."""
         self.is_known = is_known
         """Whether the client has said who it is. Before that nothing is published, and bodies are small."""
         self.is_over = False
@@ -211,59 +213,71 @@ class Parser:
         """The verb of the command that has begun and is not whole yet, if it is known."""
 
     @property
-    def rest(self) -> int:
-        """How many bytes wait for more."""
-        return self._have
-
-    @property
-    def has_more(self) -> bool:
-        """Whether what was read has more commands than are given at once: feed it nothing, and they come."""
-        return self._has_more and not self.is_over
-
-    @property
     def wanted(self) -> int:
         """How many bytes the command has, at least, that has begun and is not whole; 0 if there is none."""
-        return max(self._have, self._need) if self._have and not self._has_more else 0
+        return max(self.rest, self._need) if self.rest and not self.has_more else 0
+
+    @property
+    def _introduction_bytes_max(self) -> int:
+        """How long a client's words about itself may be: less before it has said who it is."""
+        return self._body_bytes_max if self.is_known else min(self._body_bytes_max, UNKNOWN_BYTES_MAX)
 
     def end(self) -> None:
         """Nobody wants more commands: let go of what was read."""
         self.is_over = True
+        self.has_more = False
         self._pieces.clear()
-        self._have = 0
+        self.rest = 0
 
     def feed(self, data: bytes) -> list[WireCommand]:
         """The commands that are whole now; of very many the first."""
         if self.is_over:
             return []
-        if self._have:
+        if self.rest:
             self._pieces.append(data)
-            self._have += len(data)
-            if self._have < self._need:
+            self.rest += len(data)
+            if self.rest < self._need:
                 return []
             data = b"".join(self._pieces)
             self._pieces.clear()
-            self._have = 0
+            self.rest = 0
         self.verb = ""
         commands: list[WireCommand] = []
         at = self._parse(data, commands)
         if at < len(data) and not self.is_over:
             self._pieces.append(data[at:] if at else data)
-            self._have = len(data) - at
+            self.rest = len(data) - at
             self._need -= at
         return commands
 
     def _parse(self, data: bytes, commands: list[WireCommand]) -> int:
         """Take commands off the buffer. Returns where the first that is not whole begins."""
         at, end = 0, len(data)
-        self._has_more = False
+        self.has_more = False
         try:
             while at < end and len(commands) < COMMANDS_MAX:
                 start = at
-                at = _parse_runs(data, at, commands)
-                if at == start:
-                    at = self._parse_one(data, at, commands)
+                if data.startswith(b"FIN ", at) and data.startswith(b"FIN ", at + 21):
+                    at = _parse_run(data, at, b"FIN ", 21, Finish, commands)
+                elif data.startswith(b"TOUCH ", at) and data.startswith(b"TOUCH ", at + 23):
+                    at = _parse_run(data, at, b"TOUCH ", 23, Touch, commands)
+                if at > start:
+                    continue
+                newline = data.find(b"\n", at, at + LINE_BYTES_MAX + 1)
+                if newline < 0:
+                    if end - at > LINE_BYTES_MAX:
+                        raise Refused("E_INVALID", f"a command's line is longer than {LINE_BYTES_MAX} bytes")
+                    raise _Incomplete(end + 1)
+                stop = newline - 1 if newline > at and data[newline - 1] == 13 else newline
+                parameters = data[at:stop].split(b" ")
+                parse = _VERBS.get(parameters[0])
+                if parse is None:
+                    raise Refused("E_INVALID", f"invalid command {_text(parameters[0])[:100]}")
+                self.verb = parameters[0].decode()
+                at = parse(self, data, newline + 1, parameters, commands)
+                self.verb = ""
             self._need = at
-            self._has_more = at < end
+            self.has_more = at < end
         except _Incomplete as incomplete:
             self._need = incomplete.need
         except Refused as refused:
@@ -271,33 +285,17 @@ class Parser:
             self.is_over = True
         return at
 
-    def _parse_one(self, data: bytes, at: int, commands: list[WireCommand]) -> int:
-        newline = data.find(b"\n", at, at + LINE_BYTES_MAX + 1)
-        if newline < 0:
-            if len(data) - at > LINE_BYTES_MAX:
-                raise Refused("E_INVALID", f"a command's line is longer than {LINE_BYTES_MAX} bytes")
-            raise _Incomplete(len(data) + 1)
-        stop = newline - 1 if newline > at and data[newline - 1] == 13 else newline
-        parameters = data[at:stop].split(b" ")
-        parse = _VERBS.get(parameters[0])
-        if parse is None:
-            raise Refused("E_INVALID", f"invalid command {_text(parameters[0])[:100]}")
-        self.verb = parameters[0].decode()
-        at = parse(self, data, newline + 1, parameters, commands)
-        self.verb = ""
-        return at
-
     # -- one wire verb, one method --
 
     def _identify(self, data: bytes, at: int, parameters: list[bytes], commands: list[WireCommand]) -> int:
-        stop = self._body_end(data, at, "IDENTIFY")
+        stop = _end(data, at, "IDENTIFY", "body", self._introduction_bytes_max)
         commands.append(Identify(data[at + 4 : stop]))
         return stop
 
     def _auth(self, data: bytes, at: int, parameters: list[bytes], commands: list[WireCommand]) -> int:
         if len(parameters) != 1:
             raise Refused("E_INVALID", "AUTH invalid number of parameters")
-        stop = self._body_end(data, at, "AUTH")
+        stop = _end(data, at, "AUTH", "body", self._introduction_bytes_max)
         self.is_known = True  # or the connection ends, when this is followed
         commands.append(Auth(data[at + 4 : stop]))
         return stop
@@ -305,7 +303,7 @@ class Parser:
     def _subscribe(self, data: bytes, at: int, parameters: list[bytes], commands: list[WireCommand]) -> int:
         if len(parameters) < 3:
             raise Refused("E_INVALID", "SUB insufficient number of parameters")
-        topic = _topic("SUB", parameters)
+        topic = _topic("SUB", parameters[1])
         channel = _text(parameters[2])
         if not is_name(channel):
             raise Refused("E_BAD_CHANNEL", f"SUB channel name {_quoted(channel)} is not valid")
@@ -315,9 +313,10 @@ class Parser:
     def _publish(self, data: bytes, at: int, parameters: list[bytes], commands: list[WireCommand]) -> int:
         if len(parameters) < 2:
             raise Refused("E_INVALID", "PUB insufficient number of parameters")
-        topic = _topic("PUB", parameters)
-        self._need_known("PUB")
-        stop = self._message_end(data, at, "PUB")
+        topic = _topic("PUB", parameters[1])
+        if not self.is_known:
+            raise Refused(AUTH_FIRST, "AUTH required before PUB")
+        stop = _end(data, at, "PUB", "message", self._message_bytes_max)
         last = commands[-1] if commands else None
         if isinstance(last, Publish) and last.verb == "PUB" and last.topic == topic:
             assert isinstance(last.bodies, list)
@@ -331,14 +330,15 @@ class Parser:
     def _publish_later(self, data: bytes, at: int, parameters: list[bytes], commands: list[WireCommand]) -> int:
         if len(parameters) < 3:
             raise Refused("E_INVALID", "DPUB insufficient number of parameters")
-        topic = _topic("DPUB", parameters)
+        topic = _topic("DPUB", parameters[1])
         delay_ms = _number(parameters[2])
         if delay_ms is None:
             raise Refused("E_INVALID", f"DPUB could not parse timeout {_text(parameters[2])[:100]}")
         if delay_ms > self._delay_ms_max:
             raise Refused("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{self._delay_ms_max}")
-        self._need_known("DPUB")
-        stop = self._message_end(data, at, "DPUB")
+        if not self.is_known:
+            raise Refused(AUTH_FIRST, "AUTH required before DPUB")
+        stop = _end(data, at, "DPUB", "message", self._message_bytes_max)
         body = data[at + 4 : stop]
         commands.append(Publish("DPUB", topic, [body], delay_ms=delay_ms, nbytes=len(body)))
         return stop
@@ -346,9 +346,10 @@ class Parser:
     def _publish_many(self, data: bytes, at: int, parameters: list[bytes], commands: list[WireCommand]) -> int:
         if len(parameters) < 2:
             raise Refused("E_INVALID", "MPUB insufficient number of parameters")
-        topic = _topic("MPUB", parameters)
-        self._need_known("MPUB")
-        stop = self._body_end(data, at, "MPUB")
+        topic = _topic("MPUB", parameters[1])
+        if not self.is_known:
+            raise Refused(AUTH_FIRST, "AUTH required before MPUB")
+        stop = _end(data, at, "MPUB", "body", self._body_bytes_max)
         bodies = parse_bodies(data, at + 4, stop, self._message_bytes_max)
         commands.append(Publish("MPUB", topic, bodies, nbytes=stop - at - 4))
         return stop
@@ -404,32 +405,6 @@ class Parser:
         commands.append(Nop())
         return at
 
-    # -- bodies --
-
-    def _body_end(self, data: bytes, at: int, verb: str) -> int:
-        """Where a body ends whose size stands at `at`."""
-        size = _size(data, at)
-        limit = self._body_bytes_max if self.is_known else min(self._body_bytes_max, UNKNOWN_BYTES_MAX)
-        if size > limit:
-            raise Refused("E_BAD_BODY", f"{verb} body too big {size} > {limit}")
-        if size <= 0:
-            raise Refused("E_BAD_BODY", f"{verb} invalid body size {size}")
-        return _end(data, at, size)
-
-    def _need_known(self, verb: str) -> None:
-        """Bodies of strangers are not read."""
-        if not self.is_known:
-            raise Refused(AUTH_FIRST, f"AUTH required before {verb}")
-
-    def _message_end(self, data: bytes, at: int, verb: str) -> int:
-        """Where a message ends whose size stands at `at`."""
-        size = _size(data, at)
-        if size <= 0:
-            raise Refused("E_BAD_MESSAGE", f"{verb} invalid message body size {size}")
-        if size > self._message_bytes_max:
-            raise Refused("E_BAD_MESSAGE", f"{verb} message too big {size} > {self._message_bytes_max}")
-        return _end(data, at, size)
-
 
 _VERBS: dict[bytes, Callable[[Parser, bytes, int, list[bytes], list[WireCommand]], int]] = {
     b"IDENTIFY": Parser._identify,
@@ -447,14 +422,16 @@ _VERBS: dict[bytes, Callable[[Parser, bytes, int, list[bytes], list[WireCommand]
 }
 
 
-def _size(data: bytes, at: int) -> int:
+def _end(data: bytes, at: int, verb: str, what: str, limit: int) -> int:
+    """Where a body, or a message, ends whose size stands at `at`."""
     if len(data) < at + 4:
         raise _Incomplete(at + 4)
     size: int = _SIZE.unpack_from(data, at)[0]
-    return size
-
-
-def _end(data: bytes, at: int, size: int) -> int:
+    code, name = ("E_BAD_BODY", "body") if what == "body" else ("E_BAD_MESSAGE", "message body")
+    if size <= 0:
+        raise Refused(code, f"{verb} invalid {name} size {size}")
+    if size > limit:
+        raise Refused(code, f"{verb} {what} too big {size} > {limit}")
     stop = at + 4 + size
     if len(data) < stop:
         raise _Incomplete(stop)
@@ -502,15 +479,6 @@ def _bad_size(index: int, size: int, message_bytes_max: int) -> str:
 
 
 # -- runs of FIN and TOUCH ---------------------------------------------------------------------------------------------
-
-
-def _parse_runs(data: bytes, at: int, commands: list[WireCommand]) -> int:
-    """Take a run of FIN or TOUCH lines off the buffer, if there is one. Returns where it ends."""
-    if data.startswith(b"FIN ", at) and data.startswith(b"FIN ", at + 21):
-        return _parse_run(data, at, b"FIN ", 21, Finish, commands)
-    if data.startswith(b"TOUCH ", at) and data.startswith(b"TOUCH ", at + 23):
-        return _parse_run(data, at, b"TOUCH ", 23, Touch, commands)
-    return at
 
 
 def _parse_run(data: bytes, at: int, verb: bytes, stride: int, kind: type[Finish], commands: list[WireCommand]) -> int:
@@ -568,8 +536,10 @@ def _number(text: bytes) -> int | None:
     return int(text) if text.isdigit() and len(text) < 20 else None
 
 
-def _topic(verb: str, parameters: list[bytes]) -> str:
-    topic = _text(parameters[1])
+@lru_cache(maxsize=4_096)
+def _topic(verb: str, name: bytes) -> str:
+    """A topic's name. (Those that are none raise, and so are not kept.)"""
+    topic = _text(name)
     if not is_name(topic):
         raise Refused("E_BAD_TOPIC", f"{verb} topic name {_quoted(topic)} is not valid")
     return topic
@@ -628,16 +598,16 @@ def sequences_of(ids: NDArray[np.uint64], tag: int) -> NDArray[np.int64]:
     return sequences
 
 
-def id_text(sequence: int, tag: int) -> str:
-    """A message's id."""
-    return f"{sequence ^ tag:016x}"
-
-
 def message_frames(run: Run, tag: int, keep: NDArray[np.bool_] | None = None) -> memoryview | bytes:
     """The frames of a run of messages, end to end; of those to `keep`, if not all."""
     chunk, count = run.chunk, run.stop - run.start
     if count == 1 and keep is None:
-        return _message_frame(run, tag)
+        body = chunk.body(run.start)
+        attempt = run.attempt if isinstance(run.attempt, int) else int(run.attempt[0])
+        head = _MESSAGE_HEAD.pack(
+            _MESSAGE_BYTES - 4 + len(body), MESSAGE, chunk.sent_ms * _MS_NS, min(attempt, _ATTEMPTS_MAX)
+        )
+        return b"%b%016x%b" % (head, (chunk.base + run.start) ^ tag, body)
     offsets = chunk.offsets[run.start : run.stop + 1]
     lengths = np.diff(offsets)
     size = int(lengths[0])
@@ -649,16 +619,6 @@ def message_frames(run: Run, tag: int, keep: NDArray[np.bool_] | None = None) ->
             frames[:, _MESSAGE_BYTES:] = bodies.reshape(count, size)
         return (frames if keep is None else frames[keep]).reshape(-1).data
     return _uneven_frames(run, tag, offsets, lengths, keep)
-
-
-def _message_frame(run: Run, tag: int) -> bytes:
-    chunk = run.chunk
-    body = chunk.body(run.start)
-    attempt = run.attempt if isinstance(run.attempt, int) else int(run.attempt[0])
-    head = _MESSAGE_HEAD.pack(
-        _MESSAGE_BYTES - 4 + len(body), MESSAGE, chunk.sent_ms * _MS_NS, min(attempt, _ATTEMPTS_MAX)
-    )
-    return b"".join((head, id_text(chunk.base + run.start, tag).encode(), body))
 
 
 def _fill_heads(frames: NDArray[np.uint8], run: Run, tag: int, size: int) -> None:

@@ -25,7 +25,7 @@ from penstock.core.errors import QueueNotFound, SessionNotFound
 from penstock.protocols.http import Headers, Request
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.problems import Problem
-from penstock.protocols.websocket.handles import session_handle, session_number
+from penstock.protocols.websocket.admission import session_handle, session_number
 from penstock.server.node import Services
 from penstock.server.shard import give_back
 from penstock.server.shards import Names, QueueFace

@@ -1,14 +1,100 @@
-"""Who may talk: credentials in a header or in the first frame, and no web pages where there are no credentials."""
+"""Who may talk, by a websocket or by polling: credentials, the first request, and the session that it opens.
+
+Credentials come in a header or in the first frame; where there are none, no web pages are let in.
+
+Clients name sessions by handles. The core's numbers are easy to guess, and whoever guessed another client's could end
+its session. So a handle is the number in the lower 32 bits, and above it 31 bits of a keyed hash of the number and the
+caller.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
-from penstock.core.errors import AccessDenied
+import msgspec
+
+from penstock.core.commands import Heartbeat, OpenSession
+from penstock.core.errors import AccessDenied, InvalidRequest, NoCommonVersion, SessionNotFound
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.node import Services
+from penstock.wire.answers import Limits, Welcome
+from penstock.wire.requests import VERSIONS, Hello, decode_requests
 
 Headers = Mapping[str, str]
+_NAME_LENGTH_MAX = 200
+_NUMBER_BITS = 32
+_NUMBER_MASK = (1 << _NUMBER_BITS) - 1
+_SEAL_MASK = (1 << 31) - 1
+
+
+class Admitted(msgspec.Struct):
+    """Who is in, with what session, and what it is told."""
+
+    request: int
+    principal: Principal
+    session: int
+    welcome: Welcome
+
+
+def limits_of(services: Services) -> Limits:
+    """What a client may ask for."""
+    settings = services.settings.websocket
+    return Limits(settings.frame_bytes_max, settings.requests_max, settings.receive_max, settings.credit_max)
+
+
+async def admit(
+    services: Services, headers: Headers, frame: bytes, *, version: str, session_ttl_ms: int, peer: str
+) -> Admitted:
+    """Take the first frame of a conversation: a single `Hello`. Opens the session."""
+    request, hello = _hello_in(frame)
+    agreed = VERSIONS.agreed(hello.versions)
+    if agreed is None:
+        raise NoCommonVersion(
+            f"this server (Penstock {version}) speaks version {VERSIONS} of the conversation, and the client "
+            f"{hello.versions}: upgrade the one with the lower number"
+        )
+    principal = principal_of(services, headers, hello.token)
+    number = await _old_session(services, principal, hello.session) if session_ttl_ms else 0
+    if not number:
+        name = hello.name[:_NAME_LENGTH_MAX] or f"{principal.name} from {peer}"
+        ttl_ms = session_ttl_ms or None
+        number = await services.shard.call(OpenSession(name=name, ttl_ms=ttl_ms, bound=ttl_ms is None))
+    broker = services.shard.identity
+    welcome = Welcome(
+        version=agreed,
+        server=version,
+        realm=broker.meta.realm,
+        session=session_handle(broker.meta.secret, principal, number),
+        session_ttl_ms=session_ttl_ms,
+        limits=limits_of(services),
+        damage=services.shard.reports,
+    )
+    return Admitted(request, principal, number, welcome)
+
+
+async def _old_session(services: Services, principal: Principal, handle: int) -> int:
+    """The session of a client that polls and has come back; 0 if there is none any more."""
+    if not handle:
+        return 0
+    try:
+        number = session_number(services.shard.identity.meta.secret, principal, handle)
+        await services.shard.call(Heartbeat(session=number))
+    except SessionNotFound:
+        return 0
+    return number
+
+
+def _hello_in(frame: bytes) -> tuple[int, Hello]:
+    requests = decode_requests(frame)
+    if len(requests) != 1:
+        raise InvalidRequest("the first frame holds one request, a Hello")
+    number, hello = requests[0]
+    if isinstance(hello, InvalidRequest):
+        raise hello
+    if not isinstance(hello, Hello):
+        raise InvalidRequest(f"the first request is a Hello, and not {type(hello).__name__}")
+    return number, hello
 
 
 def refuse_pages(services: Services, headers: Headers) -> None:
@@ -41,3 +127,26 @@ def principal_of(services: Services, headers: Headers, token: str | None) -> Pri
     if principal is None:
         raise AccessDenied("the token is not one that this server knows")
     return principal
+
+
+def session_handle(secret: bytes, principal: Principal, number: int) -> int:
+    """The handle of a session.
+
+    >>> from penstock.server.auth import ANYBODY
+    >>> session_number(b"secret", ANYBODY, session_handle(b"secret", ANYBODY, 7))
+    7
+    """
+    return _seal(secret, principal, number) << _NUMBER_BITS | number
+
+
+def session_number(secret: bytes, principal: Principal, handle: int) -> int:
+    """The session that a handle stands for; `SessionNotFound` if it is not one of this caller's."""
+    number = handle & _NUMBER_MASK
+    if handle < 0 or handle >> _NUMBER_BITS != _seal(secret, principal, number):
+        raise SessionNotFound(f"session {handle} has ended, or never was: open another one")
+    return number
+
+
+def _seal(secret: bytes, principal: Principal, number: int) -> int:
+    text = f"{number} {principal.access_key}".encode()
+    return int.from_bytes(hashlib.blake2b(text, key=secret, digest_size=4, person=b"sessions").digest()) & _SEAL_MASK

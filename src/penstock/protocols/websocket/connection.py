@@ -181,29 +181,31 @@ class Connection:
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
         self._read_bytes += len(data)
-        if self._later or self._is_blocked:
+        if self._later or self._messages or self.share.is_waiting:
             self._later += data
+            self._mind_reading()
         else:
             self._take(data)
-        self._mind_reading()
 
     def _take(self, data: bytes) -> None:
         frames = self._frames
-        payloads, now, self._later = frames.split(data, FRAMES_AT_ONCE)
+        payloads, others, self._later = frames.split(data, FRAMES_AT_ONCE)
         for payload in payloads:
             self._heard(payload)
-        if now:
-            self._parse(now)
+        if others:
+            self._parse(others)
         if self.close_sent or self._transport.is_closing():
             self._later = b""
         elif not self.is_admitted and frames.count > UNKNOWN_FRAMES_MAX:
             self.refuse(_REFUSED, "a Hello has to come first, in one frame")
         elif frames.fragments > FRAGMENTS_MAX:
             self.refuse(_REFUSED, f"a message may have {FRAGMENTS_MAX} fragments: send it in larger ones, or whole")
-        else:
+        elif frames.message_bytes or self.share.held_bytes:
             self._make_room(frames.message_bytes)
         if self._later:
             self._loop.call_soon(self._go_on)
+        if self._later or self._messages:
+            self._mind_reading()
 
     def _parse(self, data: bytes) -> None:
         """Whatever is no plain frame."""
@@ -267,7 +269,7 @@ class Connection:
 
     def _go_on(self) -> None:
         """Hear some more of what was read."""
-        if self._later and not self._is_blocked:
+        if self._later and not self._messages and not self.share.is_waiting:
             data, self._later = self._later, b""
             self._take(data)
         self._mind_reading()
@@ -285,6 +287,7 @@ class Connection:
                 self._pace.start()
             else:
                 self._pace.stop()
+                self._mind_reading()
 
     def _room_came(self) -> None:
         self._pace.start()
@@ -296,14 +299,9 @@ class Connection:
     def _come_too_slowly(self) -> None:
         self.refuse(_REFUSED, self._pace.reason)
 
-    @property
-    def _is_blocked(self) -> bool:
-        """Whether what comes next has to wait: for who receives, or for room."""
-        return bool(self._messages) or self.share.is_waiting
-
     def _mind_reading(self) -> None:
-        """Nothing is read while something is still to be heard."""
-        wanted = not self._later and not self._is_blocked
+        """Nothing is read while something is still to be heard: it waits for who receives, or for room."""
+        wanted = not (self._later or self._messages or self.share.is_waiting)
         if wanted != self._is_reading and not self._transport.is_closing():
             self._is_reading = wanted
             self._alive_bytes = -1

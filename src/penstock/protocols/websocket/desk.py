@@ -5,8 +5,8 @@ go into one step; what that step answers is gathered in `answers` and leaves as 
 the shard calls back.
 
 Answers may be large, and clients slow. So what asks for much claims room for its answer first (`server/budget.py`).
-Until there is room, and until the client has read enough of what it asked for before, its further requests wait here.
-`is_behind` says so, and nothing more is read from the client then.
+Until there is room, and until the client has read enough of what it asked for before, its further requests wait here
+(`later`), and nothing more is read from the client.
 
 When the client leaves, nothing that it was given may be lost. Waiting receives are withdrawn; deliveries that are still
 here, and so have certainly not left, are given back; then the session ends, and what it holds is released. (With the
@@ -20,6 +20,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -52,14 +53,13 @@ from penstock.core.errors import AccessDenied, InvalidRequest, OverLimit, Pensto
 from penstock.core.handlers.marks import Marks
 from penstock.core.packed_error import pack_error
 from penstock.protocols.rest.caller import caller_of, rates_of
-from penstock.protocols.websocket.handles import session_handle, session_number
+from penstock.protocols.websocket.admission import session_handle, session_number
 from penstock.server.auth import ANYBODY, Principal, authorize, owned
 from penstock.server.budget import BUSY, Share, asked_bytes
 from penstock.server.ending import end_session
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMoved
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
-from penstock.server.shards import Names
 from penstock.server.tasks import CallbackCall
 from penstock.wire.answers import Kind, Limits, Moved, encode_answers
 from penstock.wire.packing import pack_reply
@@ -87,19 +87,13 @@ PUSH_ROOM_BYTES: Final = 4 * 1024 * 1024
 class Open:
     """A request without an answer."""
 
-    __slots__ = ("call", "command", "desk", "number", "started_s")
+    __slots__ = ("call", "command", "number", "started_s")
 
-    def __init__(self, desk: Desk, number: int, command: Command) -> None:
-        self.desk = desk
+    def __init__(self, number: int, command: Command) -> None:
         self.number = number
         self.command = command
         self.started_s = time.perf_counter()
         self.call: CallbackCall | None = None
-
-    def settled(self, call: Call) -> None:
-        """The shard has answered."""
-        self.call = None  # it knows this request, too: such a ring would be garbage to be looked for
-        self.desk.settled(self, call)
 
 
 class Push:
@@ -155,8 +149,8 @@ class Desk:
         """Of messages that were pushed, and have not left."""
         self._large_open = 0
         """Requests for much that are not answered."""
-        self._later: deque[tuple[int, Command | InvalidRequest]] = deque()
-        """Requests that wait until there is room for what one of them asks for."""
+        self.later: deque[tuple[int, Command | InvalidRequest]] = deque()
+        """Requests that wait until there is room for what one of them asks for: nothing more is read before."""
         self._shard = services.shard
         self._principal = principal
         self._session = session
@@ -183,23 +177,18 @@ class Desk:
     @property
     def in_flight(self) -> int:
         """Requests without an answer."""
-        return len(self._open) + len(self._later)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the client has to wait before it is read from again."""
-        return bool(self._later)
+        return len(self._open) + len(self.later)
 
     # -- requests --
 
     def take(self, requests: Sequence[tuple[int, Command | InvalidRequest]]) -> None:
         """Take requests to the shard. Each is answered, sooner or later."""
-        if self._later:
-            self._later.extend(requests)
+        if self.later:
+            self.later.extend(requests)
             return
         for at, (number, command) in enumerate(requests):
             if isinstance(command, Command) and command.traits.has_messages and not self._has_room(command):
-                self._later.extend(requests[at:])
+                self.later.extend(requests[at:])
                 return
             try:
                 self._take(number, command)
@@ -210,7 +199,7 @@ class Desk:
 
     def _has_room(self, command: Any) -> bool:
         """Whether there is room for the answer to a command that may ask for much; else the desk is called back."""
-        queue = self._broker.queues.get(command.queue)
+        queue = self._shard.identity.queues.get(command.queue)
         bytes_max = self._services.settings.websocket.answer_bytes_max
         wanted_bytes = asked_bytes(queue, command.limit, bytes_max)
         if not wanted_bytes or queue is None:
@@ -242,7 +231,7 @@ class Desk:
 
     def _find_no_room(self) -> None:
         """The first of those that wait is answered without what it asked for; the others may ask for less."""
-        number, command = self._later.popleft()
+        number, command = self.later.popleft()
         error = Throttled(f"there is no room for the answer: {BUSY}")
         self._note(type(command).__name__, command, error, 0.0)
         self._answer(number, Kind.ERROR, pack_error(error))
@@ -253,10 +242,10 @@ class Desk:
         self._take_later()
 
     def _take_later(self) -> None:
-        if self._later and not self._closed:
-            requests, self._later = list(self._later), deque()
+        if self.later and not self._closed:
+            requests, self.later = list(self.later), deque()
             self.take(requests)
-            if not self._later:
+            if not self.later:
                 self._on_answer()
 
     def _take(self, number: int, command: Command | InvalidRequest) -> None:
@@ -270,7 +259,7 @@ class Desk:
             self._rates.count(self._caller)
         command = incoming(command)
         if self._principal is not ANYBODY:
-            authorize(self._principal, command, self._broker.tasks)
+            authorize(self._principal, command, self._shard.identity.tasks)
             self._own_marks(command)
         if self._route_version and self._is_refused(number, command):
             return
@@ -301,7 +290,7 @@ class Desk:
 
         What comes for the same queue meanwhile waits behind: nothing overtakes, and the queue is asked for once.
         """
-        request = self._open[number] = Open(self, number, command)
+        request = self._open[number] = Open(number, command)
         waiting = self._learning.get(command.queue)
         if waiting is not None:
             waiting.append(request)
@@ -329,67 +318,56 @@ class Desk:
         """Answer a receive with what it was given before: its rights were checked then."""
         self._answer(number, Kind.REPLY, delivery)
 
-    @property
-    def _broker(self) -> Names:
-        return self._shard.identity
-
     def _localise(self, command: Command) -> None:
         """What a client says of sessions and sizes, as the core takes it."""
         for field in command.traits.inside:
             setattr(command, field, _DEFAULTS[type(command), field])
-        if isinstance(command, Receive):
-            command.limit = min(command.limit, self._limits.receive_max, self._messages_max(command.queue))
-            command.session = self._number(command.session) if command.session else self._session
-        elif isinstance(command, Heartbeat | EndSession):
-            command.session = self._number(command.session)
-        elif isinstance(command, OpenSession):
-            self._check_sessions()
+        bytes_max, broker = self._services.settings.websocket.answer_bytes_max, self._shard.identity
+        if isinstance(command, Receive | Browse):  # as many messages, of average size, as one answer may hold
+            queue, fitting = broker.queues.get(command.queue), self._limits.receive_max
+            if queue is not None and queue.messages:
+                fitting = bytes_max * queue.messages // max(1, queue.size)
+            elif queue is not None and self._shard.unknown(command.queue, now=True):
+                # another node's, and empty a moment ago
+                fitting = bytes_max // queue.config.message_bytes_max
+            command.limit = min(command.limit, self._limits.receive_max, max(1, fitting))
         elif isinstance(command, ReadRecords):
-            bytes_max = self._services.settings.websocket.answer_bytes_max
             command.limit = min(command.limit, self._limits.receive_max)
             command.bytes_max = min(command.bytes_max or bytes_max, bytes_max)
-        elif isinstance(command, Browse):
-            command.limit = min(command.limit, self._limits.receive_max, self._messages_max(command.queue))
-
-    def _messages_max(self, queue_name: str) -> int:
-        """How many messages of a queue, of average size, one answer may hold."""
-        queue = self._broker.queues.get(queue_name)
-        bytes_max = self._services.settings.websocket.answer_bytes_max
-        if queue is not None and queue.messages:
-            return max(1, bytes_max * queue.messages // max(1, queue.size))
-        if queue is not None and self._shard.unknown(queue_name, now=True):  # another node's, and empty a moment ago
-            return max(1, bytes_max // queue.config.message_bytes_max)
-        return self._limits.receive_max
-
-    def _check_sessions(self) -> None:
-        """Sessions outlive connections, and restarts."""
-        sessions_max = self._services.settings.rest.sessions_max
-        if len(self._broker.sessions) >= sessions_max:
-            raise OverLimit(f"there are {sessions_max} sessions: end some first")
-
-    def _number(self, handle: int) -> int:
-        return session_number(self._broker.meta.secret, self._principal, handle)
+        if isinstance(command, Receive) and not command.session:
+            command.session = self._session
+        elif isinstance(command, Receive | Heartbeat | EndSession):
+            command.session = session_number(broker.meta.secret, self._principal, command.session)
+        elif isinstance(command, OpenSession):  # sessions outlive connections, and restarts
+            sessions_max = self._services.settings.rest.sessions_max
+            if len(broker.sessions) >= sessions_max:
+                raise OverLimit(f"there are {sessions_max} sessions: end some first")
 
     def _submit(self, number: int, command: Command) -> None:
-        request = Open(self, number, command)
-        request.call = self._shard.submit(command, request.settled)
+        request = Open(number, command)
+        request.call = self._shard.submit(command, partial(self._settled, request))
         self._open[number] = request
         if command.traits.has_messages:
             self._large_open += 1
 
-    def settled(self, request: Open, call: Call) -> None:
+    def _settled(self, request: Open, call: Call) -> None:
         """The shard has answered a request."""
+        request.call = None  # it knows this request, too: such a ring would be garbage to be looked for
         if self._closed:
             return
         self._open.pop(request.number, None)
-        error, command = call.error, request.command
+        error, reply, command = call.error, call.reply, request.command
         if command.traits.has_messages:
             self._large_open -= 1
         seconds = time.perf_counter() - request.started_s
-        if error is None and call.reply is None and isinstance(command, Receive):
+        if error is None and reply is None and isinstance(command, Receive):
             self._on_answer()  # the server stops: no answer; the client asks again, when there is a server again
         elif error is None:
-            self._answer(request.number, Kind.REPLY, self._reply(command, call.reply))
+            if isinstance(command, OpenSession):
+                reply = session_handle(self._shard.identity.meta.secret, self._principal, reply)
+            elif isinstance(command, ListRedrives) and self._principal is not ANYBODY:
+                reply = [task for task in reply if self._principal.may(task.queue, QueueStats)]
+            self._answer(request.number, Kind.REPLY, reply)
             self._services.meter.note(self._protocol, type(command).__name__, "ok", seconds)
         elif not self._is_ours(error):
             self._answer(request.number, Kind.ERROR, pack_error(error))
@@ -398,13 +376,6 @@ class Desk:
     def _is_ours(self, error: BaseException) -> bool:
         """Whether the server's stop is all that is wrong: there is no answer then, and the client asks the next one."""
         return isinstance(error, ShardClosed) and self._services.is_stopping
-
-    def _reply(self, command: Command, reply: Any) -> Any:
-        if isinstance(command, OpenSession):
-            return session_handle(self._broker.meta.secret, self._principal, reply)
-        if isinstance(command, ListRedrives) and self._principal is not ANYBODY:
-            return [task for task in reply if self._principal.may(task.queue, QueueStats)]
-        return reply
 
     def _answer(self, number: int, kind: Kind, value: Any) -> None:
         self.answers.append((number, kind, value))
@@ -509,7 +480,7 @@ class Desk:
         for request in early:
             assert isinstance(request.command, AddCredit)
             request.command.subscription = push.subscription  # 0, or one that was stopped: that is refused
-            request.call = self._shard.submit(request.command, request.settled)
+            request.call = self._shard.submit(request.command, partial(self._settled, request))
 
     def pushed(self, push: Push, delivery: Delivery) -> None:
         """A delivery of a subscription may leave."""
@@ -536,7 +507,7 @@ class Desk:
         if push.subscription:
             self._submit(number, credit)
         else:
-            self._open[number] = request = Open(self, number, credit)
+            self._open[number] = request = Open(number, credit)
             push.early.append(request)
 
     def _stop_push(self, number: int, command: StopPush) -> None:
@@ -548,10 +519,10 @@ class Desk:
 
     def _cancel_redrive(self, number: int, command: CancelRedrive) -> None:
         """A redrive is its queue's matter. Which queue that is may have to be asked for, if it is another node's."""
-        if self._principal is ANYBODY or self._broker.tasks.get(command.task) is not None:
+        if self._principal is ANYBODY or self._shard.identity.tasks.get(command.task) is not None:
             self._submit(number, command)
             return
-        request = Open(self, number, command)
+        request = Open(number, command)
 
         def listed(call: Call) -> None:
             del self._open[number]
@@ -562,7 +533,7 @@ class Desk:
             if task is not None and not self._principal.may(task.queue, CancelRedrive):
                 call.error = AccessDenied(f"{self._principal.name} needs the right to admin queue {task.queue!r}")
             if call.error is not None:
-                self.settled(request, call)
+                self._settled(request, call)
             else:
                 self._submit(number, command)
 
@@ -579,7 +550,7 @@ class Desk:
 
     def _list_more(self, number: int, command: ListQueues, after: str, found: list[str]) -> None:
         """List page by page, until enough names are found that the caller may know of."""
-        request = Open(self, number, command)
+        request = Open(number, command)
         limit = min(command.limit, _NAMES_PER_STEP)
 
         def page_came(call: Call) -> None:
@@ -589,7 +560,7 @@ class Desk:
                 self._list_more(number, command, names[-1], found)
                 return
             call.reply = found[: command.limit] if call.error is None else None
-            self.settled(request, call)
+            self._settled(request, call)
 
         page = ListQueues(prefix=command.prefix, after=after, limit=limit, dead_letters_to=command.dead_letters_to)
         request.call = self._shard.submit(page, page_came)
@@ -604,13 +575,10 @@ class Desk:
             count = _fitting(answers, self._services.settings.websocket.answer_bytes_max)
             if count < len(answers) and self._desks is None:
                 answers, self.answers = answers[:count], answers[count:]
-        broker = self._broker
-        packed = [
-            (number, kind, pack_reply(value, broker.receipt_key(value.queue_id)))
-            if isinstance(value, Delivery)
-            else (number, kind, pack_reply(value))
-            for number, kind, value in answers
-        ]
+        packed: list[tuple[int, int, Any]] = []
+        for number, kind, value in answers:
+            key = self._shard.identity.receipt_key(value.queue_id) if isinstance(value, Delivery) else b""
+            packed.append((number, kind, pack_reply(value, key)))
         frame = encode_answers(self._shard.now_ms(), packed)
         if self._claimed_bytes and not self._large_open and not self.answers:
             self._share.let_go(self._claimed_bytes)
@@ -619,7 +587,7 @@ class Desk:
             self._share.let_go(self._pushed_bytes)
             self._pushed_bytes = 0
             self._give_room()
-        if self._later:
+        if self.later:
             asyncio.get_running_loop().call_soon(self._take_later)
         return frame
 
@@ -646,7 +614,7 @@ class Desk:
     def abandon(self) -> None:
         """Nobody waits for answers any more; the session goes on."""
         self._closed = True
-        self._later.clear()
+        self.later.clear()
         self._share.withdraw()
         self._share.let_go(self._claimed_bytes + self._granted_bytes + self._pushed_bytes)
         self._claimed_bytes = self._granted_bytes = self._pushed_bytes = 0

@@ -35,10 +35,8 @@ from penstock.core.packed_error import pack_error
 from penstock.protocols.http import Exchange, Terms
 from penstock.protocols.rest.endpoint import Desk as RestDesk
 from penstock.protocols.rest.endpoint import Parameters, not_allowed
-from penstock.protocols.websocket.admission import principal_of, refuse_pages
-from penstock.protocols.websocket.conversation import admit, limits_of
+from penstock.protocols.websocket.admission import admit, limits_of, principal_of, refuse_pages, session_number
 from penstock.protocols.websocket.desk import Desk
-from penstock.protocols.websocket.handles import session_number
 from penstock.server.auth import Principal
 from penstock.server.budget import SMALL_BYTES, UNKNOWN_BYTES_MAX, Share
 from penstock.server.shards import Names

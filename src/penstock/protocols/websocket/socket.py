@@ -29,9 +29,8 @@ from penstock.core.packed_error import pack_error
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Terms
 from penstock.protocols.rest.endpoint import Desk as RestDesk
 from penstock.protocols.rest.endpoint import Parameters, not_found
-from penstock.protocols.websocket.admission import refuse_pages
+from penstock.protocols.websocket.admission import Admitted, admit, limits_of, refuse_pages
 from penstock.protocols.websocket.connection import Connection
-from penstock.protocols.websocket.conversation import Admitted, admit, limits_of
 from penstock.protocols.websocket.desk import Desk
 from penstock.server.node import Services
 from penstock.wire.answers import Kind, encode_answers
@@ -231,7 +230,7 @@ class Conversation:
                     self._flushes.flush()
             except BadFrame as error:
                 self._end_with(Closing(UNREADABLE, str(error)), reading)
-            if desk.is_behind or len(desk.answers) > _UNREAD_MAX:
+            if desk.later or len(desk.answers) > _UNREAD_MAX:
                 self._connection.hear = None
 
         while True:
@@ -243,13 +242,13 @@ class Conversation:
                 desk.take(decode_requests(frame))
             except BadFrame as error:
                 raise Closing(UNREADABLE, str(error)) from None
-            if desk.is_behind or len(desk.answers) > _UNREAD_MAX:
+            if desk.later or len(desk.answers) > _UNREAD_MAX:
                 self._connection.hear = None
                 await self._caught_up(desk)
 
     async def _caught_up(self, desk: Desk) -> None:
         """A client that does not read what it is answered is not read from."""
-        while desk.answers or desk.is_behind:
+        while desk.answers or desk.later:
             await asyncio.sleep(_PAUSE_S)
             if self._connection.is_over:
                 return

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from penstock.core.commands import Command
-from penstock.protocols.nsq.http_front_end import NsqHttpFrontEnd
+from penstock.protocols.nsq.http import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.nsq.topics import Topics
 from penstock.server.node import Ready
