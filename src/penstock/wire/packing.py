@@ -10,7 +10,23 @@ from typing import Any
 import numpy as np
 
 from penstock.core.commands import Delivery, Records, Run, Seen
-from penstock.core.storage.chunk import Chunk
+from penstock.core.errors import PenstockError
+from penstock.core.packed_error import pack_error
+from penstock.core.storage.chunk import Chunk, PackedBodies
+
+
+def pack_custom(value: Any) -> Any:
+    """What MessagePack has no type for, as it travels: see `penstock.wire.requests.unpack_custom`."""
+    if isinstance(value, PenstockError):
+        return pack_error(value)
+    if isinstance(value, PackedBodies):
+        offsets = np.ascontiguousarray(value.offsets, dtype="<i4").tobytes()
+        return {"data": value.data, "offsets": offsets, "length": None}
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value).data.cast("B") if value.size else b""
+    if isinstance(value, np.integer):
+        return int(value)
+    raise NotImplementedError(f"{type(value).__name__} does not travel")
 
 
 def pack_reply(reply: Any, receipt_key: bytes = b"") -> Any:
