@@ -31,12 +31,13 @@ def pack_custom(value: Any) -> Any:
 
 def pack_reply(reply: Any, receipt_key: bytes = b"") -> Any:
     """A reply of the core as it travels. Deliveries need the key of their queue's receipts."""
-    if isinstance(reply, Delivery):
+    kind = reply.__class__
+    if kind is Delivery:
         return _pack_delivery(reply, receipt_key)
-    if isinstance(reply, Records):
+    if kind is Records:
         runs = [_pack_run(run) for run in reply.runs]
         return (reply.queue, reply.queue_id, runs, reply.next_offset, reply.end_offset)
-    if isinstance(reply, list) and reply and isinstance(reply[0], Seen):
+    if kind is list and reply and reply[0].__class__ is Seen:
         return [_pack_seen(seen) for seen in reply]
     return reply
 

@@ -349,9 +349,7 @@ class _Guest(LinkEnd[Answer]):
         submit = self._place.submit
         for number, shard, command, caller in numbered:
             kind = command.__class__
-            if isinstance(command, InvalidRequest):
-                self._answer(number, Kind.ERROR, InvalidRequest(f"the command cannot be read: {command}"), shard)
-            elif kind is Receive:
+            if kind is Receive:
                 self._take_receive(number, shard, command)
             elif kind in _SPECIAL:
                 self._busy += 1
@@ -371,8 +369,8 @@ class _Guest(LinkEnd[Answer]):
         else:
             self._receives[number] = self._place.submit(shard, command, partial(self._received, number, shard))
 
-    def _take_special(self, number: int, shard: int, command: Command) -> None:
-        """Commands with tickets, or whose replies matter here."""
+    def _take_special(self, number: int, shard: int, command: Command | InvalidRequest) -> None:
+        """Commands with tickets, or whose replies matter here, or which are for no shard."""
         on_settled = partial(self._settled, number)
         if isinstance(command, Subscribe):
             subscriber = _Subscriber(self, number, shard)
@@ -391,12 +389,13 @@ class _Guest(LinkEnd[Answer]):
         elif isinstance(command, EndSession):
             assert self._newcomer is not None
             self._server.forget_session(self._newcomer, shard, command.session)
-        elif isinstance(command, AskNode):
+        else:
             self._busy -= 1
-            if self._server.answer is None:
-                self._answer(number, Kind.ERROR, InvalidRequest("nobody here answers that"), 0)
-            else:
+            if isinstance(command, AskNode) and self._server.answer is not None:
                 self._answer(number, Kind.REPLY, self._server.answer(command), 0)
+            else:
+                wrong = command if isinstance(command, InvalidRequest) else "nobody here answers that"
+                self._answer(number, Kind.ERROR, InvalidRequest(f"the command cannot be read: {wrong}"), 0)
             return
         self._place.submit(shard, command, on_settled)
 
@@ -487,7 +486,7 @@ class _Guest(LinkEnd[Answer]):
             log.error("a push to node %s: %s", "" if self._newcomer is None else self._newcomer.node, error)
 
 
-_SPECIAL = frozenset({Subscribe, CancelWait, OpenSession, EndSession, AskNode})
+_SPECIAL = frozenset({Subscribe, CancelWait, OpenSession, EndSession, InvalidRequest, AskNode})
 
 
 def _pack(kind: int, value: Any) -> Any:

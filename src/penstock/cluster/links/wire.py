@@ -26,9 +26,10 @@ from penstock.server.shard import Tick
 from penstock.wire.answers import UNREADABLE, Answer, BadAnswer, encode
 from penstock.wire.requests import Vocabulary
 
-Numbered: TypeAlias = tuple[int, int, Command | InvalidRequest, int]
+Numbered: TypeAlias = tuple[int, int, Any, int]
 """A command with its number on the link, its shard, and a number for who waits for its commit; 0: nobody who may be
-waited for (see `server.siblings`). In the place of one that cannot be understood, what is wrong with it."""
+waited for (see `server.siblings`). In the place of one that cannot be understood, `InvalidRequest`: what is wrong with
+it."""
 Reply: TypeAlias = tuple[int, int, Any]
 """The command's number, what came of it, and the value, packed."""
 
