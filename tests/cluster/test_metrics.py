@@ -10,8 +10,9 @@ from urllib.request import urlopen
 import pytest
 
 from penstock.cluster.links import server as link_server
-from penstock.cluster.links.wire import Numbered, Unreadable
+from penstock.cluster.links.wire import Numbered
 from penstock.core.commands import CreateQueue, ListQueues, QueueStats, Receive, Send, TallyQueues
+from penstock.core.errors import InvalidRequest
 from penstock.core.queues.config import QueueConfig
 from penstock.server.auth import ANYBODY
 from penstock.server.tally import Tally
@@ -127,7 +128,7 @@ async def test_a_node_of_an_earlier_version_is_asked_for_each_queue(
         numbered, withdrawn = decode(payload)
         for index, (number, shard, command, caller) in enumerate(numbered):
             if isinstance(command, TallyQueues):
-                numbered[index] = (number, shard, Unreadable(reason="Invalid value 'TallyQueues'"), caller)
+                numbered[index] = (number, shard, InvalidRequest("there is no command 'TallyQueues'"), caller)
         return numbered, withdrawn
 
     monkeypatch.setattr(link_server, "decode_commands", as_before)

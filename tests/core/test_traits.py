@@ -96,11 +96,12 @@ from penstock.cluster.links import wire
 from penstock.server.auth import Grant, Principal
 from penstock.server.auth import authorize
 from penstock.testing import server
+from penstock.wire.answers import unpack_reply
 
 assert penstock.__file__.startswith(sys.argv[1]), penstock.__file__
 command = commands.ShoutQueue(name="orders")
 assert wire.decode_commands(wire.encode_commands([(1, 2, command, 0)]))[0][0][2] == command
-assert wire.unpack_reply(commands.ShoutQueue, wire.encode_replies("ORDERS")) == "ORDERS"
+assert unpack_reply(commands.ShoutQueue, wire.encode_replies("ORDERS")) == "ORDERS"
 authorize(Principal("r", "r", [Grant(("orders",), ("read",))]), command, {})
 try:
     authorize(Principal("w", "w", [Grant(("orders",), ("write",))]), command, {})

@@ -16,7 +16,6 @@ import pytest
 from sqlalchemy import create_engine
 
 import penstock
-from penstock.cluster.links import frames
 from penstock.cluster.links import wire as node_wire
 from penstock.cluster.membership import ledger
 from penstock.cluster.ownership.claim import Claim, _decode
@@ -31,6 +30,7 @@ from penstock.spark.offsets import QueuePosition, StreamOffset
 from penstock.store.journal.kafka_records import MARKER_KEY, Assembly, Marker
 from penstock.store.memory import MemoryStore
 from penstock.wire import answers, pieces, requests
+from penstock.wire import links as frames
 from tests.core.driver import Raw
 from tests.upgrade import builds, write_golden
 from tests.upgrade.write_golden import KEY, NOW_MS, PURE, example, replies_of
@@ -113,8 +113,8 @@ def test_answers_are_read(build: str) -> None:
     of_nodes = {f"node {kind.__name__}": kind for kind in replies_of(node_wire)}
     for name, frame in known.items():
         ((number, what, raw),) = node_wire.decode_replies(bytes.fromhex(frame))
-        assert (number, what) == (1, node_wire.Kind.REPLY)
-        assert node_wire.unpack_reply(of_nodes[name], raw) is not None
+        assert (number, what) == (1, answers.Kind.REPLY)
+        assert answers.unpack_reply(of_nodes[name], raw) is not None
 
 
 @both
@@ -122,10 +122,12 @@ def test_introductions_of_nodes_are_read_and_prove_the_secret(build: str) -> Non
     known = golden(build, "greetings")
     data = b"".join(bytes.fromhex(known[name]) for name in ("greeting", "hello", "welcome"))
     (_, first), (_, second), (_, third) = frames.FrameReader(1_000).feed(data)
-    (greeting, agreed), (hello, version) = frames.read_greeting(first), frames.read_hello(second)
+    (greeting, agreed), (hello, version) = frames.read_greeting(first), frames.read_introduction(second)
     assert (agreed, version) == (known["versions"][1], known["versions"][0])
     assert frames.is_proven(frames.client_proof(b"secret", version, greeting, hello), hello.proof)
-    assert frames.is_proven(frames.server_proof(b"secret", version, greeting, hello), frames.read_welcome(third).proof)
+    assert frames.is_proven(
+        frames.server_proof(b"secret", version, greeting, hello), frames.read_admission(third).proof
+    )
 
 
 @both

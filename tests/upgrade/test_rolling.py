@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 import penstock
-from penstock.cluster.links.frames import read_greeting, read_hello
 from penstock.cluster.membership.inspection import Inspection
 from penstock.server.settings import parse
+from penstock.wire.links import read_greeting, read_introduction
 from penstock.wire.versions import Versions
 from tests.cluster.books import Books
 from tests.cluster.load import LEASE_S, Load, Ports, create_queues, left_in_queues
@@ -174,7 +174,9 @@ def test_a_node_of_the_first_build_does_not_join_a_cluster_that_it_cannot_talk_t
     for place in ("cluster.links.server", "cluster.node", "cluster.placement.controller"):
         monkeypatch.setattr(f"penstock.{place}.VERSIONS", versions)
     monkeypatch.setattr("penstock.cluster.links.connection.read_greeting", partial(read_greeting, versions=versions))
-    monkeypatch.setattr("penstock.cluster.links.server.read_hello", partial(read_hello, versions=versions))
+    monkeypatch.setattr(
+        "penstock.cluster.links.server.read_introduction", partial(read_introduction, versions=versions)
+    )
     name = unique_prefix("later")
     text = settings_text(kafka, name, "first", tmp_path / "first", session_s=SESSION_S)
     first = ProcessNode.with_settings("first", tmp_path, text)

@@ -51,7 +51,7 @@ def moved(*names: str) -> Any:
     raise ModuleNotFoundError(names)
 
 
-frames = moved("cluster.links.frames", "cluster.frames")
+frames = moved("wire.links", "cluster.links.frames", "cluster.frames")
 ledger = moved("cluster.membership.ledger", "cluster.ledger")
 node_wire = moved("cluster.links.wire", "cluster.wire")
 Claim = moved("cluster.ownership.claim", "cluster.claim").Claim
@@ -137,8 +137,10 @@ def replies_of(module: Any) -> dict[Any, Any]:
     """What commands are answered with, on the wire. The first build keeps a table of it."""
     if hasattr(module, "REPLIES"):
         return dict(module.REPLIES)
-    kinds = module._decoders
-    return {kind: answers.Welcome if kind is requests.Hello else answers.reply_on_wire(kind) for kind in kinds}
+    public = [kind for kind in c.COMMANDS if kind.traits.public]
+    kinds = [kind for kind in (module.COMMANDS if module is node_wire else public) if kind.traits.reply is not None]
+    more = {} if module is node_wire else {requests.Hello: answers.Welcome}
+    return {**{kind: answers.reply_on_wire(kind) for kind in kinds}, **more}
 
 
 def replies() -> dict[str, Any]:
@@ -160,17 +162,19 @@ def greetings() -> dict[str, Any]:
     versions = (frames.VERSION, frames.VERSION) if is_first else tuple(frames.VERSIONS)  # type: ignore[attr-defined]
     more = () if is_first else (versions[0],)
     greeting = frames.Greeting("tea", "a", KEY * 2, *(() if is_first else (versions[1],)))
-    hello = frames.Hello("tea", "b", KEY, KEY * 2, b"")
+    named = {name: getattr(frames, name, None) for name in ("Introduction", "Admission", "introduce")}
+    hello = (named["Introduction"] or frames.Hello)("tea", "b", KEY, KEY * 2, b"")
     proof = (more and [versions[0]]) or []
     shown = frames.client_proof(b"secret", *proof, greeting, hello)  # type: ignore[call-arg]
     proven = msgspec.structs.replace(hello, proof=shown)
     answered = frames.server_proof(b"secret", *proof, greeting, hello)  # type: ignore[call-arg]
-    welcome = frames.Welcome(answered, 1_000_000, 500)
+    welcome = (named["Admission"] or frames.Welcome)(answered, 1_000_000, 500)
+    introduce, kinds = named["introduce"] or frames.introduction, list(frames.FrameKind)
     return {
         "versions": versions,
-        "greeting": frames.introduction(frames.FrameKind.GREETING, greeting, *more).hex(),
-        "hello": frames.introduction(frames.FrameKind.HELLO, proven, *more).hex(),
-        "welcome": frames.frame(frames.FrameKind.WELCOME, msgspec.msgpack.encode(welcome)).hex(),
+        "greeting": introduce(kinds[0], greeting, *more).hex(),
+        "hello": introduce(kinds[1], proven, *more).hex(),
+        "welcome": frames.frame(kinds[2], msgspec.msgpack.encode(welcome)).hex(),
     }
 
 

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.cluster.links.frames import VERSIONS
 from penstock.core.commands import Command, Delivery
 from penstock.core.errors import PenstockError, StoreError
 from penstock.core.queues.partition import SHARD_SHIFT as SHARD_SHIFT
 from penstock.server.shard import Call, ShardClosed, give_back
 from penstock.server.tasks import AsyncShard, CallbackCall
+from penstock.wire.links import VERSIONS
 
 
 def shard_of_id(queue_id: int) -> int:

@@ -24,7 +24,6 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.cluster.base import ClusterMap, ShardHost
-from penstock.cluster.links.frames import VERSIONS
 from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits, holder_of
@@ -48,6 +47,7 @@ from penstock.server.shards import Shards
 from penstock.store.cache_directory import lock_for_node
 from penstock.store.errors import LogUnavailable
 from penstock.store.kafka import open_kafka, prepare_topics
+from penstock.wire.links import VERSIONS
 
 SMOOTH_S = 20.0
 """Over what time rates are smoothed: a burst is no reason to move a shard."""

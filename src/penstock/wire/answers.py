@@ -3,7 +3,9 @@
     frame     [server's time in ms, [answer, ...]]
     answer    [id, kind, value]      kind 0: the reply; 1: an error [[class, bases...], text]; 2: a push's delivery;
                                      3: the error that ended a push; 4: it was not done, because another node owns
-                                     the queue: [the map's version, node, URL]
+                                     the queue: [the map's version, node, URL]; to a node, because it has withdrawn it
+
+Nodes are answered in the same way (`cluster/links/wire.py`): without the time, and their errors carry more.
 
 What a reply looks like depends on the command. Messages travel as chunks: a slice of the stored form (see
 `penstock.core.storage.chunk`), cut and checked in one piece, so that a run of a thousand costs as much as a single one:
@@ -27,10 +29,11 @@ import numpy as np
 from penstock.core import commands
 from penstock.core.commands import Command, Delivery, Failure, Records, Run, Seen
 from penstock.core.delivery.states import State
-from penstock.core.errors import PenstockError
-from penstock.core.packed_error import PackedError, pack_error, unpack_error
+from penstock.core.errors import PenstockError, StoreError
+from penstock.core.packed_error import PackedError, unpack_error
 from penstock.core.storage.chunk import Chunk
-from penstock.wire import requests
+from penstock.wire.packing import pack_custom
+from penstock.wire.requests import Hello, unpack_custom
 
 
 class Kind(IntEnum):
@@ -41,6 +44,13 @@ class Kind(IntEnum):
     PUSH = 2
     PUSH_ENDED = 3
     MOVED = 4
+    """To a client: it was not done, and belongs to another node."""
+    WITHDRAWN = 4
+    """To a node: it was not done. It is a receive that the node has withdrawn, and it had got nothing."""
+
+
+class BadAnswer(StoreError):
+    """Bytes that are no answers, or none to this command: the other side speaks another language."""
 
 
 class Limits(msgspec.Struct):
@@ -124,27 +134,15 @@ class KeyedDelivery(Delivery):
 # -- from the server ---------------------------------------------------------------------------------------------------
 
 
-def _pack_custom(value: Any) -> Any:
-    if isinstance(value, PenstockError):
-        return pack_error(value)
-    raise NotImplementedError(f"{type(value).__name__} does not travel")
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_custom)
+encode = msgspec.msgpack.Encoder(enc_hook=pack_custom).encode
 
 
 def encode_answers(now_ms: int, answers: Sequence[tuple[int, int, Any]]) -> bytes:
     """A frame. Values are replies as `penstock.wire.packing` makes them, or packed errors."""
-    return _encoder.encode((now_ms, answers))
+    return encode((now_ms, answers))
 
 
 # -- at the client -----------------------------------------------------------------------------------------------------
-
-
-def _unpack_custom(kind: type, value: Any) -> Any:
-    if kind is PenstockError:
-        return unpack_error(msgspec.convert(value, PackedError))
-    raise NotImplementedError(f"{kind.__name__} does not travel")
 
 
 _WITH_MESSAGES: dict[Any, Any] = {
@@ -161,15 +159,28 @@ def reply_on_wire(kind: type[Command]) -> Any:
     return _WITH_MESSAGES[reply] if kind.traits.has_messages else reply
 
 
-_decoders: dict[type[Command], Callable[[msgspec.Raw], Any]] = {
-    kind: msgspec.msgpack.Decoder(reply_on_wire(kind), dec_hook=_unpack_custom, strict=True).decode
-    for kind in commands.COMMANDS
-    if kind.traits.public and kind.traits.reply is not None
-}
-_decoders[requests.Hello] = msgspec.msgpack.Decoder(Welcome, strict=True).decode
+class _Decoders(dict[type[Command], Callable[[msgspec.Raw], Any]]):
+    """Command -> what reads its reply."""
+
+    def __missing__(self, kind: type[Command]) -> Callable[[msgspec.Raw], Any]:
+        if kind.traits.reply is None:
+            decode: Callable[[msgspec.Raw], Any] = _nothing
+        else:
+            decode = msgspec.msgpack.Decoder(reply_on_wire(kind), dec_hook=unpack_custom).decode
+        self[kind] = decode
+        return decode
+
+
+def _nothing(_raw: msgspec.Raw) -> None:
+    """The reply to a command that has none."""
+
+
+_decoders = _Decoders({Hello: msgspec.msgpack.Decoder(Welcome).decode})
 _decode_error = msgspec.msgpack.Decoder(PackedError).decode
 _decode_moved = msgspec.msgpack.Decoder(Moved).decode
 _decode_delivery = msgspec.msgpack.Decoder(WireDelivery).decode
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, PenstockError)
+"""What comes of reading what is no answer."""
 
 Answer = tuple[int, int, msgspec.Raw]
 
@@ -178,36 +189,35 @@ decode_answers = msgspec.msgpack.Decoder(tuple[int, list[Answer]]).decode
 
 
 def unpack_reply(kind: type[Command], raw: msgspec.Raw) -> Any:
-    """The reply to a command of this kind."""
-    decode = _decoders.get(kind)
-    if decode is None:
-        return None
-    reply = decode(raw)
-    if not kind.traits.has_messages:
-        return reply
-    return _keyed_delivery(reply) if isinstance(reply, WireDelivery) else unpacked(kind, reply)
+    """The reply to a command of this kind; `BadAnswer` if it is none."""
+    try:
+        reply = _decoders[kind](raw)
+        if not kind.traits.has_messages:
+            return reply
+        if isinstance(reply, WireDelivery):
+            return _unpack_delivery(reply)
+        if isinstance(reply, _WireRecords):
+            runs = [_unpack_run(run) for run in reply.runs]
+            return Records(reply.queue, reply.queue_id, runs, reply.next_offset, reply.end_offset)
+        return reply if reply is None else [_unpack_seen(seen) for seen in reply]
+    except UNREADABLE as error:
+        raise BadAnswer(f"this is no reply to {kind.__name__}: {error}") from None
 
 
-def unpacked(kind: type[Command], reply: Any) -> Any:
-    """The reply to a command of this kind, when it was decoded as what `reply_on_wire` says."""
-    if isinstance(reply, WireDelivery):
-        return unpacked_delivery(reply)
-    if isinstance(reply, _WireRecords):
-        runs = [_unpack_run(run) for run in reply.runs]
-        return Records(reply.queue, reply.queue_id, runs, reply.next_offset, reply.end_offset)
-    if kind is commands.Browse:
-        return [_unpack_seen(seen) for seen in reply]
-    return reply
-
-
-def unpack_delivery(raw: msgspec.Raw) -> KeyedDelivery:
-    """What a push brought."""
-    return _keyed_delivery(_decode_delivery(raw))
+def unpack_delivery(raw: msgspec.Raw) -> Any:
+    """What a push brought: to a client, a `KeyedDelivery`."""
+    try:
+        return _unpack_delivery(_decode_delivery(raw))
+    except UNREADABLE as error:
+        raise BadAnswer(f"this is no delivery: {error}") from None
 
 
 def unpack_failure(raw: msgspec.Raw) -> PenstockError:
     """The error in an answer."""
-    return unpack_error(_decode_error(raw))
+    try:
+        return unpack_error(_decode_error(raw))
+    except UNREADABLE as error:
+        raise BadAnswer(f"this is no error: {error}") from None
 
 
 def unpack_moved(raw: msgspec.Raw) -> Moved:
@@ -215,9 +225,8 @@ def unpack_moved(raw: msgspec.Raw) -> Moved:
     return _decode_moved(raw)
 
 
-def unpacked_delivery(delivery: WireDelivery) -> Delivery:
-    """A delivery as the core has it."""
-    return Delivery(
+def _unpack_delivery(delivery: WireDelivery) -> Delivery:
+    fields = (
         delivery.queue,
         delivery.queue_id,
         delivery.channel,
@@ -226,19 +235,8 @@ def unpacked_delivery(delivery: WireDelivery) -> Delivery:
         delivery.deadline_ms,
         list(map(_unpack_run, delivery.runs)),
     )
-
-
-def _keyed_delivery(delivery: WireDelivery) -> KeyedDelivery:
-    return KeyedDelivery(
-        delivery.queue,
-        delivery.queue_id,
-        delivery.channel,
-        delivery.channel_id,
-        delivery.received_ms,
-        delivery.deadline_ms,
-        list(map(_unpack_run, delivery.runs)),
-        receipt_key=delivery.receipt_key,
-    )
+    key = delivery.receipt_key
+    return KeyedDelivery(*fields, receipt_key=key) if key else Delivery(*fields)
 
 
 def _unpack_run(run: _WireRun) -> Run:

@@ -10,17 +10,34 @@ from typing import Any
 import numpy as np
 
 from penstock.core.commands import Delivery, Records, Run, Seen
-from penstock.core.storage.chunk import Chunk
+from penstock.core.errors import PenstockError
+from penstock.core.packed_error import pack_error
+from penstock.core.storage.chunk import Chunk, PackedBodies
+
+
+def pack_custom(value: Any) -> Any:
+    """What MessagePack has no type for, as it travels: see `penstock.wire.requests.unpack_custom`."""
+    if isinstance(value, PenstockError):
+        return pack_error(value)
+    if isinstance(value, PackedBodies):
+        offsets = np.ascontiguousarray(value.offsets, dtype="<i4").tobytes()
+        return {"data": value.data, "offsets": offsets, "length": None}
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value).data.cast("B") if value.size else b""
+    if isinstance(value, np.integer):
+        return int(value)
+    raise NotImplementedError(f"{type(value).__name__} does not travel")
 
 
 def pack_reply(reply: Any, receipt_key: bytes = b"") -> Any:
     """A reply of the core as it travels. Deliveries need the key of their queue's receipts."""
-    if isinstance(reply, Delivery):
+    kind = reply.__class__
+    if kind is Delivery:
         return _pack_delivery(reply, receipt_key)
-    if isinstance(reply, Records):
+    if kind is Records:
         runs = [_pack_run(run) for run in reply.runs]
         return (reply.queue, reply.queue_id, runs, reply.next_offset, reply.end_offset)
-    if isinstance(reply, list) and reply and isinstance(reply[0], Seen):
+    if kind is list and reply and reply[0].__class__ is Seen:
         return [_pack_seen(seen) for seen in reply]
     return reply
 

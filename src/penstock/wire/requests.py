@@ -12,7 +12,7 @@ calls, waits that are over, pushes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import or_
@@ -23,8 +23,9 @@ import numpy as np
 
 from penstock.core import commands
 from penstock.core.commands import MAIN, Command
-from penstock.core.errors import InvalidRequest
+from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.handlers.checks import known_fields, plain
+from penstock.core.packed_error import PackedError, unpack_error
 from penstock.core.queues.attributes import check_stored
 from penstock.core.storage.chunk import CHUNK_BYTES_MAX, PackedBodies
 from penstock.core.traits import Home, Repeat, Traits
@@ -162,17 +163,111 @@ Buffer = bytes | msgspec.Raw
 _PACKED_MIN = 16
 """From so many bodies on, they travel end to end."""
 
-_ANY: Any = reduce(or_, (*COMMANDS, *CONVERSATION))
 _encoder = msgspec.msgpack.Encoder(enc_hook=plain)
 _UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
 """A type unknown to MessagePack, half a surrogate pair, a number of more than 64 bits, too deep a nesting."""
-_decode = msgspec.msgpack.Decoder(list[tuple[int, _ANY]]).decode
-_decode_raw = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]]).decode
-_decode_one = msgspec.msgpack.Decoder(_ANY).decode
 
 
 class BadFrame(InvalidRequest):
-    """Bytes that are no frame: there is nobody to answer, since the requests' ids cannot be read."""
+    """Bytes that are no frame, or one that may not come now: nobody can be answered, and the conversation is over."""
+
+
+def unpack_custom(kind: Any, value: Any) -> Any:
+    """What MessagePack has no type for: errors, and arrays of numbers."""
+    if kind is PenstockError:
+        return unpack_error(msgspec.convert(value, PackedError))
+    if getattr(kind, "__origin__", None) is np.ndarray:
+        return np.frombuffer(value, dtype="<i8")
+    raise NotImplementedError(f"{kind} does not travel")
+
+
+class Vocabulary:
+    """The commands of a conversation, and how frames of them are read. Clients have one, and nodes have one."""
+
+    def __init__(self, kinds: Iterable[Any], frame: Callable[[Any], Any]) -> None:
+        """`frame` says what a frame is made of, when it is told what stands for a command."""
+        kinds = {str(kind.__struct_config__.tag): kind for kind in kinds}
+        self.fields: dict[str, tuple[str, ...]] = {
+            name: tuple(field for field in kind.__struct_fields__ if field != "of_queue")
+            for name, kind in kinds.items()
+        }
+        """Command -> its fields, in their order on the wire. (`of_queue`, which follows `once`, is for nodes only.)"""
+        self._lengths = {name: 1 + len(kind.__struct_fields__) for name, kind in kinds.items()}
+        """Command -> how long its array is: its name, and its fields."""
+        command = reduce(or_, kinds.values())
+        self._decode = msgspec.msgpack.Decoder(frame(command), dec_hook=unpack_custom).decode
+        self._decode_one = msgspec.msgpack.Decoder(command, dec_hook=unpack_custom).decode
+        self._decode_raw = msgspec.msgpack.Decoder(frame(msgspec.Raw)).decode
+
+    def decode(self, frame: bytes) -> Any:
+        """What is in a frame; in the place of a command that cannot be understood, what is wrong with it."""
+        try:
+            return self._decode(frame)
+        except (msgspec.ValidationError, RecursionError):
+            pass
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadFrame(f"this is not MessagePack: {error}") from None
+        try:
+            return self._one_by_one(self._decode_raw(frame))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadFrame(f"this is no frame of commands: {error}") from None
+
+    def _one_by_one(self, value: Any) -> Any:
+        if isinstance(value, msgspec.Raw):
+            return self._command(value)
+        if isinstance(value, list | tuple):
+            return value.__class__(map(self._one_by_one, value))
+        return value
+
+    def _command(self, raw: Buffer) -> Command | InvalidRequest:
+        try:
+            command: Command = self._decode_one(raw)
+            return command
+        except msgspec.ValidationError as error:
+            known = self._known_part(raw)
+            return InvalidRequest(self._explained(raw, str(error))) if known is None else self._command(known)
+        except RecursionError:
+            return InvalidRequest("the command is nested too deeply")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return InvalidRequest(f"the command cannot be read: {error}")
+
+    def _known_part(self, raw: Buffer) -> bytes | None:
+        """A command of a newer build, if what it says in fields that this build does not know is nothing at all."""
+        try:
+            given = msgspec.msgpack.decode(raw)
+            cut = known_fields(given, self._lengths)
+            if cut[0] == "CommitWork":
+                cut[1:3] = [[known_fields(part, self._lengths) for part in parts] for parts in cut[1:3]]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, ValueError):
+            return None
+        return None if cut == given else msgspec.msgpack.encode(cut)
+
+    def _explained(self, raw: Buffer, complaint: str) -> str:
+        """The complaint with the name of the field, which the decoder only knows by its place."""
+        try:
+            given = msgspec.msgpack.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return complaint
+        if not isinstance(given, list) or not given or not isinstance(given[0], str):
+            return "a command is an array that starts with its name"
+        fields = self.fields.get(given[0])
+        if fields is None:
+            return f"there is no command {given[0]!r}"
+        if len(given) > self._lengths[given[0]]:
+            return f"{given[0]}: what comes after {', '.join(fields)} is not known here: the sender is a newer build"
+        text, _, place = complaint.partition(" - at `$[")
+        number = place.partition("]")[0]
+        if number.isdigit() and 1 <= int(number) <= len(fields):
+            return f"{given[0]}: {fields[int(number) - 1]}: {text}"
+        return f"{given[0]}: {complaint}; its fields are: {', '.join(fields)}"
+
+
+def _frame(command: Any) -> Any:
+    return list[tuple[int, command]]
+
+
+_vocabulary = Vocabulary((*COMMANDS, *CONVERSATION), _frame)
+FIELDS = _vocabulary.fields
 
 
 def encode_requests(requests: Sequence[Request]) -> bytes:
@@ -285,83 +380,14 @@ def decode_requests(frame: bytes) -> list[tuple[int, Command | InvalidRequest]]:
 
     >>> decode_requests(msgspec.msgpack.encode([[7, ["Fly", "away"]]]))
     [(7, InvalidRequest("there is no command 'Fly'"))]
-    """
-    try:
-        requests: list[tuple[int, Command | InvalidRequest]] = _decode(frame)
-        return requests
-    except (msgspec.ValidationError, RecursionError):
-        return [(number, _command(raw)) for number, raw in _decode_outer(frame)]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadFrame(f"this is not MessagePack: {error}") from None
 
+    What a newer build says in fields that this one does not know has to be nothing at all:
 
-def _decode_outer(frame: bytes) -> list[tuple[int, msgspec.Raw]]:
-    try:
-        return _decode_raw(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"a frame is an array of [id, command]: {error}") from None
-
-
-def _command(raw: Buffer) -> Command | InvalidRequest:
-    try:
-        command: Command = _decode_one(raw)
-        return command
-    except msgspec.ValidationError as error:
-        known = known_part(raw, _LENGTHS)
-        return InvalidRequest(_explained(raw, str(error))) if known is None else _command(known)
-    except RecursionError:
-        return InvalidRequest("the command is nested too deeply")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return InvalidRequest(f"the command cannot be read: {error}")
-
-
-def known_part(raw: Buffer, lengths: Mapping[str, int]) -> bytes | None:
-    """A command of a newer build, if all that it says in fields which this build does not know is nothing at all.
-
-    >>> longer = msgspec.msgpack.encode(["Ack", "orders", [], "main", [], False, None, 0, None])
-    >>> _command(longer).queue
+    >>> longer = ["Ack", "orders", [], "main", [], False, None, 0, None]
+    >>> decode_requests(msgspec.msgpack.encode([[7, longer]]))[0][1].queue
     'orders'
-    >>> _command(longer[:-1] + b"?")
+    >>> decode_requests(msgspec.msgpack.encode([[7, [*longer[:-1], 1]]]))[0][1]
     InvalidRequest('Ack: what comes after queue, ..., patient, once is not known here: the sender is a newer build')
     """
-    try:
-        given = msgspec.msgpack.decode(raw)
-        cut = known_fields(given, lengths)
-        if cut[0] == "CommitWork":
-            cut[1:3] = [[known_fields(part, lengths) for part in parts] for parts in cut[1:3]]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, ValueError):
-        return None
-    return None if cut == given else msgspec.msgpack.encode(cut)
-
-
-def lengths_of(kinds: Iterable[type[Command]]) -> dict[str, int]:
-    """Command -> how long its array is: its name, and its fields."""
-    return {kind.__name__: 1 + len(kind.__struct_fields__) for kind in kinds}
-
-
-def _explained(raw: Buffer, complaint: str) -> str:
-    """The complaint with the name of the field, which the decoder only knows by its place."""
-    try:
-        given = msgspec.msgpack.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return complaint
-    if not isinstance(given, list) or not given or not isinstance(given[0], str):
-        return "a command is an array that starts with its name"
-    fields = FIELDS.get(given[0])
-    if fields is None:
-        return f"there is no command {given[0]!r}"
-    if len(given) > _LENGTHS[given[0]]:
-        return f"{given[0]}: what comes after {', '.join(fields)} is not known here: the sender is a newer build"
-    text, _, place = complaint.partition(" - at `$[")
-    number = place.partition("]")[0]
-    if number.isdigit() and 1 <= int(number) <= len(fields):
-        return f"{given[0]}: {fields[int(number) - 1]}: {text}"
-    return f"{given[0]}: {complaint}; its fields are: {', '.join(fields)}"
-
-
-FIELDS: dict[str, tuple[str, ...]] = {
-    kind.__name__: tuple(field for field in kind.__struct_fields__ if field != "of_queue")
-    for kind in (*COMMANDS, *CONVERSATION)
-}
-"""Command -> its fields, in their order on the wire. (`of_queue`, which follows `once`, is for nodes only.)"""
-_LENGTHS = lengths_of((*COMMANDS, *CONVERSATION))
+    requests: list[tuple[int, Command | InvalidRequest]] = _vocabulary.decode(frame)
+    return requests

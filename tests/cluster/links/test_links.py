@@ -16,22 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster.base import LinkBroken, ShardMoved
-from penstock.cluster.links.frames import (
-    MAGIC,
-    VERSIONS,
-    BadFrame,
-    FrameKind,
-    FrameReader,
-    Greeting,
-    Hello,
-    LinkRefused,
-    client_proof,
-    frame,
-    frame_parts,
-    introduction,
-    read_greeting,
-    read_hello,
-)
 from penstock.cluster.links.link import Link, NotReached
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits
@@ -56,6 +40,22 @@ from penstock.core.commands import (
 from penstock.core.errors import BatchTooLarge, InvalidRequest, OverLimit, QueueNotFound
 from penstock.core.storage.chunk import PackedBodies
 from penstock.server.settings import InvalidSettings
+from penstock.wire.links import (
+    MAGIC,
+    VERSIONS,
+    FrameKind,
+    FrameReader,
+    Greeting,
+    Introduction,
+    LinkRefused,
+    client_proof,
+    frame,
+    frame_parts,
+    introduce,
+    read_greeting,
+    read_introduction,
+)
+from penstock.wire.requests import BadFrame
 from penstock.wire.versions import Versions
 from tests.cluster.links.linking import (
     SECRET,
@@ -565,10 +565,10 @@ async def test_a_server_that_does_not_know_the_secret_is_not_trusted() -> None:
     """It lets everybody in, to hear their commands."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(introduction(FrameKind.GREETING, Greeting("test", "b", bytes(32)), VERSIONS.newest))
+        writer.write(introduce(FrameKind.GREETING, Greeting("test", "b", bytes(32)), VERSIONS.newest))
         await reader.readexactly(10)
         welcome = msgspec.msgpack.encode([bytes(32), 1_000, 1_000])
-        writer.write(frame(FrameKind.WELCOME, welcome))
+        writer.write(frame(FrameKind.ADMISSION, welcome))
         with contextlib.suppress(ConnectionError):
             await reader.read()
         writer.close()
@@ -586,11 +586,11 @@ async def test_a_server_that_does_not_know_the_secret_is_not_trusted() -> None:
 async def test_a_proof_cannot_be_used_again() -> None:
     async with linked() as node:
         host, port = node.link.address.split(":")
-        proven = Hello("test", "a", b"i", bytes(32), b"")
+        proven = Introduction("test", "a", b"i", bytes(32), b"")
         old = Greeting("test", "b", bytes(32))
         heard = msgspec.structs.replace(proven, proof=client_proof(SECRET, VERSIONS.newest, old, proven))
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(introduction(FrameKind.HELLO, heard, VERSIONS.newest))
+        writer.write(introduce(FrameKind.INTRODUCTION, heard, VERSIONS.newest))
         assert b"does not know the secret" in await reader.read()
         writer.close()
 
@@ -609,7 +609,7 @@ async def test_a_node_of_another_version_is_refused_by_the_server() -> None:
     async with linked() as node:
         host, port = node.link.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(frame(FrameKind.HELLO, MAGIC + bytes([VERSIONS.newest + 1]) + b"whatever comes then"))
+        writer.write(frame(FrameKind.INTRODUCTION, MAGIC + bytes([VERSIONS.newest + 1]) + b"whatever comes then"))
         assert f"version {VERSIONS.newest + 1}".encode() in await reader.read()
         writer.close()
 
@@ -635,7 +635,9 @@ def speak(monkeypatch: pytest.MonkeyPatch, side: str, oldest: int, newest: int) 
     versions = Versions(oldest, newest)
     if side == "listens":
         monkeypatch.setattr("penstock.cluster.links.server.VERSIONS", versions)
-        monkeypatch.setattr("penstock.cluster.links.server.read_hello", partial(read_hello, versions=versions))
+        monkeypatch.setattr(
+            "penstock.cluster.links.server.read_introduction", partial(read_introduction, versions=versions)
+        )
     else:
         monkeypatch.setattr(
             "penstock.cluster.links.connection.read_greeting", partial(read_greeting, versions=versions)
@@ -677,11 +679,11 @@ async def test_without_a_common_version_both_nodes_say_so(
 
 GARBAGE = {
     "words": b"GET / HTTP/1.1\r\n\r\n",
-    "too long": struct.pack("<IB", 1_000_000, FrameKind.HELLO),
+    "too long": struct.pack("<IB", 1_000_000, FrameKind.INTRODUCTION),
     "no length": bytes(64),
     "out of turn": frame(FrameKind.COMMANDS, b"\x92\x90\x90"),
-    "a hello of nothing": frame(FrameKind.HELLO),
-    "a hello of something else": frame(FrameKind.HELLO, MAGIC + bytes([VERSIONS.newest]) + b"\xff"),
+    "a hello of nothing": frame(FrameKind.INTRODUCTION),
+    "a hello of something else": frame(FrameKind.INTRODUCTION, MAGIC + bytes([VERSIONS.newest]) + b"\xff"),
 }
 
 

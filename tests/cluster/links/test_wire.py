@@ -26,6 +26,8 @@ from penstock.core.storage.chunk import Chunk, PackedBodies
 from penstock.server.shard import Call, Tick
 from penstock.server.tasks import CallbackCall
 from penstock.store.errors import DiskFull
+from penstock.wire.answers import BadAnswer, unpack_reply
+from penstock.wire.requests import BadFrame
 from tests.cluster.links.linking import Asked, Subscriber, identity, in_loop
 
 ONCE = Once("client", 5, 3)
@@ -318,7 +320,7 @@ async def test_a_reply_that_does_not_travel_is_an_error_and_nothing_else_breaks(
 
 @in_loop
 async def test_a_reply_of_another_kind_is_an_error() -> None:
-    with pytest.raises(wire.BadPayload, match="no reply to QueueStats"):
+    with pytest.raises(BadAnswer, match="no reply to QueueStats"):
         await over_a_socket(commands.QueueStats(name="q"), 17)
 
 
@@ -332,7 +334,11 @@ def test_a_command_of_wrong_types_is_told_apart_from_its_neighbours() -> None:
     given = [[1, 0, ["QueueStats", "q"], 0], [2, 0, ["QueueStats", 5], 0], [3, 0, ["Fly"], 0]]
     payload = msgspec.msgpack.encode([given, [9]])
     numbered, withdrawn = wire.decode_commands(payload)
-    assert [type(command).__name__ for _, _, command, _ in numbered] == ["QueueStats", "Unreadable", "Unreadable"]
+    assert [type(command).__name__ for _, _, command, _ in numbered] == [
+        "QueueStats",
+        "InvalidRequest",
+        "InvalidRequest",
+    ]
     assert withdrawn == [9]
 
 
@@ -346,9 +352,9 @@ def test_an_error_made_of_more_than_its_text_becomes_what_it_is_a_kind_of_withou
 def test_bytes_that_are_no_commands_are_refused(payload: bytes) -> None:
     try:
         numbered, withdrawn = wire.decode_commands(payload)
-    except wire.BadPayload:
+    except BadFrame:
         return
-    assert all(isinstance(command, Command) for _, _, command, _ in numbered)
+    assert all(isinstance(command, Command | InvalidRequest) for _, _, command, _ in numbered)
     assert all(isinstance(number, int) for number in withdrawn)
 
 
@@ -360,15 +366,15 @@ def test_commands_with_damaged_bytes_are_commands_or_refused(data: st.DataObject
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     try:
         numbered, _ = wire.decode_commands(bytes(payload))
-    except wire.BadPayload:
+    except BadFrame:
         return
-    assert all(isinstance(each, Command) for _, _, each, _ in numbered)
+    assert all(isinstance(each, Command | InvalidRequest) for _, _, each, _ in numbered)
 
 
 @given(st.binary(max_size=200), st.sampled_from(sorted(wire.COMMANDS, key=lambda kind: kind.__name__)))
 def test_bytes_that_are_no_replies_are_refused(payload: bytes, kind: type[Command]) -> None:
     try:
         for _, _, raw in wire.decode_replies(payload):
-            wire.unpack_reply(kind, raw)
-    except wire.BadPayload:
+            unpack_reply(kind, raw)
+    except BadAnswer:
         pass

@@ -13,6 +13,7 @@ import pytest
 from penstock.cluster.base import ShardMoved
 from penstock.cluster.routing.placement import home_of
 from penstock.core.commands import Command, CreateQueue, Once, QueueStats, Receive, Send
+from penstock.core.errors import InvalidRequest
 from penstock.core.queues.config import QueueConfig
 from penstock.server.shard import Call
 from penstock.server.tasks import CallbackCall
@@ -98,3 +99,45 @@ async def test_a_send_waits_for_those_before_it_that_another_node_has_not_answer
         held[0].settle()
         assert (await first).sequence(0) < (await second).sequence(0)
         assert bodies(await router.call(Receive(queue=queue, limit=10))) == [b"1", b"2"]
+
+
+@in_loop
+async def test_a_line_does_not_follow_its_first_past_calls_that_another_node_has_not_answered(tmp_path: Path) -> None:
+    """The first came back, was sent again, and is answered; the second is still with the former owner."""
+    async with pair(tmp_path) as made:
+        queue = next(f"q{number}" for number in range(99) if made.owners[home_of(f"q{number}", SHARDS)] == "b")
+        shard, router = home_of(queue, SHARDS), made.routers["a"]
+        await router.call(CreateQueue(name=queue))
+        held: list[CallbackCall] = []
+
+        def hold(_shard: int, command: Command, on_settled: Callable[[Call], None], _: object = None) -> CallbackCall:
+            held.append(CallbackCall(command, on_settled))
+            return held[-1]
+
+        async def until_held(count: int) -> None:
+            while len(held) < count:
+                await asyncio.sleep(0.001)
+
+        def send(number: int) -> asyncio.Task[Any]:
+            return asyncio.create_task(
+                router.call(Send(queue=queue, bodies=[b"%d" % number], once=Once("me", number), create=False))
+            )
+
+        made.links["b"].submit = hold  # type: ignore[method-assign, assignment]
+        first, second = send(1), send(2)
+        await until_held(2)
+        held[0].error = ShardMoved(shard)
+        held[0].settle()
+        await until_held(3)  # sent again, alone: by the map it is there still
+        third = send(3)
+        await asyncio.sleep(0.01)
+        await made.move(shard)
+        held[2].error = InvalidRequest("no")
+        held[2].settle()
+        with pytest.raises(InvalidRequest):
+            await first
+        await asyncio.wait((third,), timeout=0.3)  # time enough to overtake, if it could
+        assert not third.done()
+        held[1].error = ShardMoved(shard)
+        held[1].settle()
+        assert (await second).sequence(0) < (await third).sequence(0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from penstock.client.remote.request import Outstanding, Settle
 from penstock.core import commands as c
 from penstock.core.commands import Command
 from penstock.core.traits import Home
+from penstock.wire.order import CallLine
 
 if TYPE_CHECKING:
     from penstock.client.remote.member import MemberCaller, Taken
@@ -43,29 +44,25 @@ class Lane:
 
     __slots__ = (
         "asked_s",
-        "busy",
-        "caller",
-        "held",
         "is_asking",
-        "is_draining",
+        "line",
         "moved_version",
         "name",
         "partitions",
         "refused",
         "streams",
         "strict_version",
+        "target",
         "tries",
         "version",
     )
 
     def __init__(self, name: str, caller: MemberCaller) -> None:
         self.name = name
-        self.caller = caller
-        self.busy = 0
-        """Commands (receives do not count) that were given to the caller and have no answer."""
-        self.held: deque[RoutedCall] = deque()
-        """Commands that wait until the caller has answered those before them, so that none overtakes another."""
-        self.is_draining = False
+        self.line: CallLine[RoutedCall, MemberCaller] = CallLine(caller)
+        """Commands that the caller has, and those that wait until it has answered them."""
+        self.target: MemberCaller | None = caller
+        """Who should be the caller; None: that is not known, since the caller has refused something."""
         self.streams: list[RoutedStream] = []
         self.partitions: int | None = None
         """How many partitions the queue has; None if that is not known."""
@@ -83,15 +80,28 @@ class Lane:
         """How often commands were refused since one was done."""
 
     @property
+    def caller(self) -> MemberCaller:
+        """Through whom its commands go."""
+        return self.line.place
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether commands wait until the caller has answered those before them."""
+        return self.target is not self.line.place
+
+    @property
     def is_idle(self) -> bool:
         """Whether nobody would miss it."""
-        return not (self.busy or self.held or self.streams or self.is_asking or self.refused)
+        return self.line.is_idle and not (self.streams or self.is_asking or self.refused)
+
+
+_orders = count()
 
 
 class RoutedCall(Outstanding):
     """A command, and who waits for its answer; whichever node it goes through."""
 
-    __slots__ = ("_is_counted", "carried", "lane", "on_settled")
+    __slots__ = ("_is_counted", "carried", "lane", "on_settled", "order")
 
     def __init__(self, command: Command, settle: Settle, lane: Lane | None, on_settled: Any) -> None:
         super().__init__(command, settle, 0.0)
@@ -99,19 +109,21 @@ class RoutedCall(Outstanding):
         self.carried: Outstanding | None = None
         """The command as a member carries it."""
         self.on_settled = on_settled
+        self.order = next(_orders)
+        """Who came first."""
         self._is_counted = False
 
     def count(self) -> None:
         """It was given to the lane's caller."""
         if self.lane is not None and type(self.command) is not c.Receive:
             self._is_counted = True
-            self.lane.busy += 1
+            self.lane.line.left(self.lane.caller)
 
     def settled(self, reply: Any, error: BaseException | None) -> None:
         """The answer came."""
         self.carried = None  # it knows this, too: a ring would outlive the call
         if self._is_counted and self.lane is not None:
             self._is_counted = False
-            self.lane.busy -= 1
+            self.lane.line.answered()
         self.on_settled(self, reply, error)
         self.settle(reply, error)

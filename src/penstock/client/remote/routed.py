@@ -252,8 +252,8 @@ class RoutedCaller:
             return call
         if lane.version != self._version:
             self._arrange(lane)
-        if lane.is_draining and (lane.refused or type(command) is not Receive):
-            lane.held.append(call)
+        if lane.refused or (type(command) is not Receive and lane.is_draining):
+            lane.line.join(call)
         else:
             self._give(call, lane.caller)
         return call
@@ -269,8 +269,8 @@ class RoutedCaller:
         outstanding.settle = _ignore
         carried, lane = outstanding.carried, outstanding.lane
         if carried is None:
-            if lane is not None and outstanding in lane.held:
-                lane.held.remove(outstanding)
+            if lane is not None and outstanding in lane.line.waiting:
+                lane.line.waiting.remove(outstanding)
         elif type(outstanding.command) is Receive:
             caller = next((each for each in self._members.values() if each.has_sent(carried)), None)
             (caller or (self._home if lane is None else lane.caller)).withdraw(carried)
@@ -345,8 +345,8 @@ class RoutedCaller:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for lane in self._lanes.values():
-            held, lane.held = list(lane.held), type(lane.held)()
-            for call in held:
+            waiting, lane.line.waiting = lane.line.waiting, []
+            for call in waiting:
                 call.settled(None, NotSent("the connection was closed"))
             refused, lane.refused = lane.refused, []
             for taken in refused:
@@ -437,7 +437,8 @@ class RoutedCaller:
 
     def _lead(self, lane: Lane, caller: MemberCaller) -> None:
         """A lane goes through a caller from now on."""
-        lane.caller, lane.version = caller, self._version
+        lane.line.place = lane.target = caller
+        lane.version = self._version
         lane.strict_version = self._strict_version(lane, caller)
 
     def _arrange(self, lane: Lane) -> None:
@@ -446,22 +447,17 @@ class RoutedCaller:
             self._redirect(lane)
             return
         lane.version = self._version
-        right = self._right_caller(lane)
-        if right is not lane.caller:
-            if not lane.caller.is_linked:
-                self._rescue(lane.caller)
-                return
-            if lane.busy:
-                lane.is_draining = True
-                return
-        self._lead(lane, right)
-        self._go_on(lane)
+        lane.target = right = self._right_caller(lane)
+        if right is not lane.caller and not lane.caller.is_linked:
+            self._rescue(lane.caller)
+        elif lane.line.is_clear(right):
+            self._lead(lane, right)
+            self._go_on(lane)
 
     def _go_on(self, lane: Lane) -> None:
-        """A lane is where it should be: what was held leaves."""
-        lane.is_draining = False
-        while lane.held:
-            self._give(lane.held.popleft(), lane.caller)
+        """A lane is where it should be: what waits leaves."""
+        for call in lane.line.rest(lane.caller):
+            self._give(call, lane.caller)
         for stream in list(lane.streams):
             stream.follow()
 
@@ -511,7 +507,7 @@ class RoutedCaller:
             if not lane.refused:
                 lane.tries += 1
             lane.refused.append(taken)
-            lane.is_draining = True
+            lane.target = None
             lane.moved_version = max(lane.moved_version, map_version)
             self._redirect_soon()
 
@@ -600,7 +596,7 @@ class RoutedCaller:
             self._learned(lane, None)
         if lane.refused:
             self._redirect_soon()
-        elif lane.is_draining and not lane.busy:
+        elif lane.is_draining and not lane.line.unanswered:
             self._arrange(lane)
 
     # -- connections --

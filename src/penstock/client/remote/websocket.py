@@ -35,7 +35,7 @@ from penstock.core.errors import (
     OutcomeUnknown,
     PenstockError,
 )
-from penstock.wire.answers import Kind, Welcome, decode_answers, unpack_failure, unpack_reply
+from penstock.wire.answers import BadAnswer, Kind, Welcome, decode_answers, unpack_failure, unpack_reply
 from penstock.wire.frames import Frames, masked_frame
 from penstock.wire.requests import SOCKET_PATH, VERSIONS, Cancel, Hello, Request, encode_requests
 
@@ -274,7 +274,7 @@ class WebsocketLink(asyncio.Protocol):
                 answers = answers[1:]
             if self._is_open:
                 self._listener.answered(now_ms, answers)
-        except (msgspec.MsgspecError, IndexError) as error:
+        except (msgspec.MsgspecError, BadAnswer, IndexError) as error:
             self._fail(ConnectionLost(f"{self._address} sent something that is no answer: {error}"))
 
     def _take_welcome(self, kind: int, value: msgspec.Raw) -> None:

@@ -15,36 +15,33 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.cluster.links.end import LinkEnd
-from penstock.cluster.links.frames import (
-    NONCE_BYTES,
-    BadFrame,
-    FrameKind,
-    Greeting,
-    Hello,
-    LinkRefused,
-    client_proof,
-    introduction,
-    is_proven,
-    read_greeting,
-    read_welcome,
-    refusal,
-    server_proof,
-)
 from penstock.cluster.links.wire import (
     SINCE,
-    BadPayload,
-    Kind,
     Numbered,
     decode_replies,
     encode_commands,
-    unpack_delivery,
     unpack_failure,
-    unpack_reply,
 )
 from penstock.core.commands import CancelWait, Command, Delivery, Receive, Subscribe
 from penstock.core.errors import BatchTooLarge, InvalidRequest, PenstockError
 from penstock.server.shard import Ticket
 from penstock.server.tasks import CallbackCall
+from penstock.wire.answers import BadAnswer, Kind, unpack_delivery, unpack_reply
+from penstock.wire.links import (
+    NONCE_BYTES,
+    FrameKind,
+    Greeting,
+    Introduction,
+    LinkRefused,
+    client_proof,
+    introduce,
+    is_proven,
+    read_admission,
+    read_greeting,
+    refusal,
+    server_proof,
+)
+from penstock.wire.requests import BadFrame
 
 if TYPE_CHECKING:
     from penstock.cluster.links.link import Link
@@ -69,7 +66,7 @@ class LinkConnection(LinkEnd[Numbered]):
         super().__init__(link.identity, link.limits)
         self._link = link
         self._greeting: Greeting | None = None
-        self._hello: Hello | None = None
+        self._introduction: Introduction | None = None
         self.version = 0
         """Of what is spoken on this link."""
         self._lacking: frozenset[type[Command]] = frozenset()
@@ -123,7 +120,7 @@ class LinkConnection(LinkEnd[Numbered]):
             pass
         elif kind is FrameKind.GREETING and self._greeting is None:
             self._introduce(payload)
-        elif kind is FrameKind.WELCOME and self._hello is not None and self._pulse is None:
+        elif kind is FrameKind.ADMISSION and self._introduction is not None and self._pulse is None:
             self._be_welcome(payload)
         elif kind is FrameKind.REFUSAL and self._pulse is None:
             raise LinkRefused(payload.decode(errors="replace"))
@@ -140,20 +137,20 @@ class LinkConnection(LinkEnd[Numbered]):
         if greeting.cluster != identity.cluster:
             raise LinkRefused(f"this is cluster {identity.cluster!r}, and that node is of {greeting.cluster!r}")
         self._lacking = frozenset(kind for kind, version in SINCE.items() if version > self.version)
-        hello = Hello(identity.cluster, identity.node, identity.incarnation, os.urandom(NONCE_BYTES), b"")
+        introduction = Introduction(identity.cluster, identity.node, identity.incarnation, os.urandom(NONCE_BYTES), b"")
         self._greeting = greeting
-        proof = client_proof(identity.secret, self.version, greeting, hello)
-        self._hello = msgspec.structs.replace(hello, proof=proof)
-        self._transport.write(introduction(FrameKind.HELLO, self._hello, self.version))
+        proof = client_proof(identity.secret, self.version, greeting, introduction)
+        self._introduction = msgspec.structs.replace(introduction, proof=proof)
+        self._transport.write(introduce(FrameKind.INTRODUCTION, self._introduction, self.version))
 
     def _be_welcome(self, payload: bytes) -> None:
-        welcome = read_welcome(payload)
-        assert self._greeting is not None and self._hello is not None
-        expected = server_proof(self._identity.secret, self.version, self._greeting, self._hello)
-        if not is_proven(expected, welcome.proof):
+        admission = read_admission(payload)
+        assert self._greeting is not None and self._introduction is not None
+        expected = server_proof(self._identity.secret, self.version, self._greeting, self._introduction)
+        if not is_proven(expected, admission.proof):
             raise LinkRefused("the other node does not know the cluster's secret")
-        self.in_flight_max = min(self._limits.in_flight_max, welcome.in_flight_max)
-        self._begin(min(self._limits.frame_bytes_max, welcome.frame_bytes_max))
+        self.in_flight_max = min(self._limits.in_flight_max, admission.in_flight_max)
+        self._begin(min(self._limits.frame_bytes_max, admission.frame_bytes_max))
         if not self.welcomed.done():
             self.welcomed.set_result(None)
 
@@ -263,13 +260,13 @@ class LinkConnection(LinkEnd[Numbered]):
             if kind == Kind.REPLY:
                 call = in_flight.pop(number, None)
                 if call is None:
-                    raise BadPayload(f"a reply to number {number}, which was answered, or never was")
+                    raise BadAnswer(f"a reply to number {number}, which was answered, or never was")
                 command_kind = call.command.__class__
                 if command_kind is not Receive:
                     self.busy -= 1
                 try:
                     call.reply = unpack_reply(command_kind, raw)
-                except BadPayload as error:
+                except BadAnswer as error:
                     call.error = error
                 if command_kind is CancelWait:
                     self._forget(call.command)
@@ -285,13 +282,13 @@ class LinkConnection(LinkEnd[Numbered]):
             return
         call = self._answered(number)
         if call is None:
-            raise BadPayload(f"a reply to number {number}, which was answered, or never was")
+            raise BadAnswer(f"a reply to number {number}, which was answered, or never was")
         if kind == Kind.ERROR:
             call.error = unpack_failure(raw)
             if call.command.__class__ is Subscribe:
                 self.subscribers.pop(number, None)
         elif kind != Kind.WITHDRAWN:
-            raise BadPayload(f"there is no reply of kind {kind}")
+            raise BadAnswer(f"there is no reply of kind {kind}")
         settle(call)
 
     def _take_push(self, number: int, kind: int, raw: msgspec.Raw) -> None:

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from itertools import chain
 from typing import ClassVar, Generic, TypeVar, cast
 
-from penstock.cluster.links.frames import HANDSHAKE_BYTES_MAX, FrameKind, FrameReader, frame, frame_parts
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits
 from penstock.core.errors import PenstockError
+from penstock.wire.links import HANDSHAKE_BYTES_MAX, FrameKind, FrameReader, frame, frame_parts
 
 Item = TypeVar("Item")
 

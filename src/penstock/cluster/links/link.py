@@ -30,7 +30,6 @@ from typing import Any
 from penstock.cluster.base import LinkBroken, Place, ShardMoved
 from penstock.cluster.links.connection import LEFT, LinkConnection, Mistrusted, end_subscription, settle
 from penstock.cluster.links.end import Gathered
-from penstock.cluster.links.frames import BadFrame, LinkRefused
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits, require_secret, split_address
 from penstock.cluster.links.tls import greets_openly, speaks_tls
 from penstock.core.backoff import backoff
@@ -39,6 +38,8 @@ from penstock.core.errors import OverLimit, PenstockError
 from penstock.server.settings import InvalidSettings
 from penstock.server.shard import Call, give_back
 from penstock.server.tasks import CallbackCall
+from penstock.wire.links import LinkRefused
+from penstock.wire.requests import BadFrame
 
 log = logging.getLogger("penstock.link")
 

@@ -24,40 +24,32 @@ import msgspec
 
 from penstock.cluster.base import Place
 from penstock.cluster.links.end import Gathered, LinkEnd
-from penstock.cluster.links.frames import (
-    NONCE_BYTES,
-    VERSIONS,
-    BadFrame,
-    FrameKind,
-    Greeting,
-    Hello,
-    LinkRefused,
-    Welcome,
-    client_proof,
-    frame,
-    introduction,
-    is_proven,
-    read_hello,
-    refusal,
-    server_proof,
-)
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits, Process, process_of, require_secret, split_address
-from penstock.cluster.links.wire import (
-    AskNode,
-    BadPayload,
-    Kind,
-    Numbered,
-    Unreadable,
-    decode_commands,
-    encode_replies,
-    pack_failure,
-    pack_reply,
-)
+from penstock.cluster.links.wire import AskNode, Numbered, decode_commands, encode_replies, pack_failure
 from penstock.core.commands import CancelWait, Command, Delivery, EndSession, OpenSession, Receive, Subscribe
 from penstock.core.errors import BatchTooLarge, InvalidRequest, OverLimit, PenstockError, StoreError
 from penstock.core.storage.records import Session
 from penstock.server.shard import Call
 from penstock.server.tasks import CallbackCall
+from penstock.wire.answers import Kind
+from penstock.wire.links import (
+    NONCE_BYTES,
+    VERSIONS,
+    Admission,
+    FrameKind,
+    Greeting,
+    Introduction,
+    LinkRefused,
+    client_proof,
+    frame,
+    introduce,
+    is_proven,
+    read_introduction,
+    refusal,
+    server_proof,
+)
+from penstock.wire.packing import pack_reply
+from penstock.wire.requests import BadFrame
 
 log = logging.getLogger("penstock.link")
 
@@ -128,9 +120,9 @@ class LinkServer:
 
     # -- for the guests --
 
-    def admit(self, guest: _Guest, hello: Hello) -> None:
+    def admit(self, guest: _Guest, newcomer: Introduction) -> None:
         """A node is let in. A link that it had before is over, and so is what another process of its name had open."""
-        now = hello.node, hello.incarnation
+        now = newcomer.node, newcomer.incarnation
         for former in self.guests - {guest}:
             if former.process == now:
                 former.abort()
@@ -140,25 +132,25 @@ class LinkServer:
         for other in [each for each in self._sessions if each[0] == now[0] and each != now]:
             self._end_sessions(other)
 
-    def dismiss(self, hello: Hello) -> None:
+    def dismiss(self, newcomer: Introduction) -> None:
         """A link of a node is gone."""
-        who = hello.node, hello.incarnation
+        who = newcomer.node, newcomer.incarnation
         self._present[who] -= 1
         if not self._present[who]:
             del self._present[who]
             if who in self._sessions:
                 self._expect(who)
 
-    def note_session(self, hello: Hello, shard: int, number: int) -> None:
+    def note_session(self, newcomer: Introduction, shard: int, number: int) -> None:
         """A node has opened a session that is a connection. If it is gone by now, it may come back, and ask again."""
-        who = hello.node, hello.incarnation
+        who = newcomer.node, newcomer.incarnation
         self._sessions.setdefault(who, set()).add((shard, number))
         if who not in self._present:
             self._expect(who)
 
-    def forget_session(self, hello: Hello, shard: int, number: int) -> None:
+    def forget_session(self, newcomer: Introduction, shard: int, number: int) -> None:
         """A node has ended a session."""
-        known = self._sessions.get((hello.node, hello.incarnation))
+        known = self._sessions.get((newcomer.node, newcomer.incarnation))
         if known is not None:
             known.discard((shard, number))
 
@@ -222,7 +214,7 @@ class _Guest(LinkEnd[Answer]):
         self._loop = asyncio.get_running_loop()
         nonce = os.urandom(NONCE_BYTES)
         self._greeting = Greeting(self._identity.cluster, self._identity.node, nonce, VERSIONS.newest)
-        self._hello: Hello | None = None
+        self._newcomer: Introduction | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._answers: Gathered[Answer] = Gathered(self._flush)
         self._receives: dict[int, CallbackCall] = {}
@@ -235,7 +227,8 @@ class _Guest(LinkEnd[Answer]):
     @property
     def process(self) -> Process | None:
         """Which process of which node has this link; None if it was not let in."""
-        return None if self._hello is None or self._pulse is None else (self._hello.node, self._hello.incarnation)
+        newcomer = self._newcomer
+        return None if newcomer is None or self._pulse is None else (newcomer.node, newcomer.incarnation)
 
     # -- the transport's --
 
@@ -247,7 +240,7 @@ class _Guest(LinkEnd[Answer]):
             self._cut(OverLimit("too many links are open here"))
             return
         self._deadline = self._loop.call_later(self._limits.handshake_s, self._transport.abort)
-        self._transport.write(introduction(FrameKind.GREETING, self._greeting, VERSIONS.oldest))
+        self._transport.write(introduce(FrameKind.GREETING, self._greeting, VERSIONS.oldest))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave nothing behind."""
@@ -259,8 +252,8 @@ class _Guest(LinkEnd[Answer]):
         self._server.guests.discard(self)
         self._clean_up()
         if self._pulse is not None:
-            assert self._hello is not None
-            self._server.dismiss(self._hello)
+            assert self._newcomer is not None
+            self._server.dismiss(self._newcomer)
         self.gone.set()
 
     def pause_writing(self) -> None:
@@ -315,35 +308,35 @@ class _Guest(LinkEnd[Answer]):
                 self._withdraw(number)
         elif kind is FrameKind.BEAT and self._pulse is not None:
             pass
-        elif kind is FrameKind.HELLO and self._hello is None:
-            self._hello, version = read_hello(payload)
-            self._let_in(self._hello, version)
-        elif kind is FrameKind.REFUSAL and self._hello is None:
+        elif kind is FrameKind.INTRODUCTION and self._newcomer is None:
+            self._newcomer, version = read_introduction(payload)
+            self._let_in(self._newcomer, version)
+        elif kind is FrameKind.REFUSAL and self._newcomer is None:
             raise LinkRefused(f"it refuses this node: {payload.decode(errors='replace')}")
         else:
             raise BadFrame(f"{kind.name} does not belong here")
 
-    def _let_in(self, hello: Hello, version: int) -> None:
+    def _let_in(self, newcomer: Introduction, version: int) -> None:
         identity = self._identity
-        if hello.cluster != identity.cluster:
-            raise LinkRefused(f"this is cluster {identity.cluster!r}, and not {hello.cluster!r}")
-        if not is_proven(client_proof(identity.secret, version, self._greeting, hello), hello.proof):
-            raise LinkRefused(f"node {hello.node!r} does not know the secret of cluster {identity.cluster!r}")
+        if newcomer.cluster != identity.cluster:
+            raise LinkRefused(f"this is cluster {identity.cluster!r}, and not {newcomer.cluster!r}")
+        if not is_proven(client_proof(identity.secret, version, self._greeting, newcomer), newcomer.proof):
+            raise LinkRefused(f"node {newcomer.node!r} does not know the secret of cluster {identity.cluster!r}")
         assert self._deadline is not None
         self._deadline.cancel()
-        proof = server_proof(identity.secret, version, self._greeting, hello)
-        welcome = Welcome(proof, self._limits.frame_bytes_max, self._limits.in_flight_max)
-        self._transport.write(frame(FrameKind.WELCOME, msgspec.msgpack.encode(welcome)))
+        proof = server_proof(identity.secret, version, self._greeting, newcomer)
+        admission = Admission(proof, self._limits.frame_bytes_max, self._limits.in_flight_max)
+        self._transport.write(frame(FrameKind.ADMISSION, msgspec.msgpack.encode(admission)))
         self._begin(self._limits.frame_bytes_max)
-        self._server.admit(self, hello)
+        self._server.admit(self, newcomer)
 
     def _fall_silent(self) -> None:
-        log.warning("a link of node %s is silent, and cut", "" if self._hello is None else self._hello.node)
+        log.warning("a link of node %s is silent, and cut", "" if self._newcomer is None else self._newcomer.node)
         self._transport.abort()
 
     def _cut(self, error: PenstockError) -> None:
         self._server.refused += 1
-        log.warning("a link of %s is cut: %s", "a stranger" if self._hello is None else self._hello.node, error)
+        log.warning("a link of %s is cut: %s", "a stranger" if self._newcomer is None else self._newcomer.node, error)
         if self._pulse is None:
             self._transport.write(refusal(error))
             self._transport.close()
@@ -372,12 +365,12 @@ class _Guest(LinkEnd[Answer]):
             error = OverLimit(f"{len(self._receives)} receives of this node wait here already")
             self._answer(number, Kind.ERROR, error, shard)
         elif number in self._receives:
-            raise BadPayload(f"two receives with number {number}")
+            raise BadFrame(f"two receives with number {number}")
         else:
             self._receives[number] = self._place.submit(shard, command, partial(self._received, number, shard))
 
-    def _take_special(self, number: int, shard: int, command: Command) -> None:
-        """Commands with tickets, or whose replies matter here."""
+    def _take_special(self, number: int, shard: int, command: Command | InvalidRequest) -> None:
+        """Commands with tickets, or whose replies matter here, or which are for no shard."""
         on_settled = partial(self._settled, number)
         if isinstance(command, Subscribe):
             subscriber = _Subscriber(self, number, shard)
@@ -394,21 +387,17 @@ class _Guest(LinkEnd[Answer]):
         elif isinstance(command, OpenSession):
             on_settled = partial(self._opened, number, shard)
         elif isinstance(command, EndSession):
-            assert self._hello is not None
-            self._server.forget_session(self._hello, shard, command.session)
+            assert self._newcomer is not None
+            self._server.forget_session(self._newcomer, shard, command.session)
         else:
             self._busy -= 1
-            self._answer_myself(number, command)
+            if isinstance(command, AskNode) and self._server.answer is not None:
+                self._answer(number, Kind.REPLY, self._server.answer(command), 0)
+            else:
+                wrong = command if isinstance(command, InvalidRequest) else "nobody here answers that"
+                self._answer(number, Kind.ERROR, InvalidRequest(f"the command cannot be read: {wrong}"), 0)
             return
         self._place.submit(shard, command, on_settled)
-
-    def _answer_myself(self, number: int, command: Command) -> None:
-        """What is for no shard."""
-        if isinstance(command, AskNode) and self._server.answer is not None:
-            self._answer(number, Kind.REPLY, self._server.answer(command), 0)
-        else:
-            reason = command.reason if isinstance(command, Unreadable) else "nobody here answers that"
-            self._answer(number, Kind.ERROR, InvalidRequest(f"the command cannot be read: {reason}"), 0)
 
     def _withdraw(self, number: int) -> None:
         """If it was answered already, the other node gives back what it got."""
@@ -450,9 +439,9 @@ class _Guest(LinkEnd[Answer]):
 
     def _opened(self, number: int, shard: int, call: Call) -> None:
         command = call.command
-        assert isinstance(command, OpenSession) and self._hello is not None
+        assert isinstance(command, OpenSession) and self._newcomer is not None
         if command.bound and call.error is None:
-            self._server.note_session(self._hello, shard, call.reply)
+            self._server.note_session(self._newcomer, shard, call.reply)
         self._settled(number, call)
 
     def push(self, subscriber: _Subscriber, delivery: Delivery) -> None:
@@ -494,10 +483,10 @@ class _Guest(LinkEnd[Answer]):
         if kind != Kind.PUSH:
             self._send([(number, Kind.ERROR, error, shard)])
         else:
-            log.error("a push to node %s: %s", "" if self._hello is None else self._hello.node, error)
+            log.error("a push to node %s: %s", "" if self._newcomer is None else self._newcomer.node, error)
 
 
-_SPECIAL = frozenset({Subscribe, CancelWait, OpenSession, EndSession, Unreadable, AskNode})
+_SPECIAL = frozenset({Subscribe, CancelWait, OpenSession, EndSession, InvalidRequest, AskNode})
 
 
 def _pack(kind: int, value: Any) -> Any:

@@ -13,8 +13,8 @@ import asyncio
 import ssl
 from typing import NamedTuple
 
-from penstock.cluster.links.frames import HEAD, MAGIC
 from penstock.server.settings import ClusterSettings, InvalidSettings
+from penstock.wire.links import HEAD, MAGIC
 
 
 class LinkTls(NamedTuple):

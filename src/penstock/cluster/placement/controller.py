@@ -25,7 +25,6 @@ from collections.abc import Mapping
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from penstock.cluster.links.frames import VERSIONS
 from penstock.cluster.membership.group import GroupAsker, GroupSilent
 from penstock.cluster.membership.ledger import (
     ClusterRecord,
@@ -38,6 +37,7 @@ from penstock.cluster.membership.ledger import (
 )
 from penstock.cluster.placement.plan import Member, ShardLoad, plan
 from penstock.store.journal.kafka_options import KafkaOptions
+from penstock.wire.links import VERSIONS
 
 # Who has been heard of in the partitions topic: the consumer group cannot always be asked who is alive.
 #

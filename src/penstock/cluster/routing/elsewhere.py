@@ -1,8 +1,8 @@
 """Calls whose shard is not here: other nodes have them, or they wait until somebody serves it.
 
 A shard moves. The command was not done (`ShardMoved`): it is tried again, when the map changes and every now and then,
-as long as the router is patient; whatever else comes for that shard waits behind it (`line.py`), so that commands stay
-in their order. So does what comes while others are with a node that does not serve the shard any more, and has not
+as long as the router is patient; whatever else comes for that shard waits behind it (`wire/order.py`), so that commands
+stay in their order. So does what comes while others are with a node that does not serve the shard any more, and has not
 answered them. Receives go on waiting with what is left of their time.
 """
 
@@ -18,45 +18,10 @@ from penstock.cluster.base import ClusterMap, ClusterMaps, Place, ShardUnserved
 from penstock.cluster.routing.routed import Routed
 from penstock.core.backoff import backoff
 from penstock.core.commands import Command, Receive
+from penstock.wire.order import CallLine
 
 if TYPE_CHECKING:
     from penstock.cluster.routing.router import Router
-
-
-from bisect import insort
-
-# Calls that wait for a shard, in the order in which they came: so that none overtakes another.
-#
-# A line stands before a shard as soon as one call came back because the shard has moved, or because calls before are
-# with another node that has not answered. Whatever comes for that shard then joins the line (receives do not: nothing
-# depends on their order). The first in the line is sent alone. When it is answered, the shard is served, and all others
-# follow.
-
-
-class Line:
-    """The line before one shard."""
-
-    __slots__ = ("calls", "probe", "timer", "tries")
-
-    def __init__(self) -> None:
-        self.calls: list[Routed] = []
-        self.probe: Routed | None = None
-        """The one that was sent to see whether the shard is served."""
-        self.timer: asyncio.TimerHandle | None = None
-        self.tries = 0
-
-    def join(self, call: Routed) -> None:
-        """Stand where it belongs: behind all that came before it."""
-        if call is self.probe:
-            self.probe = None
-        insort(self.calls, call, key=lambda each: each.order)
-
-    def stop(self) -> None:
-        """Do not look any more."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
 
 PAUSE_S = 0.02
 PAUSE_S_MAX = 0.5
@@ -65,6 +30,23 @@ PAUSE_S_MAX = 0.5
 
 def _waits(command: Command) -> bool:
     return isinstance(command, Receive) and bool(command.wait_ms)
+
+
+class ShardLine(CallLine[Routed, Place | None]):
+    """The calls for one shard that wait, or that another node has and has not answered."""
+
+    __slots__ = ("timer", "tries")
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.timer: asyncio.TimerHandle | None = None
+        self.tries = 0
+
+    def stop(self) -> None:
+        """Do not look any more."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 class Elsewhere:
@@ -79,10 +61,8 @@ class Elsewhere:
         self._loop = asyncio.get_running_loop()
         self.displaced: dict[Routed, asyncio.TimerHandle] = {}
         """Calls whose shard is served by nobody, as far as is known."""
-        self.lines: dict[int, Line] = {}
-        """Calls that wait for a shard behind one whose shard is served by nobody, as far as is known."""
-        self.away: dict[int, tuple[int, Place]] = {}
-        """Shard -> how many calls (no receives) are with another node, and with which: as long as there are any."""
+        self.lines: dict[int, ShardLine] = {}
+        """Shard -> its calls (no receives) that wait, or that another node has: as long as there are any."""
 
     # -- with another node --
 
@@ -100,19 +80,24 @@ class Elsewhere:
             call.is_noted = True
         else:
             call.away = self
-            self.away[shard] = (self.away.get(shard, (0, call.place))[0] + 1, call.place)
+            self._line(shard).left(call.place)
         call.inner = call.place.submit(shard, call.command, call.inner_settled, call.caller)
 
     def landed(self, call: Routed) -> None:
         """Another node has answered a call that is counted."""
         call.away = None
-        count, place = self.away[call.shard]
-        if count > 1:
-            self.away[call.shard] = (count - 1, place)
-        else:
-            del self.away[call.shard]
-            if call.shard in self.lines:
-                self._loop.call_soon(self._look_soon, call.shard)
+        line = self.lines[call.shard]
+        line.answered()
+        if line.is_idle:
+            del self.lines[call.shard]
+        elif not line.unanswered:
+            self._loop.call_soon(self._look_soon, call.shard)
+
+    def _line(self, shard: int) -> ShardLine:
+        line = self.lines.get(shard)
+        if line is None:
+            line = self.lines[shard] = ShardLine()
+        return line
 
     def target(self, shard: int) -> Place | None:
         """The other node that serves a shard; None: nobody, or this one."""
@@ -124,11 +109,8 @@ class Elsewhere:
         """Whether calls to the same shard wait, or are with another node than this one would go to."""
         if call.command.__class__ is Receive:
             return False
-        shard = call.shard
-        if shard in self.lines:
-            return True
-        away = self.away.get(shard)
-        return away is not None and away[1] is not target
+        line = self.lines.get(call.shard)
+        return line is not None and not line.admits(target)
 
     # -- when a shard has moved --
 
@@ -155,9 +137,7 @@ class Elsewhere:
 
     def join_line(self, call: Routed) -> None:
         """Wait for a shard, behind those that came before."""
-        line = self.lines.get(call.shard)
-        if line is None:
-            line = self.lines[call.shard] = Line()
+        line = self._line(call.shard)
         call.deadline_s = call.deadline_s or self._loop.time() + self._patience_s
         line.join(call)
         if line.probe is None and line.timer is None:
@@ -177,31 +157,36 @@ class Elsewhere:
         line = self.lines[shard]
         line.timer = None
         now_s = self._loop.time()
-        overdue = [call for call in line.calls if now_s >= call.deadline_s]
-        line.calls = [call for call in line.calls if now_s < call.deadline_s and not call.is_over]
-        if not line.calls:
-            del self.lines[shard]
-        elif shard in self.away and self.away[shard][1] is not self.target(shard):
-            line.timer = self._loop.call_later(PAUSE_S_MAX, self._look, shard)
-        else:
-            line.probe = probe = line.calls.pop(0)
+        overdue = [call for call in line.waiting if now_s >= call.deadline_s]
+        line.waiting = [call for call in line.waiting if now_s < call.deadline_s and not call.is_over]
+        probe = line.first(self.target(shard))
+        if probe is not None:
             probe.is_noted, probe.reply, probe.error = True, None, None
             self._router.go(probe, shard)
+        elif line.waiting:
+            line.timer = self._loop.call_later(PAUSE_S_MAX, self._look, shard)
+        elif line.is_idle:
+            del self.lines[shard]
         for call in overdue:
             if not call.is_over:
                 self._give_up(call)
 
     def open_line(self, probe: Routed) -> None:
         """The first of a line was answered: all others follow."""
-        line = self.lines.get(probe.shard)
+        shard = probe.shard
+        line = self.lines.get(shard)
         if line is None or line.probe is not probe:
             return
         line.stop()
-        del self.lines[probe.shard]
-        for call in line.calls:
+        line.tries = 0
+        for call in line.rest(self.target(shard)):
             if not call.is_over:
                 call.reply = call.error = None
-                self._router.go(call, call.shard)
+                self._router.go(call, shard)
+        if line.is_idle:
+            del self.lines[shard]
+        elif line.waiting and line.timer is None:
+            self._look(shard)
 
     def _again(self, call: Routed) -> None:
         timer = self.displaced.pop(call, None)
@@ -248,6 +233,6 @@ class Elsewhere:
         waiting: list[Routed] = []
         for line in self.lines.values():
             line.stop()
-            waiting += line.calls
-        self.lines.clear()
+            waiting += line.waiting
+            line.waiting = []
         return waiting

@@ -254,7 +254,7 @@ class Router:
         call.shard = shard
         call.served = served
         elsewhere = self.elsewhere
-        if (elsewhere.lines or elsewhere.away) and elsewhere.has_to_wait(call, None):
+        if elsewhere.lines and elsewhere.has_to_wait(call, None):
             self.dispatch(call, shard)
             return call
         if kind in OF_A_SESSION and command.session and not self.session_calls.localise(call, command):  # type: ignore[attr-defined]
@@ -509,7 +509,7 @@ class Router:
         elsewhere = self.elsewhere
         if command.__class__ is Receive:
             call.since_ms = call.since_ms or self._clock.now_ms()
-        elif (elsewhere.lines or elsewhere.away) and elsewhere.has_to_wait(call, elsewhere.target(shard)):
+        elif elsewhere.lines and elsewhere.has_to_wait(call, elsewhere.target(shard)):
             elsewhere.join_line(call)
             return
         self.go(call, shard)

@@ -1,16 +1,18 @@
 """Frames of a link: how two nodes cut their stream of bytes, and how they introduce themselves.
 
+What is in the frames is what clients and servers say to each other, and more of it (`cluster/links/wire.py`).
+
     frame      length of what follows (u32, little-endian), kind (u8), payload
 
     the node that listens                    the node that connects
     GREETING  magic, oldest version, [cluster, node, nonce, newest version]
-                                             HELLO  magic, version, [cluster, node, incarnation, nonce, proof]
-    WELCOME   [proof, limits]     or REFUSAL text, and the end; from both
+                                             INTRODUCTION  magic, version, [cluster, node, incarnation, nonce, proof]
+    ADMISSION  [proof, limits]     or REFUSAL text, and the end; from both
                                              COMMANDS
     REPLIES                                  BEAT: nothing to say, and alive; from both
 
-The version of a HELLO is the one that both speak. A proof is an HMAC-SHA256, with the cluster's secret, of who proves,
-that version, both nonces, and both names: each side shows that it knows the secret, and neither can show it by
+The version of an INTRODUCTION is the one that both speak. A proof is an HMAC-SHA256, with the cluster's secret, of who
+proves, that version, both nonces, and both names: each side shows that it knows the secret, and neither can show it by
 repeating what it heard. (What follows is neither encrypted nor sealed: links belong into a network that is trusted.)
 """
 
@@ -26,6 +28,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.core.errors import PenstockError, StoreError
+from penstock.wire.requests import BadFrame
 from penstock.wire.versions import Versions
 
 MAGIC = b"PSLK"
@@ -47,8 +50,8 @@ class FrameKind(IntEnum):
     """What a frame is."""
 
     GREETING = 1
-    HELLO = 2
-    WELCOME = 3
+    INTRODUCTION = 2
+    ADMISSION = 3
     REFUSAL = 4
     COMMANDS = 5
     REPLIES = 6
@@ -56,10 +59,6 @@ class FrameKind(IntEnum):
 
 
 _KINDS = frozenset(FrameKind)
-
-
-class BadFrame(StoreError):
-    """Bytes that are no frame, or one that may not come now: the connection is of no use."""
 
 
 class LinkRefused(StoreError):
@@ -146,7 +145,7 @@ class Greeting(msgspec.Struct, array_like=True, frozen=True):
     """The newest version that it speaks; 0: it speaks one only."""
 
 
-class Hello(msgspec.Struct, array_like=True, frozen=True):
+class Introduction(msgspec.Struct, array_like=True, frozen=True):
     """Who connects."""
 
     cluster: str
@@ -157,7 +156,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     proof: bytes
 
 
-class Welcome(msgspec.Struct, array_like=True, frozen=True):
+class Admission(msgspec.Struct, array_like=True, frozen=True):
     """The node that connected is let in."""
 
     proof: bytes
@@ -166,13 +165,13 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
     """How many commands, waiting receives not counted, it may have in flight."""
 
 
-_Who = TypeVar("_Who", Greeting, Hello)
+_Who = TypeVar("_Who", Greeting, Introduction)
 _decode_greeting = msgspec.msgpack.Decoder(Greeting).decode
-_decode_hello = msgspec.msgpack.Decoder(Hello).decode
-_decode_welcome = msgspec.msgpack.Decoder(Welcome).decode
+_decode_introduction = msgspec.msgpack.Decoder(Introduction).decode
+_decode_admission = msgspec.msgpack.Decoder(Admission).decode
 
 
-def introduction(kind: FrameKind, who: Greeting | Hello, version: int) -> bytes:
+def introduce(kind: FrameKind, who: Greeting | Introduction, version: int) -> bytes:
     """A frame that starts with the version, so that any version can read that much."""
     return frame(kind, MAGIC + bytes([version]) + msgspec.msgpack.encode(who))
 
@@ -190,21 +189,21 @@ def read_greeting(payload: bytes, versions: Versions = VERSIONS) -> tuple[Greeti
     return greeting, agreed
 
 
-def read_hello(payload: bytes, versions: Versions = VERSIONS) -> tuple[Hello, int]:
+def read_introduction(payload: bytes, versions: Versions = VERSIONS) -> tuple[Introduction, int]:
     """Who connects, and the version that it has chosen; `LinkRefused` if that is not spoken here."""
     version = _version_in(payload)
     chosen = Versions(version, version)
     if versions.agreed(chosen) is None:
         raise LinkRefused(_apart(chosen, versions))
-    return _introduced(payload, _decode_hello), version
+    return _introduced(payload, _decode_introduction), version
 
 
-def read_welcome(payload: bytes) -> Welcome:
+def read_admission(payload: bytes) -> Admission:
     """That this node is let in."""
     try:
-        return _decode_welcome(payload)
+        return _decode_admission(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadFrame(f"this is no welcome: {error}") from None
+        raise BadFrame(f"this is no admission: {error}") from None
 
 
 def _apart(theirs: Versions, own: Versions) -> str:
@@ -227,19 +226,19 @@ def _introduced(payload: bytes, decode: Callable[[bytes], _Who]) -> _Who:
         raise BadFrame(f"this is no introduction: {error}") from None
 
 
-def client_proof(secret: bytes, version: int, greeting: Greeting, hello: Hello) -> bytes:
+def client_proof(secret: bytes, version: int, greeting: Greeting, newcomer: Introduction) -> bytes:
     """What the node that connects shows."""
-    return _proof(secret, b"connects", version, greeting, hello)
+    return _proof(secret, b"connects", version, greeting, newcomer)
 
 
-def server_proof(secret: bytes, version: int, greeting: Greeting, hello: Hello) -> bytes:
+def server_proof(secret: bytes, version: int, greeting: Greeting, newcomer: Introduction) -> bytes:
     """What the node that listens shows."""
-    return _proof(secret, b"listens", version, greeting, hello)
+    return _proof(secret, b"listens", version, greeting, newcomer)
 
 
-def _proof(secret: bytes, who: bytes, version: int, greeting: Greeting, hello: Hello) -> bytes:
-    names = (greeting.cluster, greeting.node, hello.cluster, hello.node)
-    said = msgspec.msgpack.encode((who, version, *names, hello.incarnation, greeting.nonce, hello.nonce))
+def _proof(secret: bytes, who: bytes, version: int, greeting: Greeting, newcomer: Introduction) -> bytes:
+    names = (greeting.cluster, greeting.node, newcomer.cluster, newcomer.node)
+    said = msgspec.msgpack.encode((who, version, *names, newcomer.incarnation, greeting.nonce, newcomer.nonce))
     return hmac.digest(secret, said, hashlib.sha256)
 
 
