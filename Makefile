@@ -1,12 +1,13 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv lock run demo test coverage compile wheel compiled check format bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
+.PHONY: help venv lock run demo test coverage compile wheel compiled check format docs bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
+DOCUMENTING := $(VENV)/.documenting
 UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check)
 COMPILED := $(CURDIR)/build/compiled
@@ -34,7 +35,7 @@ help: ## List the targets
 venv: $(INSTALLED) ## Create .venv with every extra, at the versions in constraints.txt (LOCKED= takes the newest); again only when pyproject.toml changes
 
 lock: $(SERVING) ## Write constraints.txt anew: the newest versions that fit together
-	$(BIN)/python -m tools.lock $(EXTRAS)
+	$(BIN)/python -m tools.lock $(EXTRAS),docs
 
 $(SERVING): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or later; name one: make PYTHON=python3.12")'
@@ -46,6 +47,11 @@ $(SERVING): pyproject.toml
 $(INSTALLED): $(SERVING)
 	@echo "Installing what the tests need into $(VENV) (once; about 1.8 GB: Spark, clients, checkers)"
 	$(INSTALL) $(VERSIONS) --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(DOCUMENTING): $(SERVING)
+	@echo "Installing what the documentation needs into $(VENV) (once; about 120 MB)"
+	$(INSTALL) $(VERSIONS) --editable '.[docs]'
 	@touch $@
 
 run: $(SERVING) ## Serve the queues in ./data: SQS on port 9324, REST and metrics on 9325, NSQ on 4150
@@ -83,7 +89,11 @@ format: $(INSTALLED) ## Format the code, and repair what the linter can
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: compile ## Run every benchmark on the compiled package and rewrite docs/benchmarks.md
+docs: $(DOCUMENTING) ## Build the documentation site into build/site; fail on a broken link (to read it: python -m http.server --directory build/site)
+	$(BIN)/python -m docs.draw
+	$(BIN)/python -m mkdocs build --strict
+
+bench: compile ## Run every benchmark on the compiled package, add the run to docs/benchmarks-history.md and rewrite docs/benchmarks.md
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m bench.run
 
 soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks and connections at every byte, flip every byte of a directory, salvage SALVAGE_SEEDS damaged ones, attack servers, kill listeners, outboxes and pipelines (*_KILLS)
