@@ -13,7 +13,7 @@ INSTALL := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip
 COMPILED := $(CURDIR)/build/compiled
 LOCKED ?= 1
 VERSIONS := $(if $(LOCKED),--constraint constraints.txt)
-EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,dev
+EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,docs,dev
 COVERING ?= tests/core tests/store tests/simulation tests/server tests/client tests/protocols/sqs tests/cluster/routing/test_router.py tests/cluster/links/test_wire.py src/penstock/core src/penstock/store
 CORE_COVERAGE ?= 95
 STORE_COVERAGE ?= 95
@@ -35,7 +35,7 @@ help: ## List the targets
 venv: $(INSTALLED) ## Create .venv with every extra, at the versions in constraints.txt (LOCKED= takes the newest); again only when pyproject.toml changes
 
 lock: $(SERVING) ## Write constraints.txt anew: the newest versions that fit together
-	$(BIN)/python -m tools.lock $(EXTRAS),docs
+	$(BIN)/python -m tools.lock $(EXTRAS)
 
 $(SERVING): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or later; name one: make PYTHON=python3.12")'
@@ -45,7 +45,7 @@ $(SERVING): pyproject.toml
 	@touch $@
 
 $(INSTALLED): $(SERVING)
-	@echo "Installing what the tests need into $(VENV) (once; about 1.8 GB: Spark, clients, checkers)"
+	@echo "Installing what the tests need into $(VENV) (once; about 1.9 GB: Spark, clients, checkers)"
 	$(INSTALL) $(VERSIONS) --editable '.[$(EXTRAS)]'
 	@touch $@
 
