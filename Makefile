@@ -1,18 +1,19 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv lock run demo test coverage compile wheel compiled check format bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
+.PHONY: help venv lock run demo test coverage compile wheel compiled check format docs bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
+DOCUMENTING := $(VENV)/.documenting
 UV := $(shell command -v uv 2>/dev/null)
 INSTALL := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check)
 COMPILED := $(CURDIR)/build/compiled
 LOCKED ?= 1
 VERSIONS := $(if $(LOCKED),--constraint constraints.txt)
-EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,dev
+EXTRAS := arrow,kafka,spark,lakes,outbox,nsq,docs,dev
 COVERING ?= tests/core tests/store tests/simulation tests/server tests/client tests/protocols/sqs tests/cluster/routing/test_router.py tests/cluster/links/test_wire.py src/penstock/core src/penstock/store
 CORE_COVERAGE ?= 95
 STORE_COVERAGE ?= 95
@@ -44,8 +45,13 @@ $(SERVING): pyproject.toml
 	@touch $@
 
 $(INSTALLED): $(SERVING)
-	@echo "Installing what the tests need into $(VENV) (once; about 1.8 GB: Spark, clients, checkers)"
+	@echo "Installing what the tests need into $(VENV) (once; about 1.9 GB: Spark, clients, checkers)"
 	$(INSTALL) $(VERSIONS) --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(DOCUMENTING): $(SERVING)
+	@echo "Installing what the documentation needs into $(VENV) (once; about 120 MB)"
+	$(INSTALL) $(VERSIONS) --editable '.[docs]'
 	@touch $@
 
 run: $(SERVING) ## Serve the queues in ./data: SQS on port 9324, REST and metrics on 9325, NSQ on 4150
@@ -83,7 +89,11 @@ format: $(INSTALLED) ## Format the code, and repair what the linter can
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: compile ## Run every benchmark on the compiled package and rewrite docs/benchmarks.md
+docs: $(DOCUMENTING) ## Build the documentation site into build/site; fail on a broken link (to read it: python -m http.server --directory build/site)
+	$(BIN)/python -m docs.draw
+	$(BIN)/python -m mkdocs build --strict
+
+bench: compile ## Run every benchmark on the compiled package, add the run to docs/benchmarks-history.md and rewrite docs/benchmarks.md
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m bench.run
 
 soak: $(INSTALLED) ## Simulate SEEDS seeds, kill -9 a loaded process KILLS times, break FAULT_SEEDS networks and connections at every byte, flip every byte of a directory, salvage SALVAGE_SEEDS damaged ones, attack servers, kill listeners, outboxes and pipelines (*_KILLS)

@@ -1,4 +1,7 @@
-"""Run every benchmark, each in a process of its own, and write docs/benchmarks.md from what they print."""
+"""Run every benchmark, each in a process of its own.
+
+What they print is added to docs/benchmarks-history.md, and docs/benchmarks.md is made of that (`bench/report.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from bench import report
+
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
 SCRIPTS = [*sorted(path.stem for path in Path(__file__).parent.glob("[a-z]_*.py")), "many_queues"]
 SCRIPTS += ["sqs", "nsq", "client", "spark", "cluster"]
 """Those that the library is measured by, then the front ends', then the client's, then those of many nodes."""
@@ -23,17 +27,6 @@ PACKAGES = ["numpy", "xxhash", "uvloop", "httptools", "msgspec", "litequeue", "p
 PACKAGES += ["redis", "hiredis", "pika", "nats-py", "pyspark", "pyarrow", "confluent-kafka"]
 
 BUSY = " (**a busy machine: trust the ratios little, the rates not at all**)"
-
-HEADING = """# Benchmarks
-
-One script a question, in `bench/`. `make bench` runs them all and writes this page; nobody edits it by hand.
-
-Contenders take turns (A B A B ...) within one run, after a turn that does not count, and a ratio is the median of the
-ratios turn by turn, with the quartiles in brackets. So a ratio means more than the rates beside it, which move with
-the machine. Every Penstock figure has its `fdatasync` before the acknowledgement, except where the memory store is
-named. The hot half of the package is compiled for this (`make compile`; docs/server.md says how to serve with it); from
-its sources it does the same, slower.
-"""
 
 
 def machine(load_before: float, load_after: float) -> str:
@@ -97,8 +90,26 @@ def section(script: str, *, quick: bool) -> str:
     return subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
+def remember(facts: str, sections: list[str]) -> None:
+    """Add this run to the history, before those that were."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    heading, marker, before = report.HISTORY.read_text().partition("\n## ")
+    run = "\n\n".join([f"{today}, {commit()}", facts, *(dated(each, today, build()) for each in sections)])
+    report.HISTORY.write_text(f"{heading}{marker}{run}\n{marker}{before}")
+
+
+def dated(section: str, day: str, how: str) -> str:
+    """A section as the history has it: one level below its run, and with the day and the build.
+
+    >>> dated("## sqs. SQS over sockets\\n\\n64 connections", "2026-11-16", "compiled")
+    '### sqs. SQS over sockets\\n\\n*Measured 2026-11-16, compiled.*\\n\\n64 connections'
+    """
+    title, _, rest = section.partition("\n")
+    return f"#{title}\n\n*Measured {day}, {how}.*\n\n{rest.strip()}"
+
+
 def main() -> None:
-    """Run the benchmarks, print their tables, and write the page."""
+    """Run the benchmarks, print their tables, and write the pages."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small versions, to see that they run; writes no page")
     parser.add_argument("scripts", nargs="*", metavar="script", help=f"some of {', '.join(SCRIPTS)}; writes no page")
@@ -113,8 +124,8 @@ def main() -> None:
         sections.append(section(script, quick=options.quick))
         print(sections[-1] + "\n", flush=True)
     if not options.quick and not options.scripts:
-        facts = machine(load_before, os.getloadavg()[0])
-        DOCUMENT.write_text("\n\n".join([HEADING.strip(), facts, *sections]) + "\n")
+        remember(machine(load_before, os.getloadavg()[0]), sections)
+        report.write()
 
 
 if __name__ == "__main__":

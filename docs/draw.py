@@ -1,6 +1,7 @@
 """Draw what the pages show of the code: `python -m docs.draw`, at the root of the repository, with `.venv`'s python.
 
-A drawn table stands between `<!-- name -->` and `<!-- /name -->`. A test fails when a page and the code differ.
+A drawn table stands between `<!-- name -->` and `<!-- /name -->`; pictures are files (`docs/pictures.py`). A test
+fails when a page or a picture and the code differ.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from docs import story
+from docs import pictures, story
 from penstock.core.delivery.states import transition_table
 from penstock.core.queues import config
 from penstock.core.queues.config import DAY_MS, HOUR_MS, MINUTE_MS, SETTINGS
@@ -155,7 +156,7 @@ def problems_table() -> str:
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "delivery.md": {"transitions": transition_table, "settings": settings_table},
     "life-of-a-message.md": story.TABLES,
-    "README.md": {"decisions": decisions_table},
+    "decisions.md": {"decisions": decisions_table},
     "rest.md": {"errors": problems_table},
     "server.md": {"settings": server_settings_table},
 }
@@ -165,3 +166,5 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 if __name__ == "__main__":
     for each in PAGES:
         (DOCS / each).write_text(drawn(each))
+    for file, picture in pictures.PICTURES.items():
+        (DOCS / file).write_text(picture())

@@ -1,99 +1,28 @@
-"""The README's commands work as they are pasted, beside the server that `make run` starts.
-
-They run in a directory as a new user has it: `.venv`, and `data` once the server is up. Only the ports are others, so
-that the tests of several people can run on one machine.
-"""
+"""The README's commands work as they are pasted, beside the server that `make run` starts."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.compat.server import PATIENCE_S, ROOT, serving, until
+from tests.compat.server import ROOT, serving, until
+from tests.docs.terminal import PORTS, Terminal, beside_make_run
 
 README = (ROOT / "README.md").read_text()
-TRY_IT = README.split("## Try it")[1].split("## What works today")[0]
+TRY_IT = README.split("## Try it")[1].split("## Why it is different")[0]
 BLOCKS = re.findall(r"^```(python|)\n(.*?)^```$", TRY_IT, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines()]
 PROGRAMS = [text for kind, text in BLOCKS if kind]
-PORTS = {"9324": "sqs", "9325": "http", "4150": "nsq", "4151": "nsq-http"}
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PENSTOCK_"))}
-
-
-@dataclass(frozen=True)
-class Terminal:
-    """A new user's second terminal: the project's directory, with a server that runs in the first."""
-
-    directory: Path
-    ports: dict[str, str]
-    greeting: Path
-
-    def pasted(self, text: str) -> str:
-        """As in the README, but for the ports."""
-        return re.sub(r"\b(9324|9325|4150|4151)\b", lambda found: self.ports[found[0]], text)
-
-    def run(self, *command: str) -> str:
-        ended = subprocess.run(
-            command,
-            cwd=self.directory,
-            env=ENVIRONMENT | {"PATH": f"{os.environ['PATH']}{os.pathsep}{sys.prefix}/bin"},  # the AWS CLI is there
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert ended.returncode == 0, ended
-        return ended.stdout
-
-
-ENVIRONMENT = CLEAN | {
-    "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-    "HOME": "/nonexistent",
-    "TERM": "dumb",
-}
-
-
-def served_by_make() -> list[str]:
-    """What `make run` runs."""
-    recipe = re.search(r"^run:.*\n\t(.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert recipe is not None
-    return shlex.split(recipe[1].removeprefix("@").replace("$(BIN)", ".venv/bin"))
 
 
 @pytest.fixture(scope="module")
 def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
-    directory = tmp_path_factory.mktemp("project")
-    (directory / ".venv").symlink_to(sys.prefix)
-    flags = ["--sqs-port", "0", "--http-port", "0", "--nsq-tcp-port", "0", "--nsq-http-port", "0"]
-    ready, out = directory / "ready.json", directory / "out"
-    with out.open("wb") as stream:
-        process = subprocess.Popen(
-            [*served_by_make(), *flags, "--ready-file", str(ready)],
-            cwd=directory,
-            env=ENVIRONMENT,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        until(lambda: ready.exists() or process.poll() is not None)
-        assert process.poll() is None, out.read_text()
-        listening = json.loads(ready.read_text())["listening"]
-        ports = {usual: str(listening[name]["port"]) for usual, name in PORTS.items()}
-        until(lambda: "Ctrl-C" in out.read_text())
-        yield Terminal(directory, ports, out)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
+    with beside_make_run(tmp_path_factory.mktemp("project")) as terminal:
+        yield terminal
 
 
 def test_there_is_a_command_for_every_protocol_and_a_program_with_and_without_a_server() -> None:

@@ -1,0 +1,244 @@
+"""docs/benchmarks.md for users, from the newest run in docs/benchmarks-history.md: `python -m bench.report`.
+
+One chart a question, its conditions in a line, and what was missed. The tables stay in the history.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from docs.svg import AMBER, BLUE, FAINT, GREEN, GREY, RED, Picture
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+HISTORY = DOCS / "benchmarks-history.md"
+PAGE = DOCS / "benchmarks.md"
+PICTURES = DOCS / "benchmarks"
+MISSED = "**missed**"
+_COLOURS = (BLUE, AMBER, FAINT, GREEN, RED, GREY)
+
+HEADING = """# Benchmarks
+
+How fast is Penstock, compared to what? One chart a question. `make bench` measures, and writes this page and
+[the full tables](benchmarks-history.md); nobody edits them by hand.
+
+- **Every Penstock figure has its `fdatasync` before the acknowledgement**, except where the memory store is named.
+- Bars compare within a line. Contenders took turns in one run, on one machine, so a ratio means more than a rate.
+- The machine: {machine}. Clients, servers and load generators share its cores.
+- Each question had a target before it was measured. What was missed is said.
+"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a section of the run answers, and which columns of which table show it."""
+
+    asks: str
+    conditions: str
+    unit: str
+    columns: tuple[str, ...]
+    rows: str = ""
+    """Only rows whose name has this in it."""
+
+
+QUESTIONS = {
+    "a": Question(
+        "How close do durable sends come to writing a plain file?",
+        "200-byte messages in runs of 1,000, in process; the file gets one write and one sync a run",
+        "messages/s",
+        ("messages/s",),
+    ),
+    "b": Question(
+        "What does group commit give senders that send one message at a time?",
+        "64 senders in process, each waits for the disk; the baseline is SQLite with one commit a message",
+        "messages/s",
+        ("messages/s",),
+    ),
+    "c": Question(
+        "How does it compare to queues on SQLite?",
+        "200-byte messages in process; all three sync every commit",
+        "messages/s",
+        ("Penstock", "litequeue", "persist-queue"),
+    ),
+    "d": Question(
+        "What does the core cost, compared to a bare Python queue?",
+        "send, lease and ack in memory, one thread; the baseline is a deque and a dict that promise nothing",
+        "messages/s, by size of a run",
+        ("core, messages/s", "deque and dict, messages/s"),
+    ),
+    "e": Question(
+        "Does a long backlog slow it down?",
+        "5,000,000 waiting messages against 5,000, in process",
+        "messages/s",
+        ("5,000 waiting", "5,000,000 waiting"),
+        "messages/s",
+    ),
+    "many": Question(
+        "Do 100,000 queues hold up others?",
+        "the longest time that the event loop did nothing else while it answered, with 100 queues and with 100,000",
+        "ms; less is better",
+        ("held, 100", "held, 100,000"),
+    ),
+    "sqs": Question(
+        "How does the SQS API compare to ElasticMQ?",
+        "64 connections over loopback, each waits for its answer; ElasticMQ keeps messages in memory, Penstock syncs",
+        "requests/s",
+        ("Penstock", "ElasticMQ"),
+    ),
+    "nsq": Question(
+        "How does NSQ's own benchmark compare to nsqd?",
+        "NSQ's bench_writer and bench_reader, 200 messages of 200 bytes an MPUB; "
+        "nsqd syncs every 2,500 messages, Penstock before `OK`",
+        "messages/s",
+        ("Penstock", "nsqd"),
+    ),
+    "client": Question(
+        "How does the Python client compare to those of Redis, RabbitMQ and NATS?",
+        "one client and one server over loopback, 200-byte messages; how far each syncs is in the full tables",
+        "messages/s",
+        ("Penstock", "Redis, fsync always", "Redis, fsync every second", "RabbitMQ", "NATS"),
+    ),
+    "spark": Question(
+        "How fast does Spark read and write queues, compared to Parquet?",
+        "1,000,000 messages of 200 bytes, `local[2]`",
+        "rows/s",
+        ("Penstock", "Parquet"),
+    ),
+    "cluster": Question(
+        "What do nodes on Kafka cost, compared to Kafka itself?",
+        "one broker, one copy, acks=all, 200-byte messages; Penstock's nodes, Kafka and the client on one machine",
+        "messages/s",
+        ("Penstock", "Kafka"),
+    ),
+}
+"""Label of a section -> what it answers."""
+
+Table = list[list[str]]
+
+
+def newest_run(history: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The facts of the machine, and the text of each section by its label."""
+    run = history.split("\n## ")[1]
+    before, *sections = run.split("\n### ")
+    facts = dict(re.findall(r"^\| (\w+) \| (.+) \|$", before, re.MULTILINE))
+    return facts, {section.partition(".")[0]: section for section in sections}
+
+
+def tables(section: str) -> list[Table]:
+    """Its tables, each a list of rows of cells, the header first."""
+    found: list[Table] = []
+    for block in re.findall(r"(?:^\|.*\|\n?)+", section, re.MULTILINE):
+        rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in block.strip().splitlines()]
+        found.append([row for row in rows if not set("".join(row)) <= {"-"}])
+    return found
+
+
+def number(cell: str) -> float:
+    """The number that a cell begins with.
+
+    >>> number("1,950,000"), number("0.444 ms")
+    (1950000.0, 0.444)
+    """
+    found = re.match(r"[\d,]*\.?\d+", cell)
+    assert found, cell
+    return float(found[0].replace(",", ""))
+
+
+def chart(question: Question, section: str) -> str:
+    """Bars for the rows and columns that the question names, as SVG."""
+    table = next(each for each in tables(section) if set(question.columns) <= set(each[0]))
+    places = [table[0].index(column) for column in question.columns]
+    rows = [row for row in table[1:] if question.rows in row[0] and all(row[place] for place in places)]
+    is_one_column = len(places) == 1
+    scale = max(number(row[place]) for row in rows for place in places)
+    line = 20
+    block = line * len(places) + (6 if is_one_column else 26)
+    picture = Picture(760, 44 + block * len(rows), question.asks)
+    picture.words(14, 18, question.unit, anchor="start", size=13, colour=FAINT)
+    y = 40
+    for row in rows:
+        if is_one_column:
+            left, width = 290, 340
+            picture.words(280, y + 6, row[0], anchor="end", size=13)
+        else:
+            left, width = 190, 440
+            picture.words(14, y + 2, row[0], anchor="start", size=13, bold=True)
+            y += line
+            scale = max(number(row[place]) for place in places)
+        for position, place in enumerate(places):
+            length = width * number(row[place]) / scale
+            is_ours = not is_one_column or not row[0].startswith(("plain file", "SQLite"))
+            colour = _COLOURS[position] if is_ours else AMBER
+            if not is_one_column:
+                picture.words(left - 10, y + 6, question.columns[position], anchor="end", size=12)
+            picture.bar(left, y - 2, max(2, length), 15, colour=colour)
+            picture.words(left + length + 8, y + 6, row[place].split(" ")[0], anchor="start", size=12)
+            y += line
+        y += 6
+    return picture.svg()
+
+
+def misses(section: str) -> list[str]:
+    """Every row that missed its target: what it is, what was measured, what was wanted."""
+    said = []
+    for table in tables(section):
+        header = table[0]
+        for row in table[1:]:
+            for place, cell in enumerate(row):
+                if MISSED in cell:
+                    measured = _measured(header, row, place)
+                    name = f"{header[0]} of {row[0]}" if row[0].isdecimal() else row[0]
+                    if not re.match(r"[\d.]", row[1]):
+                        name += f" of {row[1]}"
+                    said.append(f"{name}: {measured}; the target was {cell.partition(':')[0]}")
+    return said
+
+
+def _measured(header: list[str], row: list[str], place: int) -> str:
+    """The ratio that a target is about: the column that its header names, or else the last one before it."""
+    _, _, named = header[place].partition("target, ")
+    ratios = [each for each in range(place) if re.match(r"[\d.,]+ \(", row[each])]
+    column = header.index(named) if named else ratios[0] if "processor" in header[ratios[-1]] else ratios[-1]
+    value, _, rest = row[column].partition(" (")
+    return f"{value} {rest.partition(') ')[2] or header[column]}".strip().replace(" ratio", " times")
+
+
+def page(history: str) -> str:
+    """The text of docs/benchmarks.md."""
+    facts, sections = newest_run(history)
+    machine = f"{facts['processor']}, {facts['memory']}, {facts['filesystem']}, {facts['system']}"
+    parts = [HEADING.format(machine=machine).strip()]
+    for label, section in sections.items():
+        question = QUESTIONS[label]
+        title = section.splitlines()[0].partition(". ")[2]
+        measured = re.search(r"^\*(Measured .*)\*$", section, re.MULTILINE)
+        assert measured, f"section {label} does not say when it was measured, and of which build"
+        missed = misses(section)
+        verdict = "Every target was reached." if not missed else "What was missed:"
+        listed = "".join(f"\n- {each}" for each in missed)
+        anchor = re.sub(r"[^\w\- ]", "", f"{label}. {title}".lower()).replace(" ", "-")
+        parts.append(
+            f"## {label}. {question.asks}\n\n![{question.asks}](benchmarks/{label}.svg)\n\n"
+            f"{question.conditions[0].upper()}{question.conditions[1:]}. {measured[1]}\n"
+            f"[All figures](benchmarks-history.md#{anchor}). {verdict}" + (f"\n{listed}" if missed else "")
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def charts(history: str) -> dict[str, str]:
+    """File name -> SVG."""
+    return {f"{label}.svg": chart(QUESTIONS[label], text) for label, text in newest_run(history)[1].items()}
+
+
+def write() -> None:
+    """Write the page and its charts anew."""
+    history = HISTORY.read_text()
+    PAGE.write_text(page(history))
+    PICTURES.mkdir(exist_ok=True)
+    for name, svg in charts(history).items():
+        (PICTURES / name).write_text(svg)
+
+
+if __name__ == "__main__":
+    write()
