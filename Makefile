@@ -1,6 +1,6 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv lock run demo test coverage compile wheel compiled check format docs bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
+.PHONY: help venv lock run demo test coverage compile wheel wheel-test compiled check format docs bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -76,6 +76,11 @@ wheel: $(INSTALLED) ## Build dist/: a source distribution, and a wheel with the 
 	$(BIN)/python -m build --sdist
 	PENSTOCK_COMPILE=1 $(BIN)/python -m build --wheel
 	$(BIN)/python -m twine check --strict dist/*
+
+wheel-test: $(INSTALLED) ## Run the tests on the wheel in dist/, unpacked: the package that people install
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m zipfile -e dist/penstock-*.whl build/wheel
+	PYTHONPATH=$(CURDIR)/build/wheel $(BIN)/python -m pytest -o pythonpath="$(CURDIR)/build/wheel ." tests
 
 compiled: compile ## Run the tests on the compiled package
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." tests

@@ -11,10 +11,15 @@ import sys
 
 from tools.compile import OUTPUT, SOURCES, is_up_to_date
 
+PLAIN = "Running the sources, in plain Python. `make compile` makes a faster build of them, in some minutes."
+
 
 def main(arguments: list[str]) -> None:
     """Become `penstock`."""
-    package = OUTPUT if is_up_to_date() else SOURCES
+    is_compiled = is_up_to_date()
+    package = OUTPUT if is_compiled else SOURCES
+    if arguments[:1] == ["serve"]:
+        print("Running the compiled build." if is_compiled else PLAIN, flush=True)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"))))
     os.execv(sys.executable, [sys.executable, "-m", "penstock", *arguments])
 

@@ -20,6 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+
+def _build() -> str:
+    """Which build this is: with the hot half `"compiled"`, or `"plain Python"`, which does the same more slowly."""
+    hot = find_spec("penstock.core.broker")
+    return "plain Python" if hot is None or str(hot.origin).endswith(".py") else "compiled"
+
+
 if TYPE_CHECKING:
     from penstock.api import *  # noqa: F403
     from penstock.api import __all__ as __all__

@@ -1085,7 +1085,7 @@ def test_ctrl_c_in_a_send_says_how_many_messages_were_sent(local: Shell, directo
 
 
 def test_the_version_is_printed() -> None:
-    assert run("--version").text == f"penstock {penstock.__version__}\n"
+    assert run("--version").text == f"penstock {penstock.__version__} ({penstock._build()})\n"
 
 
 def test_q_ends_top(place: Place) -> None:

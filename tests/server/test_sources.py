@@ -80,6 +80,34 @@ def test_no_two_settings_share_a_variable_or_a_flag() -> None:
     assert len(given) == len(set(given)) == len(flags_of("server", "nsq", "sqs", "kafka", "cluster"))
 
 
+def test_a_credential_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_SECRET_KEY", "of the variable")
+    environment = {"PENSTOCK_ACCESS_KEY": "AK", "PENSTOCK_SECRET_KEY": "of the variable"}
+    credentials = gathered(None, environment).open_credentials()
+    assert credentials.check_password("AK", "of the variable") is not None
+    assert credentials.check_password("AK", "another") is None
+    (tmp_path / "secret").write_text("of the file\n")
+    (tmp_path / "penstock.toml").write_text("[[credentials]]\naccess_key = 'B'\nsecret_key = 'b'")
+    environment = {"PENSTOCK_ACCESS_KEY": "AK", "PENSTOCK_SECRET_KEY_FILE": str(tmp_path / "secret")}
+    both = gathered(tmp_path / "penstock.toml", environment).open_credentials()
+    assert both.check_password("AK", "of the file") is not None and both.check_password("B", "b") is not None
+    assert not list(unknown_variables(environment, Settings()))
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PENSTOCK_ACCESS_KEY": "AK"},
+        {"PENSTOCK_SECRET_KEY": "s"},
+        {"PENSTOCK_SECRET_KEY_FILE": "/s"},
+        {"PENSTOCK_ACCESS_KEY": "AK", "PENSTOCK_SECRET_KEY": "s", "PENSTOCK_SECRET_KEY_FILE": "/s"},
+    ],
+)
+def test_half_a_credential_in_the_environment_is_refused(environment: dict[str, str]) -> None:
+    with pytest.raises(InvalidSettings, match="PENSTOCK_ACCESS_KEY needs one of"):
+        gathered(None, environment)
+
+
 def test_a_mistyped_variable_is_told_with_the_one_that_is_meant() -> None:
     told = list(unknown_variables({"PENSTOCK_SQS_PROT": "1", "PENSTOCK_TOKEN": "t", "PATH": "/bin"}, Settings()))
     assert told == ["PENSTOCK_SQS_PROT is no setting, perhaps PENSTOCK_SQS_PORT is meant"]

@@ -10,7 +10,7 @@ import sys
 
 import click
 
-from penstock import __version__
+from penstock import __version__, _build
 from penstock.cli.command import Group, Place
 from penstock.cli.exits import Exit, dependable_streams, errors_reported
 
@@ -49,7 +49,7 @@ SECTIONS = {
 
 def _print_version(context: click.Context, option: click.Parameter, asked: bool) -> None:
     if asked:
-        print(f"penstock {__version__}")
+        print(f"penstock {__version__} ({_build()})")
         context.exit()
 
 

@@ -17,10 +17,20 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.core.settings import Declared, declared
-from penstock.server.settings import SECTIONS, Settings, checked, load
+from penstock.server.settings import SECTIONS, CredentialSettings, InvalidSettings, Settings, checked, load
 
 PREFIX = "PENSTOCK_"
-_OF_OTHERS = ("PENSTOCK_CONFIG", "PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_DATABASE", "PENSTOCK_TEST_")
+ACCESS_KEY, SECRET_KEY, SECRET_KEY_FILE = "PENSTOCK_ACCESS_KEY", "PENSTOCK_SECRET_KEY", "PENSTOCK_SECRET_KEY_FILE"
+"""One credential, beside those of the file."""
+_OF_OTHERS = (
+    "PENSTOCK_CONFIG",
+    "PENSTOCK_URL",
+    "PENSTOCK_TOKEN",
+    "PENSTOCK_DATABASE",
+    "PENSTOCK_TEST_",
+    ACCESS_KEY,
+    SECRET_KEY,
+)
 """Variables, or their beginnings, that say something to the rest of Penstock."""
 _OF_KUBERNETES = re.compile(r"PENSTOCK_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?)")
 """What Kubernetes sets in every container, for services whose names begin with `penstock`."""
@@ -87,7 +97,21 @@ def gathered(
         if value is not None and value != []:
             found = places[name].setting.from_text(value) if isinstance(value, str) else value
             settings = _with(settings, places[name], found, f"--{name.replace('_', '-')}")
-    return settings
+    credential = _credential(environment)
+    return msgspec.structs.replace(settings, credentials=[*settings.credentials, *credential])
+
+
+def _credential(environment: Mapping[str, str]) -> list[CredentialSettings]:
+    """The one that the environment may give, for containers: it may do everything."""
+    access_key = environment.get(ACCESS_KEY)
+    given = [name for name in (SECRET_KEY, SECRET_KEY_FILE) if environment.get(name)]
+    if not access_key and not given:
+        return []
+    if not access_key or len(given) != 1:
+        raise InvalidSettings(f"{ACCESS_KEY} needs one of {SECRET_KEY} and {SECRET_KEY_FILE}, and they need it")
+    if given == [SECRET_KEY]:
+        return [CredentialSettings(access_key, secret_key_env=SECRET_KEY)]
+    return [CredentialSettings(access_key, secret_key_file=environment[SECRET_KEY_FILE])]
 
 
 def _with(settings: Settings, place: Place, value: Any, said: str) -> Settings:

@@ -1,0 +1,45 @@
+# docker build -t penstock .
+# docker run -p 9324:9324 -p 9325:9325 -v penstock:/data -e PENSTOCK_ACCESS_KEY=me -e PENSTOCK_SECRET_KEY=secret penstock
+#
+# The first stage compiles the hot half of the package and installs it; the second has what serving needs, and no more.
+ARG PYTHON=3.13
+
+FROM python:${PYTHON}-slim AS build
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /source
+COPY pyproject.toml hatch_build.py README.md LICENSE constraints.txt ./
+COPY tools tools
+COPY src src
+# kafka: so that the same image is a node of a cluster
+RUN PENSTOCK_COMPILE=1 python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+    && python -m venv --without-pip /penstock \
+    && python -m pip --python /penstock/bin/python install --no-cache-dir --constraint constraints.txt \
+        "$(ls /wheels/penstock-*.whl)[kafka]" \
+    && find /penstock -type d \( -name tests -o -name __pycache__ \) -prune -exec rm -rf {} + \
+    && find /penstock -name '*.so' -exec strip --strip-unneeded {} +
+
+FROM python:${PYTHON}-slim
+LABEL org.opencontainers.image.title="Penstock" \
+      org.opencontainers.image.description="A durable message queue: SQS, NSQ, REST and websocket in one server" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN groupadd --gid 10001 penstock \
+    && useradd --uid 10001 --gid penstock --no-create-home --home-dir /data --shell /usr/sbin/nologin penstock \
+    && install --directory --owner penstock --group penstock --mode 0700 /data
+COPY --from=build /penstock /penstock
+ENV PATH=/penstock/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PENSTOCK_DATA=/data \
+    PENSTOCK_HOST=0.0.0.0 \
+    PENSTOCK_LOG_FORMAT=json
+USER 10001:10001
+WORKDIR /data
+VOLUME /data
+# SQS, REST and metrics, NSQ over TCP, NSQ over HTTP
+EXPOSE 9324 9325 4150 4151
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=10s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9325/readyz', timeout=2)"]
+ENTRYPOINT ["penstock"]
+CMD ["serve"]

@@ -1,0 +1,146 @@
+"""The image, the chart, the unit and the workflows, as far as they can be checked without an engine to run them."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.server.sources import ACCESS_KEY, SECRET_KEY, VARIABLES, gathered
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm" / "penstock"
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+OURS = {*VARIABLES, ACCESS_KEY, SECRET_KEY, "PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_COMPILE"}
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """What a Dockerfile says, line by line: instruction and arguments."""
+    text = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE))
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "Dockerfile", DEPLOY / "compose" / "spark.Dockerfile"], ids=lambda path: path.name
+)
+def test_an_image_copies_what_is_there_and_does_not_run_as_root(path: Path) -> None:
+    said = instructions(path)
+    for instruction, rest in said:
+        if instruction == "COPY" and not rest.startswith("--from"):
+            for name in rest.split()[:-1]:
+                assert (ROOT / name).exists(), f"COPY {name}"
+        if instruction == "RUN":
+            assert "|| true" not in rest, "a step that fails must fail the build"
+            assert "apt-get install" not in rest or (
+                "--no-install-recommends" in rest and "rm -rf /var/lib/apt" in rest
+            )
+    users = [rest for instruction, rest in said if instruction == "USER"]
+    assert users and not users[-1].startswith(("0", "root"))
+
+
+def test_the_image_is_told_settings_that_there_are_and_a_health_check_that_is_served() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    assert set(re.findall(r"\bPENSTOCK_\w+", text)) <= OURS
+    assert "/readyz" in text
+    ignored = (ROOT / ".dockerignore").read_text()
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "constraints.txt", "src", "tools"):
+        assert f"!{name}\n" in ignored
+
+
+def test_credentials_of_the_image_open_the_server_to_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"PENSTOCK_HOST": "0.0.0.0", ACCESS_KEY: "me", SECRET_KEY: "secret"}
+    monkeypatch.setenv(SECRET_KEY, "secret")
+    gathered(None, environment).check()
+
+
+def of_compose(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text())["services"]
+
+
+@pytest.mark.parametrize("path", [ROOT / "compose.yaml", DEPLOY / "compose" / "compose.yaml"], ids=str)
+def test_composed_services_know_each_other_and_listen_on_this_machine_only(path: Path) -> None:
+    services = of_compose(path)
+    volumes = yaml.safe_load(path.read_text())["volumes"]
+    for name, service in services.items():
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), f"{name} publishes {port}"
+        for other in service.get("depends_on", ()):
+            assert other in services
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert source in volumes or (path.parent / source).exists(), volume
+        unknown = {each for each in service.get("environment", {}) if each.startswith("PENSTOCK_")} - OURS
+        assert not unknown
+    if "penstock" in services:
+        environment = {key: str(value) for key, value in services["penstock"]["environment"].items()}
+        gathered(None, {key: value for key, value in environment.items() if key not in (ACCESS_KEY, SECRET_KEY)})
+
+
+def test_dashboards_ask_for_metrics_that_are_documented() -> None:
+    board = json.loads((DEPLOY / "compose" / "grafana" / "dashboards" / "penstock.json").read_text())
+    documented = (ROOT / "docs" / "server.md").read_text()
+    asked = {
+        name
+        for panel in board["panels"]
+        for each in panel["targets"]
+        for name in re.findall(r"penstock_\w+", each["expr"])
+    }
+    assert len(asked) > 8
+    for name in asked:
+        tail = re.search(r"_(all_queues|channel)(_\w+)$", name)
+        assert name in documented or (tail and f"…{tail[2]}" in documented) or f"…_{name[9:]}" in documented, name
+
+
+def test_the_chart_uses_values_that_it_has_and_sets_settings_that_there_are() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    for template in (CHART / "templates").iterdir():
+        text = template.read_text()
+        for dotted in re.findall(r"\.Values\.([\w.]+)", text):
+            found: Any = values
+            for part in dotted.split("."):
+                assert part in found, f"{template.name}: .Values.{dotted}"
+                found = found[part]
+        assert set(re.findall(r"\bPENSTOCK_\w+", text)) <= OURS, template.name
+    assert json.loads((CHART / "values.schema.json").read_text())["type"] == "object"
+    version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version and yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == version[1]
+
+
+def test_the_unit_starts_stops_and_reloads_the_server() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "systemd" / "penstock.service")
+    service = unit["Service"]
+    assert shlex.split(service["ExecStart"])[1:2] == ["serve"]
+    assert "HUP" in service["ExecReload"] and service["DynamicUser"] == "yes"
+    assert service["Environment"].split("=")[0] in OURS
+    assert int(service["TimeoutStopSec"]) > 10
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_call_targets_that_there_are_and_pin_their_actions(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert workflow["permissions"] == {"contents": "read"}
+    for name, job in workflow["jobs"].items():
+        for needed in [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", ()):
+            assert needed in workflow["jobs"], name
+        for step in job["steps"]:
+            assert "uses" not in step or "@" in step["uses"]
+            for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", "")):
+                assert target in targets, f"make {target}"
+
+
+def test_a_release_has_a_wheel_for_each_python_that_the_package_names() -> None:
+    release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    steps = release["jobs"]["wheels"]["steps"]
+    built = next(step["env"]["CIBW_BUILD"] for step in steps if "env" in step)
+    named = re.findall(r"Python :: (3\.\d+)\"", (ROOT / "pyproject.toml").read_text())
+    assert [f"cp{each.replace('.', '')}-*" for each in named] == built.split()
