@@ -275,7 +275,7 @@ def test_from_a_directory_to_kafka_and_back(data: Path, tmp_path: Path, kafka: K
         before = plain(items_of(ps))
     exported = export_file(data, tmp_path / "file")
     with thread_node(kafka, unique_prefix("transfer"), "a", tmp_path) as node:
-        url = f"penstock://127.0.0.1:{node.node.services.listeners['http'].getsockname()[1]}"
+        url = node.node._record_of_node.urls["http"]
         transfer.import_queues(url, exported)
         with penstock.connect(url) as ps:
             assert plain(items_of(ps)) == before
