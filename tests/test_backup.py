@@ -9,15 +9,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import penstock
-from penstock.backup import back_up
+from penstock.backup import _bring_together, _Fixed, _late, back_up
 from penstock.core.broker import Broker
 from penstock.core.commands import Browse, ReadOutbox
 from penstock.core.errors import StoreError
+from penstock.core.storage import keys
+from penstock.core.storage.changes import Changes
 from penstock.core.storage.chunk import Chunk
+from penstock.core.storage.keys import Kind
+from penstock.core.storage.records import Mark, Meta, OutboxTarget
 from penstock.salvage import check, stores_in
+from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.layout import BACKUP_INCOMPLETE_NAME, CLUSTER_NAME, JOURNAL_NAME
 from penstock.store.view import StoreView
 from tests.cluster.workers.test_workers import WORKERS, WorkersServer, name_in
@@ -248,6 +254,33 @@ def test_backup_of_workers_loses_and_doubles_nothing_that_goes_from_shard_to_sha
         found = contents(copy)
         assert sorted(body for body in found if body in tokens) == sorted(tokens), "a token was lost, or doubled"
         assert sent - acking - set(found) == set(), "acknowledged sends are missing"
+
+
+def commit(store: EmbeddedStore, kind: Kind, number: int, rest: bytes, value: object) -> None:
+    changes = Changes()
+    changes.put_record(keys.record(kind, number, rest), msgspec.msgpack.encode(value))
+    store.commit(changes)
+
+
+def test_a_shard_that_lacks_what_another_has_forgotten_is_fixed_again(tmp_path: Path) -> None:
+    """Shard 0 has forgotten all before entry 3 of its outbox; when shard 1 was fixed, it had done entry 1 at most."""
+    with contextlib.ExitStack() as opened:
+        places = [tmp_path / f"shard-{index}" for index in range(2)]
+        stores = [opened.enter_context(contextlib.closing(open_embedded(place))) for place in places]
+        for index, store in enumerate(stores):
+            commit(store, Kind.META, 0, b"", Meta(1, bytes(32), 1, shard=index, shards=2, made_ms=5))
+        commit(stores[0], Kind.OUTBOX_TARGET, 1, b"", OutboxTarget(first=3, next=4))
+        commit(stores[1], Kind.MARK, 1, b"0 5", Mark(1, 0))
+        fixed = [opened.enter_context(contextlib.closing(_Fixed(place))) for place in places]
+        assert _late(fixed) == [fixed[1]]
+        with pytest.raises(StoreError, match="no moment was found"):
+            _bring_together(fixed)
+        commit(stores[1], Kind.MARK, 1, b"0 5", Mark(2, 0))
+        assert _late(fixed) == [fixed[1]], "it is as it was"
+        positions = [each.position for each in fixed]
+        _bring_together(fixed)
+        assert _late(fixed) == []
+        assert [each.position for each in fixed] == [positions[0], positions[1] + 1]
 
 
 def contents(directory: Path) -> list[bytes]:
