@@ -52,7 +52,14 @@ from penstock.store.errors import StoreLocked
 from penstock.store.inspection import quick_check
 from penstock.store.journal.frames import ALIGNMENT, StoredChunk
 from penstock.store.journal.walk import SEGMENT_SUFFIX
-from penstock.store.layout import CLUSTER_NAME, INCOMPLETE_NAME, JOURNAL_NAME, TABLE_NAME, is_store
+from penstock.store.layout import (
+    BACKUP_INCOMPLETE_NAME,
+    CLUSTER_NAME,
+    INCOMPLETE_NAME,
+    JOURNAL_NAME,
+    TABLE_NAME,
+    is_store,
+)
 from penstock.store.lock import DirectoryLock
 from penstock.store.private import DIRECTORY_MODE, make_file
 from penstock.store.table import SQLITE_ERRORS, connect, translate
@@ -123,6 +130,13 @@ def check(directory: Path) -> list[Finding]:
         return [Finding(directory.name, "it is missing")]
     if (directory / INCOMPLETE_NAME).exists():
         return [Finding(INCOMPLETE_NAME, "a salvage into this directory was cut short: delete it, and salvage again")]
+    if (directory / BACKUP_INCOMPLETE_NAME).exists():
+        return [Finding(BACKUP_INCOMPLETE_NAME, "a backup into this directory was cut short: delete it")]
+    return look_over(directory)
+
+
+def look_over(directory: Path) -> list[Finding]:
+    """As `check`, of a store that is there, and all of it."""
     try:
         view = StoreView(directory)
     except StoreError as error:

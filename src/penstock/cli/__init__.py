@@ -34,9 +34,11 @@ SECTIONS = {
         "serve": Place("penstock.serve:serve", "Serve queues over SQS, REST, websocket and NSQ."),
         "lookup": Place("penstock.serve:lookup", "Tell NSQ clients which nodes have a topic."),
         "cluster": Place("penstock.cli.cluster:clusters", "Nodes and shards: see them, move them, drain nodes."),
-        "store": Place("penstock.cli.store:stores", "Check a data directory for damage; salvage what is readable."),
+        "store": Place("penstock.cli.store:stores", "Back up a data directory; check it for damage; salvage it."),
     },
     "Data": {
+        "export": Place("penstock.cli.transfer:export_queues", "Write queues with their messages to a file."),
+        "import": Place("penstock.cli.transfer:import_queues", "Bring an export into a directory or a server."),
         "outbox": Place("penstock.cli.outbox:outboxes", "Move messages from a database's outbox to queues."),
         "pipeline": Place("penstock.cli.pipelines:pipelines", "Run pipelines on Spark: queues to queues and tables."),
         "sql": Place("penstock.cli.pipelines:sql", "Ask queues in SQL, on Spark."),

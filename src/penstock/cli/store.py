@@ -16,7 +16,7 @@ import click
 
 from penstock.cli.command import Argument, Group, Option
 from penstock.cli.exits import Exit
-from penstock.cli.output import AsJson, print_done, print_json, print_rows, progress
+from penstock.cli.output import AsJson, counted, print_done, print_json, print_rows, progress
 from penstock.store.layout import CLUSTER_NAME, is_store
 
 if TYPE_CHECKING:
@@ -179,7 +179,37 @@ def _server(url: str, token: str | None, timeout: float | None) -> Penstock:
 
 # -- penstock store ----------------------------------------------------------------------------------------------------
 
-stores = Group(help="Check a data directory for damage; salvage what is readable of it.")
+stores = Group(help="Back up a data directory; check it for damage; salvage what is readable of it.")
+
+
+@stores.command()
+def backup(
+    source: Annotated[Path, Argument(help="The data directory. A server may have it open.")],
+    target: Annotated[Path, Argument(help="A directory that is new, or empty.")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy a data directory while a server serves from it, and check the copy.
+
+    Everything that was acknowledged before the command began is in the copy. Exit status 0: it is whole; 1: it is not.
+    """
+    import msgspec
+
+    from penstock.backup import back_up
+
+    try:
+        with progress(f"backing up {source}", unit="bytes") as show:
+            done = back_up(source, target, show)
+    except KeyboardInterrupt:
+        print(f"penstock: interrupted: {target} is incomplete. Delete it, and start again.", file=sys.stderr)
+        raise click.exceptions.Exit(Exit.INTERRUPTED) from None
+    rows = msgspec.to_builtins(done.findings)
+    if rows and not as_json:
+        print_rows(rows, as_json, f"Damage in {target}")
+    state = f"damaged as {source} is" if rows else "checked and whole"
+    text = f"{target}: {counted(done.stores, 'store')}, {done.bytes:,} bytes in {done.seconds:.1f} s; {state}"
+    print_done(text, msgspec.to_builtins(done), as_json)
+    if rows:
+        raise click.exceptions.Exit(Exit.FAILED)
 
 
 @stores.command()

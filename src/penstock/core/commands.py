@@ -1102,6 +1102,7 @@ class Seen(msgspec.Struct):
     deadline_ms: int
     """When the lease ends, or the message comes due; 0 when it is ready."""
     failures: list[Failure]
+    priority: int = 0
 
     @property
     def sequence(self) -> int:

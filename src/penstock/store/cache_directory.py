@@ -9,7 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.core.errors import StoreError
-from penstock.store.layout import CLUSTER_NAME, INCOMPLETE_NAME, JOURNAL_NAME, POSITION_NAME
+from penstock.store.layout import (
+    BACKUP_INCOMPLETE_NAME,
+    CLUSTER_NAME,
+    INCOMPLETE_NAME,
+    JOURNAL_NAME,
+    POSITION_NAME,
+)
 from penstock.store.lock import DirectoryLock
 from penstock.store.private import DIRECTORY_MODE
 
@@ -33,7 +39,7 @@ def refuse_messages(directory: Path) -> None:
         if (directory / name).exists():
             raise StoreError(
                 f"{directory} holds the messages of a server without Kafka. With Kafka the data directory is a cache, "
-                "which may be thrown away: give another one. To move the messages, serve both and send them over."
+                "which may be thrown away: give another one. To move the messages, use penstock export and import."
             )
 
 
@@ -50,9 +56,11 @@ def refuse_cache(directory: Path) -> None:
 
 
 def refuse_incomplete(directory: Path) -> None:
-    """Do not open what a salvage has copied in part.
+    """Do not open what a salvage or a backup has copied in part.
 
     >>> refuse_incomplete(Path("/nowhere"))
     """
     if (directory / INCOMPLETE_NAME).exists():
         raise StoreError(f"a salvage into {directory} was cut short: delete it, and salvage again")
+    if (directory / BACKUP_INCOMPLETE_NAME).exists():
+        raise StoreError(f"a backup into {directory} was cut short: delete it, and make another one")

@@ -18,6 +18,8 @@ CLUSTER_NAME = "cluster.json"
 """Only where several processes share the directory: each has a store in a directory of its own below."""
 INCOMPLETE_NAME = "salvage-incomplete"
 """Only while, or after, a salvage into the directory was cut short: it has a part of the messages."""
+BACKUP_INCOMPLETE_NAME = "backup-incomplete"
+"""The same of a backup."""
 
 
 def is_store(directory: Path) -> bool:

@@ -110,15 +110,18 @@ class StoreView:
         return f"{base}?mode=ro&immutable=1"
 
     def _read_journal(self, position: int, identity: int) -> Layer:
-        journal = self._directory / JOURNAL_NAME
-        sequences = segment_sequences(self._disk.names(journal))
         layer = Layer(position)
-        walk = Walk([journal / segment_name(sequence) for sequence in sequences], self._read_file, identity, position)
+        walk = self._walk(position, identity)
         for frame in walk:
             layer.absorb(frame.changes(), frame.number)
         if layer.position > position:
-            self._sync(journal / segment_name(sequences[walk.tail]))
+            self._sync(walk.paths[walk.tail])
         return layer
+
+    def _walk(self, position: int, identity: int) -> Walk:
+        journal = self._directory / JOURNAL_NAME
+        sequences = segment_sequences(self._disk.names(journal))
+        return Walk([journal / segment_name(sequence) for sequence in sequences], self._read_file, identity, position)
 
     def _read_file(self, path: Path) -> bytes:
         with contextlib.closing(self._disk.open(path, writable=False)) as file:

@@ -123,6 +123,7 @@ class _WireSeen(msgspec.Struct, array_like=True):
     attempts: int
     deadline_ms: int
     failures: list[Failure]
+    priority: int = 0
 
 
 class KeyedDelivery(Delivery):
@@ -252,4 +253,5 @@ def _unpack_run(run: _WireRun) -> Run:
 
 
 def _unpack_seen(seen: _WireSeen) -> Seen:
-    return Seen(Chunk.decode(seen.chunk), 0, seen.state, seen.attempts, seen.deadline_ms, seen.failures)
+    chunk = Chunk.decode(seen.chunk)
+    return Seen(chunk, 0, seen.state, seen.attempts, seen.deadline_ms, seen.failures, seen.priority)

@@ -67,7 +67,7 @@ def _pack_run(run: Run) -> tuple[Any, ...]:
 
 def _pack_seen(seen: Seen) -> tuple[Any, ...]:
     chunk = _pack_chunk(seen.chunk, seen.index, seen.index + 1)
-    return (chunk, seen.state, seen.attempts, seen.deadline_ms, seen.failures)
+    return (chunk, seen.state, seen.attempts, seen.deadline_ms, seen.failures, seen.priority)
 
 
 def _pack_chunk(chunk: Chunk, start: int, stop: int) -> bytes:

@@ -4,7 +4,7 @@ A piece is sections end to end, each padded to 8 bytes:
 
     0   length of the head (u32, little-endian)
     4   length of the chunk (u32)
-    8   head: MessagePack array [queue, priority, delay in ms or nil]
+    8   head: MessagePack array [queue, priority, delay in ms or nil, due time in ms or nil]
     ..  padding to 8, then one chunk in its stored form, with its checksum (`core/storage/chunk.py`), and padding to 8
 
 The chunk's base and time of sending are 0: whoever takes the piece gives the messages their own.
@@ -20,10 +20,12 @@ import msgspec
 from penstock.core.commands import Send
 from penstock.core.errors import ChunkDamaged, InvalidRequest
 from penstock.core.queues.attributes import check_stored
+from penstock.core.queues.origin import Origin
 from penstock.core.storage.changes import Buffer
 from penstock.core.storage.chunk import Chunk, PackedBodies, Section
 
 CONTENT_TYPE = "application/vnd.penstock.piece"
+ORIGIN_BYTES_MAX = 1 << 20
 _LENGTHS = struct.Struct("<II")
 
 
@@ -31,12 +33,14 @@ class Target(msgspec.Struct, array_like=True, frozen=True):
     """Where the messages of a chunk go.
 
     >>> Target("orders", delay_ms=500)
-    Target(queue='orders', priority=0, delay_ms=500)
+    Target(queue='orders', priority=0, delay_ms=500, due_ms=None)
     """
 
     queue: str
     priority: int = 0
     delay_ms: int | None = None
+    due_ms: int | None = None
+    """An absolute time, instead of a delay."""
 
 
 _decode_target = msgspec.msgpack.Decoder(Target).decode
@@ -87,7 +91,12 @@ def send_of(target: Target, chunk: Chunk, *, sizes_only: bool = False) -> Send:
     """
     bodies = bytes(len(chunk.bodies)) if sizes_only else bytes(chunk.bodies)
     attributes, dedup_ids = chunk.column(Section.ATTRIBUTES), chunk.column(Section.DEDUP_IDS)
+    origins = chunk.column(Section.ORIGINS)
     values = None if attributes is None else attributes.values()
+    histories = None if origins is None else origins.values()
+    for index, value in enumerate(histories or ()):
+        if value is not None:
+            _check_origin(value, index, target.queue)
     for index, value in enumerate(values or ()):
         if value is not None:
             _check_attributes(value, index, target.queue)
@@ -102,8 +111,10 @@ def send_of(target: Target, chunk: Chunk, *, sizes_only: bool = False) -> Send:
         attributes=values,
         groups=groups,
         dedup_ids=ids,
+        origins=histories,
         priority=target.priority,
         delay_ms=target.delay_ms,
+        due_ms=target.due_ms,
     )
 
 
@@ -112,6 +123,16 @@ def _check_attributes(value: bytes, index: int, queue: str) -> None:
         check_stored(value)
     except InvalidRequest as error:
         raise InvalidRequest(f"message {index} for queue {queue!r}: {error}") from None
+
+
+def _check_origin(value: bytes, index: int, queue: str) -> None:
+    """Refuse bytes that are no history: once they are in a queue, nobody could read the message they belong to."""
+    try:
+        if len(value) > ORIGIN_BYTES_MAX:
+            raise ValueError(f"it has {len(value)} bytes, and may have {ORIGIN_BYTES_MAX}")
+        Origin.decode(value)
+    except ValueError as error:  # what msgspec raises is one
+        raise InvalidRequest(f"message {index} for queue {queue!r}: its history cannot be read: {error}") from None
 
 
 def piece_bytes(sections: Iterable[tuple[Target, Chunk]]) -> bytes:

@@ -79,7 +79,6 @@ class Dedup:
                 if _bucket(expires_ms) == bucket:
                     self._note(key, sequence, min(expires_ms, latest_ms))
 
-
     def save(self, changes: Changes) -> None:
         """Write what is new since the last commit."""
         for bucket, rows in self.unsaved.items():

@@ -917,22 +917,25 @@ class Queue:
         return sorted(seen, key=_by_sequence)[:limit]
 
     def _seen(self, channel: Channel | None, key: ChunkKey, chunk: Chunk, index: int) -> Seen:
+        priority = keys.lane_priority(key.lane)
         if channel is None:
             due_ms = chunk.due(index)
             is_due = due_ms <= self.broker.now_ms
-            return Seen(chunk, index, State.READY if is_due else State.DELAYED, 0, 0 if is_due else due_ms, [])
+            state = State.READY if is_due else State.DELAYED
+            return Seen(chunk, index, state, 0, 0 if is_due else due_ms, [], priority)
         if keys.lane_kind(key.lane) == LaneKind.FAR:
             if not keys.lane_channel(key.lane):
-                return Seen(chunk, index, State.DELAYED, 0, chunk.due(index), [])
+                return Seen(chunk, index, State.DELAYED, 0, chunk.due(index), [], priority)
             return self._seen_far(key, chunk, index)
         state, attempts, deadline_ms, failures = channel.state_of(key.base + index, key.lane)
-        return Seen(chunk, index, state, attempts, deadline_ms, failures)
+        return Seen(chunk, index, state, attempts, deadline_ms, failures, priority)
 
     def _seen_far(self, key: ChunkKey, chunk: Chunk, index: int) -> Seen:
         window, entry = self._far_entry(key)
         columns, sequence = window.columns, key.base + index
         attempts, deadline_ms = int(columns.attempts[index]), int(columns.deadline_ms[index])
-        return Seen(chunk, index, State.DELAYED, attempts, deadline_ms, entry.failures_of(sequence, sequence))
+        failures = entry.failures_of(sequence, sequence)
+        return Seen(chunk, index, State.DELAYED, attempts, deadline_ms, failures, keys.lane_priority(key.lane))
 
     def stats(self) -> Stats:
         """Exact counts."""

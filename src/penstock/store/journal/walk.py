@@ -48,10 +48,10 @@ class Walk:
     """One pass over the segments: yields every commit after a position, and ends up knowing where the next one goes."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[Path], bytes], identity: int, after: int) -> None:
-        self._paths = paths
+        self.paths = paths
         self._read = read
         self._identity = identity
-        self._after = after
+        self.after = after
         self.last_numbers = [0] * len(paths)
         """The number of the last frame of each segment; 0 if it has none of its own."""
         self.tail = 0
@@ -68,7 +68,7 @@ class Walk:
     @property
     def number(self) -> int:
         """The number of the last commit, whether a file still holds it or not."""
-        return max(self._last, self._after)
+        return max(self._last, self.after)
 
     @property
     def last_frame(self) -> tuple[bytes, int]:
@@ -78,15 +78,15 @@ class Walk:
         return self._last_data[self._last_start : self._last_end], self._last_start
 
     def __iter__(self) -> Iterator[Frame]:
-        for index, path in enumerate(self._paths):
+        for index, path in enumerate(self.paths):
             yield from self._walk_segment(index, path)
-        if self._last < self._after:
+        if self._last < self.after:
             # Nothing here is newer than the table: the files start over.
             self.tail, self.tail_offset, self._last_data = 0, FRAMES_START, b""
         elif self._rolled == self.tail:
-            (sequence,) = segment_sequences([self._paths[self.tail].name])
-            following = self._paths[self.tail].with_name(segment_name(sequence + 1))
-            if following not in self._paths:
+            (sequence,) = segment_sequences([self.paths[self.tail].name])
+            following = self.paths[self.tail].with_name(segment_name(sequence + 1))
+            if following not in self.paths:
                 raise StoreDamaged(f"journal segment {following} is missing: commits went on there. {ADVICE}")
 
     def _walk_segment(self, index: int, path: Path) -> Iterator[Frame]:
@@ -99,7 +99,7 @@ class Walk:
             end = frame.end
             self._last = self.last_numbers[index] = frame.number
             self.tail, self.tail_offset = index, end
-            if frame.number > self._after:
+            if frame.number > self.after:
                 self._last_data, self._last_start, self._last_end = data, frame.offset, frame.offset + frame.nbytes
                 yield frame
         later = find_frame(data, end, self._identity, above=self.number)
@@ -119,12 +119,12 @@ class Walk:
         """Whether a segment's first frame is its own, and not left from the file's earlier life."""
         if self._last and first.number <= self._last:
             return False
-        if first.number == self._last + 1 or first.number <= self._after + 1:
+        if first.number == self._last + 1 or first.number <= self.after + 1:
             return True
-        raise self._damaged(self._paths[self.tail], self.tail_offset, first, path)
+        raise self._damaged(self.paths[self.tail], self.tail_offset, first, path)
 
     def _damaged(self, path: Path, offset: int, later: Frame, later_path: Path) -> StoreDamaged:
-        missing = (self._last or self._after) + 1
+        missing = (self._last or self.after) + 1
         return StoreDamaged(
             f"journal segment {path} is damaged at byte {offset}: commit {missing} is not readable there, but commit "
             f"{later.number} follows at byte {later.offset} of {later_path}. Nothing was skipped. {ADVICE}"

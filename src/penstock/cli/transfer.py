@@ -1,0 +1,196 @@
+"""`penstock export` and `penstock import`: queues as a file, from a directory or a server to any other."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+
+import click
+
+from penstock import __version__
+from penstock.cli.command import Argument, Option
+from penstock.cli.exits import Exit
+from penstock.cli.output import AsJson, counted, print_done, progress
+from penstock.cli.store import Token, opened
+from penstock.store.private import FILE_MODE
+
+if TYPE_CHECKING:
+    from penstock.transfer.contents import Head, QueueLine
+    from penstock.transfer.exporting import Caller, Writer
+    from penstock.transfer.importing import Import, Place
+
+Format = Literal["jsonl", "arrow"]
+_HOST_AND_PORT = re.compile(r"[^/?#@]+:\d+")
+
+
+def place_of(text: str) -> Path | str:
+    """A directory, or the address of a server. `host:9325` is a server, unless there is a directory of that name.
+
+    >>> place_of("penstock://host"), place_of("host:9325"), place_of("data")
+    ('penstock://host', 'host:9325', PosixPath('data'))
+    """
+    is_server = "://" in text or (_HOST_AND_PORT.fullmatch(text) and not Path(text).exists())
+    return text if is_server else Path(text)
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def export_queues(
+    source: Annotated[str, Argument(help="A data directory, or the address of a server: http://host:9325.")],
+    queue: Annotated[list[str] | None, Option("--queue", "-q", help="Only this queue. Can be repeated.")] = None,
+    format: Annotated[Format, Option("--format", "-f", help="JSON lines, or an Arrow file.")] = "jsonl",
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="The file to write. Without it: standard output.")
+    ] = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write queues with their settings, channels and messages to a file. Nothing is received, and nothing changes.
+
+    penstock export data -o queues.jsonl
+
+    penstock export http://host:9325 --queue orders --format arrow -o orders.arrow
+    """
+    if output is None and format == "arrow" and sys.stdout.isatty():
+        raise click.BadParameter("an Arrow file is not for a terminal: name a file", param_hint="--output")
+    from penstock.transfer.exporting import Source
+
+    place = place_of(source)
+    data, url = (place, None) if isinstance(place, Path) else (None, place)
+    messages = 0
+    with opened(data, url, token, read_only=True) as ps, _written(output) as file:
+        found = Source(ps._caller)
+        lines = [found.queue(name) for name in (queue or found.names())]
+        writer = _writer(format, file, found.head(f"penstock {__version__}"), lines)
+        with progress(f"exporting {source}") as show:
+            for line in lines:
+                writer.write(line)
+                for message in found.messages(line):
+                    writer.write(message)
+                    messages += 1
+                    show(messages, None)
+        writer.close()
+    for name, count in found.quarantined.items():
+        print(f"penstock: {counted(count, 'message')} of {name} are damaged, and not exported", file=sys.stderr)
+    for name, consumers in found.consumers.items():
+        print(f"penstock: consumers of {name} are not exported: {', '.join(consumers)}", file=sys.stderr)
+    if output is not None:
+        text = f"{output}: {counted(len(lines), 'queue')}, {counted(messages, 'message')}"
+        print_done(text, {"file": str(output), "queues": len(lines), "messages": messages}, as_json)
+
+
+def _writer(format: Format, file: BinaryIO, head: Head, lines: list[QueueLine]) -> Writer:
+    if format == "jsonl":
+        from penstock.transfer.json_lines import JsonLines
+
+        return JsonLines(file, head)
+    try:
+        from penstock.transfer.arrow_file import ArrowFile
+    except ImportError:
+        raise click.BadParameter("needs pyarrow: install penstock[arrow]", param_hint="--format arrow") from None
+    return ArrowFile(file, head, lines)
+
+
+@contextmanager
+def _written(output: Path | None) -> Iterator[BinaryIO]:
+    """The file, which comes to be when all of it is written, and is for this user only; or standard output."""
+    if output is None:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    partial = output.with_name(f"{output.name}.partial")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        partial.replace(output)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+# -- import ------------------------------------------------------------------------------------------------------------
+
+
+def import_queues(
+    target: Annotated[str, Argument(help="A data directory, or the address of a server: http://host:9325.")],
+    file: Annotated[Path | None, Argument(help="An export. Without it, or `-`: standard input.")] = None,
+    into_existing: Annotated[
+        bool, Option("--into-existing", help="Add messages to queues that are there already.")
+    ] = False,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring an export into a directory or a server. If it is interrupted, the same command again goes on where it was.
+
+    penstock import data queues.jsonl
+
+    penstock export old | penstock import http://host:9325
+    """
+    from penstock.core.errors import PenstockError
+    from penstock.transfer.importing import Import, check_export, read_export
+
+    place = place_of(target)
+    data, url = (place, None) if isinstance(place, Path) else (None, place)
+    with _input(file) as (path, name), path.open("rb") as stream:
+        checked = check_export(read_export(stream, name, path))
+        with opened(data, url, token, creates=True) as ps, progress(f"importing {name}") as show:
+            into = _into(place, ps._caller, token)
+            started = Import(into, checked, into_existing=into_existing, progress=show)
+            try:
+                done = started.run(read_export(stream, name, path))
+            except PenstockError as error:
+                if started.done.queues:
+                    error.args = (f"{error} ({_so_far(started)})",)
+                raise
+            except KeyboardInterrupt:
+                print(f"penstock: interrupted: {_so_far(started)}", file=sys.stderr)
+                raise click.exceptions.Exit(Exit.INTERRUPTED) from None
+    for channel, count in done.repeated.items():
+        text = f"{channel} gets {counted(count, 'message')} again that it had done: see docs/backup.md"
+        print(f"penstock: {text}", file=sys.stderr)
+    known = f" ({counted(done.known, 'message')} had been imported before)" if done.known else ""
+    text = f"{target}: {counted(done.queues, 'queue')}, {counted(done.messages, 'message')} imported{known}"
+    row = {"queues": done.queues, "messages": done.messages, "known": done.known, "repeated": done.repeated}
+    print_done(text, row, as_json)
+
+
+def _so_far(started: Import) -> str:
+    done = started.done.messages + started.done.known
+    return f"{counted(done, 'message')} are imported: the same command again goes on from there"
+
+
+@contextmanager
+def _input(file: Path | None) -> Iterator[tuple[Path, str]]:
+    """The export as a file, because it is read twice, and what errors call it."""
+    if file is not None and str(file) != "-":
+        yield file, str(file)
+        return
+    with tempfile.NamedTemporaryFile(prefix="penstock-import-") as kept:
+        shutil.copyfileobj(sys.stdin.buffer, kept)
+        kept.flush()
+        yield Path(kept.name), "standard input"
+
+
+def _into(place: Path | str, caller: Caller, token: str | None) -> Place:
+    from penstock.client.remote.address import Address
+    from penstock.transfer.importing import DirectoryPlace, ServerPlace
+
+    if isinstance(place, Path):
+        return DirectoryPlace(caller)
+    address = Address.parse(place.partition("?")[0])
+    url = f"{'https' if address.is_tls else 'http'}://{address.authority}"
+    return ServerPlace(caller, url, token or os.environ.get("PENSTOCK_TOKEN"))

@@ -1,0 +1,223 @@
+"""What an export holds: queues, and their messages. Both formats (`json_lines`, `arrow_file`) have the same in them.
+
+A message is what Penstock knows of it. What happened to it before goes along as its origin, which it keeps for life, as
+a dead letter does: its id, when it was first sent, and its failed deliveries.
+
+This is a format that outlives builds. `VERSION` is in the first line. Fields that a later build has added are passed
+over; a file of a later version is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.core.commands import Failure
+from penstock.core.errors import InvalidRequest
+from penstock.core.queues.attributes import AttributeValue, TypedBytes, TypedText, decode_attributes, encode_attributes
+from penstock.core.queues.origin import Origin
+
+VERSION = 1
+
+
+class InvalidExport(InvalidRequest):
+    """A file is no export, or a part of one, or damaged: which file, and where."""
+
+
+class Head(msgspec.Struct, tag="penstock-export", tag_field="kind", kw_only=True):
+    """The first line of an export."""
+
+    version: int
+    id: str
+    """An import knows by it what it has done before."""
+    made_ms: int
+    made_by: str = ""
+
+
+class ChannelLine(msgspec.Struct, omit_defaults=True):
+    """A channel of a queue."""
+
+    name: str
+    paused: bool = False
+
+
+class QueueLine(msgspec.Struct, tag="queue", tag_field="kind", kw_only=True, omit_defaults=True):
+    """A queue; its messages follow."""
+
+    queue: str
+    settings: dict[str, Any] = {}
+    """As they are stored: times are milliseconds, and what has its default is left out."""
+    channels: list[ChannelLine] = []
+
+
+class AttributeLine(msgspec.Struct, omit_defaults=True):
+    """An attribute's value: one of these. SQS keeps a type with it."""
+
+    text: str | None = None
+    base64: bytes | None = None
+    integer: int | None = None
+    number: float | str | None = None
+    """`nan`, `inf` and `-inf` are text: JSON has no numbers for them."""
+    type: str | None = None
+
+
+class FailureLine(msgspec.Struct, omit_defaults=True):
+    """A failed delivery."""
+
+    attempt: int
+    received_ms: int = 0
+    failed_ms: int = 0
+    session: str = ""
+    error: str = ""
+
+
+class OriginLine(msgspec.Struct, omit_defaults=True):
+    """Where a message was moved from (dead letters): the history that it had before it came into this queue."""
+
+    queue: str
+    channel: str
+    sequence: int
+    attempts: int = 0
+    priority: int = 0
+    failures: list[FailureLine] = []
+
+
+class MessageLine(msgspec.Struct, tag="message", tag_field="kind", kw_only=True, omit_defaults=True):
+    """A message."""
+
+    sequence: int
+    """Its number in the queue that it was exported from: messages stand in this order."""
+    id: str
+    sent_ms: int
+    """When it was first sent."""
+    body: str | None = None
+    """If it is text (UTF-8)."""
+    body_base64: bytes | None = None
+    """If not."""
+    attributes: dict[str, AttributeLine] = {}
+    group: str | None = None
+    dedup_id: str | None = None
+    priority: int = 0
+    due_ms: int = 0
+    """When it can be received: sent with a delay, or waiting for its next try. 0: at once."""
+    attempts: int = 0
+    """How often it was received."""
+    failures: list[FailureLine] = []
+    origin: OriginLine | None = None
+    done_for: list[str] = []
+    """Channels of the queue that are done with it, while others are not."""
+
+    @property
+    def content(self) -> bytes:
+        """The body."""
+        return (self.body or "").encode() if self.body_base64 is None else self.body_base64
+
+
+class EndLine(msgspec.Struct, tag="end", tag_field="kind", kw_only=True, omit_defaults=True):
+    """The last line. Without it, the file is a part of an export."""
+
+    queues: int | None = None
+    messages: int | None = None
+    """If they are there, they are compared with what was read."""
+
+
+Item = QueueLine | MessageLine
+
+
+def body_fields(body: bytes) -> dict[str, Any]:
+    """A body as a message has it.
+
+    >>> body_fields(b"tea"), body_fields(bytes([255]))
+    ({'body': 'tea'}, {'body_base64': b'\\xff'})
+    """
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": body}
+
+
+# -- attributes --------------------------------------------------------------------------------------------------------
+
+
+def attribute_lines(stored: bytes | None) -> dict[str, AttributeLine]:
+    """Attributes out of a store.
+
+    >>> attribute_lines(encode_attributes({"price": TypedText.of("12.50", "Number"), "size": 3}))["price"]
+    AttributeLine(text='12.50', base64=None, integer=None, number=None, type='Number')
+    """
+    return {name: _attribute_line(value) for name, value in decode_attributes(stored).items()}
+
+
+def _attribute_line(value: AttributeValue) -> AttributeLine:
+    if isinstance(value, str):
+        return AttributeLine(text=str(value), type=value.type if isinstance(value, TypedText) else None)
+    if isinstance(value, bytes):
+        return AttributeLine(base64=bytes(value), type=value.type if isinstance(value, TypedBytes) else None)
+    if isinstance(value, int):
+        return AttributeLine(integer=value)
+    return AttributeLine(number=value if math.isfinite(value) else str(value))
+
+
+def stored_attributes(lines: Mapping[str, AttributeLine]) -> bytes | None:
+    """Attributes as a store keeps them."""
+    return encode_attributes({name: _attribute_value(name, line) for name, line in lines.items()})
+
+
+def _attribute_value(name: str, line: AttributeLine) -> AttributeValue:
+    if line.text is not None:
+        return line.text if line.type is None else TypedText.of(line.text, line.type)
+    if line.base64 is not None:
+        return line.base64 if line.type is None else TypedBytes.of(line.base64, line.type)
+    if line.integer is not None:
+        return line.integer
+    if line.number is not None:
+        return float(line.number)
+    raise ValueError(f"attribute {name!r} has no value")
+
+
+# -- histories ---------------------------------------------------------------------------------------------------------
+
+
+def failure_lines(failures: Iterable[Failure], sequence: int | None = None) -> list[FailureLine]:
+    """Failed deliveries; those of one message, if its number is given."""
+    return [
+        FailureLine(each.attempt, each.received_ms, each.failed_ms, each.session, each.error)
+        for each in failures
+        if sequence is None or each.first <= sequence <= each.last
+    ]
+
+
+def origin_line(origin: Origin) -> OriginLine:
+    """Where a message came from."""
+    failures = failure_lines(origin.failures)
+    return OriginLine(origin.queue, origin.channel, origin.sequence, origin.attempts, origin.priority, failures)
+
+
+def origin_of(message: MessageLine, queue: str, channel: str) -> bytes:
+    """What a message carries along into another store: who it is, and all that has happened to it.
+
+    >>> message = MessageLine(sequence=7, id="m", sent_ms=5, attempts=2, failures=[FailureLine(1, error="no tea")])
+    >>> origin = Origin.decode(origin_of(message, "orders", "main"))
+    >>> origin.queue, origin.attempts, origin.failures[0].error
+    ('orders', 2, 'no tea')
+    """
+    before = message.origin or OriginLine(queue, channel, message.sequence, message.attempts, message.priority)
+    failures = [
+        Failure(
+            before.sequence, before.sequence, each.attempt, each.received_ms, each.failed_ms, each.session, each.error
+        )
+        for each in [*before.failures, *message.failures]
+    ]
+    return Origin(
+        id=message.id,
+        queue=before.queue,
+        channel=before.channel,
+        sequence=before.sequence,
+        sent_ms=message.sent_ms,
+        attempts=before.attempts,
+        priority=before.priority,
+        failures=failures,
+    ).encode()

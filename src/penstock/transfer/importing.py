@@ -1,0 +1,390 @@
+"""Bringing an export into a place: queues are made, and messages sent, by the bulk way (`wire/pieces.py`), with marks.
+
+How it works. The file is read twice. The first time it is only checked, so that nothing is imported of a file that is
+damaged. Then each queue is made, and its messages are sent in batches of `BATCH_MESSAGES`, a commit each, with a mark:
+the number of the batch. A batch whose number was done is not done again. So an import that was interrupted is repeated,
+and goes on where it was. The mark's name has the queue's id in it: who deletes the queue imports it anew.
+
+While a queue is being imported, the label `penstock-import` of it says of which file, and it has no limits of size and
+rate, because what was sent once was within them. Both are put right at the end.
+
+A channel is made just before the first message that it is not done with, and begins there. Of a queue with several
+channels that are done with different messages, those that lie behind that one are delivered again: `repeated` counts
+them. In a cluster, messages may be on their way to their shard when a batch is done. A channel waits for them.
+
+Deduplication would drop messages that were sent with the same id days apart, and are now sent within minutes: the first
+one keeps its id, and the others get another one.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import msgspec
+
+from penstock.core.backoff import backoff
+from penstock.core.commands import (
+    MAIN,
+    AlreadyDone,
+    ChangeQueue,
+    CommitWork,
+    CreateChannel,
+    CreateQueue,
+    DescribeQueue,
+    LastMark,
+    PauseChannel,
+    QueueInfo,
+    QueueStats,
+)
+from penstock.core.errors import PenstockError, QueueExists, QueueNotFound, StoreError
+from penstock.core.queues.config import MESSAGE_BYTES_CEILING, QueueConfig, config_for, from_stored
+from penstock.core.storage.chunk import Chunk
+from penstock.transfer.contents import (
+    Head,
+    InvalidExport,
+    Item,
+    MessageLine,
+    QueueLine,
+    origin_of,
+    stored_attributes,
+)
+from penstock.transfer.exporting import Caller
+from penstock.transfer.json_lines import is_arrow, read_json_lines
+from penstock.wire.pieces import CONTENT_TYPE, Target, piece_bytes, send_of
+
+BATCH_MESSAGES = 1_000
+BATCH_BYTES = 4 * 1024 * 1024
+"""Part of the format, in a way: an import that is repeated has to cut the same batches."""
+LABEL = "penstock-import"
+_ARRIVAL_S_MAX = 120.0
+
+Section = tuple[Target, Chunk]
+
+
+class Place(Protocol):
+    """Where an import goes."""
+
+    @property
+    def caller(self) -> Caller:
+        """For everything but messages."""
+        ...
+
+    def send(self, sections: list[Section], mark: tuple[str, int]) -> bool:
+        """Send all of it in one commit. False if that was done before."""
+        ...
+
+
+class DirectoryPlace:
+    """A directory that this process has open."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    def send(self, sections: list[Section], mark: tuple[str, int]) -> bool:
+        """Send all of it in one commit. False if that was done before."""
+        sends = [send_of(target, chunk) for target, chunk in sections]
+        return not isinstance(self.caller.call(CommitWork(acks=[], sends=sends, mark=mark)), AlreadyDone)
+
+
+class ServerPlace:
+    """A server, or a node of a cluster: pieces are staged there and published once, as Spark's are."""
+
+    def __init__(self, caller: Caller, url: str, token: str | None) -> None:
+        from penstock.spark.options import Where
+        from penstock.spark.server import Connection
+
+        self.caller = caller
+        self._connection = Connection(Where(url=url, token=token))
+        self._token = f"import-{uuid.uuid4().hex}"
+
+    def send(self, sections: list[Section], mark: tuple[str, int]) -> bool:
+        """Send all of it in one commit. False if that was done before."""
+        name, number = mark
+        piece = piece_bytes(sections)
+        self._connection.fetch("PUT", f"/v1/bulk/staging/{self._token}/{number}", piece, {"content-type": CONTENT_TYPE})
+        body = {"token": self._token, "pieces": [str(number)], "name": name, "number": number}
+        return not self._connection.ask("POST", "/v1/bulk/publish", body)["already_done"]
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_export(file: BinaryIO, name: str, path: Path) -> Iterator[tuple[str, Head | Item]]:
+    """The head of an export, then queues and messages, each with where it stands. The format is seen in the file."""
+    file.seek(0)
+    if not is_arrow(path):
+        return read_json_lines(file, name)
+    try:
+        from penstock.transfer.arrow_file import read_arrow_file
+    except ImportError:
+        raise InvalidExport(f"{name}: this is an Arrow file, which needs pyarrow: install penstock[arrow]") from None
+    return read_arrow_file(file, name)
+
+
+@dataclass
+class Checked:
+    """What the first reading has found."""
+
+    head: Head
+    queues: dict[str, QueueConfig] = field(default_factory=dict)
+    messages: int = 0
+
+
+def check_export(items: Iterator[tuple[str, Head | Item]]) -> Checked:
+    """Read all of an export; `InvalidExport` for the first thing that is wrong with it."""
+    _, head = next(items)
+    assert isinstance(head, Head)
+    checked = Checked(head)
+    for where, item in items:
+        try:
+            if isinstance(item, QueueLine):
+                if item.queue in checked.queues:
+                    raise ValueError(f"queue {item.queue!r} stands there twice")
+                checked.queues[item.queue] = _config(item)
+            elif isinstance(item, MessageLine):
+                stored_attributes(item.attributes)
+                checked.messages += 1
+        except ValueError as error:  # InvalidRequest and msgspec's are such
+            raise InvalidExport(f"{where}: {error}") from None
+    return checked
+
+
+def _config(line: QueueLine) -> QueueConfig:
+    config, _ = from_stored(line.settings)
+    config = config_for(line.queue, config)
+    config.check()
+    return config
+
+
+# -- importing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Imported:
+    """What an import did."""
+
+    queues: int = 0
+    messages: int = 0
+    """Messages that were sent now."""
+    known: int = 0
+    """Messages that an earlier run of this import had sent."""
+    repeated: dict[str, int] = field(default_factory=dict)
+    """Messages that a channel had done and gets again, by `queue/channel`."""
+
+
+class Import:
+    """An import of one export into one place."""
+
+    def __init__(
+        self, place: Place, checked: Checked, *, into_existing: bool, progress: Callable[[float, float | None], None]
+    ) -> None:
+        self._place = place
+        self._checked = checked
+        self._into_existing = into_existing
+        self._progress = progress
+        self.done = Imported()
+
+    def run(self, items: Iterator[tuple[str, Head | Item]]) -> Imported:
+        """Import everything. What is wrong with the place is raised before anything is done."""
+        before = {name: self._existing(name) for name in self._checked.queues}
+        queue: _QueueImport | None = None
+        for where, item in items:
+            if isinstance(item, QueueLine):
+                if queue is not None:
+                    queue.close()
+                config = self._checked.queues[item.queue]
+                queue = _QueueImport(self._place, self._checked.head.id, item, config, before[item.queue], self.done)
+                self.done.queues += 1
+            elif isinstance(item, MessageLine) and queue is not None:
+                queue.add(where, item)
+                self._progress(self.done.messages + self.done.known, self._checked.messages)
+        if queue is not None:
+            queue.close()
+        return self.done
+
+    def _existing(self, name: str) -> QueueInfo | None:
+        """The queue that is there, if it may be imported into."""
+        info = described(self._place.caller, name)
+        if info is None or info.config.labels.get(LABEL) == self._checked.head.id or self._into_existing:
+            return info
+        if LABEL in info.config.labels:
+            raise QueueExists(
+                f"queue {name!r} was left by an import of another file that was cut short: finish that one, or delete "
+                "the queue. Nothing was imported"
+            )
+        raise QueueExists(
+            f"queue {name!r} is there already: delete it, leave it out, or say --into-existing to add the messages to "
+            "those that are there. Nothing was imported"
+        )
+
+
+def described(caller: Caller, name: str) -> QueueInfo | None:
+    """A queue, if it is there."""
+    try:
+        info: QueueInfo = caller.call(DescribeQueue(name=name))
+        return info
+    except QueueNotFound:
+        return None
+
+
+class _QueueImport:
+    """One queue on its way in."""
+
+    def __init__(
+        self,
+        place: Place,
+        export_id: str,
+        line: QueueLine,
+        config: QueueConfig,
+        existing: QueueInfo | None,
+        done: Imported,
+    ) -> None:
+        self._place = place
+        self._call = place.caller.call
+        self._line = line
+        self._name = line.queue
+        self._config = config
+        self._done = done
+        self._is_own = existing is None or existing.config.labels.get(LABEL) == export_id
+        """Whether the queue has nothing in it but what this import brings."""
+        if existing is None:
+            open_config = msgspec.structs.replace(
+                config,
+                message_bytes_max=MESSAGE_BYTES_CEILING,
+                throughput_per_second=None,
+                labels={**config.labels, LABEL: export_id},
+            )
+            existing = self._call(CreateQueue(name=self._name, config=open_config, channels=()))
+        self._mark = f"import {export_id} {existing.queue_id:x}"
+        self._last: int = self._call(LastMark(name=self._mark))
+        self._made = set(existing.channels)
+        self._begun: set[str] = set()
+        """Channels that messages so far were for. What is there already must not say where batches are cut."""
+        if not self._is_own:
+            for channel in line.channels:
+                self._make_channel(channel.name)
+        self._batch: list[MessageLine] = []
+        self._batch_bytes = 0
+        self._first_where = ""
+        self._number = 0
+        self._sent = 0
+        self._dedup_ids: set[tuple[str | None, str]] = set()
+
+    def add(self, where: str, message: MessageLine) -> None:
+        """One more message."""
+        needs = {each.name for each in self._line.channels} - self._begun - set(message.done_for)
+        if needs:
+            self._flush()
+            self._begun |= needs
+            for name in sorted(needs):
+                self._make_channel(name)
+        for name in message.done_for:
+            if name in self._begun:
+                at = f"{self._name}/{name}"
+                self._done.repeated[at] = self._done.repeated.get(at, 0) + 1
+        size = len(message.content)
+        if self._batch and (len(self._batch) == BATCH_MESSAGES or self._batch_bytes + size > BATCH_BYTES):
+            self._flush()
+        if not self._batch:
+            self._first_where = where
+        self._batch.append(message)
+        self._batch_bytes += size
+
+    def close(self) -> None:
+        """All of it is there, and the queue is as it was."""
+        self._flush()
+        for channel in self._line.channels:
+            self._make_channel(channel.name)
+        if self._is_own:
+            self._wait_for_arrival()
+            changes = {
+                "message_bytes_max": self._config.message_bytes_max,
+                "throughput_per_second": self._config.throughput_per_second,
+                "labels": self._config.labels,
+            }
+            self._call(ChangeQueue(name=self._name, changes=changes))
+
+    def _make_channel(self, name: str) -> None:
+        """A channel that begins with what is sent next; one that is there stays where it is."""
+        if name in self._made:
+            return
+        self._made.add(name)
+        if self._is_own:
+            self._wait_for_arrival()
+        self._call(CreateChannel(queue=self._name, channel=name, start="tail"))
+        if any(each.name == name and each.paused for each in self._line.channels):
+            self._call(PauseChannel(queue=self._name, channel=name))
+
+    def _wait_for_arrival(self) -> None:
+        """In a cluster, what was committed may still be on its way to the queue's shard."""
+        deadline_s, looks = time.monotonic() + _ARRIVAL_S_MAX, 0
+        while self._call(QueueStats(name=self._name)).sent < self._sent:
+            looks += 1
+            if time.monotonic() > deadline_s:
+                raise StoreError(
+                    f"messages for queue {self._name!r} have been on their way between shards for {_ARRIVAL_S_MAX:g} "
+                    "seconds: look at the cluster, and repeat the import, which goes on where it is"
+                )
+            time.sleep(backoff(looks, 0.005, 0.5))
+
+    def _flush(self) -> None:
+        if not self._batch:
+            return
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        number, self._number = self._number, self._number + 1
+        sections = self._sections(batch)  # also of what was done before: it says which dedup ids were there
+        try:
+            is_new = number > self._last and self._place.send(sections, (self._mark, number))
+        except PenstockError as error:
+            error.args = (f"{self._first_where} and the {len(batch) - 1} messages behind it: {error}",)
+            raise
+        self._sent += len(batch)
+        if is_new:
+            self._done.messages += len(batch)
+        else:
+            self._done.known += len(batch)
+
+    def _sections(self, batch: list[MessageLine]) -> list[Section]:
+        """Messages that follow each other, and are alike in priority and due time, go together: order stays."""
+        now_ms = time.time_ns() // 1_000_000
+        sections: list[Section] = []
+        run: list[MessageLine] = []
+        kind = (0, 0)
+        for message in batch:
+            own = (message.priority, message.due_ms if message.due_ms > now_ms else 0)
+            if run and own != kind:
+                sections.append(self._section(run, *kind))
+                run = []
+            kind = own
+            run.append(message)
+        return [*sections, self._section(run, *kind)]
+
+    def _section(self, run: list[MessageLine], priority: int, due_ms: int) -> Section:
+        channel = self._line.channels[0].name if self._line.channels else MAIN
+        dedup_ids = [self._dedup_id(message) for message in run]
+        chunk = Chunk.of(
+            0,
+            0,
+            [message.content for message in run],
+            attributes=[stored_attributes(message.attributes) for message in run],
+            groups=[None if message.group is None else message.group.encode() for message in run],
+            dedup_ids=[None if each is None else each.encode() for each in dedup_ids],
+            origins=[origin_of(message, self._name, channel) for message in run],
+        )
+        delay_ms = max(0, due_ms - time.time_ns() // 1_000_000)  # for servers that know no due times of pieces
+        return Target(self._name, priority, delay_ms, due_ms or None), chunk
+
+    def _dedup_id(self, message: MessageLine) -> str | None:
+        """The message's own, unless one before has it: see the top."""
+        if message.dedup_id is None:
+            return None
+        key = (message.group if self._config.dedup_scope == "group" else None, message.dedup_id)
+        if key not in self._dedup_ids:
+            self._dedup_ids.add(key)
+            return message.dedup_id
+        return f"{message.id} {message.sequence:x}"
