@@ -333,7 +333,7 @@ class PenstockCluster:
             for _ in left:
                 await client.queue(queue).send_many(messages)
 
-        await asyncio.gather(*(send(client) for client in self._takers()))
+        await asyncio.gather(*(send(client) for client in self._candidates()))
 
     async def _receive_runs(self, queue: str, count: int) -> float:
         """In runs, each of which is acknowledged before its task takes the next. How long until the last ack.
@@ -351,10 +351,10 @@ class PenstockCluster:
                     await batch.ack()
                     over_s = time.perf_counter()
 
-        await asyncio.gather(*(work(client) for client in self._takers()))
+        await asyncio.gather(*(work(client) for client in self._candidates()))
         return over_s - started_s
 
-    def _takers(self) -> list[penstock.AsyncPenstock]:
+    def _candidates(self) -> list[penstock.AsyncPenstock]:
         return [*self._clients] * RUNS_IN_FLIGHT
 
 

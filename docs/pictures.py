@@ -120,7 +120,7 @@ def _sequences(reply: object) -> set[int]:
     return {number for run in reply.runs for span in run.spans() for number in range(span.first, span.last + 1)}
 
 
-def ladder() -> str:
+def redelivery() -> str:
     """When a message that always fails is delivered, with the default backoff: asked of the configuration."""
     backoff, tries = DEFAULTS.backoff, DEFAULTS.max_receives
     waits = [0, *(backoff.delay_ms(failure, sequence=1) for failure in range(1, tries - 1))]
@@ -203,7 +203,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "concepts/channel.svg": channel,
     "concepts/lease.svg": lease,
     "concepts/group.svg": group,
-    "concepts/ladder.svg": ladder,
+    "concepts/ladder.svg": redelivery,
     "concepts/unit-of-work.svg": unit_of_work,
     "concepts/states.svg": states,
 }

@@ -41,7 +41,7 @@ SHARDS = 4
 SERVER_SCOPE: Literal["function", "package"] = "function" if NODES else "package"
 """Of servers that tests share: with a cluster each has one of its own, of the next node; that costs little there."""
 START_S_MAX = 120.0
-PATIENCE_S = 60.0
+RETRY_TIMEOUT_S = 60.0
 
 
 def settings_text(kafka: KafkaCluster, cluster: str, node: str) -> str:
@@ -113,7 +113,7 @@ class Home:
 
     def run(self, work: Any) -> Any:
         """A coroutine, in the node's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(RETRY_TIMEOUT_S)
 
     @property
     def router(self) -> Router:
@@ -125,7 +125,7 @@ class Home:
             self.loop.call_soon_threadsafe(self._stopping.set)
 
     def join(self) -> None:
-        self._thread.join(PATIENCE_S)
+        self._thread.join(RETRY_TIMEOUT_S)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -23,7 +23,7 @@ from penstock.cluster.links.link import Link
 from penstock.cluster.links.server import LinkServer
 from penstock.cluster.links.settings import LinkIdentity
 from penstock.cluster.ownership.forwarder import Forwarder
-from penstock.cluster.routing.router import PATIENCE_S, Router
+from penstock.cluster.routing.router import RETRY_TIMEOUT_S, Router
 from penstock.core.broker import Broker
 from penstock.server.clock import Clock, ManualClock, SystemClock
 from penstock.server.node import Node
@@ -206,7 +206,7 @@ def open_router(
     *,
     near: Collection[int] | None = None,
     commit_in_thread: bool = False,
-    patience_s: float = PATIENCE_S,
+    retry_timeout_s: float = RETRY_TIMEOUT_S,
     links: bool = False,
 ) -> WatchedRouter:
     """Several shards behind a router: those in `near` (all) here, the others there, perhaps behind a real link."""
@@ -217,7 +217,9 @@ def open_router(
         (host if here else far).add(number, AsyncShard(shard, commit_in_thread=commit_in_thread))
     owners = tuple("here" if number in host.served else "there" for number in range(shards))
     place = LinkedHost(far) if links else far
-    router = WatchedRouter(host, lambda _: place, FixedMaps(owners), shards, ENTROPY, clock, patience_s=patience_s)
+    router = WatchedRouter(
+        host, lambda _: place, FixedMaps(owners), shards, ENTROPY, clock, retry_timeout_s=retry_timeout_s
+    )
     router.far = far
     router.linked = place if isinstance(place, LinkedHost) else None
     router.forwarders = [Forwarder(served, router.submit_to) for served in router.everywhere()]

@@ -33,7 +33,7 @@ from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.errors import StoreLocked
 from penstock.store.journal.frames import FRAMES_START
 from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
-from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, Desk, attempts_of, bodies_of, spans_of
+from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, BrokerDriver, attempts_of, bodies_of, spans_of
 from tests.store import flips
 from tests.store.flips import DAMAGED, ENTROPY, OPTIONS, START_MS, Content, Flipper, here
 from tests.store.salvages import Salvages
@@ -258,17 +258,17 @@ def damage_record(directory: Path, kind: Kind) -> None:
     spoil(directory, "UPDATE records SET value = value || x'00' WHERE substr(key, 1, 1) = ?", bytes([kind]))
 
 
-def shard_of(directory: Path, shard: int = 0, shards: int = 1) -> tuple[EmbeddedStore, Desk]:
+def shard_of(directory: Path, shard: int = 0, shards: int = 1) -> tuple[EmbeddedStore, BrokerDriver]:
     """A store as a shard has it, and who works with it."""
     store = open_embedded(directory, background=False)
-    return store, Desk(store, checks=False, shard=shard, shards=shards, now_ms=time.time_ns() // 1_000_000)  # type: ignore[arg-type]
+    return store, BrokerDriver(store, checks=False, shard=shard, shards=shards, now_ms=time.time_ns() // 1_000_000)  # type: ignore[arg-type]
 
 
 def received(directory: Path, name: str, shard: int = 0, shards: int = 1) -> list[bytes]:
     """All that can be received from a queue, once leases have run out."""
-    store, desk = shard_of(directory, shard, shards)
-    desk.advance(MINUTE_MS)
-    found = bodies_of(desk.receive(10_000, queue=name))
+    store, driver = shard_of(directory, shard, shards)
+    driver.advance(MINUTE_MS)
+    found = bodies_of(driver.receive(10_000, queue=name))
     store.close(apply=False)
     return found
 
@@ -276,27 +276,27 @@ def received(directory: Path, name: str, shard: int = 0, shards: int = 1) -> lis
 @pytest.mark.parametrize("shard", [0, 1])
 @pytest.mark.parametrize("kind", [Kind.COUNTERS, Kind.CHANNEL, Kind.ENTRY])
 def test_partition_of_a_queue_keeps_its_id_and_its_numbers(tmp_path: Path, shard: int, kind: Kind) -> None:
-    store, desk = shard_of(tmp_path / "old", shard, 2)
+    store, driver = shard_of(tmp_path / "old", shard, 2)
     name, config = here("parts"), QueueConfig(partitions=2)
     part = (1, 1) if shard else None
-    desk.do(c.CreateQueue(name=name, config=config, channels=(c.MAIN,), part=part))
+    driver.do(c.CreateQueue(name=name, config=config, channels=(c.MAIN,), part=part))
     for number in range(30):
-        desk.send(b"%d" % number, queue=name)
-    desk.receive(1, queue=name)
-    before = desk.do(c.DescribeQueue(name=name))
-    first = desk.browse(name)[0].sequence
+        driver.send(b"%d" % number, queue=name)
+    driver.receive(1, queue=name)
+    before = driver.do(c.DescribeQueue(name=name))
+    first = driver.browse(name)[0].sequence
     assert first >> PARTITION_SHIFT == shard
     store.close()
     damage_record(tmp_path / "old", kind)
     done = salvage(tmp_path / "old", tmp_path / "new")
     assert (done.rebuilt, done.messages) == (1, 30)
-    store, desk = shard_of(tmp_path / "new", shard, 2)
-    after = desk.do(c.DescribeQueue(name=name))
+    store, driver = shard_of(tmp_path / "new", shard, 2)
+    after = driver.do(c.DescribeQueue(name=name))
     assert (after.queue_id, after.config) == (before.queue_id, before.config)
-    assert [seen.sequence - first for seen in desk.browse(name, limit=100)] == list(range(30))
-    assert desk.send(b"next", queue=name).first >= first + 30
-    desk.advance(HOUR_MS)
-    assert len(bodies_of(desk.receive(100, queue=name))) == 31
+    assert [seen.sequence - first for seen in driver.browse(name, limit=100)] == list(range(30))
+    assert driver.send(b"next", queue=name).first >= first + 30
+    driver.advance(HOUR_MS)
+    assert len(bodies_of(driver.receive(100, queue=name))) == 31
     store.close()
 
 
@@ -313,10 +313,10 @@ def test_messages_that_are_larger_than_today_s_limit_are_salvaged(tmp_path: Path
 
 
 def test_standard_queue_with_the_name_of_a_fifo_queue_stays_one(tmp_path: Path) -> None:
-    store, desk = shard_of(tmp_path / "old")
-    desk.broker.catalog.add_queue("x.fifo", QueueConfig(), (c.MAIN,))
-    desk.commit()
-    desk.send(b"a", b"b", queue="x.fifo")
+    store, driver = shard_of(tmp_path / "old")
+    driver.broker.catalog.add_queue("x.fifo", QueueConfig(), (c.MAIN,))
+    driver.commit()
+    driver.send(b"a", b"b", queue="x.fifo")
     store.close()
     damage_record(tmp_path / "old", Kind.COUNTERS)
     salvage(tmp_path / "old", tmp_path / "new")
@@ -334,13 +334,13 @@ def make_workers(directory: Path) -> dict[int, str]:
         store = open_embedded(shard_directory(directory, shard), background=False)
         store.commit(Broker.open(store, START_MS, entropy, shard, 2).take_changes())
         store.close()
-        store, desk = shard_of(shard_directory(directory, shard), shard, 2)
-        desk.create(names[shard])
+        store, driver = shard_of(shard_directory(directory, shard), shard, 2)
+        driver.create(names[shard])
         part = (1, 2) if shard else None
-        desk.do(c.CreateQueue(name=here("both"), config=QueueConfig(partitions=2), channels=(c.MAIN,), part=part))
+        driver.do(c.CreateQueue(name=here("both"), config=QueueConfig(partitions=2), channels=(c.MAIN,), part=part))
         for number in range(10):
-            desk.send(b"%d own" % number, queue=names[shard])
-            desk.send(b"%d both" % number, queue=here("both"))
+            driver.send(b"%d own" % number, queue=names[shard])
+            driver.send(b"%d both" % number, queue=here("both"))
         store.close()
     return names
 
@@ -377,35 +377,35 @@ def test_partition_whose_record_is_lost_gets_its_name_from_another_worker(tmp_pa
     assert len(received(tmp_path / "new" / "shard-1", here("both"), 1, 2)) == 10
 
 
-def make_retries(desk: Desk) -> None:
+def make_retries(driver: BrokerDriver) -> None:
     """Ten messages are leased; three of them have failed twice, and are in the retry lane."""
-    desk.create("q")
-    desk.send(*[b"%d" % number for number in range(10)])
-    (span,) = spans_of(desk.receive(10))
-    desk.do(c.Release(queue="q", channel=c.MAIN, spans=[c.Span(span.first, span.first + 2, 1)], delay_ms=0))
-    desk.release(desk.receive(3), delay_ms=0)
-    assert any(keys.lane_channel(ChunkKey.unpack(key).lane) for key in desk.chunk_keys())
+    driver.create("q")
+    driver.send(*[b"%d" % number for number in range(10)])
+    (span,) = spans_of(driver.receive(10))
+    driver.do(c.Release(queue="q", channel=c.MAIN, spans=[c.Span(span.first, span.first + 2, 1)], delay_ms=0))
+    driver.release(driver.receive(3), delay_ms=0)
+    assert any(keys.lane_channel(ChunkKey.unpack(key).lane) for key in driver.chunk_keys())
 
 
 @pytest.mark.parametrize("kind", [Kind.COUNTERS, Kind.CHANNEL, Kind.QUEUE])
 def test_message_that_is_retried_comes_once_with_its_attempts(tmp_path: Path, kind: Kind) -> None:
-    store, desk = shard_of(tmp_path / "old")
-    make_retries(desk)
+    store, driver = shard_of(tmp_path / "old")
+    make_retries(driver)
     store.close()
     damage_record(tmp_path / "old", kind)
     salvage(tmp_path / "old", tmp_path / "new")
-    store, desk = shard_of(tmp_path / "new")
-    (name,) = desk.broker.queues
-    desk.advance(MINUTE_MS)
-    delivery = desk.receive(100, queue=name)
+    store, driver = shard_of(tmp_path / "new")
+    (name,) = driver.broker.queues
+    driver.advance(MINUTE_MS)
+    delivery = driver.receive(100, queue=name)
     assert sorted(bodies_of(delivery)) == [b"%d" % number for number in range(10)]
     assert sorted(attempts_of(delivery)) == [2] * 7 + [3] * 3
     store.close()
 
 
 def test_retry_whose_entries_are_all_lost_comes_once(tmp_path: Path) -> None:
-    store, desk = shard_of(tmp_path / "old")
-    make_retries(desk)
+    store, driver = shard_of(tmp_path / "old")
+    make_retries(driver)
     store.close()
     damage_record(tmp_path / "old", Kind.ENTRY)
     done = salvage(tmp_path / "old", tmp_path / "new")
@@ -414,9 +414,9 @@ def test_retry_whose_entries_are_all_lost_comes_once(tmp_path: Path) -> None:
 
 
 def test_retry_whose_chunk_is_damaged_is_taken_from_where_it_was_sent(tmp_path: Path) -> None:
-    store, desk = shard_of(tmp_path / "old")
-    make_retries(desk)
-    (packed,) = [key for key in desk.chunk_keys() if keys.lane_channel(ChunkKey.unpack(key).lane)]
+    store, driver = shard_of(tmp_path / "old")
+    make_retries(driver)
+    (packed,) = [key for key in driver.chunk_keys() if keys.lane_channel(ChunkKey.unpack(key).lane)]
     store.close()
     spoil(tmp_path / "old", "UPDATE chunks SET body = x'00' WHERE key = ?", packed)
     assert salvage(tmp_path / "old", tmp_path / "new").messages == 10
@@ -424,59 +424,59 @@ def test_retry_whose_chunk_is_damaged_is_taken_from_where_it_was_sent(tmp_path: 
 
 
 def test_state_of_a_damaged_queue_is_kept_as_far_as_it_is_readable(tmp_path: Path) -> None:
-    store, desk = shard_of(tmp_path / "old")
+    store, driver = shard_of(tmp_path / "old")
     settings = {"lease_ms": 5000, "tags": {"team": "blue"}, "labels": {"sns": "x"}, "dead_letter": "grave"}
-    desk.create("q", channels=(c.MAIN, "audit"), **settings)
-    desk.do(c.PauseChannel(queue="q", channel="audit"))
-    desk.send(*[b"%d" % number for number in range(10)])
-    desk.send(b"soon", delay_ms=MINUTE_MS)
-    desk.send(b"later", delay_ms=100 * DAY_MS)
-    desk.ack(desk.receive(4))
-    desk.do(c.AckConsumer(queue="q", consumer="reader", offset=2))
-    before = desk.broker.queues["q"]
+    driver.create("q", channels=(c.MAIN, "audit"), **settings)
+    driver.do(c.PauseChannel(queue="q", channel="audit"))
+    driver.send(*[b"%d" % number for number in range(10)])
+    driver.send(b"soon", delay_ms=MINUTE_MS)
+    driver.send(b"later", delay_ms=100 * DAY_MS)
+    driver.ack(driver.receive(4))
+    driver.do(c.AckConsumer(queue="q", consumer="reader", offset=2))
+    before = driver.broker.queues["q"]
     counts = {name: channel.stats() for name, channel in before.channels.items()}
-    desk.do(c.PauseQueue(queue="q"))
-    desk.send(b"held")
+    driver.do(c.PauseQueue(queue="q"))
+    driver.send(b"held")
     store.close()
     spoil(tmp_path / "old", "UPDATE records SET value = value || x'00' WHERE key = ?", keys.record(Kind.COUNTERS, 1))
     salvage(tmp_path / "old", tmp_path / "new")
-    store, desk = shard_of(tmp_path / "new")
-    after = desk.broker.queues["q"]
+    store, driver = shard_of(tmp_path / "new")
+    after = driver.broker.queues["q"]
     assert (after.id, after.config, after.created_ms) == (before.id, before.config, before.created_ms)
     assert after.held_from == before.held_from and after.held_from is not None
     for name, was in counts.items():
         now = after.channels[name].stats()
         assert (now.paused, now.ready, now.delayed, now.acked) == (was.paused, was.ready, was.delayed, was.acked)
     assert after.consumers.keys() == {"reader"}
-    shown = desk.receive(100)
+    shown = driver.receive(100)
     assert bodies_of(shown) == [b"%d" % number for number in range(4, 10)]
-    desk.ack(shown)
-    desk.do(c.PauseQueue(queue="q", paused=False))
-    desk.advance(MINUTE_MS)
-    shown = desk.receive(100)
+    driver.ack(shown)
+    driver.do(c.PauseQueue(queue="q", paused=False))
+    driver.advance(MINUTE_MS)
+    shown = driver.receive(100)
     assert sorted(bodies_of(shown)) == [b"held", b"soon"]
-    desk.ack(shown)
-    desk.advance(100 * DAY_MS)
-    assert bodies_of(desk.receive(100)) == [b"later"]
+    driver.ack(shown)
+    driver.advance(100 * DAY_MS)
+    assert bodies_of(driver.receive(100)) == [b"later"]
     store.close()
 
 
 def test_fifo_queue_keeps_its_order_and_its_deduplication(tmp_path: Path) -> None:
-    store, desk = shard_of(tmp_path / "old")
-    desk.create("f.fifo", kind="fifo")
+    store, driver = shard_of(tmp_path / "old")
+    driver.create("f.fifo", kind="fifo")
     for number in range(6):
-        desk.send_fifo(f"g{number % 2}", b"%d" % number, queue="f.fifo")
-    desk.receive(1, queue="f.fifo")
+        driver.send_fifo(f"g{number % 2}", b"%d" % number, queue="f.fifo")
+    driver.receive(1, queue="f.fifo")
     store.close()
     damage_record(tmp_path / "old", Kind.COUNTERS)
     salvage(tmp_path / "old", tmp_path / "new")
-    store, desk = shard_of(tmp_path / "new")
-    desk.send_fifo("g0", b"4", queue="f.fifo")
-    free = desk.receive(10, queue="f.fifo")
+    store, driver = shard_of(tmp_path / "new")
+    driver.send_fifo("g0", b"4", queue="f.fifo")
+    free = driver.receive(10, queue="f.fifo")
     assert bodies_of(free) == [b"1", b"3", b"5"]
-    desk.ack(free)
-    desk.advance(MINUTE_MS)
-    assert bodies_of(desk.receive(10, queue="f.fifo")) == [b"0", b"2", b"4"]
+    driver.ack(free)
+    driver.advance(MINUTE_MS)
+    assert bodies_of(driver.receive(10, queue="f.fifo")) == [b"0", b"2", b"4"]
     store.close()
 
 
@@ -621,9 +621,9 @@ def test_whatever_byte_is_flipped_salvage_brings_what_is_readable_and_lists_the_
         assert broker.quarantine.ids == []
         for queue in broker.queues.values():
             for lane in {key[8:12] for key in after.chunks if key.startswith(keys.queue_chunks(queue.id))}:
-                for key in broker.shelf.keys(queue.id, int.from_bytes(lane, "big")):
+                for key in broker.write_buffer.keys(queue.id, int.from_bytes(lane, "big")):
                     try:
-                        broker.shelf.load(key)
+                        broker.write_buffer.load(key)
                     except ChunkDamaged:
                         pytest.fail(f"{key} was copied although it is damaged")
         store.close()

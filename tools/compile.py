@@ -33,7 +33,7 @@ COMPILED = (
     "server/shard.py",
     "server/tasks.py",
     "server/threads.py",
-    "store/ahead.py",
+    "store/read_ahead.py",
     "store/embedded.py",
     "store/layer.py",
     "store/journal/frames.py",
@@ -43,7 +43,7 @@ COMPILED = (
     "protocols/http/exchange.py",
     "protocols/http/server.py",
     "protocols/front_end.py",
-    "protocols/websocket/desk.py",
+    "protocols/websocket/dispatcher.py",
     "wire/frames.py",
     "wire/packing.py",
     "protocols/sqs/actions.py",
@@ -58,7 +58,7 @@ COMPILED = (
     "protocols/sqs/received.py",
     "protocols/sqs/server.py",
     "protocols/sqs/service.py",
-    "protocols/sqs/visit.py",
+    "protocols/sqs/context.py",
 )
 """What is worth it: every message, or every call, goes through these."""
 

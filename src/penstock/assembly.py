@@ -16,7 +16,7 @@ from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.nsq.http import NsqHttpFrontEnd
 from penstock.protocols.nsq.server import NsqFrontEnd
 from penstock.protocols.rest.app import RestFrontEnd
-from penstock.protocols.sqs.server import SqsFrontEnd, refuse_request, screen
+from penstock.protocols.sqs.server import SqsFrontEnd, check_header, refuse_request
 from penstock.server.engines import ENGINES
 from penstock.server.node import FrontEnd, Node, Ready, Services
 from penstock.server.settings import Settings
@@ -99,16 +99,16 @@ def node(chosen: Settings) -> Node:
 def front_ends(chosen: Settings) -> list[FrontEnd]:
     """Every protocol that a node speaks."""
     return [
-        HttpFrontEnd("sqs", chosen.server.sqs_port, sqs_handler, refuse_request, sqs_screen),
+        HttpFrontEnd("sqs", chosen.server.sqs_port, sqs_handler, refuse_request, sqs_header_check),
         RestFrontEnd(chosen.server.http_port, __version__),
         NsqFrontEnd(chosen.server.nsq_tcp_port),
         NsqHttpFrontEnd(chosen.server.nsq_http_port),
     ]
 
 
-def sqs_screen(services: Services) -> Handler:
-    """What refuses SQS requests of strangers before their bodies are read."""
-    return screen(services.credentials)
+def sqs_header_check(services: Services) -> Handler:
+    """What refuses unauthenticated SQS requests before their bodies are read."""
+    return check_header(services.credentials)
 
 
 def sqs_handler(services: Services) -> Handler:

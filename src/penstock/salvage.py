@@ -1,10 +1,10 @@
 """Looking a data directory over, and copying what is readable of a damaged one: `penstock store check` and `salvage`.
 
-A check changes nothing, and may run beside a server. A salvage reads the directory's files in its own way (`remains`),
-because a damaged one does not open, and writes a new directory:
+A check changes nothing, and may run beside a server. A salvage reads the directory's files in its own way
+(`raw_directory`), because a damaged one does not open, and writes a new directory:
 
 - A queue of which everything is there is copied as it is: messages, what is leased and done, retries, consumers.
-- A queue of which something is damaged is made whole of the rest (`core.mending`). Its messages keep their places and
+- A queue of which something is damaged is repaired (`core.storage.repair`). Its messages keep their places and
   numbers; only where nobody knows whether a message is done, it is delivered again.
 - The rest (sessions, marks, redrives, outboxes) is copied as far as it is readable.
 
@@ -34,13 +34,13 @@ from penstock.core.queues.queue import Queue
 from penstock.core.storage import keys
 from penstock.core.storage.changes import Changes
 from penstock.core.storage.keys import ChunkKey, Kind
-from penstock.core.storage.mending import mend
 from penstock.core.storage.records import Meta, QueueRecord
-from penstock.remains import (
+from penstock.core.storage.repair import repair
+from penstock.raw_directory import (
     CUT_SHORT,
     NUMBER_BYTES,
     Finding,
-    Remains,
+    RawDirectory,
     decoded,
     finding_of_chunk,
     finding_of_flaw,
@@ -49,6 +49,7 @@ from penstock.remains import (
 from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.errors import StoreLocked
+from penstock.store.file_modes import DIRECTORY_MODE, make_file
 from penstock.store.inspection import quick_check
 from penstock.store.journal.frames import ALIGNMENT, StoredChunk
 from penstock.store.journal.walk import SEGMENT_SUFFIX
@@ -61,7 +62,6 @@ from penstock.store.layout import (
     is_store,
 )
 from penstock.store.lock import DirectoryLock
-from penstock.store.private import DIRECTORY_MODE, make_file
 from penstock.store.table import SQLITE_ERRORS, connect, translate
 from penstock.store.view import StoreView
 
@@ -140,7 +140,7 @@ def look_over(directory: Path) -> list[Finding]:
     try:
         view = StoreView(directory)
     except StoreError as error:
-        return _check_remains(directory, error)
+        return _check_raw_directory(directory, error)
     with contextlib.closing(view):
         findings, names = _check_broker(view)
         findings += _check_chunks(view, names)
@@ -151,14 +151,14 @@ def look_over(directory: Path) -> list[Finding]:
     return list(dict.fromkeys(findings))
 
 
-def _check_remains(directory: Path, error: StoreError) -> list[Finding]:
+def _check_raw_directory(directory: Path, error: StoreError) -> list[Finding]:
     """What is damaged in a store that cannot be opened."""
-    with contextlib.closing(Remains(directory, is_ours=False)) as remains:
-        names = _queue_names(dict(remains.records()))
-        findings = [_with_name(finding, names) for finding in remains.findings]
-        for packed in remains.chunk_keys():
+    with contextlib.closing(RawDirectory(directory, is_ours=False)) as raw_directory:
+        names = _queue_names(dict(raw_directory.records()))
+        findings = [_with_name(finding, names) for finding in raw_directory.findings]
+        for packed in raw_directory.chunk_keys():
             try:
-                remains.read_chunk(packed)
+                raw_directory.read_chunk(packed)
             except ChunkDamaged as damage:
                 findings.append(finding_of_chunk(packed, str(damage), names))
     return list(dict.fromkeys(findings)) or [Finding("store", without_advice(error))]
@@ -302,11 +302,11 @@ def _cluster_around(store: Path) -> ClusterFile | None:
 
 def _salvage_store(source: Path, target: Path, shared: _Shared, progress: Progress) -> Salvaged:
     with (
-        contextlib.closing(Remains(source, is_ours=True)) as remains,
+        contextlib.closing(RawDirectory(source, is_ours=True)) as raw_directory,
         contextlib.closing(open_embedded(target)) as store,
     ):
         make_file(target / INCOMPLETE_NAME)
-        salvaged = _Salvage(remains, store, shared, source.name, progress).run()
+        salvaged = _Salvage(raw_directory, store, shared, source.name, progress).run()
     (target / INCOMPLETE_NAME).unlink()
     return salvaged
 
@@ -319,8 +319,8 @@ def _salvage_workers(source: Path, stores: list[Path], target: Path, progress: P
     salvaged, shared = Salvaged(), _Shared(None)
     metas: list[Meta] = []
     for store in stores:
-        with contextlib.closing(Remains(store, is_ours=True)) as remains:
-            for key, value in remains.records():
+        with contextlib.closing(RawDirectory(store, is_ours=True)) as raw_directory:
+            for key, value in raw_directory.records():
                 if key[0] == Kind.QUEUE:
                     shared.queues.setdefault(key, value)
                 elif key[0] == Kind.META:
@@ -359,14 +359,14 @@ class _Salvage:
     """What can be read of one store goes to another."""
 
     def __init__(
-        self, remains: Remains, store: EmbeddedStore, shared: _Shared, source_name: str, progress: Progress
+        self, raw_directory: RawDirectory, store: EmbeddedStore, shared: _Shared, source_name: str, progress: Progress
     ) -> None:
-        self._remains = remains
+        self._raw_directory = raw_directory
         self._store = store
         self._shared = shared
         self._source_name = source_name
         self._progress = progress
-        self._records = dict(remains.records())
+        self._records = dict(raw_directory.records())
         self._by_group: dict[bytes, dict[bytes, bytes]] = defaultdict(dict)
         for key, value in self._records.items():
             self._by_group[keys.group_of(key)][key] = value
@@ -375,7 +375,7 @@ class _Salvage:
         """The readable chunks of each queue."""
         self._lost: dict[int, list[ChunkKey]] = defaultdict(list)
         """Those that are not."""
-        self._findings = {_with_name(each, self._names): None for each in remains.findings}
+        self._findings = {_with_name(each, self._names): None for each in raw_directory.findings}
 
     def run(self) -> Salvaged:
         """Copy what is whole, then make the rest so."""
@@ -391,7 +391,7 @@ class _Salvage:
             broker = self._broker()
         whole = len(broker.queues)
         for queue_id in sorted(damaged | senseless):
-            self._mend(broker, queue_id, exact=queue_id not in senseless)
+            self._repair(broker, queue_id, exact=queue_id not in senseless)
         broker = self._broker()
         for queue_id in broker.quarantine.ids:
             self._note("queue", f"it could not be made whole: {broker.quarantine.reason(queue_id)}", queue_id)
@@ -415,13 +415,13 @@ class _Salvage:
     def _copy_chunks(self) -> None:
         changes = Changes()
         size = 0
-        packed_keys = self._remains.chunk_keys()
+        packed_keys = self._raw_directory.chunk_keys()
         for done, packed in enumerate(packed_keys):
             if done % _PROGRESS_CHUNKS == 0:
                 self._progress(done, len(packed_keys))
             queue_id = int.from_bytes(packed[:NUMBER_BYTES], "big")
             try:
-                body = self._remains.read_chunk(packed)
+                body = self._raw_directory.read_chunk(packed)
                 if packed[0] != _OUTBOX:
                     self._chunks[queue_id].append(ChunkKey.unpack(packed))
             except ChunkDamaged as error:
@@ -438,12 +438,12 @@ class _Salvage:
 
     def _damaged_queues(self) -> set[int]:
         """The queues that are not copied as they are. Without its name, or in part, a queue is none."""
-        groups = {group for group in self._remains.suspects if len(group) == NUMBER_BYTES and group[0] != _OUTBOX}
+        groups = {group for group in self._raw_directory.suspects if len(group) == NUMBER_BYTES and group[0] != _OUTBOX}
         there = {int.from_bytes(group, "big") for group in self._by_group if len(group) == NUMBER_BYTES}
         named = {keys.number_of(key) for key in self._records if key[0] == Kind.QUEUE}
         damaged = {int.from_bytes(group, "big") for group in groups} | ((there | self._chunks.keys()) - named)
         damaged |= {queue_id for queue_id in self._lost if queue_id >> 56 != _OUTBOX}
-        if self._remains.lacks_commits:  # nobody knows what was delivered
+        if self._raw_directory.lacks_commits:  # nobody knows what was delivered
             damaged |= {queue_id for queue_id in named if self._promises_at_most(queue_id)}
         return damaged
 
@@ -456,7 +456,7 @@ class _Salvage:
 
     def _copy_records(self, damaged: set[int]) -> None:
         changes = Changes()
-        whole_outbox = not {bytes([Kind.OUTBOX]), bytes([Kind.OUTBOX_TARGET])} & self._remains.suspects
+        whole_outbox = not {bytes([Kind.OUTBOX]), bytes([Kind.OUTBOX_TARGET])} & self._raw_directory.suspects
         for key, value in self._records.items():
             kind, number = key[0], keys.number_of(key)
             if kind in (Kind.OUTBOX, Kind.OUTBOX_TARGET) and not whole_outbox:
@@ -497,7 +497,7 @@ class _Salvage:
             changes.drop(keys.record(kind, queue_id))
         self._store.commit(changes)
 
-    def _mend(self, broker: Broker, queue_id: int, *, exact: bool) -> None:
+    def _repair(self, broker: Broker, queue_id: int, *, exact: bool) -> None:
         number = keys.queue_chunks(queue_id)
         records = self._by_group[number]
         chunks = self._chunks.get(queue_id, [])
@@ -506,11 +506,11 @@ class _Salvage:
             records[own] = self._shared.queues[own]
         if own not in records and not chunks:
             return
-        damaged = self._remains.damaged(number) if exact else None
-        mended = mend(broker, queue_id, records, chunks, lost=self._lost.get(queue_id, []), damaged=damaged)
+        damaged = self._raw_directory.damaged(number) if exact else None
+        repaired = repair(broker, queue_id, records, chunks, lost=self._lost.get(queue_id, []), damaged=damaged)
         self._commit(broker)
-        self._names[queue_id] = mended.name
-        for note in mended.notes:
+        self._names[queue_id] = repaired.name
+        for note in repaired.notes:
             self._note("queue", note, queue_id)
 
 

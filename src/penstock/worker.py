@@ -57,7 +57,7 @@ class Parent:
         asyncio.get_running_loop().add_reader(self._control, self._hear)
 
     async def all_settled(self) -> None:
-        """This worker has answered its requests: wait until the siblings have. One that never served had none."""
+        """This worker has answered its requests: wait until the other workers have. One that never served had none."""
         self._is_stopping = True
         if not self._is_serving:
             return
@@ -90,7 +90,7 @@ class Parent:
 
 
 STEP_S_MAX = 20.0
-"""How long a worker waits for its siblings before it closes its shard."""
+"""How long a worker waits for the other workers before it closes its shard."""
 
 
 class _Watched:

@@ -36,13 +36,13 @@ def test_every_example_is_run_here() -> None:
 def test_an_example_does_what_it_says(name: str, tmp_path: Path) -> None:
     if name in ON_SPARK:
         need_java()
-    patience_s = SPARK_PATIENCE_S if name in ON_SPARK else PATIENCE_S
+    retry_timeout_s = SPARK_PATIENCE_S if name in ON_SPARK else PATIENCE_S
     command = [sys.executable, str(EXAMPLES / name), str(tmp_path / "data")]
     example = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        told, errors = example.communicate(timeout=patience_s)
+        told, errors = example.communicate(timeout=retry_timeout_s)
     finally:
         with contextlib.suppress(ProcessLookupError):  # all of them, also those that it has started
             os.killpg(example.pid, signal.SIGKILL)

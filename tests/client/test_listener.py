@@ -15,10 +15,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import penstock
+from penstock.client.aio.acknowledger import AsyncAcknowledger
 from penstock.client.aio.penstock import AsyncPenstock
-from penstock.client.aio.settler import AsyncSettler
+from penstock.client.sync.acknowledger import Acknowledger
 from penstock.client.sync.penstock import Penstock
-from penstock.client.sync.settler import Settler
 from penstock.core.commands import Ack, CommitWork, Extend, Release, Span
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Shard
@@ -155,10 +155,10 @@ def test_many_acknowledgements_are_one_command(room: Room, ps: Any) -> None:
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Acknowledgements that may wait for company wait for ever."""
+    """Acknowledgements that may wait to be batched wait for ever."""
     for kind in ("aio", "sync"):
-        monkeypatch.setattr(f"penstock.client.{kind}.settler._GATHER_SECONDS", 10_000.0)
-        monkeypatch.setattr(f"penstock.client.{kind}.settler._GATHER_SHARE", 10_000.0)
+        monkeypatch.setattr(f"penstock.client.{kind}.acknowledger._GATHER_SECONDS", 10_000.0)
+        monkeypatch.setattr(f"penstock.client.{kind}.acknowledger._GATHER_SHARE", 10_000.0)
 
 
 @pytest.mark.usefixtures("patience")
@@ -181,13 +181,13 @@ def test_a_message_that_ends_while_the_settler_counts_does_not_send_the_others_o
     room, seen = Room(flavour), list[bytes]()
     try:
         with room.ps.listen("in", lambda message: seen.append(message.body), workers=8) as listener:
-            settler, spare_room = listener._settler, listener._settler.spare_room
+            acknowledger, spare_room = listener._acknowledger, listener._acknowledger.spare_room
 
             def spare_room_after_a_wake() -> int:
-                settler._wake.set()  # its worker cannot know yet how many are enough
+                acknowledger._wake.set()  # its worker cannot know yet how many are enough
                 return int(spare_room())
 
-            settler.spare_room = spare_room_after_a_wake
+            acknowledger.spare_room = spare_room_after_a_wake
             for number in range(5):
                 room.ps.queue("in").send(str(number))
                 until(lambda number=number: len(seen) > number)
@@ -965,9 +965,9 @@ def test_messages_that_are_being_settled_take_no_room(flavour: str, monkeypatch:
         assert may_settle.wait(60)
         sync_acknowledge(self, messages)
 
-    aio_acknowledge, sync_acknowledge = AsyncSettler._acknowledge, Settler._acknowledge
-    monkeypatch.setattr(AsyncSettler, "_acknowledge", slow)
-    monkeypatch.setattr(Settler, "_acknowledge", slow_sync)
+    aio_acknowledge, sync_acknowledge = AsyncAcknowledger._acknowledge, Acknowledger._acknowledge
+    monkeypatch.setattr(AsyncAcknowledger, "_acknowledge", slow)
+    monkeypatch.setattr(Acknowledger, "_acknowledge", slow_sync)
     try:
         room.ps.queue("in").send_many([b"x"] * 100)
         with room.ps.listen("in", lambda message: seen.append(message.body), workers=4, max_in_hand=6) as listener:
@@ -1083,14 +1083,14 @@ def test_a_stop_leaves_nothing_leased_that_was_about_to_follow_in_its_group() ->
         about_to, go_on = threading.Event(), threading.Event()
         listener = ps.listen("line.fifo", lambda message: go_on.wait(SECONDS_MAX), workers=2, prefetch=10)
         until(lambda: listener.in_hand == 2)
-        begin = listener._settler.begin
+        begin = listener._acknowledger.begin
 
         def begin_late(messages: list[Any]) -> None:
             about_to.set()
             time.sleep(0.2)  # so long may a thread have to wait for its turn
             begin(messages)
 
-        listener._settler.begin = begin_late
+        listener._acknowledger.begin = begin_late
         go_on.set()
         assert about_to.wait(SECONDS_MAX)
         assert listener.stop()
@@ -1142,9 +1142,9 @@ def test_with_an_at_most_policy_nothing_is_fetched_ahead_while_a_failure_is_sett
     with Penstock(caller) as ps:
         ps.create_queue("in", policy="consume_once").send(b"first")
         with ps.listen("in", work, workers=2) as listener:
-            until(lambda: listener._settler._settling)
+            until(lambda: listener._acknowledger._acknowledging)
             ps.queue("in").send_many([b"done", b"fails"])
-            until(lambda: len(listener._settler._ended) == 2)  # both are settled together, after the first
+            until(lambda: len(listener._acknowledger._ended) == 2)  # both are settled together, after the first
             ps.queue("in").send_many([b"takes long"] * 9)
             until(lambda: len(ended) == 5)
             gates[Ack].set()

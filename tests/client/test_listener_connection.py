@@ -231,10 +231,10 @@ def test_credit_that_never_left_is_given_again(loop: LoopThread) -> None:
             return self.carried[-1]
 
     async def main() -> None:
-        carrier, hearer = Carrier(), _Hearer()
+        carrier, push_target = Carrier(), _Hearer()
         asked: list[None] = []
-        hearer.ask = lambda: asked.append(None)  # type: ignore[method-assign]
-        stream = Stream(carrier, "in", "main", None, hearer)  # type: ignore[arg-type]
+        push_target.ask = lambda: asked.append(None)  # type: ignore[method-assign]
+        stream = Stream(carrier, "in", "main", None, push_target)  # type: ignore[arg-type]
         stream.top_up()
         carrier.carried[0].settle(None, None)
         stream._credit = 0  # all of it has come

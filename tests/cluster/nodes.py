@@ -26,7 +26,7 @@ from penstock.protocols.rest.app import RestFrontEnd
 from penstock.server.settings import Settings, parse
 from tools.kafka import KafkaCluster
 
-PATIENCE_S = 60.0
+RETRY_TIMEOUT_S = 60.0
 START_S_MAX = 200.0
 """A process on a machine that does a lot besides, and a Kafka that was just started, take their time."""
 SHARDS = 4
@@ -58,7 +58,7 @@ min_insync_replicas = 1
 """
 
 
-def until(is_so: Callable[[], Any], what: str = "it", seconds_max: float = PATIENCE_S) -> Any:
+def until(is_so: Callable[[], Any], what: str = "it", seconds_max: float = RETRY_TIMEOUT_S) -> Any:
     """Poll, with a generous deadline."""
     deadline = time.monotonic() + seconds_max
     while True:
@@ -85,15 +85,15 @@ class ThreadNode:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         try:
-            self._started.result(PATIENCE_S * 2)
+            self._started.result(RETRY_TIMEOUT_S * 2)
         except BaseException:
-            self._thread.join(PATIENCE_S)
+            self._thread.join(RETRY_TIMEOUT_S)
             raise
 
     def call(self, command: Command) -> Any:
         """Take a command through this node's router."""
         asked = asyncio.run_coroutine_threadsafe(self.node.services.shard.call(command), self._loop)
-        return asked.result(PATIENCE_S)
+        return asked.result(RETRY_TIMEOUT_S)
 
     @property
     def own_shards(self) -> list[int]:
@@ -104,7 +104,7 @@ class ThreadNode:
         """As on SIGTERM."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join(PATIENCE_S)
+            self._thread.join(RETRY_TIMEOUT_S)
             assert not self._thread.is_alive(), "the node does not stop"
 
     def _run(self) -> None:
@@ -215,10 +215,10 @@ class ProcessNode:
         """SIGTERM, and wait."""
         assert self._process is not None
         self._process.terminate()
-        assert self._process.wait(PATIENCE_S) == 0, self.log
+        assert self._process.wait(RETRY_TIMEOUT_S) == 0, self.log
 
     def kill(self) -> None:
         """SIGKILL, whatever state it is in. Once more does nothing."""
         if self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGKILL)
-            self._process.wait(PATIENCE_S)
+            self._process.wait(RETRY_TIMEOUT_S)

@@ -16,7 +16,7 @@ from penstock.core.errors import InvalidRequest
 from penstock.core.queues.config import QueueConfig
 from penstock.server.auth import ANYBODY
 from penstock.server.tally import Tally
-from tests.cluster.links.linking import PATIENCE_S, in_loop
+from tests.cluster.links.linking import RETRY_TIMEOUT_S, in_loop
 from tests.cluster.routing.routing import ServedPair, served_pair
 from tests.cluster.routing.test_router_pair import NAMES
 
@@ -25,7 +25,7 @@ async def told(pair: ServedPair, node: str) -> dict[str, float]:
     """The messages of each queue, as a node's metrics have them."""
 
     def ask() -> str:
-        with urlopen(f"http://127.0.0.1:{pair.proxies[node].port}/metrics", timeout=PATIENCE_S) as answer:
+        with urlopen(f"http://127.0.0.1:{pair.proxies[node].port}/metrics", timeout=RETRY_TIMEOUT_S) as answer:
             return str(answer.read().decode())
 
     lines = (await asyncio.to_thread(ask)).splitlines()

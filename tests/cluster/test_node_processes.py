@@ -20,7 +20,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.cluster.nodes import PATIENCE_S, ProcessNode, until
+from tests.cluster.nodes import RETRY_TIMEOUT_S, ProcessNode, until
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tools.kafka import KafkaCluster
 
@@ -33,7 +33,7 @@ UNREACHABLE = (BotoCoreError, ClientError)
 
 def sqs(node: ProcessNode) -> Any:
     """A client that never tries again by itself."""
-    options = Config(retries={"total_max_attempts": 1}, read_timeout=PATIENCE_S, connect_timeout=PATIENCE_S)
+    options = Config(retries={"total_max_attempts": 1}, read_timeout=RETRY_TIMEOUT_S, connect_timeout=RETRY_TIMEOUT_S)
     credentials = {"aws_access_key_id": "x", "aws_secret_access_key": "x", "region_name": "us-east-1"}
     return boto3.client("sqs", endpoint_url=node.sqs_url, config=options, **credentials)
 
@@ -56,7 +56,7 @@ class Traffic:
 
     def __exit__(self, *exception: object) -> None:
         self._ending.set()
-        self._thread.join(2 * PATIENCE_S)
+        self._thread.join(2 * RETRY_TIMEOUT_S)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -23,7 +23,7 @@ CHOSEN = [
     "tests/protocols/rest/test_messages.py",
     "tests/protocols/rest/test_work.py",
     "tests/client/test_receiving.py",
-    "tests/client/test_settling.py",
+    "tests/client/test_acknowledging.py",
     "tests/protocols/nsq/test_serving.py::test_a_message_that_is_not_confirmed_in_time_comes_again",
     "tests/protocols/nsq/test_partitions.py",
 ]
@@ -33,7 +33,7 @@ CHOSEN_FOR_KAFKA = [
     "tests/protocols/sqs/test_messages.py",
     "tests/protocols/rest/test_messages.py",
     "tests/protocols/websocket/test_socket.py::test_messages_are_pushed_while_there_is_credit",
-    "tests/client/test_settling.py",
+    "tests/client/test_acknowledging.py",
 ]
 
 

@@ -17,7 +17,7 @@ import pytest
 from penstock.cluster.membership.inspection import Inspection
 from penstock.server.settings import parse
 from tests.cluster.links.test_link_tls import certificates  # noqa: F401
-from tests.cluster.nodes import PATIENCE_S, START_S_MAX, ProcessNode, settings_text, until
+from tests.cluster.nodes import RETRY_TIMEOUT_S, START_S_MAX, ProcessNode, settings_text, until
 from tests.cluster.test_node_processes import QUEUES, drained, send_to_all, sqs
 from tests.kafka import kafka, unique_prefix  # noqa: F401
 from tools.kafka import KafkaCluster
@@ -68,7 +68,7 @@ def cluster(kafka: KafkaCluster, certificates: Path, tmp_path: Path) -> Iterator
 
 def _forwarded(node: ProcessNode) -> float:
     """How many sends it has handed on to other nodes."""
-    with urlopen(f"{node.listening['http']['url']}/metrics", timeout=PATIENCE_S) as answer:
+    with urlopen(f"{node.listening['http']['url']}/metrics", timeout=RETRY_TIMEOUT_S) as answer:
         found = FORWARDED.search(answer.read().decode())
     return 0.0 if found is None else float(found[1])
 
@@ -80,7 +80,7 @@ def _speaks_tls(address: str, certificates: Path) -> bool:  # noqa: F811
     context.load_verify_locations(certificates / "ours.pem")
     host, _, port = address.rpartition(":")
     with (
-        socket.create_connection((host, int(port)), PATIENCE_S) as plain,
+        socket.create_connection((host, int(port)), RETRY_TIMEOUT_S) as plain,
         context.wrap_socket(plain) as encrypted,
     ):
         return encrypted.version() == "TLSv1.3"

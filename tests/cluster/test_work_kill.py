@@ -10,7 +10,7 @@ from pathlib import Path
 
 import penstock
 from penstock.core.errors import PenstockError
-from tests.cluster.workers.test_workers import PATIENCE_S, WORKERS, WorkersServer, name_in
+from tests.cluster.workers.test_workers import RETRY_TIMEOUT_S, WORKERS, WorkersServer, name_in
 from tests.compat.server import until
 
 TASKS = 120
@@ -58,7 +58,7 @@ class Workers:
     def end(self) -> None:
         self._over.set()
         for thread in self._threads:
-            thread.join(PATIENCE_S)
+            thread.join(RETRY_TIMEOUT_S)
 
 
 def test_units_of_work_over_workers_that_are_killed_are_done_once(tmp_path: Path) -> None:
@@ -96,12 +96,12 @@ def _messages(ps: penstock.Penstock, stem: str) -> int:
 def _work_under_fire(server: WorkersServer, ps: penstock.Penstock) -> None:
     for index in range(WORKERS):
         goal = max(0, _messages(ps, "tasks") - TASKS // 2)
-        until(lambda goal=goal: _messages(ps, "tasks") <= goal, PATIENCE_S)
+        until(lambda goal=goal: _messages(ps, "tasks") <= goal, RETRY_TIMEOUT_S)
         killed = server.pid_of(index)
         os.kill(killed, signal.SIGKILL)
-        until(lambda killed=killed: killed not in server.pids() and len(server.pids()) == WORKERS, PATIENCE_S)
-    until(lambda: _messages(ps, "tasks") == 0, PATIENCE_S)
-    until(lambda: _messages(ps, "results") == 2 * WORKERS * TASKS, PATIENCE_S)
+        until(lambda killed=killed: killed not in server.pids() and len(server.pids()) == WORKERS, RETRY_TIMEOUT_S)
+    until(lambda: _messages(ps, "tasks") == 0, RETRY_TIMEOUT_S)
+    until(lambda: _messages(ps, "results") == 2 * WORKERS * TASKS, RETRY_TIMEOUT_S)
 
 
 def _check(ps: penstock.Penstock) -> None:
@@ -111,4 +111,4 @@ def _check(ps: penstock.Penstock) -> None:
         while messages := ps.queue(name).receive(1_000):
             found.update(message.body for message in messages)
         assert found == expected
-    until(lambda: _messages(ps, "tokens") == WORKERS * TASKS, PATIENCE_S)
+    until(lambda: _messages(ps, "tokens") == WORKERS * TASKS, RETRY_TIMEOUT_S)

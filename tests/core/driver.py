@@ -1,4 +1,4 @@
-"""A desk in front of a broker and a memory store: does what the shard does, and distrusts it.
+"""A driver in front of a broker and a memory store: does what the shard does, and distrusts it.
 
 Every step ends with a commit, and with the demand that a broker opened from the store equals the live one.
 """
@@ -26,7 +26,7 @@ _ENTROPY = bytes(range(64))
 _STEPS_MAX = 100_000
 
 
-class Desk:
+class BrokerDriver:
     """A broker, its store and a clock that only moves when told to."""
 
     def __init__(

@@ -11,217 +11,217 @@ from penstock.core import commands as c
 from penstock.core.delivery.columns import Columns
 from penstock.core.delivery.states import State
 from penstock.core.queues.config import DEDUP_WINDOW_MS, Backoff
-from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, Desk, attempts_of, bodies_of
+from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, BrokerDriver, attempts_of, bodies_of
 
 AHEAD_MS = HOUR_MS
 
 
 def test_lease_that_was_taken_while_the_clock_was_ahead_lasts_as_long_as_it_was_given() -> None:
-    desk = Desk()
-    desk.send(b"a")
-    desk.receive(lease_ms=3 * SECOND_MS)
-    desk.reopen(-AHEAD_MS)
-    desk.advance(3 * SECOND_MS - 1)
-    assert desk.counts() == (0, 1, 0)
-    desk.advance(1)
-    assert attempts_of(desk.receive()) == [2]
+    driver = BrokerDriver()
+    driver.send(b"a")
+    driver.receive(lease_ms=3 * SECOND_MS)
+    driver.reopen(-AHEAD_MS)
+    driver.advance(3 * SECOND_MS - 1)
+    assert driver.counts() == (0, 1, 0)
+    driver.advance(1)
+    assert attempts_of(driver.receive()) == [2]
 
 
 def test_group_behind_a_lease_of_a_clock_that_was_ahead_goes_on() -> None:
-    desk = Desk()
-    desk.create(kind="fifo")
-    desk.send_fifo("g", b"a", b"b")
-    desk.receive(lease_ms=3 * SECOND_MS)
-    desk.reopen(-AHEAD_MS)
-    assert bodies_of(desk.receive(9)) == []
-    desk.advance(3 * SECOND_MS)
-    assert bodies_of(desk.receive(9)) == [b"a", b"b"]
+    driver = BrokerDriver()
+    driver.create(kind="fifo")
+    driver.send_fifo("g", b"a", b"b")
+    driver.receive(lease_ms=3 * SECOND_MS)
+    driver.reopen(-AHEAD_MS)
+    assert bodies_of(driver.receive(9)) == []
+    driver.advance(3 * SECOND_MS)
+    assert bodies_of(driver.receive(9)) == [b"a", b"b"]
 
 
 def test_lease_does_not_begin_again_with_every_restart() -> None:
-    desk = Desk()
-    desk.send(b"a")
-    desk.receive(lease_ms=3 * SECOND_MS)
-    desk.reopen(-AHEAD_MS)
-    desk.reopen(2 * SECOND_MS)
-    desk.advance(SECOND_MS)
-    assert attempts_of(desk.receive()) == [2]
+    driver = BrokerDriver()
+    driver.send(b"a")
+    driver.receive(lease_ms=3 * SECOND_MS)
+    driver.reopen(-AHEAD_MS)
+    driver.reopen(2 * SECOND_MS)
+    driver.advance(SECOND_MS)
+    assert attempts_of(driver.receive()) == [2]
 
 
 def test_lease_of_a_clock_that_went_back_less_than_it_lasted_is_not_longer_either() -> None:
-    desk = Desk()
-    desk.send(b"a")
-    desk.receive(lease_ms=10 * SECOND_MS)
-    desk.advance(4 * SECOND_MS)
-    desk.reopen(-2 * SECOND_MS)
-    desk.advance(8 * SECOND_MS)
-    assert attempts_of(desk.receive()) == [2]
+    driver = BrokerDriver()
+    driver.send(b"a")
+    driver.receive(lease_ms=10 * SECOND_MS)
+    driver.advance(4 * SECOND_MS)
+    driver.reopen(-2 * SECOND_MS)
+    driver.advance(8 * SECOND_MS)
+    assert attempts_of(driver.receive()) == [2]
 
 
 def test_lease_that_was_extended_while_the_clock_was_ahead_lasts_no_longer_than_all_that_it_was_given() -> None:
-    desk = Desk()
-    desk.send(b"a")
-    delivery = desk.receive(lease_ms=10 * SECOND_MS)
-    desk.advance(5 * SECOND_MS)
+    driver = BrokerDriver()
+    driver.send(b"a")
+    delivery = driver.receive(lease_ms=10 * SECOND_MS)
+    driver.advance(5 * SECOND_MS)
     spans = [span for run in delivery.runs for span in run.spans()]
-    desk.do(c.Extend(queue="q", spans=spans, lease_ms=20 * SECOND_MS))
-    desk.reopen(-AHEAD_MS)
-    desk.advance(25 * SECOND_MS)
-    assert attempts_of(desk.receive()) == [2]
+    driver.do(c.Extend(queue="q", spans=spans, lease_ms=20 * SECOND_MS))
+    driver.reopen(-AHEAD_MS)
+    driver.advance(25 * SECOND_MS)
+    assert attempts_of(driver.receive()) == [2]
 
 
 @pytest.mark.parametrize("kind", ["standard", "fifo"])
 def test_backoff_that_began_while_the_clock_was_ahead_lasts_as_long_as_it_was_given(kind: str) -> None:
-    desk = Desk()
-    desk.create(kind=kind, backoff=Backoff("fixed", base_ms=10 * SECOND_MS), content_dedup=kind == "fifo")
-    desk.send(b"a", group="g" if kind == "fifo" else None)
+    driver = BrokerDriver()
+    driver.create(kind=kind, backoff=Backoff("fixed", base_ms=10 * SECOND_MS), content_dedup=kind == "fifo")
+    driver.send(b"a", group="g" if kind == "fifo" else None)
     for _ in range(2):
-        desk.receive(lease_ms=MINUTE_MS)
-        desk.advance(MINUTE_MS)
-    assert desk.counts() == (0, 0, 1)
-    desk.reopen(-AHEAD_MS)
-    desk.advance(10 * SECOND_MS - 1)
-    assert desk.counts() == (0, 0, 1)
-    desk.reopen()
-    desk.advance(1)
-    assert attempts_of(desk.receive()) == [3]
+        driver.receive(lease_ms=MINUTE_MS)
+        driver.advance(MINUTE_MS)
+    assert driver.counts() == (0, 0, 1)
+    driver.reopen(-AHEAD_MS)
+    driver.advance(10 * SECOND_MS - 1)
+    assert driver.counts() == (0, 0, 1)
+    driver.reopen()
+    driver.advance(1)
+    assert attempts_of(driver.receive()) == [3]
 
 
 def test_backoff_that_began_after_the_time_that_the_clock_went_back_to_is_not_longer_either() -> None:
     """The message was received before that time, and failed after it."""
-    desk = Desk()
-    desk.send(b"a")
-    delivery = desk.receive(lease_ms=HOUR_MS)
-    desk.advance(10 * MINUTE_MS)
+    driver = BrokerDriver()
+    driver.send(b"a")
+    delivery = driver.receive(lease_ms=HOUR_MS)
+    driver.advance(10 * MINUTE_MS)
     spans = [span for run in delivery.runs for span in run.spans()]
-    desk.do(c.Release(queue="q", spans=spans, delay_ms=10 * SECOND_MS))
-    desk.reopen(-5 * MINUTE_MS)
-    desk.advance(10 * SECOND_MS)
-    assert attempts_of(desk.receive()) == [2]
+    driver.do(c.Release(queue="q", spans=spans, delay_ms=10 * SECOND_MS))
+    driver.reopen(-5 * MINUTE_MS)
+    driver.advance(10 * SECOND_MS)
+    assert attempts_of(driver.receive()) == [2]
 
 
 def test_long_backoff_that_began_while_the_clock_was_ahead_lasts_as_long_as_it_was_given() -> None:
     """It waits in a far bucket, out of sight."""
-    desk = Desk()
-    desk.create(retention_ms=None)
-    desk.send(b"a", b"b")
-    delivery = desk.receive(2)
+    driver = BrokerDriver()
+    driver.create(retention_ms=None)
+    driver.send(b"a", b"b")
+    delivery = driver.receive(2)
     spans = [span for run in delivery.runs for span in run.spans()]
-    desk.do(c.Release(queue="q", spans=spans, delay_ms=2 * HOUR_MS))
-    assert desk.counts() == (0, 0, 2)
-    desk.reopen(-DAY_MS)
-    desk.advance(2 * HOUR_MS - 1)
-    assert desk.counts() == (0, 0, 2)
-    desk.advance(1)
-    assert bodies_of(desk.receive(9)) == [b"a", b"b"]
+    driver.do(c.Release(queue="q", spans=spans, delay_ms=2 * HOUR_MS))
+    assert driver.counts() == (0, 0, 2)
+    driver.reopen(-DAY_MS)
+    driver.advance(2 * HOUR_MS - 1)
+    assert driver.counts() == (0, 0, 2)
+    driver.advance(1)
+    assert bodies_of(driver.receive(9)) == [b"a", b"b"]
 
 
 def test_long_backoff_from_before_the_clock_was_ahead_stays_out_of_sight() -> None:
-    desk = Desk()
-    desk.send(b"a")
-    (run,) = desk.receive().runs
-    desk.do(c.Release(queue="q", spans=list(run.spans()), delay_ms=2 * DAY_MS))
-    desk.advance(HOUR_MS)
-    desk.send(b"b")
-    desk.receive()
-    desk.reopen(-MINUTE_MS)
-    queue = desk.broker.queues["q"]
+    driver = BrokerDriver()
+    driver.send(b"a")
+    (run,) = driver.receive().runs
+    driver.do(c.Release(queue="q", spans=list(run.spans()), delay_ms=2 * DAY_MS))
+    driver.advance(HOUR_MS)
+    driver.send(b"b")
+    driver.receive()
+    driver.reopen(-MINUTE_MS)
+    queue = driver.broker.queues["q"]
     assert sum(queue.far.values()) == 1
 
 
 def test_delay_that_a_sender_asked_for_keeps_its_due_time() -> None:
-    desk = Desk()
-    desk.send(b"near", delay_ms=10 * SECOND_MS)
-    desk.send(b"far", delay_ms=HOUR_MS)
-    desk.reopen(-AHEAD_MS)
-    desk.advance(AHEAD_MS + 10 * SECOND_MS - 1)
-    assert bodies_of(desk.receive(9)) == []
-    desk.advance(1)
-    assert bodies_of(desk.receive(9)) == [b"near"]
-    desk.advance(HOUR_MS)
-    assert b"far" in bodies_of(desk.receive(9))
+    driver = BrokerDriver()
+    driver.send(b"near", delay_ms=10 * SECOND_MS)
+    driver.send(b"far", delay_ms=HOUR_MS)
+    driver.reopen(-AHEAD_MS)
+    driver.advance(AHEAD_MS + 10 * SECOND_MS - 1)
+    assert bodies_of(driver.receive(9)) == []
+    driver.advance(1)
+    assert bodies_of(driver.receive(9)) == [b"near"]
+    driver.advance(HOUR_MS)
+    assert b"far" in bodies_of(driver.receive(9))
 
 
 def test_session_of_a_clock_that_was_ahead_lives_as_long_as_it_may() -> None:
-    desk = Desk()
-    session = desk.do(c.OpenSession(name="worker", ttl_ms=10 * SECOND_MS))
-    desk.send(b"a")
-    desk.receive(session=session, lease_ms=HOUR_MS)
-    desk.reopen(-AHEAD_MS)
-    desk.advance(10 * SECOND_MS)
-    assert attempts_of(desk.receive()) == [2]
+    driver = BrokerDriver()
+    session = driver.do(c.OpenSession(name="worker", ttl_ms=10 * SECOND_MS))
+    driver.send(b"a")
+    driver.receive(session=session, lease_ms=HOUR_MS)
+    driver.reopen(-AHEAD_MS)
+    driver.advance(10 * SECOND_MS)
+    assert attempts_of(driver.receive()) == [2]
 
 
 def test_duplicates_are_known_for_five_minutes_although_the_clock_was_ahead() -> None:
-    desk = Desk()
-    desk.create(kind="fifo")
-    desk.send_fifo("g", b"a", b"b")
-    desk.reopen(-AHEAD_MS)
-    desk.advance(DEDUP_WINDOW_MS - 1)
-    assert desk.send_fifo("g", b"a").duplicates == [0]
-    desk.reopen()
-    desk.advance(1)
-    assert desk.send_fifo("g", b"a", b"b").duplicates == []
+    driver = BrokerDriver()
+    driver.create(kind="fifo")
+    driver.send_fifo("g", b"a", b"b")
+    driver.reopen(-AHEAD_MS)
+    driver.advance(DEDUP_WINDOW_MS - 1)
+    assert driver.send_fifo("g", b"a").duplicates == [0]
+    driver.reopen()
+    driver.advance(1)
+    assert driver.send_fifo("g", b"a", b"b").duplicates == []
 
 
 def test_messages_that_were_sent_while_the_clock_was_ahead_go_in_time() -> None:
     """At the latest when they would if they had been sent when the store was opened."""
-    desk = Desk()
-    desk.create(retention_ms=MINUTE_MS)
-    desk.send(b"ahead")
-    desk.reopen(-10 * DAY_MS)
-    desk.advance(30 * SECOND_MS)
-    desk.send(b"behind")
-    desk.advance(30 * SECOND_MS)
-    assert bodies_of(desk.receive(9, lease_ms=0)) == [b"behind"]
-    desk.advance(30 * SECOND_MS)
-    assert bodies_of(desk.receive(9)) == []
+    driver = BrokerDriver()
+    driver.create(retention_ms=MINUTE_MS)
+    driver.send(b"ahead")
+    driver.reopen(-10 * DAY_MS)
+    driver.advance(30 * SECOND_MS)
+    driver.send(b"behind")
+    driver.advance(30 * SECOND_MS)
+    assert bodies_of(driver.receive(9, lease_ms=0)) == [b"behind"]
+    driver.advance(30 * SECOND_MS)
+    assert bodies_of(driver.receive(9)) == []
 
 
 def test_fifo_messages_that_were_sent_while_the_clock_was_ahead_go_in_time_and_delayed_ones_wait() -> None:
-    desk = Desk()
-    desk.create(kind="fifo", retention_ms=MINUTE_MS)
-    desk.send_fifo("g", b"ahead")
-    desk.send(b"delayed", group="h", dedup_ids=["d"], delay_ms=10 * MINUTE_MS)
-    desk.reopen(-DAY_MS)
-    desk.advance(MINUTE_MS)
-    assert [bytes(seen.chunk.body(seen.index)) for seen in desk.browse()] == [b"delayed"]
+    driver = BrokerDriver()
+    driver.create(kind="fifo", retention_ms=MINUTE_MS)
+    driver.send_fifo("g", b"ahead")
+    driver.send(b"delayed", group="h", dedup_ids=["d"], delay_ms=10 * MINUTE_MS)
+    driver.reopen(-DAY_MS)
+    driver.advance(MINUTE_MS)
+    assert [bytes(seen.chunk.body(seen.index)) for seen in driver.browse()] == [b"delayed"]
 
 
 def test_failed_messages_of_a_clock_that_was_ahead_go_in_time() -> None:
-    desk = Desk()
-    desk.create(retention_ms=MINUTE_MS, max_receives=0)
-    desk.send(b"ahead")
+    driver = BrokerDriver()
+    driver.create(retention_ms=MINUTE_MS, max_receives=0)
+    driver.send(b"ahead")
     for _ in range(3):
-        desk.receive(lease_ms=SECOND_MS)
-        desk.advance(SECOND_MS)
-    desk.reopen(-DAY_MS)
-    desk.advance(MINUTE_MS - 1)
-    assert len(desk.browse()) == 1
-    desk.advance(1)
-    assert desk.browse() == []
+        driver.receive(lease_ms=SECOND_MS)
+        driver.advance(SECOND_MS)
+    driver.reopen(-DAY_MS)
+    driver.advance(MINUTE_MS - 1)
+    assert len(driver.browse()) == 1
+    driver.advance(1)
+    assert driver.browse() == []
 
 
 def test_silent_consumer_of_a_clock_that_was_ahead_is_forgotten_in_time() -> None:
-    desk = Desk()
-    desk.create(consumer_retention_ms=MINUTE_MS)
-    desk.do(c.AckConsumer(queue="q", consumer="report", offset=0))
-    desk.reopen(-DAY_MS)
-    desk.advance(MINUTE_MS)
-    assert desk.do(c.QueueStats(name="q")).consumers == {}
+    driver = BrokerDriver()
+    driver.create(consumer_retention_ms=MINUTE_MS)
+    driver.do(c.AckConsumer(queue="q", consumer="report", offset=0))
+    driver.reopen(-DAY_MS)
+    driver.advance(MINUTE_MS)
+    assert driver.do(c.QueueStats(name="q")).consumers == {}
 
 
 def test_redrive_of_a_clock_that_was_ahead_goes_on() -> None:
-    desk = Desk()
-    desk.create(max_receives=1)
-    desk.send(*(b"%d" % number for number in range(20)))
-    desk.receive(20, lease_ms=0)
-    desk.advance(0)
-    desk.do(c.StartRedrive(queue="q.dead", per_second=10))
-    desk.advance(300)
-    desk.reopen(-DAY_MS)
-    desk.advance(10 * SECOND_MS)
-    assert desk.counts("q.dead") == (0, 0, 0)
+    driver = BrokerDriver()
+    driver.create(max_receives=1)
+    driver.send(*(b"%d" % number for number in range(20)))
+    driver.receive(20, lease_ms=0)
+    driver.advance(0)
+    driver.do(c.StartRedrive(queue="q.dead", per_second=10))
+    driver.advance(300)
+    driver.reopen(-DAY_MS)
+    driver.advance(10 * SECOND_MS)
+    assert driver.counts("q.dead") == (0, 0, 0)
 
 
 rows = st.lists(

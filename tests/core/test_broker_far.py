@@ -6,110 +6,110 @@ from penstock.core import commands as c
 from penstock.core.delivery.states import State
 from penstock.core.storage import keys
 from penstock.core.storage.keys import ChunkKey, LaneKind
-from tests.core.driver import DAY_MS, HOUR_MS, Desk, bodies_of, spans_of
+from tests.core.driver import DAY_MS, HOUR_MS, BrokerDriver, bodies_of, spans_of
 
 
-def retried(*bodies: bytes, delay_ms: int = DAY_MS) -> tuple[Desk, c.Delivery]:
+def retried(*bodies: bytes, delay_ms: int = DAY_MS) -> tuple[BrokerDriver, c.Delivery]:
     """Messages that failed twice, and wait far ahead; and their last delivery."""
-    desk = Desk()
-    desk.create(max_receives=9)
-    desk.send(*bodies)
-    desk.fail(1)
-    delivery = desk.receive(len(bodies))
-    desk.release(delivery, delay_ms=delay_ms, error="no good")
-    assert desk.counts() == (0, 0, len(bodies))
-    return desk, delivery
+    driver = BrokerDriver()
+    driver.create(max_receives=9)
+    driver.send(*bodies)
+    driver.fail(1)
+    delivery = driver.receive(len(bodies))
+    driver.release(delivery, delay_ms=delay_ms, error="no good")
+    assert driver.counts() == (0, 0, len(bodies))
+    return driver, delivery
 
 
-def far_keys(desk: Desk) -> list[bytes]:
-    return [key for key in desk.chunk_keys() if keys.lane_kind(ChunkKey.unpack(key).lane) == LaneKind.FAR]
+def far_keys(driver: BrokerDriver) -> list[bytes]:
+    return [key for key in driver.chunk_keys() if keys.lane_kind(ChunkKey.unpack(key).lane) == LaneKind.FAR]
 
 
 def test_a_late_ack_reaches_what_waits_far_ahead() -> None:
-    desk, delivery = retried(b"a", b"b", b"c")
+    driver, delivery = retried(b"a", b"b", b"c")
     (span,) = spans_of(delivery)
     middle = c.Span(span.first + 1, span.first + 1, span.attempt)
-    assert desk.do(c.Ack(queue="q", spans=[middle])).count == 1
-    assert desk.counts() == (0, 0, 2)
+    assert driver.do(c.Ack(queue="q", spans=[middle])).count == 1
+    assert driver.counts() == (0, 0, 2)
     wrong = c.Span(span.first, span.last, span.attempt - 1)
-    assert desk.do(c.Ack(queue="q", spans=[wrong])).count == 0, "another attempt"
-    assert desk.do(c.Ack(queue="q", spans=[span])).count == 2
-    assert desk.stats().messages == 0
-    assert far_keys(desk) == []
+    assert driver.do(c.Ack(queue="q", spans=[wrong])).count == 0, "another attempt"
+    assert driver.do(c.Ack(queue="q", spans=[span])).count == 2
+    assert driver.stats().messages == 0
+    assert far_keys(driver) == []
 
 
 def test_a_unit_of_work_may_ack_what_waits_far_ahead() -> None:
-    desk, delivery = retried(b"a", b"b")
+    driver, delivery = retried(b"a", b"b")
     work = c.CommitWork(acks=[c.Ack(queue="q", spans=spans_of(delivery))], sends=[], check_only=True)
-    desk.do(work)
-    assert desk.counts() == (0, 0, 2), "it was only looked at"
+    driver.do(work)
+    assert driver.counts() == (0, 0, 2), "it was only looked at"
     work.check_only = False
-    desk.do(work)
-    assert desk.counts() == (0, 0, 0)
+    driver.do(work)
+    assert driver.counts() == (0, 0, 0)
 
 
 def test_messages_far_ahead_are_seen_with_their_history() -> None:
-    desk, _ = retried(b"a")
-    desk.send(b"sent far", delay_ms=2 * DAY_MS)
-    failed, sent = desk.browse()
+    driver, _ = retried(b"a")
+    driver.send(b"sent far", delay_ms=2 * DAY_MS)
+    failed, sent = driver.browse()
     assert (failed.state, failed.attempts, failed.failures[-1].error) == (State.DELAYED, 2, "no good")
-    assert (sent.state, sent.attempts, sent.deadline_ms) == (State.DELAYED, 0, desk.now_ms + 2 * DAY_MS)
+    assert (sent.state, sent.attempts, sent.deadline_ms) == (State.DELAYED, 0, driver.now_ms + 2 * DAY_MS)
 
 
 def test_a_queue_without_channels_shows_messages_as_a_new_channel_would_see_them() -> None:
-    desk = Desk()
-    desk.create(channels=())
-    desk.send(b"ready")
-    desk.send(b"far", delay_ms=DAY_MS)
-    ready, far = desk.browse()
+    driver = BrokerDriver()
+    driver.create(channels=())
+    driver.send(b"ready")
+    driver.send(b"far", delay_ms=DAY_MS)
+    ready, far = driver.browse()
     assert (ready.state, ready.deadline_ms) == (State.READY, 0)
-    assert (far.state, far.deadline_ms) == (State.DELAYED, desk.now_ms + DAY_MS)
+    assert (far.state, far.deadline_ms) == (State.DELAYED, driver.now_ms + DAY_MS)
 
 
 def test_a_channel_that_is_moved_past_retries_far_ahead_is_done_with_them() -> None:
-    desk, delivery = retried(b"a", b"b", b"c")
+    driver, delivery = retried(b"a", b"b", b"c")
     (span,) = spans_of(delivery)
-    desk.do(c.AckUpTo(queue="q", channel="main", offset=span.first + 2))
-    assert desk.counts() == (0, 0, 1)
-    desk.advance(DAY_MS)
-    assert bodies_of(desk.receive(9)) == [b"c"]
+    driver.do(c.AckUpTo(queue="q", channel="main", offset=span.first + 2))
+    assert driver.counts() == (0, 0, 1)
+    driver.advance(DAY_MS)
+    assert bodies_of(driver.receive(9)) == [b"c"]
 
 
 def test_a_damaged_chunk_far_ahead_is_put_aside_when_its_time_comes() -> None:
-    desk = Desk()
-    desk.create()
-    desk.send(b"a", delay_ms=DAY_MS)
-    desk.send(b"b", delay_ms=DAY_MS + 1)
-    desk.damage(far_keys(desk)[0])
-    assert desk.stats().oldest_ms is not None, "its key says enough to count its age"
-    desk.advance(DAY_MS + HOUR_MS)
-    delivery = desk.receive(9)
+    driver = BrokerDriver()
+    driver.create()
+    driver.send(b"a", delay_ms=DAY_MS)
+    driver.send(b"b", delay_ms=DAY_MS + 1)
+    driver.damage(far_keys(driver)[0])
+    assert driver.stats().oldest_ms is not None, "its key says enough to count its age"
+    driver.advance(DAY_MS + HOUR_MS)
+    delivery = driver.receive(9)
     assert bodies_of(delivery) == [b"b"]
-    desk.ack(delivery)
-    stats = desk.stats()
+    driver.ack(delivery)
+    stats = driver.stats()
     assert (stats.quarantined, stats.messages) == (1, 0)
-    desk.do(c.PurgeQueue(name="q"))
-    assert desk.stats().quarantined == 0
-    desk.reopen()
-    assert desk.stats().quarantined == 0
+    driver.do(c.PurgeQueue(name="q"))
+    assert driver.stats().quarantined == 0
+    driver.reopen()
+    assert driver.stats().quarantined == 0
 
 
 def test_what_was_delivered_from_far_ahead_just_before_a_crash_can_be_acked_after_it() -> None:
-    desk, _ = retried(b"a", b"b")
-    before = desk.store.copy()
-    desk.advance(DAY_MS)
-    delivery = desk.receive(2)
+    driver, _ = retried(b"a", b"b")
+    before = driver.store.copy()
+    driver.advance(DAY_MS)
+    delivery = driver.receive(2)
     assert bodies_of(delivery) == [b"a", b"b"]
-    crashed = Desk(before, now_ms=desk.now_ms - DAY_MS)
+    crashed = BrokerDriver(before, now_ms=driver.now_ms - DAY_MS)
     assert crashed.ack(delivery).count == 2
     assert crashed.stats().messages == 0
 
 
 def test_retention_by_size_drops_the_oldest_wherever_they_wait() -> None:
-    desk = Desk()
-    desk.create(retention_bytes=10)
-    desk.send(b"far 1", delay_ms=DAY_MS)
-    desk.send(b"12345")
-    desk.send(b"67890")
-    assert far_keys(desk) == []
-    assert bodies_of(desk.receive(9)) == [b"12345", b"67890"]
+    driver = BrokerDriver()
+    driver.create(retention_bytes=10)
+    driver.send(b"far 1", delay_ms=DAY_MS)
+    driver.send(b"12345")
+    driver.send(b"67890")
+    assert far_keys(driver) == []
+    assert bodies_of(driver.receive(9)) == [b"12345", b"67890"]

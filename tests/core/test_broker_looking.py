@@ -7,18 +7,18 @@ import pytest
 from penstock.core import commands as c
 from penstock.core.delivery.states import State
 from penstock.core.errors import InvalidRequest
-from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, Desk
+from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, BrokerDriver
 
 
 def test_counters_are_exact_in_every_state() -> None:
-    desk = Desk()
-    desk.create(max_receives=3, channels=("main", "tap"))
-    desk.send(*(b"%d" % number for number in range(10)))
-    desk.ack(desk.receive(2))
-    desk.receive(3)
-    desk.release(desk.receive(1), delay_ms=1_000)
-    desk.send(b"later", delay_ms=HOUR_MS)
-    found = desk.stats()
+    driver = BrokerDriver()
+    driver.create(max_receives=3, channels=("main", "tap"))
+    driver.send(*(b"%d" % number for number in range(10)))
+    driver.ack(driver.receive(2))
+    driver.receive(3)
+    driver.release(driver.receive(1), delay_ms=1_000)
+    driver.send(b"later", delay_ms=HOUR_MS)
+    found = driver.stats()
     main, tap = found.channels["main"], found.channels["tap"]
     assert (main.ready, main.leased, main.delayed, main.acked, main.failed) == (4, 3, 2, 2, 1)
     assert (tap.ready, tap.leased, tap.delayed, tap.acked, tap.failed) == (10, 0, 1, 0, 0)
@@ -26,77 +26,77 @@ def test_counters_are_exact_in_every_state() -> None:
 
 
 def test_bytes_sent_are_counted_once_however_often_a_message_moves() -> None:
-    desk = Desk()
-    desk.send(b"12345", b"12345")
-    desk.fail(2)
-    desk.ack(desk.receive(1))
-    assert desk.stats().sent_bytes == 10
+    driver = BrokerDriver()
+    driver.send(b"12345", b"12345")
+    driver.fail(2)
+    driver.ack(driver.receive(1))
+    assert driver.stats().sent_bytes == 10
 
 
 def test_waiting_receivers_are_counted() -> None:
-    desk = Desk()
-    desk.create()
-    desk.wait("one")
-    desk.wait("two")
-    assert desk.stats().channels["main"].waiting_receivers == 2
+    driver = BrokerDriver()
+    driver.create()
+    driver.wait("one")
+    driver.wait("two")
+    assert driver.stats().channels["main"].waiting_receivers == 2
 
 
 def test_message_in_the_retry_lane_is_a_message_of_the_queue() -> None:
-    desk = Desk()
-    desk.send(b"body")
-    desk.fail(2)
-    stats = desk.stats()
+    driver = BrokerDriver()
+    driver.send(b"body")
+    driver.fail(2)
+    stats = driver.stats()
     assert (stats.messages, stats.bytes) == (1, 4)
 
 
 @pytest.mark.parametrize("delay_ms", [0, MINUTE_MS, HOUR_MS, 90 * DAY_MS])
 def test_age_counts_from_the_time_of_sending(delay_ms: int) -> None:
-    desk = Desk()
-    desk.create(retention_ms=None)
-    desk.send(b"a", delay_ms=delay_ms)
-    desk.advance(1_000)
-    desk.send(b"b")
-    stats = desk.stats()
+    driver = BrokerDriver()
+    driver.create(retention_ms=None)
+    driver.send(b"a", delay_ms=delay_ms)
+    driver.advance(1_000)
+    driver.send(b"b")
+    stats = driver.stats()
     assert stats.oldest_ms == START_MS
     assert stats.channels["main"].oldest_ms == START_MS
 
 
 def test_age_of_a_retried_message_counts_from_the_time_of_sending() -> None:
-    desk = Desk()
-    desk.send(b"a")
-    desk.advance(1_000)
-    desk.fail(1)
-    desk.release(desk.receive(), delay_ms=5_000)
-    desk.send(b"b")
-    stats = desk.stats()
+    driver = BrokerDriver()
+    driver.send(b"a")
+    driver.advance(1_000)
+    driver.fail(1)
+    driver.release(driver.receive(), delay_ms=5_000)
+    driver.send(b"b")
+    stats = driver.stats()
     assert (stats.oldest_ms, stats.channels["main"].oldest_ms) == (START_MS, START_MS)
 
 
 def test_empty_queue_has_no_age() -> None:
-    desk = Desk()
-    desk.create()
-    assert (desk.stats().oldest_ms, desk.stats().channels["main"].oldest_ms) == (None, None)
+    driver = BrokerDriver()
+    driver.create()
+    assert (driver.stats().oldest_ms, driver.stats().channels["main"].oldest_ms) == (None, None)
 
 
 @pytest.mark.parametrize("delay_ms", [MINUTE_MS, HOUR_MS])
 def test_queue_counts_what_is_delayed_however_far(delay_ms: int) -> None:
-    desk = Desk()
-    desk.send(b"a", b"b", delay_ms=delay_ms)
-    assert desk.stats().delayed == 2
+    driver = BrokerDriver()
+    driver.send(b"a", b"b", delay_ms=delay_ms)
+    assert driver.stats().delayed == 2
 
 
 def test_browsing_shows_every_state_and_changes_none() -> None:
-    desk = Desk()
-    desk.create(max_receives=0)
-    desk.send(b"done", b"leased", b"retried", b"far", b"ready")
-    desk.receive(4)
-    desk.do(c.Ack(queue="q", spans=[c.Span(0, 0, 1)]))
-    desk.do(c.Release(queue="q", spans=[c.Span(2, 2, 1)], delay_ms=1_000, error="oh"))
-    desk.do(c.Release(queue="q", spans=[c.Span(3, 3, 1)], delay_ms=DAY_MS))
-    desk.send(b"delayed", delay_ms=2_000)
-    before = desk.broker.snapshot()
-    seen = desk.browse()
-    assert desk.broker.snapshot() == before
+    driver = BrokerDriver()
+    driver.create(max_receives=0)
+    driver.send(b"done", b"leased", b"retried", b"far", b"ready")
+    driver.receive(4)
+    driver.do(c.Ack(queue="q", spans=[c.Span(0, 0, 1)]))
+    driver.do(c.Release(queue="q", spans=[c.Span(2, 2, 1)], delay_ms=1_000, error="oh"))
+    driver.do(c.Release(queue="q", spans=[c.Span(3, 3, 1)], delay_ms=DAY_MS))
+    driver.send(b"delayed", delay_ms=2_000)
+    before = driver.broker.snapshot()
+    seen = driver.browse()
+    assert driver.broker.snapshot() == before
     assert [(each.sequence, each.chunk.body(each.index), each.state.name, each.attempts) for each in seen] == [
         (1, b"leased", "LEASED", 1),
         (2, b"retried", "DELAYED", 1),
@@ -109,49 +109,49 @@ def test_browsing_shows_every_state_and_changes_none() -> None:
 
 
 def test_browsing_chooses_by_state_and_by_content() -> None:
-    desk = Desk()
-    desk.send(b"red apple", b"green apple", b"red pepper")
-    desk.receive(1)
-    assert [seen.sequence for seen in desk.browse(states=(State.READY,))] == [1, 2]
-    assert [seen.sequence for seen in desk.browse(contains=b"red")] == [0, 2]
-    assert [seen.sequence for seen in desk.browse(contains=b"applered")] == []
+    driver = BrokerDriver()
+    driver.send(b"red apple", b"green apple", b"red pepper")
+    driver.receive(1)
+    assert [seen.sequence for seen in driver.browse(states=(State.READY,))] == [1, 2]
+    assert [seen.sequence for seen in driver.browse(contains=b"red")] == [0, 2]
+    assert [seen.sequence for seen in driver.browse(contains=b"applered")] == []
 
 
 def test_browsing_page_by_page_shows_everything_once_and_in_order() -> None:
-    desk = Desk()
-    desk.create(max_receives=0)
-    desk.send(*(b"%d" % number for number in range(20)))
-    desk.fail(1)
-    desk.receive(20)
-    desk.do(c.Release(queue="q", spans=[c.Span(5, 5, 2), c.Span(11, 13, 2)]))
-    desk.do(c.Release(queue="q", spans=[c.Span(7, 7, 2)], delay_ms=DAY_MS))
-    desk.send(b"20", priority=3)
-    desk.send(b"21", delay_ms=1_000)
+    driver = BrokerDriver()
+    driver.create(max_receives=0)
+    driver.send(*(b"%d" % number for number in range(20)))
+    driver.fail(1)
+    driver.receive(20)
+    driver.do(c.Release(queue="q", spans=[c.Span(5, 5, 2), c.Span(11, 13, 2)]))
+    driver.do(c.Release(queue="q", spans=[c.Span(7, 7, 2)], delay_ms=DAY_MS))
+    driver.send(b"20", priority=3)
+    driver.send(b"21", delay_ms=1_000)
     for limit in (1, 3, 10):
         after, found = -1, []
-        while page := desk.browse(after=after, limit=limit):
+        while page := driver.browse(after=after, limit=limit):
             found += [seen.sequence for seen in page]
             after = found[-1]
         assert found == list(range(22))
 
 
 def test_browsing_a_channel_shows_what_it_is_about() -> None:
-    desk = Desk()
-    desk.send(b"a")
-    desk.do(c.CreateChannel(queue="q", channel="tail", start="tail"))
-    desk.send(b"b")
-    assert [seen.sequence for seen in desk.browse(channel="tail")] == [1]
+    driver = BrokerDriver()
+    driver.send(b"a")
+    driver.do(c.CreateChannel(queue="q", channel="tail", start="tail"))
+    driver.send(b"b")
+    assert [seen.sequence for seen in driver.browse(channel="tail")] == [1]
 
 
 def test_browsing_far_messages_of_before_a_channels_start_shows_none() -> None:
-    desk = Desk()
-    desk.send(b"a", delay_ms=DAY_MS)
-    desk.do(c.CreateChannel(queue="q", channel="tail", start="tail"))
-    assert desk.browse(channel="tail") == []
+    driver = BrokerDriver()
+    driver.send(b"a", delay_ms=DAY_MS)
+    driver.do(c.CreateChannel(queue="q", channel="tail", start="tail"))
+    assert driver.browse(channel="tail") == []
 
 
 def test_browsing_with_a_limit_of_nothing_is_refused() -> None:
-    desk = Desk()
-    desk.create()
+    driver = BrokerDriver()
+    driver.create()
     with pytest.raises(InvalidRequest):
-        desk.browse(limit=0)
+        driver.browse(limit=0)

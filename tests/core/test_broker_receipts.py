@@ -6,65 +6,65 @@ import pytest
 
 from penstock.core import commands as c
 from penstock.core.errors import ForeignReceipt, ForgedReceipt
-from tests.core.driver import Desk, bodies_of, spans_of
+from tests.core.driver import BrokerDriver, bodies_of, spans_of
 
 
-def receipts_of(desk: Desk, delivery: c.Delivery) -> list[str]:
+def receipts_of(driver: BrokerDriver, delivery: c.Delivery) -> list[str]:
     ids = delivery.queue_id, delivery.channel_id
     return [
-        desk.broker.receipt(*ids, sequence, span.attempt)
+        driver.broker.receipt(*ids, sequence, span.attempt)
         for span in spans_of(delivery)
         for sequence in range(span.first, span.last + 1)
     ]
 
 
 def test_receipts_settle_their_messages_and_no_others() -> None:
-    desk = Desk()
-    desk.create()
-    desk.send(b"a", b"b", b"c")
-    first, _, last = receipts_of(desk, desk.receive(3))
-    assert desk.do(c.Ack(queue="q", spans=[], receipts=[first, last])).count == 2
-    assert desk.do(c.Ack(queue="q", spans=[], receipts=[first])).count == 0, "it was used"
-    assert desk.counts() == (0, 1, 0)
+    driver = BrokerDriver()
+    driver.create()
+    driver.send(b"a", b"b", b"c")
+    first, _, last = receipts_of(driver, driver.receive(3))
+    assert driver.do(c.Ack(queue="q", spans=[], receipts=[first, last])).count == 2
+    assert driver.do(c.Ack(queue="q", spans=[], receipts=[first])).count == 0, "it was used"
+    assert driver.counts() == (0, 1, 0)
 
 
 def test_receipts_outlive_the_broker_that_made_them() -> None:
-    desk = Desk()
-    desk.create()
-    desk.send(b"a")
-    (receipt,) = receipts_of(desk, desk.receive())
-    desk.reopen()
-    assert desk.do(c.Release(queue="q", spans=[], receipts=[receipt], delay_ms=0)).count == 1
-    assert bodies_of(desk.receive()) == [b"a"]
+    driver = BrokerDriver()
+    driver.create()
+    driver.send(b"a")
+    (receipt,) = receipts_of(driver, driver.receive())
+    driver.reopen()
+    assert driver.do(c.Release(queue="q", spans=[], receipts=[receipt], delay_ms=0)).count == 1
+    assert bodies_of(driver.receive()) == [b"a"]
 
 
 def test_a_receipt_that_this_store_has_not_made_is_forged() -> None:
-    desk = Desk()
-    desk.create()
+    driver = BrokerDriver()
+    driver.create()
     with pytest.raises(ForgedReceipt):
-        desk.do(c.Ack(queue="q", spans=[], receipts=["x" * 52]))
+        driver.do(c.Ack(queue="q", spans=[], receipts=["x" * 52]))
 
 
 @pytest.mark.parametrize(("is_gone", "whose"), [(False, "queue 'other'"), (True, "a queue that is gone")])
 def test_a_receipt_of_another_queue_is_refused_by_its_name(is_gone: bool, whose: str) -> None:
-    desk = Desk()
-    desk.create()
-    desk.create("other")
-    desk.send(b"a", queue="other")
-    (receipt,) = receipts_of(desk, desk.receive(queue="other"))
+    driver = BrokerDriver()
+    driver.create()
+    driver.create("other")
+    driver.send(b"a", queue="other")
+    (receipt,) = receipts_of(driver, driver.receive(queue="other"))
     if is_gone:
-        desk.do(c.DeleteQueue(name="other"))
+        driver.do(c.DeleteQueue(name="other"))
     with pytest.raises(ForeignReceipt, match=f"the receipt belongs to {whose}, and not to 'q'"):
-        desk.do(c.Ack(queue="q", spans=[], receipts=[receipt]))
+        driver.do(c.Ack(queue="q", spans=[], receipts=[receipt]))
 
 
 @pytest.mark.parametrize(("is_gone", "whose"), [(False, "channel 'tap'"), (True, "a channel that is gone")])
 def test_a_receipt_of_another_channel_is_refused_by_its_name(is_gone: bool, whose: str) -> None:
-    desk = Desk()
-    desk.create(channels=("main", "tap"))
-    desk.send(b"a")
-    (receipt,) = receipts_of(desk, desk.receive(channel="tap"))
+    driver = BrokerDriver()
+    driver.create(channels=("main", "tap"))
+    driver.send(b"a")
+    (receipt,) = receipts_of(driver, driver.receive(channel="tap"))
     if is_gone:
-        desk.do(c.DeleteChannel(queue="q", channel="tap"))
+        driver.do(c.DeleteChannel(queue="q", channel="tap"))
     with pytest.raises(ForeignReceipt, match=f"the receipt belongs to {whose} of 'q', and not to 'main'"):
-        desk.do(c.Ack(queue="q", spans=[], receipts=[receipt]))
+        driver.do(c.Ack(queue="q", spans=[], receipts=[receipt]))

@@ -8,60 +8,60 @@ from penstock.core.commands import Ack, CreateQueue, DescribeQueue, ListQueues, 
 from penstock.core.errors import InvalidRequest, QueueNotFound
 from penstock.core.queues.config import QueueConfig
 from penstock.core.queues.partition import PARTITION_SHIFT
-from tests.core.driver import Desk
+from tests.core.driver import BrokerDriver
 
 SPLIT = QueueConfig(partitions=3)
 BASE = 2 << PARTITION_SHIFT
 
 
 def test_a_further_partition_numbers_its_messages_from_its_own_start_and_keeps_that_over_a_restart() -> None:
-    desk = Desk()
-    info = desk.do(CreateQueue(name="q", config=SPLIT, part=(2, 77)))
+    driver = BrokerDriver()
+    info = driver.do(CreateQueue(name="q", config=SPLIT, part=(2, 77)))
     assert info.queue_id == 77
-    sent = desk.do(Send(queue="q", bodies=[b"a", b"b"]))
+    sent = driver.do(Send(queue="q", bodies=[b"a", b"b"]))
     assert (sent.queue_id, sent.first) == (77, BASE)
-    desk.reopen()
-    assert desk.do(Send(queue="q", bodies=[b"c"])).first == BASE + 2
-    delivery = desk.do(Receive(queue="q", limit=10))
+    driver.reopen()
+    assert driver.do(Send(queue="q", bodies=[b"c"])).first == BASE + 2
+    delivery = driver.do(Receive(queue="q", limit=10))
     assert (delivery.runs[0].first, delivery.count) == (BASE, 3)
-    assert desk.do(Ack(queue="q", spans=[Span(BASE, BASE + 2, 1)])).count == 3
+    assert driver.do(Ack(queue="q", spans=[Span(BASE, BASE + 2, 1)])).count == 3
 
 
 def test_a_partition_that_is_restarted_before_its_first_message_keeps_its_start() -> None:
-    desk = Desk()
-    desk.do(CreateQueue(name="q", config=SPLIT, part=(2, 77)))
-    desk.reopen()
-    assert desk.do(Send(queue="q", bodies=[b"a"])).first == BASE
+    driver = BrokerDriver()
+    driver.do(CreateQueue(name="q", config=SPLIT, part=(2, 77)))
+    driver.reopen()
+    assert driver.do(Send(queue="q", bodies=[b"a"])).first == BASE
 
 
 def test_creating_a_partition_again_changes_nothing_and_one_of_an_older_queue_goes() -> None:
-    desk = Desk()
-    desk.do(CreateQueue(name="q", config=SPLIT, part=(1, 77)))
-    desk.do(Send(queue="q", bodies=[b"a"]))
-    assert desk.do(CreateQueue(name="q", config=SPLIT, part=(1, 77))).queue_id == 77
-    assert desk.do(Receive(queue="q")).count == 1
-    assert desk.do(CreateQueue(name="q", config=SPLIT, part=(1, 78))).queue_id == 78
-    assert desk.do(Receive(queue="q")).count == 0
+    driver = BrokerDriver()
+    driver.do(CreateQueue(name="q", config=SPLIT, part=(1, 77)))
+    driver.do(Send(queue="q", bodies=[b"a"]))
+    assert driver.do(CreateQueue(name="q", config=SPLIT, part=(1, 77))).queue_id == 77
+    assert driver.do(Receive(queue="q")).count == 1
+    assert driver.do(CreateQueue(name="q", config=SPLIT, part=(1, 78))).queue_id == 78
+    assert driver.do(Receive(queue="q")).count == 0
 
 
 def test_a_partition_that_the_queue_does_not_have_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        Desk().do(CreateQueue(name="q", config=SPLIT, part=(3, 77)))
+        BrokerDriver().do(CreateQueue(name="q", config=SPLIT, part=(3, 77)))
 
 
 def test_a_queue_is_described_by_its_id_with_the_numbers_of_its_channels() -> None:
-    desk = Desk()
-    made = desk.do(CreateQueue(name="q", channels=("a", "b")))
-    found = desk.do(DescribeQueue(queue_id=made.queue_id))
+    driver = BrokerDriver()
+    made = driver.do(CreateQueue(name="q", channels=("a", "b")))
+    found = driver.do(DescribeQueue(queue_id=made.queue_id))
     assert (found.name, found.channels, found.channel_ids) == ("q", ["a", "b"], [1, 2])
     with pytest.raises(QueueNotFound):
-        desk.do(DescribeQueue(queue_id=made.queue_id + 1))
+        driver.do(DescribeQueue(queue_id=made.queue_id + 1))
 
 
 def test_queues_are_listed_by_where_their_dead_letters_go() -> None:
-    desk = Desk()
-    desk.do(CreateQueue(name="one", config=QueueConfig(dead_letter="morgue")))
-    desk.do(CreateQueue(name="two", config=QueueConfig(dead_letter="morgue", max_receives=0)))
-    desk.do(CreateQueue(name="three"))
-    assert desk.do(ListQueues(dead_letters_to="morgue")) == ["one"]
-    assert desk.do(ListQueues(dead_letters_to="three.dead")) == ["three"]
+    driver = BrokerDriver()
+    driver.do(CreateQueue(name="one", config=QueueConfig(dead_letter="morgue")))
+    driver.do(CreateQueue(name="two", config=QueueConfig(dead_letter="morgue", max_receives=0)))
+    driver.do(CreateQueue(name="three"))
+    assert driver.do(ListQueues(dead_letters_to="morgue")) == ["one"]
+    assert driver.do(ListQueues(dead_letters_to="three.dead")) == ["three"]

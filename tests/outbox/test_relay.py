@@ -99,11 +99,11 @@ def test_a_relay_that_dies_between_sending_and_marking_makes_nothing_twice(
     with pytest.raises(RuntimeError):
         dying.run_once()
     assert status(engine, outbox).claimed == 3
-    heir = Relay(engine, ps, outbox)
-    assert heir.run_once().sent == 0, "the claim still holds"
+    next_leader = Relay(engine, ps, outbox)
+    assert next_leader.run_once().sent == 0, "the claim still holds"
     with engine.begin() as connection:  # as long ago as claims last
         connection.execute(update(outbox.table).values(claimed_until_ms=outbox.table.c.claimed_until_ms - 30_000))
-    assert heir.run_once().sent == 3
+    assert next_leader.run_once().sent == 3
     assert ps.queue("orders").stats().messages == 3
 
 

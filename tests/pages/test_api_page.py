@@ -96,7 +96,7 @@ class Threads(ThreadingHTTPServer):
     block_on_close = False
 
 
-class Elsewhere(BaseHTTPRequestHandler):
+class RemoteCalls(BaseHTTPRequestHandler):
     """Somebody else's page."""
 
     def do_GET(self) -> None:
@@ -111,7 +111,7 @@ class Elsewhere(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
-    server = Threads(("127.0.0.1", 0), Elsewhere)
+    server = Threads(("127.0.0.1", 0), RemoteCalls)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"

@@ -144,12 +144,12 @@ def test_progress_is_shown_as_a_table_as_lines_and_as_objects() -> None:
     query = QueryProgress("totals", state="running")
     batch = Batch(3, "2026-01-01T00:00:00Z", 1_000, 0.5, {"orders": 4_000})
     query.saw(batch)
-    screen, lines, objects = io.StringIO(), io.StringIO(), io.StringIO()
-    live = Live("Pipeline [bold]", screen)
+    check_header, lines, objects = io.StringIO(), io.StringIO(), io.StringIO()
+    live = Live("Pipeline [bold]", check_header)
     live.refresh([query])
     live.close()
     for text in ("Pipeline [bold]", "totals", "running", "1,000", "2,000", "4,000", "0.50 s", "0:02"):
-        assert text in screen.getvalue()
+        assert text in check_header.getvalue()
     Lines(lines).batch(query, batch)
     assert lines.getvalue() == "totals: batch 3: 1,000 rows in 0.50 s (2,000 rows/s), lag 4,000, ETA 0:02\n"
     Lines(objects, as_json=True).batch(query, batch)

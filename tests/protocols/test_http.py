@@ -612,7 +612,7 @@ def test_a_trailer_without_end_is_refused(start: bytes) -> None:
 def test_a_body_that_has_to_be_read_to_see_whose_it_is_takes_no_room_of_those_who_are_known() -> None:
     head, piece = b"POST /%s HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n", b"a" * 250_000
 
-    def screen(exchange: Exchange) -> None:
+    def check_header(exchange: Exchange) -> None:
         exchange.is_known = False
 
     def handler(exchange: Exchange) -> None:
@@ -621,16 +621,16 @@ def test_a_body_that_has_to_be_read_to_see_whose_it_is_takes_no_room_of_those_wh
 
     async def main() -> None:
         budget = Budget(64 * 1024 * 1024)
-        async with serving(handler, screen=screen, budget=budget) as server:
+        async with serving(handler, check_header=check_header, budget=budget) as server:
             reader, writer = await server.connect()
             for path, is_known in ((b"unknown", False), (b"known", False), (b"any", True)):
                 writer.write(head % path + piece)
-                claimed = budget if is_known else budget.strangers
+                claimed = budget if is_known else budget.unauthenticated
                 await until(lambda claimed=claimed: claimed.held_bytes == 500_000)  # type: ignore[misc]
-                assert budget.held_bytes + budget.strangers.held_bytes == 500_000
+                assert budget.held_bytes + budget.unauthenticated.held_bytes == 500_000
                 writer.write(piece)
                 assert (await read_response(reader))[0] == 200
-                assert budget.held_bytes + budget.strangers.held_bytes == 0
+                assert budget.held_bytes + budget.unauthenticated.held_bytes == 0
             writer.close()
 
     run(main())
@@ -1187,7 +1187,7 @@ POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 def test_a_body_is_taken_as_it_comes_and_not_read_ahead_of_its_handler() -> None:
     async def main() -> None:
         taking = Taking()
-        async with serving(taking, screen=streaming) as server:
+        async with serving(taking, check_header=streaming) as server:
             reader, writer = await server.connect()
             writer.write(POST % 3_000_000 + b"x" * 3_000_000)
             await asyncio.sleep(0.1)
@@ -1215,7 +1215,7 @@ def test_a_stream_that_is_no_body_is_refused(sent: bytes, status: int) -> None:
     async def main() -> None:
         taking = Taking()
         taking.go_on.set()
-        async with serving(taking, screen=streaming) as server:
+        async with serving(taking, check_header=streaming) as server:
             reader, writer = await server.connect()
             writer.write(sent)
             await asyncio.sleep(0.05)
@@ -1231,7 +1231,7 @@ def test_a_handler_hears_that_its_client_left_in_the_middle_of_the_body() -> Non
     async def main() -> None:
         taking = Taking()
         taking.go_on.set()
-        async with serving(taking, screen=streaming) as server:
+        async with serving(taking, check_header=streaming) as server:
             _, writer = await server.connect()
             writer.write(POST % 2_000_000 + b"x" * 1_000_000)
             await until(lambda: bool(server.http.counters.requests))
@@ -1247,7 +1247,7 @@ def test_an_answer_before_the_bodys_end_is_the_last_one() -> None:
         def handler(exchange: Exchange) -> None:
             exchange.respond(409, (), b"no")
 
-        async with serving(handler, screen=streaming) as server:
+        async with serving(handler, check_header=streaming) as server:
             reader, writer = await server.connect()
             writer.write(POST % 2_000_000 + b"x" * 1_000_000)
             status, headers, _ = await read_response(reader)

@@ -180,8 +180,8 @@ def test_more_events_than_may_wait_are_dropped_and_counted() -> None:
     shard = Recorded()
     recorder = shard.shard._recorder
     assert recorder is not None
-    happenings = [_other(number) for number in range(PENDING_MAX + 500)]
-    recorder._take(happenings, shard.clock.now_ms())
+    message_events = [_other(number) for number in range(PENDING_MAX + 500)]
+    recorder._take(message_events, shard.clock.now_ms())
     for _ in range(10):
         shard.advance(1)
     told = shard.events()
@@ -190,9 +190,9 @@ def test_more_events_than_may_wait_are_dropped_and_counted() -> None:
 
 
 def _other(number: int) -> Any:
-    from penstock.core.happenings import Happening
+    from penstock.core.message_events import MessageEvent
 
-    return Happening("acked", "orders", "main", first=3 * number, messages=1, at_ms=number, sent_ms=1)
+    return MessageEvent("acked", "orders", "main", first=3 * number, messages=1, at_ms=number, sent_ms=1)
 
 
 def test_an_events_queue_that_refuses_fails_nobodys_work() -> None:
@@ -207,7 +207,7 @@ def test_nothing_is_noted_while_nobody_records() -> None:
     shard = BareShard(TroubledStore())
     shard.do(Send(queue="orders", bodies=[b"x"]))
     shard.run(Tick())
-    assert shard.shard.broker.happenings is None
+    assert shard.shard.broker.message_events is None
     assert list(shard.shard.broker.queues) == ["orders"]
 
 

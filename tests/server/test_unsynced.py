@@ -423,13 +423,13 @@ def test_a_message_that_comes_alone_is_pushed_in_the_same_turn_and_answered_afte
         assert bench.subscriber.bodies() == [b"a"]
         gate, answers = bench.hold_commits(), Answers()
         answers.send(bench, b"b")
-        assert bench.shard.hurry()
+        assert bench.shard.step_now()
         assert bench.subscriber.bodies() == [b"b"]
         await bench.reached(gate)
         await bench.turns()
         assert not answers
         answers.send(bench, b"c")
-        assert bench.shard.hurry(), "also while another one is being written"
+        assert bench.shard.step_now(), "also while another one is being written"
         assert bench.subscriber.bodies() == [b"c"]
         gate.open()
         await answers.come(2)
@@ -448,7 +448,7 @@ def test_a_message_does_not_wait_for_acks_that_wait_for_company_and_they_are_not
         for number in range(2):
             bench.shard.submit(Ack(queue="q", spans=[Span(number, number, 1)], patient=True), answers.append)
         answers.send(bench, b"c")
-        assert bench.shard.hurry()
+        assert bench.shard.step_now()
         assert bench.subscriber.bodies() == [b"c"]
         await answers.come(3)
         assert [call.reply.count for call in answers] == [1, 1, 1]
@@ -466,7 +466,7 @@ def test_acks_whose_time_is_up_are_not_put_off_by_messages_that_hurry() -> None:
         async with asyncio.timeout(10):
             while not ack:  # one who sends and sends
                 answers.send(bench, b"more")
-                bench.shard.hurry()
+                bench.shard.step_now()
                 sent += 1
                 await asyncio.sleep(0)
         await answers.come(sent)
@@ -482,7 +482,7 @@ def test_messages_that_come_together_go_through_one_step() -> None:
         answers = Answers()
         answers.send(bench, b"b")
         answers.send(bench, b"c")
-        assert not bench.shard.hurry()
+        assert not bench.shard.step_now()
         await bench.turns()
         assert [delivery.count for delivery in bench.subscriber.deliveries] == [2]
         await answers.come(2)
@@ -498,11 +498,11 @@ def test_only_one_message_a_turn_is_in_a_hurry_and_what_follows_shares_a_step() 
         answers = Answers()
         for number in range(5):
             answers.send(bench, b"%d" % number)
-            assert bench.shard.hurry() == (number == 0)
+            assert bench.shard.step_now() == (number == 0)
         await answers.come(5)
         assert [delivery.count for delivery in bench.subscriber.deliveries] == [1, 4]
         answers.send(bench, b"next")
-        assert bench.shard.hurry()
+        assert bench.shard.step_now()
         await answers.come(6)
 
     run(scenario)
@@ -519,7 +519,7 @@ def test_what_hurries_is_no_part_of_the_step_that_is_about_to_be_written(breakin
 
         def come_between() -> None:
             answers.send(bench, b"c")
-            assert not bench.shard.hurry(), "the changes of the step before are still the broker's"
+            assert not bench.shard.step_now(), "the changes of the step before are still the broker's"
 
         gate = bench.hold_commits()
         answers.send(bench, b"b")
@@ -550,14 +550,14 @@ def test_nothing_is_in_a_hurry_that_has_to_wait_for_its_commit() -> None:
         await bench.shard.call(CreateQueue(name="safe"))
         answers = Answers()
         answers.send(bench, b"a")
-        assert not bench.shard.hurry(), "nobody has got anything so far"
+        assert not bench.shard.step_now(), "nobody has got anything so far"
         await answers.come(1)
         answers.send(bench, b"b", queue="safe")
-        assert not bench.shard.hurry()
+        assert not bench.shard.step_now()
         await answers.come(2)
         bench.clock.advance_ms(APART_MS)
         answers.send(bench, b"c")
-        assert not bench.shard.hurry(), "it is a while since anybody got anything"
+        assert not bench.shard.step_now(), "it is a while since anybody got anything"
         await answers.come(3)
 
     run(scenario)
@@ -576,7 +576,7 @@ def test_nothing_is_in_a_hurry_while_another_step_is_committed_in_its_thread() -
         await bench.reached(gate)
         bench.clock.advance_ms(-1)  # as if something had left in this moment
         answers.send(bench, b"b")
-        assert not bench.shard.hurry()
+        assert not bench.shard.step_now()
         await bench.turns()
         assert bench.subscriber.bodies() == [b"a"]
         gate.open()

@@ -121,7 +121,7 @@ class Storm:
         await self.shard.call(Send(queue=queue, bodies=[body]))
         self._note_sent(queue, body)
 
-    def hurry(self, queue: str) -> None:
+    def step_now(self, queue: str) -> None:
         """As a websocket's connection sends."""
         body = self.body()
 
@@ -130,7 +130,7 @@ class Storm:
                 self._note_sent(queue, body)
 
         self.shard.submit(Send(queue=queue, bodies=[body]), settled)
-        self.hurried += self.shard.hurry()
+        self.hurried += self.shard.step_now()
 
     def _note_sent(self, queue: str, body: bytes) -> None:
         if queue == SAFE:
@@ -195,7 +195,7 @@ class Storm:
         if chance < 0.25:
             self.begin(self.send, any_queue)
         elif chance < 0.4:
-            self.hurry(any_queue)
+            self.step_now(any_queue)
         elif chance < 0.47:
             self.begin(self.receive, any_queue)
         elif chance < 0.57:

@@ -229,8 +229,8 @@ def test_a_delivery_that_is_given_back_and_counts(case: Case, breaking: pytest.M
 def test_a_delivery_of_an_at_most_queue_that_is_given_back_and_does_not_count(case: Case, replace: Replace) -> None:
     def undo(honest: Handler) -> Handler:
         def give_back(broker: Broker, command: c.GiveBack) -> c.Settled:
-            settlement = broker.queues[command.queue].channels[command.channel].settlement
-            return c.Settled(sum(settlement.give_back(span)[0] for span in command.spans))
+            acknowledgement = broker.queues[command.queue].channels[command.channel].acknowledgement
+            return c.Settled(sum(acknowledgement.give_back(span)[0] for span in command.spans))
 
         return give_back
 

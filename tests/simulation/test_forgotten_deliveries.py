@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from penstock.core import commands as c
-from penstock.core.delivery import handout
-from penstock.core.delivery.settlement import Settlement
+from penstock.core.delivery import dispatch as dispatch
+from penstock.core.delivery.acknowledgement import Acknowledgement
 from penstock.core.delivery.states import State
 from penstock.core.errors import ChunkDamaged, StaleReceipt, WorkRefused
 from penstock.core.storage.keys import ChunkKey
-from penstock.core.storage.shelf import Shelf
+from penstock.core.storage.write_buffer import WriteBuffer
 from tests.simulation.model import Violation
 from tests.simulation.model.state import Queue
 from tests.simulation.simulator import RECALLING_SEEDS, run_seed
@@ -345,14 +345,14 @@ def test_a_damaged_chunk_before_it_is_put_aside(case: CrashingCase, monkeypatch:
         case.do(send(b"%d" % number))
     case.lose(receive())
     case.crash()
-    honest = Shelf.load
+    honest = WriteBuffer.load
 
-    def load(shelf: Shelf, key: ChunkKey) -> Any:
+    def load(write_buffer: WriteBuffer, key: ChunkKey) -> Any:
         if key.base == 1:
             raise ChunkDamaged("a bit fell over")
-        return honest(shelf, key)
+        return honest(write_buffer, key)
 
-    monkeypatch.setattr(Shelf, "load", load)
+    monkeypatch.setattr(WriteBuffer, "load", load)
     broker = case.world.broker
     assert broker.handle(ack(c.Span(2, 2, 1)), START_MS).count == 1
     assert refusals(broker.handle(ack(c.Span(1, 1, 1)), START_MS)) == [StaleReceipt]
@@ -362,7 +362,7 @@ def test_a_damaged_chunk_before_it_is_put_aside(case: CrashingCase, monkeypatch:
 def test_who_names_what_lies_far_ahead_does_not_bring_all_of_it_in(
     case: CrashingCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handout, "LOOK_AHEAD", 10)
+    monkeypatch.setattr(dispatch, "LOOK_AHEAD", 10)
     case.do(create())
     for number in range(40):
         case.do(send(b"%d" % number))
@@ -375,12 +375,12 @@ def test_who_names_what_lies_far_ahead_does_not_bring_all_of_it_in(
 # -- the simulator finds it --------------------------------------------------------------------------------------------
 
 
-def _forget(settlement: Settlement, wanted: list[Any], *rest: object) -> tuple[int, list[Any]]:
+def _forget(acknowledgement: Acknowledgement, wanted: list[Any], *rest: object) -> tuple[int, list[Any]]:
     return 0, wanted
 
 
 def test_a_broker_that_refuses_who_was_forgotten_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Settlement, "_walk_forgotten", _forget)
+    monkeypatch.setattr(Acknowledgement, "_walk_forgotten", _forget)
     with pytest.raises(Violation, match=r"settled 0, not|StaleReceipt|WorkRefused"):
         for seed in range(RECALLING_SEEDS, RECALLING_SEEDS + 25):
             run_seed(seed)
@@ -390,7 +390,7 @@ def test_a_message_that_comes_back_after_its_last_receiver_acked_it_is_found_out
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without the model's help: the ledger counts what clients got and were told, by message."""
-    monkeypatch.setattr(Settlement, "_walk_forgotten", _forget)
+    monkeypatch.setattr(Acknowledgement, "_walk_forgotten", _forget)
     monkeypatch.setattr(Queue, "was_forgotten", lambda *_: False)
     with pytest.raises(Violation, match="acked it, and it came back"):
         for seed in range(RECALLING_SEEDS, RECALLING_SEEDS + 25):

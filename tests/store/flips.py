@@ -40,7 +40,7 @@ from penstock.store.embedded import EmbeddedStore, StoreOptions, open_embedded
 from penstock.store.errors import StoreError
 from penstock.store.journal.frames import StoredChunk
 from penstock.store.layout import BALLAST_NAME
-from tests.core.driver import HOUR_MS, START_MS, Desk, spans_of
+from tests.core.driver import HOUR_MS, START_MS, BrokerDriver, spans_of
 
 OPTIONS = StoreOptions(segment_bytes=16 << 10)
 PAGE_BYTES = 512
@@ -66,78 +66,78 @@ def build(directory: Path) -> None:
     live = directory.with_name("live")
     with patch.object(table_module, "PAGE_BYTES", PAGE_BYTES):
         store = opened(live)
-    desk = Desk(store, checks=False, shard=0, shards=SHARDS)  # type: ignore[arg-type]
-    fill(desk)
+    driver = BrokerDriver(store, checks=False, shard=0, shards=SHARDS)  # type: ignore[arg-type]
+    fill(driver)
     store.close()
     store = opened(live)
-    desk = Desk(store, now_ms=desk.now_ms, checks=False, shard=0, shards=SHARDS)  # type: ignore[arg-type]
-    desk.broker.delivers_unsynced = True
-    desk.send(b"ahead", queue=here("hurt"))
-    for name in list(desk.broker.queues):
+    driver = BrokerDriver(store, now_ms=driver.now_ms, checks=False, shard=0, shards=SHARDS)  # type: ignore[arg-type]
+    driver.broker.delivers_unsynced = True
+    driver.send(b"ahead", queue=here("hurt"))
+    for name in list(driver.broker.queues):
         if name.startswith("gone"):
-            desk.do(c.DeleteQueue(name=name))
+            driver.do(c.DeleteQueue(name=name))
     store.apply_now()
-    go_on(desk)
+    go_on(driver)
     shutil.copytree(live, directory, copy_function=_copy_sparsely)
     store.close()
 
 
-def fill(desk: Desk) -> None:
+def fill(driver: BrokerDriver) -> None:
     for stem in ("gone", "goner"):
-        desk.create(here(stem))
-        desk.send(*[bytes(1000)] * 5, queue=here(stem))
+        driver.create(here(stem))
+        driver.send(*[bytes(1000)] * 5, queue=here(stem))
     work, fifo, once, far, hurt = here("work"), here("fifo"), here("once"), here("far"), here("hurt")
-    desk.create(work, channels=(c.MAIN, "audit"), max_receives=2, dead_letter=here("grave"))
-    desk.create(fifo, kind="fifo", content_dedup=True)
-    desk.create(once, policy="consume_once")
-    desk.create(far)
-    desk.create(hurt, deliver_unsynced=True)
-    desk.send(b"to be damaged", queue=hurt)
-    (packed,) = desk.store.list_chunks(keys.queue_chunks(desk.broker.queues[hurt].id), b"", 2)
+    driver.create(work, channels=(c.MAIN, "audit"), max_receives=2, dead_letter=here("grave"))
+    driver.create(fifo, kind="fifo", content_dedup=True)
+    driver.create(once, policy="consume_once")
+    driver.create(far)
+    driver.create(hurt, deliver_unsynced=True)
+    driver.send(b"to be damaged", queue=hurt)
+    (packed,) = driver.store.list_chunks(keys.queue_chunks(driver.broker.queues[hurt].id), b"", 2)
     changes = Changes()
     changes.put_chunk(packed, StoredChunk(DAMAGED))
-    desk.store.commit(changes)
-    desk.broker = desk.opened_anew()
+    driver.store.commit(changes)
+    driver.broker = driver.opened_anew()
     with suppress(ChunkDamaged):
-        desk.receive(1, queue=hurt)
-    desk.commit()
+        driver.receive(1, queue=hurt)
+    driver.commit()
     for number in range(6):
-        desk.send(b"work %d" % number * 40, b"more %d" % number, queue=work)
-        desk.send(b"once %d" % number, queue=once)
-    desk.send(b"soon", queue=far, delay_ms=60_000)
-    desk.send(b"in a year", queue=far, delay_ms=365 * 24 * HOUR_MS)
-    desk.send(b"urgent", queue=far, priority=7)
-    held = desk.receive(3, queue=work)
-    desk.ack(desk.receive(1, queue=once))
-    desk.receive(2, queue=once)
-    desk.do(c.AckConsumer(queue=work, consumer="reader", offset=3))
+        driver.send(b"work %d" % number * 40, b"more %d" % number, queue=work)
+        driver.send(b"once %d" % number, queue=once)
+    driver.send(b"soon", queue=far, delay_ms=60_000)
+    driver.send(b"in a year", queue=far, delay_ms=365 * 24 * HOUR_MS)
+    driver.send(b"urgent", queue=far, priority=7)
+    held = driver.receive(3, queue=work)
+    driver.ack(driver.receive(1, queue=once))
+    driver.receive(2, queue=once)
+    driver.do(c.AckConsumer(queue=work, consumer="reader", offset=3))
     for _ in range(3):  # a failure in place, one to the retry lane, one to the dead letters
-        desk.release(held, error="it went wrong")
-        desk.advance(HOUR_MS)
-        held = desk.receive(3, queue=work)
-    desk.release(desk.receive(1, queue=far), delay_ms=24 * HOUR_MS)
-    desk.release(desk.receive(1, queue=far), delay_ms=24 * HOUR_MS)
-    session = desk.do(c.OpenSession(name="worker", ttl_ms=HOUR_MS))
+        driver.release(held, error="it went wrong")
+        driver.advance(HOUR_MS)
+        held = driver.receive(3, queue=work)
+    driver.release(driver.receive(1, queue=far), delay_ms=24 * HOUR_MS)
+    driver.release(driver.receive(1, queue=far), delay_ms=24 * HOUR_MS)
+    session = driver.do(c.OpenSession(name="worker", ttl_ms=HOUR_MS))
     for number in range(6):
-        desk.send_fifo(f"group {number % 2}", b"fifo %d" % number, queue=fifo)
-    desk.do(c.Receive(queue=fifo, limit=1, attempt_id="again", session=session))
-    desk.do(c.StartRedrive(queue=here("grave"), per_second=1))
-    desk.do(c.CommitWork(acks=[], sends=[c.Send(queue=work, bodies=[b"marked"])], mark=("stream", 7)))
-    desk.do(c.CommitWork(acks=[], sends=[c.Send(queue=here("away", 1), bodies=[b"to another shard"])]))
-    desk.do(c.Send(queue=work, bodies=[b"named"], once=c.Once("client", 1)))
-    desk.send(bytes(range(256)) * 20, queue=work)
+        driver.send_fifo(f"group {number % 2}", b"fifo %d" % number, queue=fifo)
+    driver.do(c.Receive(queue=fifo, limit=1, attempt_id="again", session=session))
+    driver.do(c.StartRedrive(queue=here("grave"), per_second=1))
+    driver.do(c.CommitWork(acks=[], sends=[c.Send(queue=work, bodies=[b"marked"])], mark=("stream", 7)))
+    driver.do(c.CommitWork(acks=[], sends=[c.Send(queue=here("away", 1), bodies=[b"to another shard"])]))
+    driver.do(c.Send(queue=work, bodies=[b"named"], once=c.Once("client", 1)))
+    driver.send(bytes(range(256)) * 20, queue=work)
 
 
-def go_on(desk: Desk) -> None:
+def go_on(driver: BrokerDriver) -> None:
     """Something of all that once more, for the journal alone."""
     work, once = here("work"), here("once")
-    desk.create(here("late"))
-    desk.send(b"late", queue=here("late"))
-    delivery = desk.receive(2, queue=work)
-    desk.do(c.Ack(queue=work, channel=c.MAIN, spans=spans_of(delivery)[:1]))
-    desk.receive(1, queue=once)
-    desk.do(c.AckConsumer(queue=work, consumer="reader", offset=5))
-    desk.send(b"the last", queue=here("late"))
+    driver.create(here("late"))
+    driver.send(b"late", queue=here("late"))
+    delivery = driver.receive(2, queue=work)
+    driver.do(c.Ack(queue=work, channel=c.MAIN, spans=spans_of(delivery)[:1]))
+    driver.receive(1, queue=once)
+    driver.do(c.AckConsumer(queue=work, consumer="reader", offset=5))
+    driver.send(b"the last", queue=here("late"))
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _judge_open(store: EmbeddedStore, before: Content) -> str:
 def _reads(broker: Broker, key: bytes, before: bytes) -> bool:
     """Whether a chunk reads as before; False if it is said to be damaged."""
     try:
-        chunk = Chunk.decode(broker.shelf.read_stored(key))
+        chunk = Chunk.decode(broker.write_buffer.read_stored(key))
         parts = ChunkKey.unpack(key)
         if parts.messages and (chunk.base, chunk.count) != (parts.base, parts.messages):
             return False

@@ -36,7 +36,7 @@ from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
 from penstock.salvage import Finding, Salvaged, check, salvage, stores_in
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME
-from tests.core.driver import HOUR_MS, Desk, spans_of
+from tests.core.driver import HOUR_MS, BrokerDriver, spans_of
 from tests.store.flips import ENTROPY, SHARDS, Content, _copy_sparsely, fill, flip, go_on, here, opened
 
 PENDING = (State.READY, State.LEASED, State.DELAYED)
@@ -53,53 +53,53 @@ def build(directory: Path) -> int:
     now_ms = 0
     for shard in range(SHARDS):
         store = opened(live / f"shard-{shard}")
-        desk = Desk(store, checks=False, shard=shard, shards=SHARDS)  # type: ignore[arg-type]
-        fill_shard(desk, shard)
+        driver = BrokerDriver(store, checks=False, shard=shard, shards=SHARDS)  # type: ignore[arg-type]
+        fill_shard(driver, shard)
         store.close()
         store = opened(live / f"shard-{shard}")
-        desk = Desk(store, now_ms=desk.now_ms, checks=False, shard=shard, shards=SHARDS)  # type: ignore[arg-type]
+        driver = BrokerDriver(store, now_ms=driver.now_ms, checks=False, shard=shard, shards=SHARDS)  # type: ignore[arg-type]
         store.apply_now()
         if shard == 0:
-            go_on(desk)
+            go_on(driver)
         for number in range(20):
-            desk.send(b"lately %d" % number, queue=here("parts"))
-        desk.ack(desk.receive(5, queue=here("parts")))
-        now_ms = max(now_ms, desk.now_ms)
+            driver.send(b"lately %d" % number, queue=here("parts"))
+        driver.ack(driver.receive(5, queue=here("parts")))
+        now_ms = max(now_ms, driver.now_ms)
     shutil.copytree(live, directory, copy_function=_copy_sparsely)
     shutil.rmtree(live)
     return now_ms
 
 
-def fill_shard(desk: Desk, shard: int) -> None:
+def fill_shard(driver: BrokerDriver, shard: int) -> None:
     parts, part = here("parts"), (1, 1) if shard else None
     config = QueueConfig(partitions=SHARDS, retention_ms=None)
-    desk.do(c.CreateQueue(name=parts, config=config, channels=(c.MAIN, "audit"), part=part))
-    desk.do(c.PauseChannel(queue=parts, channel="audit"))
+    driver.do(c.CreateQueue(name=parts, config=config, channels=(c.MAIN, "audit"), part=part))
+    driver.do(c.PauseChannel(queue=parts, channel="audit"))
     for number in range(30):
-        desk.send(b"part %d" % number * (1 + number * 20), queue=parts)
-    desk.ack(desk.receive(7, queue=parts))
-    retried = desk.receive(4, queue=parts)
-    desk.release(retried, delay_ms=0)
-    desk.release(desk.receive(4, queue=parts), delay_ms=HOUR_MS // 2)
+        driver.send(b"part %d" % number * (1 + number * 20), queue=parts)
+    driver.ack(driver.receive(7, queue=parts))
+    retried = driver.receive(4, queue=parts)
+    driver.release(retried, delay_ms=0)
+    driver.release(driver.receive(4, queue=parts), delay_ms=HOUR_MS // 2)
     topic = here("topic", shard)
-    desk.do(c.CreateQueue(name=topic, config=QueueConfig(retention_ms=None), channels=()))
-    desk.send(*[b"nobody reads %d" % number for number in range(5)], queue=topic)
+    driver.do(c.CreateQueue(name=topic, config=QueueConfig(retention_ms=None), channels=()))
+    driver.send(*[b"nobody reads %d" % number for number in range(5)], queue=topic)
     held = here("held", shard)
-    desk.create(held, retention_ms=None)
-    desk.send(b"shown", queue=held)
-    desk.do(c.PauseQueue(queue=held))
-    desk.send(b"not shown", b"nor this", queue=held)
+    driver.create(held, retention_ms=None)
+    driver.send(b"shown", queue=held)
+    driver.do(c.PauseQueue(queue=held))
+    driver.send(b"not shown", b"nor this", queue=held)
     if shard == 0:
-        fill(desk)
-        for task in desk.do(c.ListRedrives(queue=here("grave"))):
-            desk.do(c.CancelRedrive(task=task.task))
+        fill(driver)
+        for task in driver.do(c.ListRedrives(queue=here("grave"))):
+            driver.do(c.CancelRedrive(task=task.task))
     else:
         name = here("fifo", 1)
-        desk.create(name, kind="fifo", retention_ms=None)
+        driver.create(name, kind="fifo", retention_ms=None)
         for number in range(30):
-            desk.send_fifo(f"group {number % 3}", b"ordered %d" % number, queue=name)
-        delivery = desk.receive(4, queue=name)
-        desk.do(c.Ack(queue=name, channel=c.MAIN, spans=spans_of(delivery)[:1]))
+            driver.send_fifo(f"group {number % 3}", b"ordered %d" % number, queue=name)
+        delivery = driver.receive(4, queue=name)
+        driver.do(c.Ack(queue=name, channel=c.MAIN, spans=spans_of(delivery)[:1]))
 
 
 class Seen:

@@ -26,7 +26,7 @@ def test_a_topic_that_a_broker_does_not_know_yet_is_asked_for_again() -> None:
 
 def test_a_topic_that_nobody_ever_knows_is_an_error() -> None:
     with pytest.raises(KafkaException):
-        when_known(Asked(*[KafkaError.UNKNOWN_TOPIC_OR_PART] * 2), patience_s=0.0)
+        when_known(Asked(*[KafkaError.UNKNOWN_TOPIC_OR_PART] * 2), timeout_s=0.0)
 
 
 def test_any_other_error_is_not_waited_out() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ChunkDamaged, StoreError
+from penstock.store import file_modes as private
 from penstock.store import lock as lock_module
-from penstock.store import private
 from penstock.store import table as table_module
 from penstock.store import view as view_module
 from penstock.store.disk import RealDisk

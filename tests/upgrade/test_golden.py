@@ -18,7 +18,7 @@ from sqlalchemy import create_engine
 import penstock
 from penstock.cluster.links import wire as node_wire
 from penstock.cluster.membership import ledger
-from penstock.cluster.ownership.claim import Claim, _decode
+from penstock.cluster.ownership.ownership import Claim, _decode
 from penstock.core.broker import Broker
 from penstock.core.delivery.receipt import Receipt
 from penstock.core.storage.changes import Changes

@@ -54,7 +54,7 @@ def moved(*names: str) -> Any:
 frames = moved("wire.links", "cluster.links.frames", "cluster.frames")
 ledger = moved("cluster.membership.ledger", "cluster.ledger")
 node_wire = moved("cluster.links.wire", "cluster.wire")
-Claim = moved("cluster.ownership.claim", "cluster.claim").Claim
+Claim = moved("cluster.ownership.ownership", "cluster.claim").Claim
 keys = moved("core.storage.keys", "core.keys")
 Kind = keys.Kind
 Changes = moved("core.storage.changes", "core.changes").Changes

@@ -25,7 +25,7 @@ Cluster = Annotated[str | None, Option("--cluster", help="The cluster's name.")]
 Wait = Annotated[float, Option("--wait", help="Wait so many seconds until it is done.")]
 
 
-def _look(config: Path | None, bootstrap: str | None, cluster: str | None, *, in_haste: bool = False) -> Inspection:
+def _look(config: Path | None, bootstrap: str | None, cluster: str | None, *, is_quick: bool = False) -> Inspection:
     from penstock.server import settings
 
     try:
@@ -36,13 +36,13 @@ def _look(config: Path | None, bootstrap: str | None, cluster: str | None, *, in
         raise settings.InvalidSettings('clusters need another library: pip install "penstock[kafka]"') from None
     loaded = settings.Settings() if config is None else settings.load(config)
     options = loaded.overridden("cluster", name=cluster).overridden("kafka", bootstrap=bootstrap).kafka_options()
-    return Inspection(options, in_haste=in_haste)
+    return Inspection(options, is_quick=is_quick)
 
 
 @clusters.command()
 def show(config: Config = None, bootstrap: Bootstrap = None, cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Show the nodes, and the shards: who owns and serves each, and what there is to do."""
-    found = _look(config, bootstrap, cluster, in_haste=True)
+    found = _look(config, bootstrap, cluster, is_quick=True)
     for gap in _gaps(found):
         print(f"penstock: {gap}", file=sys.stderr)
     if as_json:

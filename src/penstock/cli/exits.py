@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # error only for who needs it.
 
 
-class NobodyReads(Exception):
+class ReaderGone(Exception):
     """Whoever read our output has gone. No OSError: those are told in a line of text."""
 
 
@@ -41,7 +41,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            raise NobodyReads from None
+            raise ReaderGone from None
         except OSError as error:
             raise OSError(error.errno, f"standard output: {error.strerror}") from None
 
@@ -108,7 +108,7 @@ class Exit(IntEnum):
     """The token is missing or wrong, or does not allow this."""
     INTERRUPTED = 130
     """Ctrl-C."""
-    NOBODY_READS = 141
+    READER_GONE = 141
     """The reader of the output has gone, as `head` does: the status of every program that SIGPIPE ends."""
 
 
@@ -144,8 +144,8 @@ def errors_reported() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise SystemExit(Exit.INTERRUPTED) from None
-    except NobodyReads:
-        raise SystemExit(Exit.NOBODY_READS) from None
+    except ReaderGone:
+        raise SystemExit(Exit.READER_GONE) from None
     except click.UsageError as error:
         _tell_usage(error)
         raise SystemExit(Exit.USAGE) from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import click
 
 from penstock.cli.command import Argument, Option
-from penstock.cli.exits import Exit, NobodyReads, drop_output
+from penstock.cli.exits import Exit, ReaderGone, drop_output
 from penstock.cli.output import AsJson, counted, described, for_people, print_done, print_json, print_rows, progress
 from penstock.cli.received import Held, writer
 from penstock.cli.store import on_store
@@ -158,7 +158,7 @@ def _told(sent: SentMessages) -> bool:
     """Print what was sent; False if nobody reads it: what is still to be sent is sent all the same."""
     try:
         print_json(_rows(sent))
-    except NobodyReads:
+    except ReaderGone:
         drop_output(sys.stdout)
         return False
     return True

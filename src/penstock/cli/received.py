@@ -22,7 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
-from penstock.cli.exits import NobodyReads
+from penstock.cli.exits import ReaderGone
 from penstock.cli.output import for_people
 from penstock.tables import table
 
@@ -56,7 +56,7 @@ class Reader:
         self._end.register(self._number, 0)
 
     def takes(self) -> Iterator[None]:
-        """Wait until it has taken all that was written. `NobodyReads` if it goes and leaves something in the pipe."""
+        """Wait until it has taken all that was written. `ReaderGone` if it goes and leaves something in the pipe."""
         pause, turn_at = 0.0, time.monotonic() + self.TURN_SECONDS
         unread = array.array("i", [0])
         while self.is_on_a_pipe:
@@ -64,7 +64,7 @@ class Reader:
             if not unread[0]:
                 return
             if self._end.poll(0):
-                raise NobodyReads
+                raise ReaderGone
             time.sleep(pause)
             pause = min(max(2 * pause, 0.00001), self.PAUSE_SECONDS_MAX)
             if time.monotonic() >= turn_at:

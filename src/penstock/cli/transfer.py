@@ -19,7 +19,7 @@ from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, counted, print_done, progress
 from penstock.cli.store import Token, opened
-from penstock.store.private import FILE_MODE
+from penstock.store.file_modes import FILE_MODE
 
 if TYPE_CHECKING:
     from penstock.transfer.contents import Head, QueueLine

@@ -67,7 +67,7 @@ def next_try(config: QueueConfig, queue: str, sequence: int, attempts: int) -> s
     return f"comes again in {delay_ms / 1_000:g} s" if delay_ms else "comes again at once"
 
 
-class Hearer(Protocol):
+class PushTarget(Protocol):
     """Who is handed messages that it did not ask for one by one."""
 
     def take(self, delivery: Delivery) -> bool:

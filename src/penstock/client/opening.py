@@ -16,7 +16,7 @@ from penstock.client.sync.penstock import Penstock
 from penstock.core.errors import InvalidRequest
 from penstock.server.clock import Clock, SystemClock
 from penstock.server.engines import opener_for
-from penstock.server.reading import AsyncReadingShard, ReadingShard
+from penstock.server.read_only import AsyncReadingShard, ReadingShard
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
 from penstock.server.threads import ThreadedShard

@@ -1,4 +1,4 @@
-"""What a listener for tasks stands on: a line of work, signals, a crew of tasks.
+"""What a listener for tasks stands on: a work queue, signals, a pool of tasks.
 
 `penstock.client.thread_workers` has the same names for threads: `tools/generate_sync.py` puts it in this one's place.
 """
@@ -25,7 +25,7 @@ T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Line(Generic[T]):
+class WorkQueue(Generic[T]):
     """Things to do, for many workers. Closed, it gives None to each."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Signal:
         self._event.clear()
 
 
-class Crew:
+class WorkerPool:
     """Tasks that are started, and awaited, together."""
 
     def __init__(self, name: str) -> None:
@@ -141,7 +141,7 @@ async def finish_handler(handler: Callable[..., Any], result: Any) -> None:
         check_result(handler, result)
 
 
-def is_cancelled(error: BaseException, others: Crew) -> bool:
+def is_cancelled(error: BaseException, others: WorkerPool) -> bool:
     """Whether this task was called off, and the others with it: not by its own handler, nor what that waited for."""
     if isinstance(error, GeneratorExit):  # its loop was closed, and it is being collected: nothing can be awaited
         return True

@@ -1,4 +1,4 @@
-"""What a listener for threads stands on: a line of work, signals, a crew of threads.
+"""What a listener for threads stands on: a work queue, signals, a pool of threads.
 
 `penstock.client.task_workers` has the same names for the tasks of an event loop: `tools/generate_sync.py` puts this
 module in its place. Lines and signals are made of primitives that a signal handler may interrupt anywhere.
@@ -20,9 +20,9 @@ from penstock.signals import acquire_and_look, told_to_stop
 
 __all__ = [
     "WAIT_SECONDS",
-    "Crew",
-    "Line",
     "Signal",
+    "WorkQueue",
+    "WorkerPool",
     "check_handler",
     "finish_handler",
     "is_cancelled",
@@ -37,7 +37,7 @@ T = TypeVar("T")
 Work = Callable[[], None]
 
 
-class Line(Generic[T]):
+class WorkQueue(Generic[T]):
     """Things to do, for many workers. Closed, it gives None to each."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Signal:
         acquire_and_look(self._unset, threading.TIMEOUT_MAX if seconds is None else seconds)
 
 
-class Crew:
+class WorkerPool:
     """Threads that are started, and awaited, together."""
 
     def __init__(self, name: str) -> None:
@@ -132,7 +132,7 @@ def finish_handler(handler: Callable[..., Any], result: Any) -> None:
     check_result(handler, result)
 
 
-def is_cancelled(error: BaseException, others: Crew) -> bool:
+def is_cancelled(error: BaseException, others: WorkerPool) -> bool:
     """Whether this worker was called off: a thread never is."""
     return False
 

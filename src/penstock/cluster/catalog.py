@@ -20,7 +20,7 @@ from penstock.core.commands import Delivery, QueueInfo, RedriveTask
 from penstock.core.delivery.receipt import Receipt, message_id, receipt_key
 from penstock.core.queues.config import QueueConfig
 from penstock.core.storage.records import Meta
-from penstock.server.shards import ChannelFace, QueueFace
+from penstock.server.shards import ChannelView, QueueView
 from penstock.server.tasks import AsyncShard
 
 LOOKS_MAX = 5
@@ -75,7 +75,7 @@ class LocalChannel:
 
     __slots__ = ("id", "ready")
 
-    def __init__(self, parts: list[ChannelFace]) -> None:
+    def __init__(self, parts: list[ChannelView]) -> None:
         self.id = parts[0].id
         self.ready = sum(part.ready for part in parts)
 
@@ -85,7 +85,7 @@ class LocalQueue:
 
     __slots__ = ("backlog", "channels", "config", "id", "messages", "name", "size")
 
-    def __init__(self, parts: list[QueueFace]) -> None:
+    def __init__(self, parts: list[QueueView]) -> None:
         first = parts[0]
         self.id, self.name, self.config = first.id, first.name, first.config
         self.messages = sum(part.messages for part in parts)
@@ -105,8 +105,8 @@ class Catalog:
         self._shards = shards
         self.meta = meta
         self.sessions = sessions
-        self.queues: Mapping[str, QueueFace] = Queues(self)
-        self.local_queues: Mapping[str, QueueFace] = LocalQueues(self)
+        self.queues: Mapping[str, QueueView] = Queues(self)
+        self.local_queues: Mapping[str, QueueView] = LocalQueues(self)
         self._far: dict[str, FarQueue] = {}
         self._far_by_id: dict[int, FarQueue] = {}
         self._far_tasks: dict[int, RedriveTask] = {}
@@ -137,15 +137,15 @@ class Catalog:
         names = merge(*[served.identity.part_names() for served in self._served.values()])
         return (name for name, _ in groupby(names))
 
-    def local(self, name: str) -> QueueFace | None:
+    def local(self, name: str) -> QueueView | None:
         """What this node has of a queue; None if that is nothing."""
         found = [served.identity.queues.get(name) for served in self._served.values()]
-        parts: list[QueueFace] = [queue for queue in found if queue is not None]
+        parts: list[QueueView] = [queue for queue in found if queue is not None]
         if len(parts) < 2:
             return parts[0] if parts else None
         return LocalQueue(parts)
 
-    def find(self, name: str) -> QueueFace | None:
+    def find(self, name: str) -> QueueView | None:
         """A queue, if it is known to be there."""
         near = self.near(name)
         if near is not None:
@@ -153,7 +153,7 @@ class Catalog:
         far = self._far.get(name)
         return far if far is not None and monotonic() - far.asked_s < FRESH_S else None
 
-    def known(self, name: str) -> QueueFace | None:
+    def known(self, name: str) -> QueueView | None:
         """A queue as far as it never changes, its id and partitions; None if nothing is known.
 
         A queue of another node may be gone, and another one have its name: whoever relies on this says the id
@@ -268,7 +268,7 @@ class Catalog:
         return int(self.holdings.held(subscription))
 
 
-class Queues(Mapping[str, QueueFace]):
+class Queues(Mapping[str, QueueView]):
     """Queues by name: any that is known can be got; those of this node are listed."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -279,7 +279,7 @@ class Queues(Mapping[str, QueueFace]):
         found = self._catalog.find(name)
         return default if found is None else found
 
-    def __getitem__(self, name: str) -> QueueFace:
+    def __getitem__(self, name: str) -> QueueView:
         found = self._catalog.find(name)
         if found is None:
             raise KeyError(name)
@@ -295,13 +295,13 @@ class Queues(Mapping[str, QueueFace]):
         return sum(1 for _ in self._catalog.local_names())
 
 
-class LocalQueues(Mapping[str, QueueFace]):
+class LocalQueues(Mapping[str, QueueView]):
     """What this node has of queues, by name."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def __getitem__(self, name: str) -> QueueFace:
+    def __getitem__(self, name: str) -> QueueView:
         found = self._catalog.local(name)
         if found is None:
             raise KeyError(name)

@@ -31,7 +31,7 @@ from penstock.cluster.links.tls import link_tls
 from penstock.cluster.membership.ledger import LoadOfShard, LoadRecord, NodeRecord, NodeState, Record
 from penstock.cluster.membership.membership import Batch, KafkaMaps, Membership
 from penstock.cluster.ownership.forwarder import forwarder_families
-from penstock.cluster.ownership.ownership import Ownership, Tenure
+from penstock.cluster.ownership.ownership import OwnedShard, Ownership
 from penstock.cluster.routing.router import Router
 from penstock.cluster.routing.session_router import RouterPlace, SessionRouter
 from penstock.core.commands import CreateQueue, DescribeQueue
@@ -53,7 +53,7 @@ SMOOTH_S = 20.0
 """Over what time rates are smoothed: a burst is no reason to move a shard."""
 BEAT_S = 1.0
 """How often a node says what its shards have to do."""
-LINK_PATIENCE_S = 1.0
+LINK_RETRY_TIMEOUT_S = 1.0
 """How long a command waits for a node that cannot be reached, before the router looks at the map again."""
 START_S_MAX = 60.0
 """How long a node waits, besides the session timeout, until every shard is served."""
@@ -142,7 +142,7 @@ class ClusterNode(Node):
         self._beating = asyncio.get_running_loop().create_task(self._beat())
         await self._until(lambda: self._membership.has_caught_up, "the partitions topic")
         self._check_cluster()
-        await self._knock()
+        await self._probe_links()
         self._publish()
         await self._until(lambda: self.maps.ledger.cluster is not None, "the cluster's controller")
         self._check_cluster()
@@ -182,13 +182,13 @@ class ClusterNode(Node):
         self._opened.push_async_callback(self._close_links)
         self._record_of_node = msgspec.structs.replace(self._record_of_node, link=cluster.link_address or address)
 
-    async def _knock(self) -> None:
+    async def _probe_links(self) -> None:
         """Make links to the nodes that are there. One that none of them lets in would get shards all the same, and
         nobody could reach these: it does not join."""
         nodes = self.maps.ledger.nodes
         others = [name for name, node in nodes.items() if name != self._name and node.state != "gone" and node.link]
         links = [self._links.setdefault(name, self._new_link(nodes[name].link)) for name in others]
-        answers = await asyncio.gather(*(link.knock() for link in links), return_exceptions=True)
+        answers = await asyncio.gather(*(link.probe() for link in links), return_exceptions=True)
         refusals = {name: each for name, each in zip(others, answers, strict=True) if isinstance(each, BaseException)}
         for name, refusal in refusals.items():
             log.error("node %s: %s", name, refusal)
@@ -204,8 +204,8 @@ class ClusterNode(Node):
             raise refusals[name]
 
     def _new_link(self, address: str) -> Link:
-        link = Link(address, self._identity, LinkLimits(patience_s=LINK_PATIENCE_S))
-        link.elsewhere = self._links_place
+        link = Link(address, self._identity, LinkLimits(retry_timeout_s=LINK_RETRY_TIMEOUT_S))
+        link.remote_calls = self._links_place
         return link
 
     def _make_router(self, host: ShardHost) -> Router:
@@ -298,13 +298,13 @@ class ClusterNode(Node):
         if self._membership.has_caught_up:
             self._heard.update(key.removeprefix("load/") for _, key, _ in records if key.startswith("load/"))
         self.maps.take(records)
-        self._mind_own_record()
+        self._check_own_record()
         if self._membership.has_caught_up:  # before, who shall own what may be long over: we would fence who has it now
             self.ownership.look()
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _mind_own_record(self) -> None:
+    def _check_own_record(self) -> None:
         found = self.maps.ledger.nodes.get(self._name)
         if found is None or found == self._record_of_node:
             self._seen_own_record = found is not None or self._seen_own_record
@@ -347,14 +347,14 @@ class ClusterNode(Node):
         loop = asyncio.get_running_loop()
         while True:
             self._membership.beat()
-            loads = self._loads.measure(self.ownership.tenures, loop.time())
+            loads = self._loads.measure(self.ownership.owned_shards, loop.time())
             with contextlib.suppress(BufferError):
                 self._say(f"load/{self._name}", LoadRecord(at_ms=self._clock.now_ms(), shards=loads))
             await asyncio.sleep(BEAT_S)
 
     def _shard_metrics(self) -> Iterable[Metric]:
-        loads = self._loads.measure(self.ownership.tenures, asyncio.get_running_loop().time())
-        return shard_families(self.ownership.tenures, loads, self._name)
+        loads = self._loads.measure(self.ownership.owned_shards, asyncio.get_running_loop().time())
+        return shard_families(self.ownership.owned_shards, loads, self._name)
 
     def _store_metrics(self) -> Iterable[Metric]:
         return ()
@@ -371,9 +371,9 @@ class ClusterNode(Node):
         except QueueNotFound:
             await self.services.shard.call(CreateQueue(name=events.queue, config=config, channels=()))
         self._recorder = lambda: Recorder(events.queue, config, sample=events.sample, flush_ms=flush_ms)
-        for tenure in self.ownership.tenures.values():
-            if tenure.served is not None:
-                tenure.served.shard.record(self._recorder())
+        for owned_shard in self.ownership.owned_shards.values():
+            if owned_shard.served is not None:
+                owned_shard.served.shard.record(self._recorder())
 
     def _on_served(self, shard: Shard) -> None:
         self._link_server.take_over(shard.number, shard.broker.sessions)
@@ -421,16 +421,16 @@ class LoadMeter:
         self._counted: dict[int, tuple[float, int]] = {}
         self._loads: dict[int, LoadOfShard] = {}
 
-    def measure(self, tenures: Mapping[int, Tenure], now_s: float) -> dict[int, LoadOfShard]:
+    def measure(self, owned_shards: Mapping[int, OwnedShard], now_s: float) -> dict[int, LoadOfShard]:
         """The loads of the shards that are served here."""
-        served = {shard: tenure for shard, tenure in tenures.items() if tenure.served is not None}
-        self._loads = {shard: self._measure(shard, tenure, now_s) for shard, tenure in served.items()}
+        served = {shard: owned_shard for shard, owned_shard in owned_shards.items() if owned_shard.served is not None}
+        self._loads = {shard: self._measure(shard, owned_shard, now_s) for shard, owned_shard in served.items()}
         self._counted = {shard: counted for shard, counted in self._counted.items() if shard in served}
         return self._loads
 
-    def _measure(self, shard: int, tenure: Tenure, now_s: float) -> LoadOfShard:
-        assert tenure.served is not None
-        broker = tenure.served.identity
+    def _measure(self, shard: int, owned_shard: OwnedShard, now_s: float) -> LoadOfShard:
+        assert owned_shard.served is not None
+        broker = owned_shard.served.identity
         totals = broker.totals
         total = totals.sent + totals.acked
         before_s, before = self._counted.get(shard, (now_s, total))
@@ -441,11 +441,13 @@ class LoadMeter:
         if passed_s > 0:
             weight = min(1.0, passed_s / SMOOTH_S)
             rate += weight * (max(0, total - before) / passed_s - rate)
-        waiting = 0 if tenure.forwarder is None else sum(tenure.forwarder.stats().waiting.values())
+        waiting = 0 if owned_shard.forwarder is None else sum(owned_shard.forwarder.stats().waiting.values())
         return LoadOfShard(round(rate, 1), totals.messages, totals.bytes, len(broker.queues), waiting)
 
 
-def shard_families(tenures: Mapping[int, Tenure], loads: Mapping[int, LoadOfShard], node: str) -> Iterator[Metric]:
+def shard_families(
+    owned_shards: Mapping[int, OwnedShard], loads: Mapping[int, LoadOfShard], node: str
+) -> Iterator[Metric]:
     """Metrics of each shard that is served here."""
     labels = ("shard", "node")
     epoch = GaugeMetricFamily("penstock_shard_epoch", "Served here, in this epoch.", labels=labels)
@@ -454,21 +456,21 @@ def shard_families(tenures: Mapping[int, Tenure], loads: Mapping[int, LoadOfShar
     withheld = CounterMetricFamily(
         "penstock_shard_withheld_steps", "Steps whose messages stayed, for want of a proof.", labels=labels
     )
-    for shard, tenure in sorted(tenures.items()):
-        if tenure.served is not None and tenure.claimed is not None and tenure.proof is not None:
+    for shard, owned_shard in sorted(owned_shards.items()):
+        if owned_shard.served is not None and owned_shard.claimed is not None and owned_shard.proof is not None:
             of = (str(shard), node)
-            epoch.add_metric(of, tenure.epoch)
-            commits.add_metric(of, tenure.claimed.commits)
-            seconds.add_metric(of, tenure.claimed.commit_s)
-            withheld.add_metric(of, tenure.proof.withheld)
+            epoch.add_metric(of, owned_shard.epoch)
+            commits.add_metric(of, owned_shard.claimed.commits)
+            seconds.add_metric(of, owned_shard.claimed.commit_s)
+            withheld.add_metric(of, owned_shard.proof.withheld)
     yield from (epoch, commits, seconds, withheld)
     for name, text in _GAUGES.items():
         gauge = GaugeMetricFamily(f"penstock_shard_{name}", text, labels=labels)
         for shard, load in sorted(loads.items()):
             gauge.add_metric((str(shard), node), getattr(load, name))
         yield gauge
-    served = {shard: tenure.served for shard, tenure in sorted(tenures.items())}
+    served = {shard: owned_shard.served for shard, owned_shard in sorted(owned_shards.items())}
     totals = [((str(shard), node), each.identity.totals) for shard, each in served.items() if each is not None]
     yield from traffic_families(totals, labels)
-    forwarders = {shard: tenure.forwarder for shard, tenure in sorted(tenures.items())}
+    forwarders = {shard: owned_shard.forwarder for shard, owned_shard in sorted(owned_shards.items())}
     yield from forwarder_families({shard: each.stats() for shard, each in forwarders.items() if each is not None})

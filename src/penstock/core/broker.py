@@ -1,15 +1,15 @@
 """The broker: every queue of one shard, and the one way in.
 
-`handle` takes a command and the time; what it changes is gathered on the shelf, for one commit of many commands. A
-step of whoever drives it is: `handle` each command, `finish`, `take_woken`; then, if `must_commit`, `take_changes`,
-commit them, `committed`, and only then let the replies go. If not, the replies may go at once, and the changes
-(leases, attempts, failures) with a later commit. If a commit fails, this broker is thrown away and another one opened
-from the store.
+`handle` takes a command and the time; what it changes is gathered in the write buffer, for one commit of many commands.
+A step of whoever drives it is: `handle` each command, `finish`, `take_woken`; then, if `must_commit`, `take_changes`,
+commit them, `committed`, and only then let the replies go. If not, the replies may go at once, and the changes (leases,
+attempts, failures) with a later commit. If a commit fails, this broker is thrown away and another one opened from the
+store.
 
 Time never goes back here: a step with an earlier `now` happens at the latest time seen so far.
 
 The commands are done in rooms of their own, each by a method with its name: `Catalog` has queues and channels,
- `Sending`, `Receiving` and `Settling` what happens to messages, `UnitsOfWork` what happens together,
+ `Sending`, `Receiving` and `Acknowledging` what happens to messages, `UnitsOfWork` what happens together,
 `SessionRegister` who holds leases, `Reading` what is read without a lease, `Redrives` what is moved back. `Moves` does
 no commands: it puts messages into other queues. Here is what they share: state, time, names, and the stored form.
 """
@@ -49,6 +49,7 @@ from penstock.core.errors import (
     StoreDamaged,
     StoreError,
 )
+from penstock.core.handlers.acknowledging import Acknowledging
 from penstock.core.handlers.catalog import Catalog
 from penstock.core.handlers.checks import check_queue_id
 from penstock.core.handlers.marks import Marks
@@ -57,9 +58,8 @@ from penstock.core.handlers.reading import Reading
 from penstock.core.handlers.receiving import Receiving
 from penstock.core.handlers.sending import Sending
 from penstock.core.handlers.sessions import SessionRegister
-from penstock.core.handlers.settling import Settling
 from penstock.core.handlers.work import UnitsOfWork
-from penstock.core.happenings import Happening
+from penstock.core.message_events import MessageEvent
 from penstock.core.queues.config import DEDUP_WINDOW_MS
 from penstock.core.queues.partition import SHARD_SHIFT, SHARDS_MAX, partition_of
 from penstock.core.queues.queue import Queue
@@ -69,7 +69,7 @@ from penstock.core.storage.changes import Changes, Reader
 from penstock.core.storage.keys import Kind
 from penstock.core.storage.quarantine import Quarantine
 from penstock.core.storage.records import Meta, Session
-from penstock.core.storage.shelf import Shelf
+from penstock.core.storage.write_buffer import WriteBuffer
 from penstock.core.transfer import inbox
 from penstock.core.transfer.moves import Moves
 from penstock.core.transfer.outbox import Outbox
@@ -126,7 +126,7 @@ class Broker:
     """Every queue of one shard. See the top of this file for how it is driven."""
 
     def __init__(self, reader: Reader, meta: Meta) -> None:
-        self.shelf = Shelf(reader)
+        self.write_buffer = WriteBuffer(reader)
         self.meta = meta
         self.now_ms = 0
         self.must_commit = False
@@ -153,7 +153,7 @@ class Broker:
         self.reports: list[Damage] = []
         self.events: list[CatalogEvent] = []
         """Queues and channels that came or went since the last `take_events`."""
-        self.happenings: list[Happening] | None = None
+        self.message_events: list[MessageEvent] | None = None
         """What happened to messages since somebody emptied it; None while nobody wants to know."""
         self._timers: list[tuple[int, int, str, Any, Any]] = []
         self._timer_count = 0
@@ -164,7 +164,7 @@ class Broker:
         self.catalog = Catalog(self)
         self.sending = Sending(self)
         self.receiving = Receiving(self)
-        self.settling = Settling(self)
+        self.acknowledging = Acknowledging(self)
         self.work = UnitsOfWork(self)
         self.session_register = SessionRegister(self)
         self.reading = Reading(self)
@@ -175,7 +175,7 @@ class Broker:
             self.catalog,
             self.sending,
             self.receiving,
-            self.settling,
+            self.acknowledging,
             self.work,
             self.session_register,
             self.reading,
@@ -329,7 +329,7 @@ class Broker:
             try:
                 queue.restored()
                 queue.restart_retention(opened=True)
-                queue.dedup.set_clock_back(self.now_ms, self.shelf.changes)
+                queue.dedup.set_clock_back(self.now_ms, self.write_buffer.changes)
                 if queue.dedup.unsaved:
                     queue.touch()
                 queue.watch_dedup()
@@ -343,7 +343,7 @@ class Broker:
 
     def _note_flaws(self) -> None:
         """What the store found: damage of a queue keeps that queue out, most of the rest keeps the store closed."""
-        for flaw in self.shelf.reader.flaws():
+        for flaw in self.write_buffer.reader.flaws():
             if len(flaw.group) == _NUMBER_BYTES and flaw.group[0] != keys.OUTBOX_QUEUES >> 56:
                 self.quarantine.add(int.from_bytes(flaw.group, "big"), flaw.what)
             elif flaw.group and flaw.group[0] in _GO_WITHOUT:
@@ -367,7 +367,7 @@ class Broker:
 
     def _set_damaged_apart(self) -> None:
         """Nothing of a damaged queue is served, and nothing of it is written."""
-        changes = self.shelf.changes
+        changes = self.write_buffer.changes
         for queue_id in self.quarantine.ids:
             queue = self.queues_by_id.pop(queue_id, None)
             if queue is not None:
@@ -385,15 +385,15 @@ class Broker:
             for key in [key for key in changes.chunks if key.startswith(number)]:
                 del changes.chunks[key]
             changes.dropped = [prefix for prefix in changes.dropped if keys.group_of(prefix) != number]
-            self.shelf.forget_queue(number)
+            self.write_buffer.forget_queue(number)
             self._report(self.quarantine.label(queue_id), f"{self.quarantine.reason(queue_id)}; it is not served")
 
     def _records(self, kind: Kind) -> Iterator[tuple[bytes, bytes]]:
-        return self.shelf.reader.scan(bytes([kind]))
+        return self.write_buffer.reader.scan(bytes([kind]))
 
     def save_meta(self) -> None:
         """Write what the store says of itself."""
-        self.shelf.changes.put_record(keys.record(Kind.META), msgspec.msgpack.encode(self.meta))
+        self.write_buffer.changes.put_record(keys.record(Kind.META), msgspec.msgpack.encode(self.meta))
 
     # -- being driven --
 
@@ -523,7 +523,7 @@ class Broker:
             self.dirty_queues
             or self.dirty_channels
             or self.memory.unsaved
-            or self.shelf.has_changes
+            or self.write_buffer.has_changes
             or self.outbox.drafts
         )
 
@@ -536,17 +536,17 @@ class Broker:
         for channel in self.dirty_channels:
             channel.save()
         if self.memory.unsaved:
-            self.memory.save(self.shelf.changes)
+            self.memory.save(self.write_buffer.changes)
         if self.outbox.drafts:
             self.outbox.seal()
         self.dirty_queues.clear()
         self.dirty_channels.clear()
         self.must_commit = False
-        return self.shelf.take_changes()
+        return self.write_buffer.take_changes()
 
     def committed(self, changes: Changes) -> None:
         """These changes are in the store."""
-        self.shelf.committing.remove(changes)
+        self.write_buffer.committing.remove(changes)
         for reserve in self.reserving:
             reserve.committed()
         self.reserving.clear()
@@ -610,7 +610,7 @@ class Broker:
         if expires_ms is None:
             return
         if expires_ms <= self.now_ms:
-            self.memory.forget(client, self.shelf.changes)
+            self.memory.forget(client, self.write_buffer.changes)
         else:
             self.schedule(expires_ms, "once", client)
 
@@ -618,7 +618,7 @@ class Broker:
 
     def woke(self, channel: Channel) -> None:
         """A channel may have something for those who wait."""
-        if channel.line.waiters:
+        if channel.wait_queue.waiters:
             self._awake[channel] = None
 
     def leased(self, channel: Channel, session: int) -> None:

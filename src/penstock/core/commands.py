@@ -576,7 +576,7 @@ class Ack(Command):
     receipts: list[str] = []
     """Messages named by their receipts, besides those in `spans`."""
     patient: bool = False
-    """Nobody is in a hurry for the reply: it may be left for some milliseconds, to be committed with something else."""
+    """The reply is not urgent: it may be left for some milliseconds, to be committed with something else."""
 
 
 class AckSequences(Command):

@@ -75,7 +75,7 @@ class SparkMissing(PipelineError):
 
 # -- errors of Spark ---------------------------------------------------------------------------------------------------
 
-HOPELESS = ("InvalidOption", "DataLoss", "InvalidRow", "InvalidName", "AnalysisException", "SparkMissing")
+PERMANENT_ERRORS = ("InvalidOption", "DataLoss", "InvalidRow", "InvalidName", "AnalysisException", "SparkMissing")
 """What trying again does not help."""
 _ERROR_LINE = re.compile(
     r"^\s*(?:[\w.]*\.)?(\w+(?:Error|Exception)|InvalidOption|DataLoss|InvalidRow|ServerFailed): (.+)$"
@@ -94,7 +94,7 @@ def reason_of(error: BaseException) -> str:
     """
     lines = str(error).splitlines() or [""]
     found = [match for line in lines if (match := _ERROR_LINE.match(line)) and "Py4J" not in match[1]]
-    ours = [match for match in found if match[1] in HOPELESS or match[1] == "ServerFailed"]
+    ours = [match for match in found if match[1] in PERMANENT_ERRORS or match[1] == "ServerFailed"]
     users = [match for match in found if match[1] not in _WRAPPERS]
     for match in ours[:1] or users[-1:] or found[:1]:
         return f"{match[1]}: {match[2]}"[:1_000]

@@ -27,7 +27,7 @@ from typing import Any
 from penstock.core.backoff import backoff
 from penstock.pipelines.checkpoints import State
 from penstock.pipelines.definition import REJECTS, Pipeline, seconds_of
-from penstock.pipelines.errors import HOPELESS, InvalidDefinition, PipelineFailed, Problem, reason_of
+from penstock.pipelines.errors import PERMANENT_ERRORS, InvalidDefinition, PipelineFailed, Problem, reason_of
 from penstock.pipelines.frames import Frames, check_partition_columns, queue_writer, writer_of
 from penstock.pipelines.progress import Batch, Display, QueryProgress
 from penstock.pipelines.where import Where
@@ -69,7 +69,7 @@ class Runner:
     once: bool = True
     stop: threading.Event = field(default_factory=threading.Event)
     """Set it to have the run end."""
-    hurry: threading.Event = field(default_factory=threading.Event)
+    stop_now: threading.Event = field(default_factory=threading.Event)
     """Set it to have it end without waiting for batches."""
     stop_s: float = STOP_S
     jitter: Callable[[], float] = random.random
@@ -106,7 +106,7 @@ class Runner:
 
     def tell(self) -> None:
         """Have it end after the batches that it is in; told again, without waiting for them."""
-        (self.hurry if self.stop.is_set() else self.stop).set()
+        (self.stop_now if self.stop.is_set() else self.stop).set()
 
     def check(self) -> None:
         """Make every frame and writer, and start nothing: what Spark can find wrong without reading a message."""
@@ -196,7 +196,7 @@ class Runner:
         progress, settings = running.progress, self.pipeline.settings
         progress.error = reason
         running.failures += 1
-        if reason.split(":")[0] in HOPELESS or running.failures > settings.restarts:
+        if reason.split(":")[0] in PERMANENT_ERRORS or running.failures > settings.restarts:
             progress.state = FAILED
             times = f" (tried {running.failures} times)" if running.failures > 1 else ""
             return Outcome(FAILED, f"{progress.name}: {reason}{times}")
@@ -216,14 +216,14 @@ class Runner:
         deadline_s = time.monotonic() + self.stop_s
         waiting = [each for each in running if each.handle is not None and each.handle.isActive]
         before = {each.progress.name: self._batches_done(each.progress.name) for each in waiting}
-        while waiting and time.monotonic() < deadline_s and not self.hurry.is_set():
+        while waiting and time.monotonic() < deadline_s and not self.stop_now.is_set():
             for each in list(waiting):
                 name = each.progress.name
                 between = not each.handle.status["isTriggerActive"]
                 if between or not each.handle.isActive or self._batches_done(name) > before[name]:
                     each.handle.stop()
                     waiting.remove(each)
-            self.hurry.wait(LOOK_S / 5)
+            self.stop_now.wait(LOOK_S / 5)
         for each in running:
             if each.handle is not None:
                 self._take_reports(each)

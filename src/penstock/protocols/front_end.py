@@ -117,7 +117,7 @@ def http_families(protocol: str, connections_open: int, counters: HttpCounters) 
 
 
 def let_in(exchange: Exchange) -> Terms | None:
-    """A screen that refuses nobody."""
+    """A header check that refuses nobody."""
     return None
 
 

@@ -18,7 +18,7 @@ from penstock.protocols.front_end import (
     url_of,
 )
 from penstock.protocols.hosts import hosts_of
-from penstock.protocols.http import Handler, HttpLimits, HttpServer, Observer, Render, Screen, render_plainly
+from penstock.protocols.http import Handler, HeaderCheck, HttpLimits, HttpServer, Observer, Render, render_plainly
 from penstock.server.node import Address, Services
 
 
@@ -38,22 +38,22 @@ class HttpFrontEnd:
         port: int,
         make_handler: Callable[[Services], Handler],
         refuse: Refuse = refuse_plainly,
-        make_screen: Callable[[Services], Screen] | None = None,
+        make_header_check: Callable[[Services], HeaderCheck] | None = None,
     ) -> None:
         self.name = name
         self._port = port
         self._make_handler = make_handler
         self._refuse = refuse
-        self._make_screen = make_screen
+        self._make_header_check = make_header_check
         self._server: HttpServer | None = None
 
     async def start(self, services: Services) -> Address:
         """Listen."""
         settings = services.settings.server
         handler = self._make_handler(services)
-        screen: Screen = let_in
-        if self._make_screen is not None:
-            screen = self._make_screen(services)
+        check_header: HeaderCheck = let_in
+        if self._make_header_check is not None:
+            check_header = self._make_header_check(services)
         pages = not self.pages_are_refused(services)
         self._server = HttpServer(
             handler,
@@ -61,7 +61,7 @@ class HttpFrontEnd:
             self.observer(services),
             self.unread(services),
             services.budget,
-            screen,
+            check_header,
             self.render,
             self.websockets,
             Admission(hosts_of(services.settings), self._refuse, pages=pages).refuses,

@@ -31,7 +31,7 @@ told to return them (`_trim`).
 
 Only authenticated clients use the budget. Of all others a protocol takes at most `UNKNOWN_BYTES_MAX`, which is enough
 to say who they are. One exception: SQS signs bodies, so a body has to be read to see whose it is. Such bodies share a
-small budget of their own (`strangers`), until something that came over the same connection was signed well.
+small budget of their own (`unauthenticated`), until something that came over the same connection was signed well.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Budget:
         "making",
         "room_timeout_s",
         "short_bytes_max",
-        "strangers",
+        "unauthenticated",
     )
 
     def __init__(
@@ -137,7 +137,9 @@ class Budget:
         is_small = bytes_max <= MAKING_BYTES_MAX
         self.making: Budget = self if is_small else Budget(MAKING_BYTES_MAX, room_timeout_s, body_bytes_per_s_min)
         """For answers that are made one by one: so many bytes in a turn of the loop, and others are served between."""
-        self.strangers: Budget = self if is_small else Budget(bytes_max // 8, room_timeout_s, body_bytes_per_s_min)
+        self.unauthenticated: Budget = (
+            self if is_small else Budget(bytes_max // 8, room_timeout_s, body_bytes_per_s_min)
+        )
         """For bodies that have to be read to see whose they are."""
         self._short: deque[Share] = deque()
         self._long: deque[Share] = deque()

@@ -1,10 +1,10 @@
 """Event records: an internal queue that holds who did what when. `penstock pipeline run rollup` reads it.
 
-How it works. The core notes what happens to messages, run by run, while `Broker.happenings` is a list. When a step is
-over, and with it as durable as it has to be, the `Recorder` takes the notes, joins neighbours, leaves out what is not
-to be recorded (the events of the events queue itself; all but a sample) and keeps the rest. A later step sends them,
-as one run of small JSON messages, in its own commit: a step that commits anyway, once some have gathered, or the first
-one after `flush_ms`. So events cost no commits of their own while there is work.
+How it works. The core notes what happens to messages, run by run, while `Broker.message_events` is a list. When a step
+is over, and with it as durable as it has to be, the `Recorder` takes the notes, joins neighbours, leaves out what is
+not to be recorded (the events of the events queue itself; all but a sample) and keeps the rest. A later step sends
+them, as one run of small JSON messages, in its own commit: a step that commits anyway, once some have gathered, or the
+first one after `flush_ms`. So events cost no commits of their own while there is work.
 
 The work comes first. Leases that are not committed yet are saved before events are written, so that a disk that turns
 out to be full for the events costs nobody else anything. What waits to be written is bounded: beyond that, events are
@@ -24,7 +24,7 @@ import msgspec
 from penstock.core.broker import Broker
 from penstock.core.commands import ChangeQueue, CreateQueue, DescribeQueue, QueueInfo, Send
 from penstock.core.errors import PenstockError, QueueNotFound, StoreError
-from penstock.core.happenings import Happening
+from penstock.core.message_events import MessageEvent
 from penstock.core.queues.config import QueueConfig
 
 PENDING_MAX = 20_000
@@ -94,12 +94,12 @@ class Recorder:
             del self._pending[: self._in_step]
             self._in_step = 0
             self._since_ms = now_ms
-        happened = broker.happenings
+        happened = broker.message_events
         if happened:
             self._take(happened, now_ms)
             happened.clear()
 
-    def _take(self, happened: list[Happening], now_ms: int) -> None:
+    def _take(self, happened: list[MessageEvent], now_ms: int) -> None:
         if not self._pending:
             self._since_ms = now_ms
         room = PENDING_MAX - len(self._pending)
@@ -169,14 +169,14 @@ class Recorder:
 _encode: Callable[[EventRecord], bytes] = msgspec.json.Encoder().encode
 
 
-def _joined(happened: list[Happening]) -> Iterator[Happening]:
+def _joined(happened: list[MessageEvent]) -> Iterator[MessageEvent]:
     """Neighbours to which the same happened, as one: a step of a thousand single acks is one event.
 
-    >>> one = Happening("acked", "orders", "main", first=1, messages=2, at_ms=5, sent_ms=1)
+    >>> one = MessageEvent("acked", "orders", "main", first=1, messages=2, at_ms=5, sent_ms=1)
     >>> [(each.first, each.last) for each in _joined([one, one._replace(first=3), one._replace(first=9)])]
     [(1, 4), (9, 10)]
     """
-    last: Happening | None = None
+    last: MessageEvent | None = None
     messages = size = 0
     for each in happened:
         if last is not None and each.first == last.first + messages and _is_alike(each, last):
@@ -190,12 +190,12 @@ def _joined(happened: list[Happening]) -> Iterator[Happening]:
         yield last if messages == last.messages else last._replace(messages=messages, size=size)
 
 
-def _is_alike(one: Happening, other: Happening) -> bool:
+def _is_alike(one: MessageEvent, other: MessageEvent) -> bool:
     """Whether all is the same but the run and its size."""
     return one[5:8] == other[5:8] and one[:3] == other[:3] and one[9:] == other[9:] and one.first >= 0
 
 
-def _record(each: Happening, sample: float) -> EventRecord:
+def _record(each: MessageEvent, sample: float) -> EventRecord:
     is_known = each.first >= 0
     return EventRecord(
         at=each.at_ms,

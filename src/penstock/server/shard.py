@@ -183,7 +183,7 @@ _NOTED: frozenset[type[Command]] = frozenset({Receive, Subscribe, CancelWait})
 """Commands whose end the shard's own books have to know of."""
 
 
-class _Met(Exception):
+class _CallFailed(Exception):
     """A call met a bug, or a store that cannot be read."""
 
     def __init__(self, call: Call, error: Exception) -> None:
@@ -232,7 +232,7 @@ class Shard:
         """While the disk is full and what is due does not fit: it is not done."""
         self._lazy_since_ms: int | None = None
         self._parked: set[Call] = set()
-        self._displaced: list[Call] = []
+        self._unparked: list[Call] = []
         self._undelivered: list[Delivery] = []
         self._unsubscribed: list[Ticket] = []
         """Subscribers who were told an error instead of messages; the broker hears of it in the next step."""
@@ -366,7 +366,7 @@ class Shard:
         queue = self.broker.queues.get(command.queue) if isinstance(command, Send) else None
         return queue is not None and queue.config.deliver_unsynced
 
-    def may_hurry(self, call: Call) -> bool:
+    def may_step_now(self, call: Call) -> bool:
         """Whether a call sends messages that somebody is likely to get before they are committed."""
         return self.clock.now_ms() - self._left_early_ms < APART_MS and self.may_leave_early(call)
 
@@ -411,7 +411,7 @@ class Shard:
     @property
     def can_run_ahead(self) -> bool:
         """Whether calls may go through the broker while a step is being written."""
-        return self._is_well and not self._displaced
+        return self._is_well and not self._unparked
 
     def run_ahead(self, step: Step, calls: list[Call]) -> None:
         """Take calls through the broker on top of what is being written; `end_ahead` follows when that is done.
@@ -464,8 +464,8 @@ class Shard:
         if not step.is_broken:
             return True
         self._is_well = self._broker_is_good = False
-        self._displace(step)
-        waiting = set(self._displaced)
+        self._unpark(step)
+        waiting = set(self._unparked)
         step.calls = [call for call in step.calls if call not in waiting]
         step.woken, step.is_broken = [], False
         self.run(step)
@@ -481,7 +481,7 @@ class Shard:
             broker, now_ms = self.broker, step.now_ms
             step.parked.clear()
             try:
-                for call in self._displaced:
+                for call in self._unparked:
                     self._handle(call, step, _shortened(call, broker, now_ms))
                 for call in step.calls:
                     self._handle(call, step, call.command)
@@ -490,14 +490,14 @@ class Shard:
                 broker.finish(now_ms)
                 step.woken = broker.take_woken() if broker.receiving.woken else []
                 return
-            except _Met as bug:
+            except _CallFailed as bug:
                 if self._is_for_another_store(bug.error):
                     raise bug.error from None
                 why = "because the store cannot be read" if isinstance(bug.error, StoreError) else "with a bug"
                 log.error("a command failed %s: %r", why, bug.call.command, exc_info=bug.error)
                 bug.call.error = bug.error
                 step.calls = [call for call in step.calls if call is not bug.call]
-                self._displaced = [call for call in self._displaced if call is not bug.call]
+                self._unparked = [call for call in self._unparked if call is not bug.call]
                 step.answered.append(bug.call)
                 self._open_broker(step.now_ms)
 
@@ -518,11 +518,11 @@ class Shard:
             call.reply = self.broker.handle(command, step.now_ms)
             call.error = None
         except StoreError as error:
-            raise _Met(call, error) from None
+            raise _CallFailed(call, error) from None
         except PenstockError as error:
             call.reply, call.error = None, error.with_traceback(None)  # which leads to the call
         except Exception as error:
-            raise _Met(call, error) from None
+            raise _CallFailed(call, error) from None
         else:
             if kind is Receive and call.reply is None:
                 step.parked.append(call)
@@ -545,9 +545,9 @@ class Shard:
         if self._recorder is not None:
             self._recorder.settle(broker, step.now_ms)
         calls = step.calls
-        if self._displaced:
-            calls = [*self._displaced, *calls]
-            self._displaced = []
+        if self._unparked:
+            calls = [*self._unparked, *calls]
+            self._unparked = []
         if step.parked:
             calls = self._park(step, calls)
         for call in calls:
@@ -579,13 +579,13 @@ class Shard:
     def _must_prove(self, step: Step) -> bool:
         """Whether the step hands out messages that may be somebody else's by now."""
         assert self._proof is not None
-        return _hands_out(step, self._displaced) and not self._proof.holds()
+        return _hands_out(step, self._unparked) and not self._proof.holds()
 
     def _withhold(self, step: Step) -> None:
         """Nobody gets messages in this step; they go back in the next one, if the shard is still ours then."""
         assert self._proof is not None
         log.warning("shard %d: the process stood still; what it was about to hand out stays here", self.number)
-        for call in (*self._displaced, *step.calls):
+        for call in (*self._unparked, *step.calls):
             if _holds_messages(call.reply):
                 self._undelivered += [call.reply] if isinstance(call.reply, Delivery) else []
                 call.reply, call.error = None, self._proof.moved()
@@ -593,7 +593,7 @@ class Shard:
             if delivery.runs:
                 self._undelivered.append(delivery)
                 self._unsubscribed += [] if isinstance(ticket, Call) else [ticket]
-                step.woken[index] = ticket, _sorry(self._proof.moved(), step.now_ms)
+                step.woken[index] = ticket, _error_delivery(self._proof.moved(), step.now_ms)
         self._proof.withheld += 1
         self._is_well = False
 
@@ -645,18 +645,18 @@ class Shard:
             return False
         if self._lost:
             assert self._proof is not None
-            self._answer_all(step, self._proof.moved(), displaced=True)
+            self._answer_all(step, self._proof.moved(), unparked=True)
             return False
         if not (self._broker_is_good and self._store_is_good) and not self._recover(step):
             return False
         if self._undelivered or self._unsubscribed:
             self._take_back(step.now_ms)
         if self._full_until_ms:
-            self._mind_full_disk(step)
+            self._handle_full_disk(step)
         self._is_well = not self._full_until_ms
         return True
 
-    def _mind_full_disk(self, step: Step) -> None:
+    def _handle_full_disk(self, step: Step) -> None:
         """While the disk is known to be full, what is due may have to wait; then the next send tries it again.
 
         Whatever is lazy is saved before: if the disk is still full, leases must not be forgotten.
@@ -675,7 +675,7 @@ class Shard:
     def _open_broker(self, now_ms: int) -> None:
         """A broker as the store knows it; whoever was parked in the old one will be put back."""
         self._is_well = self._broker_is_good = False
-        self._displaced += self._parked
+        self._unparked += self._parked
         self._parked.clear()
         self._lazy_since_ms = None
         other: Broker | None = getattr(self, "broker", None)
@@ -692,7 +692,7 @@ class Shard:
             adopted = self.broker.adopt(other, self._subscribers)
             self._orphans += self._subscribers - adopted
             self._subscribers = adopted
-            self.broker.happenings = None if self._recorder is None else []
+            self.broker.message_events = None if self._recorder is None else []
         self._broker_is_good = True
         self._is_well = self._store_is_good and not self._full_until_ms
 
@@ -717,7 +717,7 @@ class Shard:
                 self._down = error
                 self._down_until_ms = step.now_ms + REOPEN_PAUSE_MS
         assert self._down is not None
-        self._answer_all(step, self._down, displaced=True)
+        self._answer_all(step, self._down, unparked=True)
         return False
 
     def _take_back(self, now_ms: int) -> None:
@@ -740,7 +740,7 @@ class Shard:
         self._is_well = self._store_is_good = False
         if self._proof is None:
             log.error("a commit failed, the store will be opened again: %s", error)
-        self._displace(step)
+        self._unpark(step)
         self._lose(error)
         self._answer_all(step, error)
 
@@ -755,41 +755,41 @@ class Shard:
         self._is_well = self._broker_is_good = False
         self._down = error
         self._down_until_ms = step.now_ms + REOPEN_PAUSE_MS
-        self._displace(step)
-        self._answer_all(step, error, displaced=True)
+        self._unpark(step)
+        self._answer_all(step, error, unparked=True)
 
     def interrupted(self, step: Step, interrupt: BaseException) -> None:
         """A step was left in the middle, by Ctrl-C or a signal handler that raises: trust nothing that is in memory."""
         step.woken, step.early = [*step.woken, *step.early], []
         self._is_well = self._broker_is_good = self._store_is_good = False
-        self._displace(step)
+        self._unpark(step)
         error = CommitFailed(f"the step was interrupted ({type(interrupt).__name__}): its outcome is not known")
         self._lose(error)
         self._answer_all(step, error)
 
-    def _displace(self, step: Step) -> None:
+    def _unpark(self, step: Step) -> None:
         """Everybody who waits has to be put back: the broker that knew them is gone."""
-        replies = [call.reply for call in (*self._displaced, *step.calls) if isinstance(call.reply, Delivery)]
+        replies = [call.reply for call in (*self._unparked, *step.calls) if isinstance(call.reply, Delivery)]
         self._undelivered += [*replies, *(delivery for _, delivery in step.woken)]
-        displaced = dict.fromkeys(self._displaced)
-        displaced.update(dict.fromkeys(self._parked))
-        displaced.update(dict.fromkeys(step.parked))
+        unparked = dict.fromkeys(self._unparked)
+        unparked.update(dict.fromkeys(self._parked))
+        unparked.update(dict.fromkeys(step.parked))
         left = {call.command.ticket for call in step.calls if isinstance(call.command, CancelWait)}
-        self._displaced = [call for call in displaced if call not in left]
+        self._unparked = [call for call in unparked if call not in left]
         self._parked.clear()
-        for call in displaced:
+        for call in unparked:
             call.reply = None  # also of who has left, and would give it back a second time
             call.parked_ms = call.parked_ms or step.now_ms
 
-    def _answer_all(self, step: Step, error: Exception, *, displaced: bool = False) -> None:
+    def _answer_all(self, step: Step, error: Exception, *, unparked: bool = False) -> None:
         """Every call of the step gets the error; those who only wait get it if nobody can say how long it lasts."""
-        waiting = set() if displaced else set(self._displaced)
-        calls = [call for call in [*step.calls, *(self._displaced if displaced else ())] if call not in waiting]
+        waiting = set() if unparked else set(self._unparked)
+        calls = [call for call in [*step.calls, *(self._unparked if unparked else ())] if call not in waiting]
         for call in dict.fromkeys(calls):
             call.reply, call.error = None, _copy(error)
             step.answered.append(call)
-        if displaced:
-            self._displaced = []
+        if unparked:
+            self._unparked = []
         told = self._proof.moved() if self._proof is not None and self._lost else _failure(error)
         self._turn_away([*self._subscribers, *self._orphans], told, step)
         self._subscribers.clear()
@@ -800,7 +800,7 @@ class Shard:
     def _turn_away(subscribers: list[Ticket], error: PenstockError, step: Step) -> None:
         """Subscriptions are over, and whoever has them is told."""
         for subscriber in subscribers:
-            subscriber.take(_sorry(error, step.now_ms))
+            subscriber.take(_error_delivery(error, step.now_ms))
             step.answered.append(subscriber)
 
     def _survive_full_disk(self, step: Step, error: DiskFull) -> None:
@@ -849,7 +849,7 @@ class Shard:
 
     def wake_at_ms(self) -> int | None:
         """When a step has to run although no call came; None if there is no need."""
-        if self._displaced or (self._undelivered and self._broker_is_good and self._store_is_good):
+        if self._unparked or (self._undelivered and self._broker_is_good and self._store_is_good):
             return self._full_until_ms if self._stands_still else 0
         if not (self._broker_is_good and self._store_is_good):
             return None
@@ -866,7 +866,7 @@ class Shard:
     def record(self, recorder: Recorder) -> None:
         """Have what happens from now on written to an events queue."""
         self._recorder = recorder
-        self.broker.happenings = []
+        self.broker.message_events = []
 
     @property
     def reports(self) -> list[Damage]:
@@ -889,16 +889,16 @@ class Shard:
 
     def is_waiting(self, call: Call) -> bool:
         """Whether a call is parked, or about to be put back."""
-        return call in self._parked or call in self._displaced
+        return call in self._parked or call in self._unparked
 
     def dismiss(self, moved: PenstockError | None = None) -> list[Ticket]:
         """Nobody waits any longer. Returns who did, to be settled: their waits end with nothing, or with the error.
 
         With an error, subscriptions end as well: their channels go on elsewhere.
         """
-        waiting: list[Ticket] = [*self._parked, *self._displaced]
+        waiting: list[Ticket] = [*self._parked, *self._unparked]
         self._parked.clear()
-        self._displaced = []
+        self._unparked = []
         if moved is not None:
             waiting += self._subscribers
             self._subscribers = set()
@@ -908,7 +908,7 @@ class Shard:
                     ticket.command.ticket = None
                 error = _copy(moved)
                 assert isinstance(error, PenstockError)
-                ticket.take(_sorry(error, now_ms))
+                ticket.take(_error_delivery(error, now_ms))
         return waiting
 
     def close(self) -> None:
@@ -934,7 +934,7 @@ def give_back(delivery: Delivery) -> GiveBack:
     return GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans, received_ms=delivery.received_ms)
 
 
-def _sorry(error: PenstockError, now_ms: int) -> Delivery:
+def _error_delivery(error: PenstockError, now_ms: int) -> Delivery:
     """No messages, but an error."""
     return Delivery("", 0, "", 0, now_ms, 0, error=error)
 
@@ -943,11 +943,11 @@ def _holds_messages(reply: object) -> bool:
     return (isinstance(reply, Delivery) and bool(reply.runs)) or isinstance(reply, Records)
 
 
-def _hands_out(step: Step, displaced: list[Call]) -> bool:
+def _hands_out(step: Step, unparked: list[Call]) -> bool:
     return (
         any(delivery.runs for _, delivery in step.woken)
         or any(_holds_messages(call.reply) for call in step.calls)
-        or any(_holds_messages(call.reply) for call in displaced)
+        or any(_holds_messages(call.reply) for call in unparked)
     )
 
 

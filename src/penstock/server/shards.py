@@ -13,7 +13,7 @@ from penstock.server.shard import Call
 from penstock.server.tasks import CallbackCall
 
 
-class ChannelFace(Protocol):
+class ChannelView(Protocol):
     """What may be read of a channel."""
 
     @property
@@ -27,7 +27,7 @@ class ChannelFace(Protocol):
         ...
 
 
-class QueueFace(Protocol):
+class QueueView(Protocol):
     """What may be read of a queue."""
 
     @property
@@ -46,7 +46,7 @@ class QueueFace(Protocol):
         ...
 
     @property
-    def channels(self) -> Mapping[str, ChannelFace]:
+    def channels(self) -> Mapping[str, ChannelView]:
         """Its channels."""
         ...
 
@@ -70,12 +70,12 @@ class Names(Protocol):
     """What may be read of a broker, or of what stands for many: names, configurations, ids, receipts."""
 
     @property
-    def queues(self) -> Mapping[str, QueueFace]:
+    def queues(self) -> Mapping[str, QueueView]:
         """The queues by name."""
         ...
 
     @property
-    def local_queues(self) -> Mapping[str, QueueFace]:
+    def local_queues(self) -> Mapping[str, QueueView]:
         """The queues by name as far as they are here: of a queue with several partitions, those in this process."""
         ...
 
@@ -144,7 +144,7 @@ class Shards(Protocol):
         """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise."""
         ...
 
-    def hurry(self) -> bool:
+    def step_now(self) -> bool:
         """All that was there has been submitted: let go now what need not wait for the next turn. Whether any did."""
         ...
 

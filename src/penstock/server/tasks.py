@@ -2,15 +2,15 @@
 
 How it works. Commands that tasks bring in one turn of the loop are gathered and go through one step in the next turn;
 their futures are resolved, or their callbacks called, after its commit. Where several came, others are likely to have
-come while they were read: the step is put off turn by turn, as long as each brings more. Acknowledgements that nobody
-is in a hurry for (`Ack.patient`) wait for something else to be committed with, for some milliseconds. The commit runs
+come while they were read: the step is put off turn by turn, as long as each brings more. Acknowledgements whose reply
+is not urgent (`Ack.patient`) wait for something else to be committed with, for some milliseconds. The commit runs
 right there (the loop waits for the disk), or, with `commit_in_thread`, in a thread of its own while the loop goes on
 and gathers the next step.
 
 Where messages may leave before they are on the disk (see `shard`), the step that lets them is written in a thread,
 after they have left. Sends and credit that come meanwhile go through the broker at once, and share the next commit with
 everything else, which waits for its turn: so a disk that stands still holds up answers, and nothing that is pushed.
-Where one such message comes after the other, its front end need not wait for the next turn: see `hurry`.
+Where one such message comes after the other, its front end need not wait for the next turn: see `step_now`.
 
 A cancelled receive is withdrawn: if a delivery is on its way to it already, the messages are given back.
 
@@ -102,26 +102,26 @@ def _end(jobs: SimpleQueue[Job | None], thread: threading.Thread) -> None:
 #
 # Two callers that each wait for their commit before they send again tend to take turns: while the one is being
 # committed, the other arrives; it is committed alone in turn, while the first prepares its next. Each commit costs a
-# sync of the disk, and half of them could be saved. So a step whose usual company is missing is put off, for a part of
-# the time that a step takes at most; a database would call it commit delay and commit siblings.
+# sync of the disk, and half of them could be saved. So a step that lacks callers who usually come is delayed, for a
+# part of the time that a step takes at most; PostgreSQL has it as `commit_delay` and `commit_siblings`.
 #
 # Who is usual: who was in the last two steps. Nobody waits for anybody if those were a while ago, or if there is only
 # one caller; and who does not come back is waited for twice.
 
 
-PATIENCE = 1 / 2
+COMMIT_DELAY_SHARE = 1 / 2
 """How long to wait at most, as a part of the last step's time."""
-PATIENCE_S_MAX = 0.001
+COMMIT_DELAY_S_MAX = 0.001
 
 _NOBODY: frozenset[Any] = frozenset()
 
 
-class Siblings:
+class CommitDelay:
     """Knows who came lately, and how long a step takes. Times are seconds of any clock.
 
-    >>> siblings = Siblings()
-    >>> siblings.stepped({"a"}, 0.000, 0.003); siblings.stepped({"b"}, 0.003, 0.006)
-    >>> siblings.is_early({"a"}, 0.0065), siblings.is_early({"a", "b"}, 0.0065), siblings.is_early({"a"}, 0.0076)
+    >>> delay = CommitDelay()
+    >>> delay.stepped({"a"}, 0.000, 0.003); delay.stepped({"b"}, 0.003, 0.006)
+    >>> delay.is_early({"a"}, 0.0065), delay.is_early({"a", "b"}, 0.0065), delay.is_early({"a"}, 0.0076)
     (True, False, False)
     """
 
@@ -137,7 +137,7 @@ class Siblings:
         """A step with these callers has been committed."""
         self._before = self._last
         self._last = frozenset(callers)
-        self.until_s = end_s + min((end_s - start_s) * PATIENCE, PATIENCE_S_MAX)
+        self.until_s = end_s + min((end_s - start_s) * COMMIT_DELAY_SHARE, COMMIT_DELAY_S_MAX)
 
     def is_early(self, callers: set[Any], now_s: float) -> bool:
         """Whether a step with these callers is worth putting off for a moment."""
@@ -148,8 +148,8 @@ log = logging.getLogger("penstock.shard")
 
 _TOGETHER_MAX = 256
 """So many calls are enough for a step."""
-_PATIENCE_S = 0.01
-"""How long an acknowledgement that is in no hurry waits for something else to be committed with."""
+_PATIENT_ACK_S = 0.01
+"""How long an acknowledgement that is not urgent waits for something else to be committed with."""
 _MOMENT_S = 0.00001
 """What a step is put off for at a time; with what the system adds to it, some 60 us."""
 
@@ -235,13 +235,13 @@ class AsyncShard:
         self._seen = 0
         """How many calls there were when a step was put off so that more of them come along."""
         self._is_urgent = False
-        """Whether anything in the inbox is in a hurry."""
-        self._patience: asyncio.TimerHandle | None = None
+        """Whether anything in the inbox is urgent."""
+        self._patient_timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
-        self._siblings = Siblings()
+        self._commit_delay = CommitDelay()
         self._callers: set[object] = set()
         """Who in the inbox may be waited for next time, and is worth waiting for now."""
         self._committer = ThreadPoolExecutor(1, "penstock-commit") if commit_in_thread else None
@@ -252,7 +252,7 @@ class AsyncShard:
         self._writer: Writer | None = None
         self._next_step: asyncio.Handle | None = None
         """The step that will run in the loop's next turn."""
-        self._has_hurried = False
+        self._has_stepped_now = False
         """A step has run in this turn without waiting for the next one."""
         self._were_left = False
         """The last step has left calls behind that came with it: they are not left a second time."""
@@ -273,7 +273,7 @@ class AsyncShard:
     def submit(self, command: Command, on_settled: Callable[[Call], None], caller: object = None) -> CallbackCall:
         """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise.
 
-        A `caller` that waits for each of its commits before it comes again may be waited for: see `siblings`.
+        A `caller` that waits for each of its commits before it comes again may be waited for: see `CommitDelay`.
         """
         call = CallbackCall(command, on_settled, self)
         self.put(call, caller)
@@ -356,7 +356,7 @@ class AsyncShard:
         if moved is not None:
             await self._until_idle()
         self._closed = True
-        self._lose_patience()
+        self._commit_patient_acks()
         await self._until_idle()
         if self._timer is not None:
             self._timer.cancel()
@@ -392,23 +392,23 @@ class AsyncShard:
 
     # -- steps --
 
-    def hurry(self) -> bool:
+    def step_now(self) -> bool:
         """Let a message leave that need not wait for its commit, if it is all that has come. Whether a step has run.
 
         For front ends, when they have submitted all that they have. What comes together goes through one step in the
         next turn, as ever; this is for messages that come one by one. So it is done once in a turn.
         """
-        if self._next_step is None or self._has_hurried or self._callers or not self._inbox:
+        if self._next_step is None or self._has_stepped_now or self._callers or not self._inbox:
             return False
         *others, call = self._inbox
-        if others and (self._patience is None or not all(map(_is_patient, others))):
+        if others and (self._patient_timer is None or not all(map(_is_patient, others))):
             return False
         if self._writing is not None and self._writing.changes is None:  # nothing can run ahead of it yet
             return False
-        if not self.shard.may_hurry(call):
+        if not self.shard.may_step_now(call):
             return False
-        self._has_hurried = True
-        self._loop.call_soon(self._calm_down)
+        self._has_stepped_now = True
+        self._loop.call_soon(self._allow_step_now)
         self._next_step.cancel()
         self._inbox = [call]
         try:
@@ -417,8 +417,8 @@ class AsyncShard:
             self._inbox = [*others, *self._inbox]  # they go on waiting, for as long as they would have
         return True
 
-    def _calm_down(self) -> None:
-        self._has_hurried = False
+    def _allow_step_now(self) -> None:
+        self._has_stepped_now = False
 
     def _step_soon(self) -> None:
         if not self._busy:
@@ -426,12 +426,12 @@ class AsyncShard:
             self._next_step = self._loop.call_soon(self._step)
 
     def _step_late(self) -> None:
-        """Nobody is in a hurry: a step when there is something else to do, or some milliseconds from now."""
-        if not self._busy and self._patience is None:
-            self._patience = self._loop.call_later(_PATIENCE_S, self._lose_patience)
+        """Nothing is urgent: a step when there is something else to do, or some milliseconds from now."""
+        if not self._busy and self._patient_timer is None:
+            self._patient_timer = self._loop.call_later(_PATIENT_ACK_S, self._commit_patient_acks)
 
-    def _lose_patience(self) -> None:
-        self._patience = None
+    def _commit_patient_acks(self) -> None:
+        self._patient_timer = None
         if self._inbox:
             self._is_urgent = True
             self._step_soon()
@@ -451,8 +451,8 @@ class AsyncShard:
         callers, start_s = self._callers, 0.0
         if callers:
             start_s = perf_counter()
-            siblings = self._siblings
-            if start_s < siblings.until_s and siblings.is_early(callers, start_s) and not self._closed:
+            commit_delay = self._commit_delay
+            if start_s < commit_delay.until_s and commit_delay.is_early(callers, start_s) and not self._closed:
                 sleep(_MOMENT_S)
                 self._next_step = self._loop.call_soon(self._step)
                 return
@@ -484,7 +484,7 @@ class AsyncShard:
         else:
             self._end(step)
         if callers and self._committer is None:
-            self._siblings.stepped(callers, start_s, perf_counter())
+            self._commit_delay.stepped(callers, start_s, perf_counter())
 
     # -- messages that leave before they are on the disk --
 
@@ -621,8 +621,8 @@ class AsyncShard:
             self._timer.cancel()
         left_ms = max(0, at_ms - self.shard.clock.now_ms())
         self._timer_ms = at_ms
-        self._timer = self._loop.call_later(left_ms / 1_000, self._ring)
+        self._timer = self._loop.call_later(left_ms / 1_000, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._step_soon()

@@ -38,7 +38,7 @@ _NEVER_MS = 1 << 62
 _INSIDE_A_STEP = "called from inside a step of the same thread: a signal handler must not call Penstock"
 _QUEUE_WAIT_MS_MAX = 20 * SECOND_MS
 """The longest wait that a queue can be configured with."""
-_PATIENCE_SECONDS = 1.0
+_RECHECK_SECONDS = 1.0
 """After how long without an answer a follower looks whether its call got lost. Steps take milliseconds."""
 
 
@@ -67,14 +67,14 @@ class _SleepingCall(Call):
 
     def sleep(self) -> None:
         """Until somebody wakes this call, or it has been quiet for too long."""
-        acquire_and_look(self._asleep, self._patience_seconds())
+        acquire_and_look(self._asleep, self._recheck_seconds())
 
-    def _patience_seconds(self) -> float:
+    def _recheck_seconds(self) -> float:
         if not self.parked_ms:
-            return _PATIENCE_SECONDS
+            return _RECHECK_SECONDS
         assert isinstance(self.command, Receive)
         wait_ms = _QUEUE_WAIT_MS_MAX if self.command.wait_ms is None else self.command.wait_ms
-        return min(wait_ms / 1_000 + _PATIENCE_SECONDS, threading.TIMEOUT_MAX)
+        return min(wait_ms / 1_000 + _RECHECK_SECONDS, threading.TIMEOUT_MAX)
 
 
 class ThreadedShard:
@@ -169,7 +169,7 @@ class ThreadedShard:
             self._stepping = 0
             self._lead.release()
             if self._inbox:
-                self._wake_an_heir()
+                self._wake_next_leader()
 
     def _step(self, own: Call | None) -> None:
         calls: list[Call] = [] if own is None else [own]
@@ -189,11 +189,11 @@ class ThreadedShard:
             if wake_at_ms is not None and wake_at_ms < self._timer.at_ms:
                 self._timer.arm(wake_at_ms)
 
-    def _wake_an_heir(self) -> None:
+    def _wake_next_leader(self) -> None:
         """Somebody has to lead the next step: the first who listens."""
-        heir = next((call for call in list(self._inbox) if not call.withdrawn), None)
-        if heir is not None:
-            heir.wake()
+        next_leader = next((call for call in list(self._inbox) if not call.withdrawn), None)
+        if next_leader is not None:
+            next_leader.wake()
 
     def _lead_if_needed(self) -> None:
         if self._inbox and self._lead.acquire(blocking=False):
@@ -206,7 +206,7 @@ class ThreadedShard:
         with contextlib.suppress(RuntimeError):  # not this thread's (any more)
             while True:
                 self._lead.release()
-        self._wake_an_heir()
+        self._wake_next_leader()
         self._timer.wake()
 
     # -- following --

@@ -301,7 +301,7 @@ class Search:
         except StoreDamaged as error:
             self._give_up(str(error))
         else:
-            self._mind_time(bool(messages))
+            self._check_silence(bool(messages))
 
     def _take(self, message: Any) -> None:
         from confluent_kafka import KafkaError, KafkaException
@@ -328,7 +328,7 @@ class Search:
                 self._held_bytes += len(value)
                 self._found_bytes += len(value)
 
-    def _mind_time(self, has_come: bool) -> None:
+    def _check_silence(self, has_come: bool) -> None:
         now_s = time.monotonic()
         if has_come:
             self._heard_s = now_s

@@ -82,13 +82,13 @@ class Connection:
 
     def fetch(self, verb: str, path: str, body: Any, headers: Mapping[str, str]) -> bytes:
         """The whole answer to a request that was not refused. One that breaks off is asked for again."""
-        return self._patiently(lambda: self._once(verb, path, body, headers).read())
+        return self._with_retries(lambda: self._once(verb, path, body, headers).read())
 
     def request(self, verb: str, path: str, body: Any, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         """The response to a request that was not refused, to be read as it comes: it may break off."""
-        return self._patiently(lambda: self._once(verb, path, body, headers))
+        return self._with_retries(lambda: self._once(verb, path, body, headers))
 
-    def _patiently(self, once: Callable[[], T]) -> T:
+    def _with_retries(self, once: Callable[[], T]) -> T:
         deadline_s = time.monotonic() + self._where.timeout_s
         failures = 0
         while True:
@@ -127,7 +127,7 @@ class Connection:
         if self._url.scheme == "http":
             connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_S_MAX)
         else:
-            trusted = _trusting(self._where.ca_file)
+            trusted = _tls_context(self._where.ca_file)
             connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_S_MAX, context=trusted)
         connection.response_class = _Response
         return connection
@@ -170,7 +170,7 @@ def _once_only() -> dict[str, str]:
     return {**_JSON, "idempotency-key": uuid.uuid4().hex}
 
 
-def _trusting(ca_file: str | None) -> ssl.SSLContext:
+def _tls_context(ca_file: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # an SSLError is one

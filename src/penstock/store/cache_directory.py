@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.core.errors import StoreError
+from penstock.store.file_modes import DIRECTORY_MODE
 from penstock.store.layout import (
     BACKUP_INCOMPLETE_NAME,
     CLUSTER_NAME,
@@ -17,7 +18,6 @@ from penstock.store.layout import (
     POSITION_NAME,
 )
 from penstock.store.lock import DirectoryLock
-from penstock.store.private import DIRECTORY_MODE
 
 
 def lock_for_node(directory: Path) -> DirectoryLock:

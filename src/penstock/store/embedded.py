@@ -37,18 +37,18 @@ from pathlib import Path
 
 from penstock.core.errors import StoreError
 from penstock.core.storage.changes import Buffer, Changes, Flaw
-from penstock.store.ahead import ReadAhead
 from penstock.store.base import Store, StoreStats, Table
 from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.disk import Disk, RealDisk, is_full
 from penstock.store.errors import ADVICE, CommitFailed, DiskFailed, DiskFull, StoreDamaged
+from penstock.store.file_modes import restrict
 from penstock.store.journal.base import Journal
 from penstock.store.journal.file import SEGMENT_BYTES, FileJournal
 from penstock.store.journal.walk import segment_sequences
 from penstock.store.layer import Layer, Missing, joined, list_chunks, open_flaws, scan
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
-from penstock.store.private import mend
+from penstock.store.read_ahead import ReadAhead
 from penstock.store.table import SqliteTable
 from penstock.store.view import StoreView
 
@@ -552,7 +552,7 @@ def open_embedded(
             lock = DirectoryLock(directory)
             opened.callback(lock.release)
             _expect_table(directory, disk)
-            mend(directory)
+            restrict(directory)
             table = SqliteTable(directory / TABLE_NAME)
             opened.callback(table.close)
             journal = FileJournal(

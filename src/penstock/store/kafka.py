@@ -31,12 +31,12 @@ from penstock.store.cache_directory import refuse_messages
 from penstock.store.disk import Disk, RealDisk
 from penstock.store.embedded import EmbeddedStore, StoreOptions
 from penstock.store.errors import LogUnavailable, LogUnsafe, StoreDamaged, StoreVersion
+from penstock.store.file_modes import FILE_MODE, restrict
 from penstock.store.journal.kafka import KafkaJournal, LogPosition, PositionLost
 from penstock.store.journal.kafka_options import KafkaOptions
 from penstock.store.journal.kafka_topics import LogTopics, prepare_topics
 from penstock.store.layout import POSITION_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
-from penstock.store.private import FILE_MODE, mend
 from penstock.store.table import SqliteTable
 
 POSITION_VERSION = 2
@@ -149,7 +149,7 @@ def open_kafka(
     with contextlib.ExitStack() as opened:
         lock = DirectoryLock(home)
         opened.callback(lock.release)
-        mend(home)
+        restrict(home)
         try:
             store = opening.open(lock)
         except PositionLost as error:
@@ -228,9 +228,9 @@ class _Opening:
 
     def _made_table(self) -> SqliteTable:
         self._is_damaged = False
-        return SqliteTable(self._home / TABLE_NAME, on_damage=self._distrust)
+        return SqliteTable(self._home / TABLE_NAME, on_damage=self._mark_damaged)
 
-    def _distrust(self) -> None:
+    def _mark_damaged(self) -> None:
         """The table is damaged: whoever opens the shard next makes it anew."""
         if self._is_damaged:
             return

@@ -9,8 +9,8 @@ import socket
 from pathlib import Path
 
 from penstock.store.errors import StoreLocked
+from penstock.store.file_modes import FILE_MODE
 from penstock.store.layout import LOCK_NAME
-from penstock.store.private import FILE_MODE
 
 ADVICE = (
     "Only one process at a time may open it for writing: stop that one; or talk to it with penstock.connect(), if it "

@@ -35,9 +35,9 @@ from penstock.core.errors import ChunkDamaged, StoreError
 from penstock.core.storage.changes import Buffer, Flaw
 from penstock.core.storage.keys import group_of
 from penstock.store.errors import ADVICE, DiskFailed, DiskFull, StoreDamaged, StoreLocked, StoreVersion
+from penstock.store.file_modes import make_file
 from penstock.store.inspection import GROUPS_SUM, inspect, is_sealed, quick_check, sealed_meta
 from penstock.store.layer import prefix_end
-from penstock.store.private import make_file
 from penstock.store.seals import SUM_MASK, Group, seal_of, seal_of_key, seal_of_meta
 
 log = logging.getLogger("penstock.store")

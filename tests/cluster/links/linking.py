@@ -23,7 +23,7 @@ from penstock.server.shard import Call, Shard
 from penstock.server.tasks import AsyncShard, CallbackCall
 from penstock.store.memory import MemoryStore
 
-PATIENCE_S = 60.0
+RETRY_TIMEOUT_S = 60.0
 SHARDS = 3
 ENTROPY = bytes(range(64))
 SECRET = b"the cluster's secret"
@@ -35,7 +35,7 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(*arguments: Any, **named: Any) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(asyncio.wait_for(test(*arguments, **named), 2 * PATIENCE_S))
+            runner.run(asyncio.wait_for(test(*arguments, **named), 2 * RETRY_TIMEOUT_S))
 
     return run
 
@@ -55,7 +55,7 @@ class Asked:
         self.settled.set()
 
     async def result(self) -> Any:
-        await asyncio.wait_for(self.settled.wait(), PATIENCE_S)
+        await asyncio.wait_for(self.settled.wait(), RETRY_TIMEOUT_S)
         assert self.times == 1
         return self.call.result()
 
@@ -123,7 +123,7 @@ async def linked(
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for something that comes by itself."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + RETRY_TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline_s, "it never came"
         await asyncio.sleep(0.002)

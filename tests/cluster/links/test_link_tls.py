@@ -24,7 +24,7 @@ from tests.client.lossy import LossyProxy
 from tests.cluster.links.linking import SECRET, ask, bodies, in_loop, make_host
 
 BODY = b"nobody reads this on the way " * 1_000
-IMPATIENT = LinkLimits(patience_s=0.5)
+IMPATIENT = LinkLimits(retry_timeout_s=0.5)
 _KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
 
 
@@ -143,7 +143,7 @@ async def test_who_is_not_let_in_hears_it_when_it_knocks(certificates: Path, who
     async with served(_tls(certificates, "b")) as address:
         link = Link(address, LinkIdentity("test", "a", secret, tls=tls), LinkLimits(backoff_max_s=0.01))
         with pytest.raises(LinkRefused, match=words):
-            await link.knock()
+            await link.probe()
         await link.close()
 
 
@@ -157,7 +157,7 @@ async def test_who_has_tls_and_who_has_not_hear_of_each_other_when_they_knock(
     async with served(other) as address:
         link = Link(address, LinkIdentity("test", "a", SECRET, tls=own), LinkLimits(handshake_s=1.0))
         with pytest.raises(LinkRefused, match=words):
-            await link.knock()
+            await link.probe()
         await link.close()
 
 
@@ -168,7 +168,7 @@ async def test_who_takes_connections_and_says_nothing_is_not_reached(certificate
     identity = LinkIdentity("test", "a", SECRET, tls=_tls(certificates, "a") if has_tls else None)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         link = Link(f"127.0.0.1:{silent.getsockname()[1]}", identity, LinkLimits(handshake_s=0.2))
-        assert not await link.knock()
+        assert not await link.probe()
         await link.close()
 
 
@@ -177,11 +177,11 @@ async def test_who_is_let_in_has_a_link_and_who_reaches_nobody_hears_that(certif
     identity = LinkIdentity("test", "a", SECRET, tls=_tls(certificates, "a"))
     async with served(_tls(certificates, "b")) as address:
         link = Link(address, identity)
-        assert await link.knock() and link.is_connected
+        assert await link.probe() and link.is_connected
         await ask(link, Send(queue="q", bodies=[b"x"]))
         await link.close()
     gone = Link(address, identity)
-    assert not await gone.knock() and not gone.is_connected
+    assert not await gone.probe() and not gone.is_connected
     await gone.close()
 
 

@@ -73,7 +73,7 @@ from tests.cluster.links.linking import (
 from tests.ports import free_port
 
 LONG_MS = 600_000
-QUICK = LinkLimits(patience_s=0.2, backoff_s=0.01, handshake_s=30)
+QUICK = LinkLimits(retry_timeout_s=0.2, backoff_s=0.01, handshake_s=30)
 
 
 def send(*texts: bytes) -> Send:
@@ -111,9 +111,9 @@ async def test_the_commands_of_a_turn_leave_in_one_frame_and_share_a_commit() ->
     async with linked() as node:
         await node.ask(CreateQueue(name="q"))
         frames: list[int] = []
-        (guest,) = node.server.guests
-        take = guest._take_commands
-        guest._take_commands = lambda numbered: (frames.append(len(numbered)), take(numbered))  # type: ignore[assignment]
+        (peer_link,) = node.server.peer_links
+        take = peer_link._take_commands
+        peer_link._take_commands = lambda numbered: (frames.append(len(numbered)), take(numbered))  # type: ignore[assignment]
         asked = [node.asked(send(b"x")) for _ in range(64)]
         await asyncio.gather(*(each.result() for each in asked))
         assert frames == [64]
@@ -386,14 +386,14 @@ async def test_a_link_that_breaks_tells_who_is_in_flight_and_connects_again() ->
         await node.ask(Subscribe(queue="q", ticket=subscriber, credit=1))
         waiting = node.asked(Receive(queue="q", wait_ms=LONG_MS))
         await until(lambda: node.waiting("q") >= 1 and node.link.in_flight == 1)
-        (guest,) = node.server.guests
-        guest.abort()
+        (peer_link,) = node.server.peer_links
+        peer_link.abort()
         with pytest.raises(LinkBroken):
             await waiting.result()
         assert isinstance(subscriber.error, LinkBroken)
         await node.ask(send(b"x"))
         assert bodies(await node.ask(Receive(queue="q", wait_ms=LONG_MS))) == [b"x"]
-        assert len(node.server.guests) == 1
+        assert len(node.server.peer_links) == 1
 
 
 @in_loop
@@ -415,7 +415,7 @@ async def test_deliveries_that_were_not_written_go_back_when_the_link_breaks() -
     """The client reads nothing: what the sockets do not take stays with the server."""
     async with linked() as node:
         await node.ask(CreateQueue(name="q"))
-        connection, (guest,) = node.link._connection, node.server.guests
+        connection, (peer_link,) = node.link._connection, node.server.peer_links
         assert connection is not None
         connection._transport.pause_reading()
         count, size = 60, 500_000
@@ -423,10 +423,12 @@ async def test_deliveries_that_were_not_written_go_back_when_the_link_breaks() -
             await ask(node.host, Send(queue="q", bodies=[b"x" * size]))
         for _ in range(count):
             node.asked(Receive(queue="q"))
-        await until(lambda: guest.is_paused and node.host.served[0].identity.queues["q"].channels["main"].ready == 0)
-        unwritten = len(guest._answers.items)
+        await until(
+            lambda: peer_link.is_paused and node.host.served[0].identity.queues["q"].channels["main"].ready == 0
+        )
+        unwritten = len(peer_link._answers.items)
         assert unwritten
-        guest.abort()
+        peer_link.abort()
         await until(lambda: node.host.served[0].identity.queues["q"].channels["main"].ready == unwritten)
 
 
@@ -435,12 +437,12 @@ async def test_a_node_that_reads_nothing_is_not_read_from_and_goes_on_when_it_re
     async with linked() as node:
         await node.ask(CreateQueue(name="q"))
         await ask(node.host, Send(queue="q", bodies=[b"x" * 1_000_000]))
-        connection, (guest,) = node.link._connection, node.server.guests
+        connection, (peer_link,) = node.link._connection, node.server.peer_links
         assert connection is not None
         connection._transport.pause_reading()
         asked = [node.asked(ReadRecords(queue="q", offset=0)) for _ in range(40)]
-        await until(lambda: guest.is_paused)
-        assert not guest._is_reading
+        await until(lambda: peer_link.is_paused)
+        assert not peer_link._is_reading
         late = [node.asked(send(b"y")) for _ in range(100)]
         connection._transport.resume_reading()
         for each in asked:
@@ -467,7 +469,7 @@ async def test_a_command_for_a_node_that_is_not_there_was_not_done() -> None:
 @in_loop
 async def test_commands_wait_for_a_node_that_starts_a_little_later() -> None:
     port, host = free_port(), make_host()
-    link = Link(f"127.0.0.1:{port}", identity("a"), LinkLimits(patience_s=60, backoff_s=0.01))
+    link = Link(f"127.0.0.1:{port}", identity("a"), LinkLimits(retry_timeout_s=60, backoff_s=0.01))
     asked = [Asked(link, 0, send(b"x")) for _ in range(10)]
     await asyncio.sleep(0.03)
     server = LinkServer(host, identity("b"))
@@ -491,19 +493,19 @@ async def test_commands_beyond_what_may_wait_are_refused() -> None:
 
 @in_loop
 async def test_a_silent_link_is_dead_for_both() -> None:
-    limits = LinkLimits(beat_s=0.02, silent_beats=3, patience_s=0.1, backoff_s=0.01)
+    limits = LinkLimits(beat_s=0.02, silent_beats=3, retry_timeout_s=0.1, backoff_s=0.01)
     async with linked(limits=limits) as node:
         await node.ask(CreateQueue(name="q"))
         waiting = node.asked(Receive(queue="q", wait_ms=LONG_MS))
-        connection, (guest,) = node.link._connection, node.server.guests
+        connection, (peer_link,) = node.link._connection, node.server.peer_links
         assert connection is not None
         await asyncio.sleep(0.3)
         assert node.link._connection is connection, "beats keep it alive"
-        for end in (connection, guest):
+        for end in (connection, peer_link):
             end._transport.pause_reading()
         with pytest.raises(LinkBroken):
             await waiting.result()
-        await until(lambda: guest not in node.server.guests)
+        await until(lambda: peer_link not in node.server.peer_links)
 
 
 @in_loop
@@ -524,9 +526,9 @@ async def test_sessions_that_are_connections_end_when_their_node_stays_away() ->
 async def test_sessions_go_on_when_their_node_comes_back_but_not_when_it_is_another_process() -> None:
     async with linked(limits=LinkLimits(session_grace_s=60)) as node:
         await node.ask(OpenSession(name="connection", bound=True))
-        (guest,) = node.server.guests
-        guest.abort()
-        await until(lambda: guest not in node.server.guests and node.server.guests)
+        (peer_link,) = node.server.peer_links
+        peer_link.abort()
+        await until(lambda: peer_link not in node.server.peer_links and node.server.peer_links)
         assert len(node.host.served[0].identity.sessions) == 1
         restarted = Link(node.link.address, identity("a"))
         await ask(restarted, ListQueues())
@@ -671,7 +673,7 @@ async def test_without_a_common_version_both_nodes_say_so(
     speak(monkeypatch, newer, 7, 8)
     async with linked() as node:
         with pytest.raises(LinkRefused, match=r"speaks version .* and this one version .*: upgrade"):
-            await node.link.knock()
+            await node.link.probe()
         await asyncio.sleep(0.05)
     refused = [record.getMessage() for record in caplog.records if "is cut" in record.getMessage()]
     assert len(refused) == 1 and "upgrade the one with the lower number" in refused[0]
@@ -698,7 +700,7 @@ async def test_garbage_ends_the_connection_and_nothing_else(name: str) -> None:
         with contextlib.suppress(ConnectionError):
             await asyncio.wait_for(reader.read(), 60)
         writer.close()
-        await until(lambda: len(node.server.guests) == 1)
+        await until(lambda: len(node.server.peer_links) == 1)
         assert await node.ask(ListQueues()) == ["q"]
 
 
@@ -722,7 +724,7 @@ async def test_who_says_nothing_is_sent_away() -> None:
         with contextlib.suppress(ConnectionError):
             await asyncio.wait_for(reader.read(), 60)
         writer.close()
-        await until(lambda: not node.server.guests)
+        await until(lambda: not node.server.peer_links)
 
 
 @in_loop
@@ -733,7 +735,7 @@ async def test_a_server_that_never_greets_is_given_up() -> None:
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    limits = LinkLimits(handshake_s=0.05, patience_s=0.1, backoff_s=0.01)
+    limits = LinkLimits(handshake_s=0.05, retry_timeout_s=0.1, backoff_s=0.01)
     link = Link(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", identity("a"), limits)
     with pytest.raises(NotReached):
         await ask(link, ListQueues())
@@ -756,7 +758,7 @@ async def test_links_that_leave_the_machine_need_a_secret() -> None:
     open_identity = LinkIdentity("test", "a")
     far = Link("192.0.2.1:4170", open_identity, QUICK)
     with pytest.raises(LinkRefused, match="needs a secret"):
-        await far.knock()
+        await far.probe()
     with pytest.raises(NotReached):
         await ask(far, ListQueues())
     await far.close()

@@ -25,7 +25,7 @@ from penstock.cluster.membership.membership import make_partitions_topic
 from penstock.cluster.placement.controller import SILENCE_S, Controller, Heartbeats
 from penstock.server.settings import parse
 from penstock.store.journal.kafka_options import KafkaOptions
-from tests.cluster.nodes import PATIENCE_S, SHARDS, ProcessNode, settings_text, thread_node, until
+from tests.cluster.nodes import RETRY_TIMEOUT_S, SHARDS, ProcessNode, settings_text, thread_node, until
 from tests.kafka import kafka, needed_cluster, unique_prefix  # noqa: F401
 from tools.kafka import KafkaCluster
 
@@ -62,16 +62,16 @@ def test_the_group_says_who_is_alive_also_after_whoever_asks_it_was_killed(
     with thread_node(kafka, name, "a", tmp_path) as a:
         asker = GroupAsker(a.node._options)
         try:
-            asker.ask(PATIENCE_S)
-            assert asker.answer(PATIENCE_S) == {"a"}
+            asker.ask(RETRY_TIMEOUT_S)
+            assert asker.answer(RETRY_TIMEOUT_S) == {"a"}
             assert asker.answer() is None, "nothing was asked"
             assert asker._process is not None
             os.kill(asker._process.pid, signal.SIGKILL)
-            asker.ask(PATIENCE_S)
+            asker.ask(RETRY_TIMEOUT_S)
             with pytest.raises(GroupSilent, match="ended"):
-                asker.answer(PATIENCE_S)
-            asker.ask(PATIENCE_S)
-            assert asker.answer(PATIENCE_S) == {"a"}
+                asker.answer(RETRY_TIMEOUT_S)
+            asker.ask(RETRY_TIMEOUT_S)
+            assert asker.answer(RETRY_TIMEOUT_S) == {"a"}
         finally:
             asker.close()
         seen = Inspection(a.node._options)
@@ -83,7 +83,7 @@ def test_a_group_that_does_not_answer_is_silent() -> None:
     asker.ask(0.5)
     try:
         with pytest.raises(GroupSilent):
-            asker.answer(PATIENCE_S)
+            asker.answer(RETRY_TIMEOUT_S)
     finally:
         asker.close()
 
@@ -99,7 +99,7 @@ def test_who_asks_for_a_node_that_is_killed_ends_without_a_word(asked: bool) -> 
             lines = [Opening({"bootstrap.servers": "127.0.0.1:1"}, "nodes"), Question(0.5)]
             process.stdin.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
         process.stdin.close()
-        assert (process.stderr.read(), process.wait(PATIENCE_S)) == (b"", 0)
+        assert (process.stderr.read(), process.wait(RETRY_TIMEOUT_S)) == (b"", 0)
 
 
 def test_a_controller_that_cannot_start_a_process_goes_on_by_what_it_hears(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,9 @@ def test_a_controller_that_cannot_start_a_process_goes_on_by_what_it_hears(monke
 
 def _leader_of(options: KafkaOptions) -> int:
     topic = options.partitions_topic
-    found = AdminClient({"bootstrap.servers": options.bootstrap}).list_topics(topic, timeout=PATIENCE_S).topics[topic]
+    found = (
+        AdminClient({"bootstrap.servers": options.bootstrap}).list_topics(topic, timeout=RETRY_TIMEOUT_S).topics[topic]
+    )
     return int(found.partitions[0].leader)
 
 
@@ -130,7 +132,7 @@ def _coordinator_of(options: KafkaOptions) -> int:
 
     def is_known() -> bool:
         with contextlib.suppress(KafkaException):
-            found.append(admin.describe_consumer_groups([group])[group].result(PATIENCE_S).coordinator.id)
+            found.append(admin.describe_consumer_groups([group])[group].result(RETRY_TIMEOUT_S).coordinator.id)
         return bool(found)
 
     until(is_known, "a coordinator")
@@ -176,7 +178,7 @@ def _shown(options: KafkaOptions) -> tuple[list[dict[str, Any]], list[dict[str, 
     """What `penstock cluster show` says: nodes, shards, and what it complains of."""
     command = [sys.executable, "-m", "penstock", "cluster", "show", "--json"]
     command += ["--bootstrap", options.bootstrap, "--cluster", options.cluster]
-    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=RETRY_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr.decode()
     rows = [msgspec.json.decode(line) for line in done.stdout.splitlines()]
     complaints = [line for line in done.stderr.decode().splitlines() if line.startswith("penstock:")]
@@ -250,6 +252,6 @@ def test_what_cannot_be_known_while_the_leader_of_the_topic_stands_still_is_said
 
 def _serves_everything(node: ProcessNode) -> bool:
     """As its metrics say: Kafka need not be asked for that."""
-    with urlopen(f"{node.listening['http']['url']}/metrics", timeout=PATIENCE_S) as answer:
+    with urlopen(f"{node.listening['http']['url']}/metrics", timeout=RETRY_TIMEOUT_S) as answer:
         text = answer.read().decode()
     return sum(line.startswith("penstock_shard_epoch{") for line in text.splitlines()) == SHARDS

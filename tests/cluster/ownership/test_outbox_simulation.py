@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core import commands as c
 from penstock.core.broker import Broker
-from penstock.core.delivery.settlement import Settlement
+from penstock.core.delivery.acknowledgement import Acknowledgement
 from penstock.core.handlers.marks import Marks
 from penstock.core.storage.changes import Changes
 from penstock.core.storage.records import Mark
@@ -97,9 +97,9 @@ def test_the_checker_finds_dead_letters_out_of_order(breaking: pytest.MonkeyPatc
 
 
 def test_the_checker_finds_holds_that_end_with_their_session(breaking: pytest.MonkeyPatch) -> None:
-    def extend(settlement: Settlement, span: c.Span, until_ms: int, _holder: int) -> None:
-        now_ms = settlement.queue.broker.now_ms
-        settlement.extend(span, now_ms, until_ms - now_ms)
+    def extend(acknowledgement: Acknowledgement, span: c.Span, until_ms: int, _holder: int) -> None:
+        now_ms = acknowledgement.queue.broker.now_ms
+        acknowledgement.extend(span, now_ms, until_ms - now_ms)
 
-    breaking.setattr(Settlement, "hold", extend)
+    breaking.setattr(Acknowledgement, "hold", extend)
     assert any(faults_found())

@@ -1,4 +1,4 @@
-"""Tenures: shards are opened, served and given up as the controller says. No Kafka: logs in memory that fence."""
+"""Owned shards: they are opened, served and given up as the controller says. No Kafka: logs in memory that fence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.store.errors import CommitFailed
 from tests.cluster.ownership.fenced import Log, Topic
 from tests.server.bare import bodies
 
-PATIENCE_S = 60.0
+RETRY_TIMEOUT_S = 60.0
 PROOF_S = 0.2
 
 Scenario = Callable[["Cluster"], Coroutine[Any, Any, None]]
@@ -52,13 +52,13 @@ class Member:
 class Cluster:
     """Some members, one topic, a log for each shard."""
 
-    def __init__(self, handover_s: float = PATIENCE_S) -> None:
+    def __init__(self, handover_s: float = RETRY_TIMEOUT_S) -> None:
         self.topic = Topic(2)
         self.logs = {0: Log(), 1: Log()}
         self.a, self.b = (Member(name, self.topic, self.logs, handover_s) for name in "ab")
 
     async def until(self, is_so: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(RETRY_TIMEOUT_S):
             while not is_so():
                 await asyncio.sleep(0.005)
 
@@ -113,7 +113,7 @@ def test_who_waits_at_the_former_owner_is_told_that_the_shard_has_moved() -> Non
         await cluster.a.send(0, b"x")
         await cluster.a.receive(0)
         waiting = asyncio.ensure_future(
-            cluster.a.host.served[0].call(Receive(queue="q", limit=1, wait_ms=round(PATIENCE_S * 1_000)))
+            cluster.a.host.served[0].call(Receive(queue="q", limit=1, wait_ms=round(RETRY_TIMEOUT_S * 1_000)))
         )
         await asyncio.sleep(0)
         cluster.topic.decide(0, "b", 2, after="a")
@@ -143,7 +143,7 @@ def test_who_lets_go_while_it_waits_does_not_spare_the_next_owner_the_wait() -> 
         await cluster.a.send(0, b"x")
         cluster.topic.readers.remove(cluster.a.ownership.look)  # a is slow to hear of it
         cluster.topic.decide(0, "b", 2)
-        await cluster.until(lambda: cluster.b.ownership.tenures[0].served)
+        await cluster.until(lambda: cluster.b.ownership.owned_shards[0].served)
         cluster.topic.decide(0, "b", 3)
         await cluster.served(cluster.b)
         assert await cluster.b.receive(0) == [b"x"]
@@ -159,9 +159,9 @@ def test_after_a_release_in_writing_nobody_waits() -> None:
         await cluster.served(cluster.a)
         cluster.topic.decide(0, "b", 2, after="a")
         await cluster.served(cluster.b)
-        tenure = cluster.b.ownership.tenures[0]
-        assert tenure.claimed is not None
-        assert tenure.claimed.is_clean
+        owned_shard = cluster.b.ownership.owned_shards[0]
+        assert owned_shard.claimed is not None
+        assert owned_shard.claimed.is_clean
 
     run(scenario)
 
@@ -206,14 +206,14 @@ def test_a_shard_whose_commit_failed_is_given_up_and_opened_only_in_a_new_epoch(
         cluster.logs[0].fails = True
         with pytest.raises(CommitFailed):
             await cluster.a.send(0, b"x")
-        await cluster.until(lambda: not cluster.a.ownership.tenures)
+        await cluster.until(lambda: not cluster.a.ownership.owned_shards)
         released = cluster.topic.of("released")[-1]
         assert isinstance(released, ReleasedRecord)
         assert "nobody knows" in released.reason
         assert cluster.topic.ledger.owner_of(0) == ""
         cluster.logs[0].fails = False
         cluster.a.ownership.look()
-        assert not cluster.a.ownership.tenures
+        assert not cluster.a.ownership.owned_shards
         cluster.topic.decide(0, "a", 2)
         await cluster.served(cluster.a)
         await cluster.a.send(0, b"y")
@@ -268,7 +268,7 @@ def test_drained_says_when_no_shard_is_left() -> None:
         await cluster.served(cluster.a)
         assert not await cluster.a.ownership.drained(0.01)
         cluster.topic.decide(0, "b", 2, after="a")
-        assert await cluster.a.ownership.drained(PATIENCE_S)
+        assert await cluster.a.ownership.drained(RETRY_TIMEOUT_S)
 
     run(scenario)
 

@@ -21,7 +21,7 @@ from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMap
 from penstock.server.settings import LogSettings, Settings
 from tests.client.lossy import LossyProxy
-from tests.cluster.links.linking import PATIENCE_S
+from tests.cluster.links.linking import RETRY_TIMEOUT_S
 from tests.cluster.routing.test_router_pair import NAMES, SHARDS, Pair
 
 
@@ -160,7 +160,7 @@ def routed(ps: AsyncPenstock) -> RoutedCaller:
 
 
 async def until(is_so: Callable[[], Any], what: str = "it") -> None:
-    deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
+    deadline_s = asyncio.get_running_loop().time() + RETRY_TIMEOUT_S
     while not is_so():
         assert asyncio.get_running_loop().time() < deadline_s, f"{what} did not come about"
         await asyncio.sleep(0.005)
@@ -169,7 +169,7 @@ async def until(is_so: Callable[[], Any], what: str = "it") -> None:
 async def goes_to(ps: AsyncPenstock, pair: ServedPair, queue: str, node: str) -> None:
     """Wait until commands about a queue go to a node."""
     port = pair.proxies[node].port
-    deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
+    deadline_s = asyncio.get_running_loop().time() + RETRY_TIMEOUT_S
     while routed(ps).owner(queue).port != port:
         assert asyncio.get_running_loop().time() < deadline_s, f"{queue} does not go to {node}"
         await ps.queue(queue).stats()

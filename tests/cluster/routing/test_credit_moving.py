@@ -66,7 +66,7 @@ async def test_credit_that_is_given_while_nobody_serves_the_shard_counts(
         await client.send(b"1")
         await client.has(1)
         await made.release(shard)
-        await until(lambda: shard in client.router.elsewhere.lines)  # it is about to subscribe anew
+        await until(lambda: shard in client.router.remote_calls.lines)  # it is about to subscribe anew
         giving = asyncio.create_task(client.router.call(kind(subscription=client.subscription, credit=2)))
         await asyncio.sleep(0.01)
         made.owners[shard] = other_than(owner)
@@ -89,7 +89,7 @@ async def test_credit_is_shared_out_while_a_partition_moves(tmp_path: Path) -> N
         shards = [shard for shard in range(SHARDS) if made.owners[shard] == "b"]
         for shard in shards:
             await made.release(shard)
-        await until(lambda: any(shard in client.router.elsewhere.lines for shard in shards))
+        await until(lambda: any(shard in client.router.remote_calls.lines for shard in shards))
         giving = asyncio.create_task(client.router.call(AddCredit(subscription=client.subscription, credit=9)))
         await asyncio.sleep(0.01)
         for shard in shards:
@@ -110,7 +110,7 @@ async def test_a_client_that_reads_again_while_its_shard_moves_gets_messages(tmp
         await client.router.call(CreateQueue(name=name))
         await client.subscribe(30, in_flight=True, room_bytes=0)
         await made.release(shard)
-        await until(lambda: shard in client.router.elsewhere.lines)
+        await until(lambda: shard in client.router.remote_calls.lines)
         await client.router.call(SetCredit(subscription=client.subscription, room_bytes=1_000))
         made.owners[shard] = "b"
         made.open(shard)
@@ -131,7 +131,7 @@ async def test_credit_that_comes_late_is_not_given_to_somebody_else(tmp_path: Pa
         await made.forwarders.pop(shard).stop()
         served = made.hosts["b"]._served.pop(shard)  # it has calls to answer before it tells who waits
         sending = asyncio.create_task(one.send(b"1"))
-        await until(lambda: shard in one.router.elsewhere.lines)
+        await until(lambda: shard in one.router.remote_calls.lines)
         pausing = asyncio.create_task(one.router.call(SetCredit(subscription=one.subscription, credit=0)))
         await asyncio.sleep(0)
         await served.close(ShardMoved(shard))

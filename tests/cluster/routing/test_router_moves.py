@@ -48,11 +48,11 @@ from tests.shards import ENTROPY, WatchedRouter, open_router
 class World:
     """A router over three shards, of which one is here; shards can be moved."""
 
-    def __init__(self, near: list[int], patience_s: float = 15.0) -> None:
+    def __init__(self, near: list[int], retry_timeout_s: float = 15.0) -> None:
         self.stores = [MemoryStore() for _ in range(SHARDS)]
         self.clock = SystemClock()
         self.router: WatchedRouter = open_router(
-            lambda number: self.stores[number], self.clock, SHARDS, near=near, patience_s=patience_s
+            lambda number: self.stores[number], self.clock, SHARDS, near=near, retry_timeout_s=retry_timeout_s
         )
 
     async def release(self, shard: int) -> None:
@@ -73,8 +73,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(*near: int, patience_s: float = 15.0) -> AsyncIterator[World]:
-    made = World(list(near), patience_s)
+async def world(*near: int, retry_timeout_s: float = 15.0) -> AsyncIterator[World]:
+    made = World(list(near), retry_timeout_s)
     try:
         yield made
     finally:
@@ -99,7 +99,7 @@ async def test_commands_for_a_shard_that_nobody_serves_wait_until_somebody_does(
 
 @run
 async def test_what_nobody_serves_for_too_long_is_refused_and_was_not_done() -> None:
-    async with world(0, patience_s=0.1) as made:
+    async with world(0, retry_timeout_s=0.1) as made:
         name = names()[1]
         await made.router.call(CreateQueue(name=name))
         await made.release(1)
@@ -138,7 +138,7 @@ async def test_a_receive_keeps_its_time_although_its_shard_is_looked_for_several
         await until(lambda: len(made.router.pending) == 1)
         await made.release(1)
         made.tell()
-        await until(lambda: any(call.tries > 5 for call in made.router.elsewhere.displaced))
+        await until(lambda: any(call.tries > 5 for call in made.router.remote_calls.displaced))
         made.take(1, here=False)
         assert (await receiving).count == 0
         assert 2_990 <= made.clock.now_ms() - began_ms < 20_000
@@ -154,7 +154,7 @@ async def test_a_receive_of_a_connection_outlives_a_move_that_takes_several_trie
         await made.release(1)
         made.tell()
         receiving = asyncio.create_task(made.router.call(Receive(queue=name, session=session, wait_ms=30_000)))
-        await until(lambda: any(call.tries > 3 for call in made.router.elsewhere.displaced))
+        await until(lambda: any(call.tries > 3 for call in made.router.remote_calls.displaced))
         made.take(1, here=False)  # whoever opens a shard ends the sessions that were connections
         assert bodies(await receiving) == [b"x"]
 
@@ -255,7 +255,7 @@ class Breaking:
 async def test_only_what_may_be_done_twice_is_sent_again_when_a_link_breaks() -> None:
     async with world(0) as made:
         breaking = Breaking(made.router.far)
-        made.router.elsewhere._remote = lambda _: breaking  # type: ignore[assignment]
+        made.router.remote_calls._remote = lambda _: breaking  # type: ignore[assignment]
         name = names()[1]
         await made.router.call(CreateQueue(name=name))
         breaking.broken = 1
@@ -271,7 +271,7 @@ async def test_only_what_may_be_done_twice_is_sent_again_when_a_link_breaks() ->
 async def test_a_purge_whose_answer_was_lost_spares_what_was_sent_meanwhile() -> None:
     async with world(0) as made:
         breaking = Breaking(made.router.far)
-        made.router.elsewhere._remote = lambda _: breaking  # type: ignore[assignment]
+        made.router.remote_calls._remote = lambda _: breaking  # type: ignore[assignment]
         name = names()[1]
         await made.router.call(Send(queue=name, bodies=[b"old", b"older"]))
         breaking.broken, breaking.of_kind = 1, PurgeQueue
@@ -285,7 +285,7 @@ async def test_a_purge_whose_answer_was_lost_spares_what_was_sent_meanwhile() ->
 async def test_a_pause_whose_answer_was_lost_does_not_undo_a_resume() -> None:
     async with world(0) as made:
         breaking = Breaking(made.router.far)
-        made.router.elsewhere._remote = lambda _: breaking  # type: ignore[assignment]
+        made.router.remote_calls._remote = lambda _: breaking  # type: ignore[assignment]
         name = names()[1]
         await made.router.call(Send(queue=name, bodies=[b"x"]))
         breaking.broken, breaking.of_kind = 1, PauseChannel
@@ -528,9 +528,9 @@ async def test_what_was_given_back_before_a_crash_is_not_taken_from_who_has_it_a
         made.tell()
         made.router.give_back(delivery)
         receiving = asyncio.create_task(made.router.call(Receive(queue=name, wait_ms=30_000)))
-        await until(lambda: bool(made.router.elsewhere.displaced and made.router.elsewhere.lines))
+        await until(lambda: bool(made.router.remote_calls.displaced and made.router.remote_calls.lines))
         made.take(1, here=False)
         assert bodies(await receiving) == [b"a"]
-        await until(lambda: not made.router.elsewhere.lines)
+        await until(lambda: not made.router.remote_calls.lines)
         await made.router.call(QueueStats(name=name))
         assert (await made.router.call(Receive(queue=name))).count == 0, "a second client has it, too"

@@ -74,7 +74,7 @@ class Pair:
     async def start(self) -> None:
         for name in NAMES:
             await self.servers[name].start(self.addresses[name])
-            self.links[other_than(name)].elsewhere = self.places[name]
+            self.links[other_than(name)].remote_calls = self.places[name]
             holder = holder_of(self.identities[name].process)
             self.places[name].router = self.routers[name] = SessionRouter(
                 name, self.hosts[name], self.links.__getitem__, self.maps[name], SHARDS, ENTROPY, self.clock, holder

@@ -137,7 +137,7 @@ async def test_a_connection_that_ends_while_nobody_serves_the_shard_has_ended_at
         router = made.routers["a"]
         session = await holding(router, name)
         await made.release(shard)
-        monkeypatch.setattr(router.elsewhere, "_patience_s", 0.1)
+        monkeypatch.setattr(router.remote_calls, "_retry_timeout_s", 0.1)
         with pytest.raises(ShardUnserved):
             await router.call(EndSession(session=session))
         made.owners[shard] = other_than(owner)

@@ -483,25 +483,25 @@ def _send(queue: str, body: bytes) -> Any:
 @in_loop
 async def test_what_was_sent_before_a_refusal_was_heard_is_refused_also_if_the_queue_is_back(tmp_path: Path) -> None:
     async with served_pair(tmp_path) as pair:
-        queue, hearer = pair.queue_of("b"), _Hearer()
-        link = await connect(Address("127.0.0.1", pair.proxies["b"].port, False), Options(), hearer)
+        queue, push_target = pair.queue_of("b"), _Hearer()
+        link = await connect(Address("127.0.0.1", pair.proxies["b"].port, False), Options(), push_target)
         try:
             first = pair.maps["b"].current().version
             link.send([(1, Route(version=first)), (2, _send(queue, b"1"))])
-            assert (await hearer.answer(1))[1] == (await hearer.answer(2))[1] == Kind.REPLY
+            assert (await push_target.answer(1))[1] == (await push_target.answer(2))[1] == Kind.REPLY
             await pair.move_queue(queue)
             link.send([(3, _send(queue, b"2"))])
-            _, kind, value = await hearer.answer(3)
+            _, kind, value = await push_target.answer(3)
             moved = unpack_moved(value)
             assert kind == Kind.MOVED and moved.owner == "a" and moved.url.endswith(str(pair.proxies["a"].port))
             assert moved.map_version > first
             await pair.move_queue(queue)
             link.send([(4, _send(queue, b"3"))])
-            assert (await hearer.answer(4))[1] == Kind.MOVED, "it would overtake the one before"
+            assert (await push_target.answer(4))[1] == Kind.MOVED, "it would overtake the one before"
             link.send([(5, Route(version=moved.map_version)), (6, _send(queue, b"2")), (7, _send(queue, b"3"))])
-            assert (await hearer.answer(6))[1] == (await hearer.answer(7))[1] == Kind.REPLY
+            assert (await push_target.answer(6))[1] == (await push_target.answer(7))[1] == Kind.REPLY
             link.send([(8, Route()), (9, QueueStats(name=pair.queue_of("a")))])
-            assert (await hearer.answer(9))[1] == Kind.ERROR, "forwarded: there is no such queue"
+            assert (await push_target.answer(9))[1] == Kind.ERROR, "forwarded: there is no such queue"
         finally:
             await link.close()
         assert pair.done("b")["Send"] == 5
@@ -511,8 +511,8 @@ async def test_what_was_sent_before_a_refusal_was_heard_is_refused_also_if_the_q
 async def test_who_polls_says_in_every_request_by_which_map_it_comes(tmp_path: Path) -> None:
     """Also where a frame is too large for one request; and receives that wait have requests of their own."""
     async with served_pair(tmp_path) as pair:
-        queue, hearer = pair.queue_of("b"), _Hearer()
-        link = await connect_poll(Address("127.0.0.1", pair.proxies["b"].port, False), Options(), hearer)
+        queue, push_target = pair.queue_of("b"), _Hearer()
+        link = await connect_poll(Address("127.0.0.1", pair.proxies["b"].port, False), Options(), push_target)
         try:
             version = pair.maps["b"].current().version
             await pair.move_queue(queue)
@@ -522,9 +522,9 @@ async def test_who_polls_says_in_every_request_by_which_map_it_comes(tmp_path: P
             freely = [(14, _send(queue, b"1")), (15, Receive(queue=queue, wait_ms=50_000))]
             link.send([(1, Route(version=version)), *strict, waiting, (13, Route()), *freely])
             for number, _ in [*strict, waiting]:
-                assert (await hearer.answer(number))[1] == Kind.MOVED
+                assert (await push_target.answer(number))[1] == Kind.MOVED
             for number, _ in freely:
-                assert (await hearer.answer(number))[1] == Kind.REPLY
+                assert (await push_target.answer(number))[1] == Kind.REPLY
         finally:
             await link.close()
         assert pair.forwarded("b")["Send"] == 1

@@ -33,7 +33,7 @@ from tests.compat.server import ROOT, Server, until
 WORKERS = 2
 CONNECTIONS = 12
 KILLED_IN_THE_ACT = 3
-PATIENCE_S = 60.0
+RETRY_TIMEOUT_S = 60.0
 
 
 def name_in(shard: int, stem: str) -> str:
@@ -58,7 +58,7 @@ class WorkersServer(Server):
 
     def wait_until_ready(self) -> None:
         ready_file = self.directory / "ready.json"
-        until(lambda: ready_file.exists() or self.process.poll() is not None, PATIENCE_S)
+        until(lambda: ready_file.exists() or self.process.poll() is not None, RETRY_TIMEOUT_S)
         super().wait_until_ready()
 
     def end(self) -> None:
@@ -66,7 +66,7 @@ class WorkersServer(Server):
         pids = self.pids() if self.process.poll() is None else []
         self.kill()
         for pid in pids:
-            until(lambda pid=pid: _has_ended(pid), PATIENCE_S)
+            until(lambda pid=pid: _has_ended(pid), RETRY_TIMEOUT_S)
 
 
 def _has_ended(pid: int) -> bool:
@@ -91,7 +91,7 @@ class Connection:
     """One connection, and so one worker, for as long as it is open."""
 
     def __init__(self, server: Server) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=RETRY_TIMEOUT_S)
         self._connection.connect()
 
     def ask(self, action: str, **arguments: Any) -> dict[str, Any]:
@@ -135,8 +135,8 @@ def test_every_queue_is_there_through_every_connection(server: WorkersServer, co
         for connection in connections:
             (message,) = connection.ask("ReceiveMessage", QueueUrl=url)["Messages"]
             bodies.add(message["Body"])
-            elsewhere = connections[(connections.index(connection) + 1) % CONNECTIONS]
-            elsewhere.ask("DeleteMessage", QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+            remote_calls = connections[(connections.index(connection) + 1) % CONNECTIONS]
+            remote_calls.ask("DeleteMessage", QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
         assert bodies == {str(number) for number in range(CONNECTIONS)}
         assert "Messages" not in connections[0].ask("ReceiveMessage", QueueUrl=url)
     for connection in connections:
@@ -150,7 +150,7 @@ def test_connections_are_shared_out(server: WorkersServer, connections: list[Con
     """Each worker has some of them: a chance of one in two thousand that a dozen all go to one, ten times over."""
     more = [Connection(server) for _ in range(9 * CONNECTIONS)]
     try:
-        until(lambda: all(_sockets_at(pid, server.port) for pid in server.pids()), PATIENCE_S)
+        until(lambda: all(_sockets_at(pid, server.port) for pid in server.pids()), RETRY_TIMEOUT_S)
     finally:
         for each in more:
             each.close()
@@ -183,7 +183,7 @@ def test_a_long_poll_hears_of_what_is_sent_through_another_worker(connections: l
         for connection in connections[half:]:
             connection.ask("SendMessage", QueueUrl=url, MessageBody="here")
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(RETRY_TIMEOUT_S)
         assert got == ["here"] * half
 
 
@@ -203,7 +203,7 @@ def test_dead_letters_cross_over_to_another_worker(server: WorkersServer) -> Non
 
 def test_a_session_is_known_through_every_connection(server: WorkersServer) -> None:
     def ask(method: str, path: str, content: Any = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=RETRY_TIMEOUT_S)
         try:
             headers = {"Content-Type": "application/json"}
             connection.request(method, f"/v1{path}", None if content is None else json.dumps(content), headers)
@@ -273,7 +273,7 @@ class Load:
             thread.start()
 
     def _send(self, url: str, sender: int) -> None:
-        sqs = self._server.client(read_timeout=PATIENCE_S)
+        sqs = self._server.client(read_timeout=RETRY_TIMEOUT_S)
         number = 0
         while not self._over.is_set():
             number += 1
@@ -291,12 +291,12 @@ class Load:
     def until_more(self, count: int) -> None:
         """Wait until so many more were acknowledged by each queue."""
         goals = [each + count for each in self.counts()]
-        until(lambda: all(now >= goal for now, goal in zip(self.counts(), goals, strict=True)), PATIENCE_S)
+        until(lambda: all(now >= goal for now, goal in zip(self.counts(), goals, strict=True)), RETRY_TIMEOUT_S)
 
     def end(self) -> None:
         self._over.set()
         for thread in self._threads:
-            thread.join(PATIENCE_S)
+            thread.join(RETRY_TIMEOUT_S)
 
 
 def everything_in(sqs: Any, url: str) -> list[str]:
@@ -318,11 +318,11 @@ def test_a_worker_that_is_killed_loses_nothing_and_comes_back(server: WorkersSer
             load.until_more(20)
             killed = server.pid_of(index)
             os.kill(killed, signal.SIGKILL)
-            until(lambda killed=killed: killed not in server.pids() and len(server.pids()) == WORKERS, PATIENCE_S)
+            until(lambda killed=killed: killed not in server.pids() and len(server.pids()) == WORKERS, RETRY_TIMEOUT_S)
             load.until_more(20)
     finally:
         load.end()
-    sqs = server.client(read_timeout=PATIENCE_S)
+    sqs = server.client(read_timeout=RETRY_TIMEOUT_S)
     for url, acknowledged in load.acknowledged.items():
         found = everything_in(sqs, url)
         assert set(acknowledged) <= set(found)
@@ -332,15 +332,15 @@ def test_a_worker_that_is_killed_loses_nothing_and_comes_back(server: WorkersSer
 
 def test_a_receipt_from_a_worker_that_was_killed_settles_its_message(server: WorkersServer) -> None:
     for number in range(2 * KILLED_IN_THE_ACT):
-        shard, sqs = number % WORKERS, server.client(read_timeout=PATIENCE_S)
+        shard, sqs = number % WORKERS, server.client(read_timeout=RETRY_TIMEOUT_S)
         queue = name_in(shard, "receipts")
         url = sqs.create_queue(QueueName=queue)["QueueUrl"]
         sqs.send_message(QueueUrl=url, MessageBody=str(number))
         killed = server.pid_of(shard)
         (message,) = sqs.receive_message(QueueUrl=url)["Messages"]
         os.kill(killed, signal.SIGKILL)
-        until(lambda killed=killed: killed not in server.pids() and len(server.pids()) == WORKERS, PATIENCE_S)
-        until(lambda url=url, message=message: _is_deleted(server, url, message["ReceiptHandle"]), PATIENCE_S)
+        until(lambda killed=killed: killed not in server.pids() and len(server.pids()) == WORKERS, RETRY_TIMEOUT_S)
+        until(lambda url=url, message=message: _is_deleted(server, url, message["ReceiptHandle"]), RETRY_TIMEOUT_S)
         with penstock.connect(f"penstock://127.0.0.1:{server.http_port}") as ps:
             channel = ps.queue(queue).stats().channels["main"]
         assert channel.ready + channel.leased + channel.delayed == 0, f"deleted, and still there, in round {number}"
@@ -349,7 +349,7 @@ def test_a_receipt_from_a_worker_that_was_killed_settles_its_message(server: Wor
 def _is_deleted(server: WorkersServer, url: str, receipt: str) -> bool:
     """Whether a delete was confirmed; a worker that has just been killed answers nothing."""
     try:
-        server.client(read_timeout=PATIENCE_S).delete_message(QueueUrl=url, ReceiptHandle=receipt)
+        server.client(read_timeout=RETRY_TIMEOUT_S).delete_message(QueueUrl=url, ReceiptHandle=receipt)
     except (BotoCoreError, ClientError):
         return False
     return True
@@ -357,14 +357,14 @@ def _is_deleted(server: WorkersServer, url: str, receipt: str) -> bool:
 
 def test_workers_end_when_their_parent_does_and_when_it_is_told_to(server: WorkersServer) -> None:
     """The last of this server."""
-    sqs = server.client(read_timeout=PATIENCE_S)
+    sqs = server.client(read_timeout=RETRY_TIMEOUT_S)
     for shard in range(WORKERS):
         sqs.send_message(QueueUrl=sqs.create_queue(QueueName=name_in(shard, "kept"))["QueueUrl"], MessageBody="kept")
     orphans = server.pids()
     server.kill()
-    until(lambda: all(map(_has_ended, orphans)), PATIENCE_S)
+    until(lambda: all(map(_has_ended, orphans)), RETRY_TIMEOUT_S)
     server.start()
-    pids, sqs = server.pids(), server.client(read_timeout=PATIENCE_S)
+    pids, sqs = server.pids(), server.client(read_timeout=RETRY_TIMEOUT_S)
     for shard in range(WORKERS):
         assert everything_in(sqs, server.queue_url(name_in(shard, "kept"))) == ["kept"]
     assert server.stop() == 0
@@ -415,7 +415,7 @@ async def test_a_worker_that_could_not_be_started_again_is_tried_again(tmp_path:
     async with parent:
         killed = kill_first(parent)
         parent._launch = launch_later  # type: ignore[method-assign]
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(RETRY_TIMEOUT_S):
             while pid_of_first(parent) == killed or not parent.workers[0].is_running:
                 await asyncio.sleep(0.01)
         assert not failures
@@ -431,7 +431,7 @@ async def test_a_worker_that_is_being_started_when_all_shall_stop_ends_as_well(t
         await parent._stopping.wait()
         await launch(worker)
 
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(RETRY_TIMEOUT_S):
         async with parent:
             parent._launch = launch_slowly  # type: ignore[method-assign]
             kill_first(parent)
@@ -493,7 +493,7 @@ def test_the_refusal_reaches_who_typed_the_command(tmp_path: Path) -> None:
             command += [f"--{port}-port", "0"]
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
         return subprocess.run(
-            [*command, *REFUSALS[case][0]], capture_output=True, text=True, timeout=2 * PATIENCE_S, env=environment
+            [*command, *REFUSALS[case][0]], capture_output=True, text=True, timeout=2 * RETRY_TIMEOUT_S, env=environment
         )
 
     with ThreadPoolExecutor() as pool:

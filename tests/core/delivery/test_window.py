@@ -12,7 +12,7 @@ from penstock.core import commands as c
 from penstock.core.delivery.columns import DELAYED, LEASED, READY
 from penstock.core.delivery.window import Window
 from penstock.core.storage.keys import ChunkKey
-from tests.core.driver import Desk, attempts_of, sequences_of, spans_of
+from tests.core.driver import BrokerDriver, attempts_of, sequences_of, spans_of
 
 Step = tuple[str, int, int]
 
@@ -32,9 +32,9 @@ class _Walk:
     """One walk through steps; everything that can be seen on the way."""
 
     def __init__(self) -> None:
-        self.desk = Desk()
-        self.desk.create(lease_ms=2_000, max_receives=4, channels=("main", "tap"))
-        self.session = self.desk.do(c.OpenSession(name="worker"))
+        self.driver = BrokerDriver()
+        self.driver.create(lease_ms=2_000, max_receives=4, channels=("main", "tap"))
+        self.session = self.driver.do(c.OpenSession(name="worker"))
         self.held: list[c.Delivery] = []
         self.seen: list[Any] = []
 
@@ -42,14 +42,14 @@ class _Walk:
         """Take a step, and note what came of it."""
         verb, count, number = step
         self.seen.append(getattr(self, verb.replace(" ", "_"))(count, number))
-        self.seen.append(self.desk.broker.snapshot())
-        self.seen.append(self.desk.counts())
+        self.seen.append(self.driver.broker.snapshot())
+        self.seen.append(self.driver.counts())
 
     def send(self, count: int, number: int) -> None:
-        self.desk.send(*[b"%d" % number] * count, priority=number % 2)
+        self.driver.send(*[b"%d" % number] * count, priority=number % 2)
 
     def receive(self, count: int, number: int) -> Any:
-        delivery = self.desk.receive(
+        delivery = self.driver.receive(
             count, channel="tap" if number % 5 == 0 else "main", session=self.session if number % 3 else 0
         )
         self.held.append(delivery)
@@ -60,7 +60,7 @@ class _Walk:
 
     def ack(self, _count: int, number: int) -> Any:
         delivery = self._delivery(number)
-        return None if delivery is None else _plain(self.desk.ack(delivery))
+        return None if delivery is None else _plain(self.driver.ack(delivery))
 
     def ack_part(self, count: int, number: int) -> Any:
         delivery = self._delivery(number)
@@ -68,27 +68,27 @@ class _Walk:
             return None
         first, last, attempt = spans_of(delivery)[0]
         part = c.Span(min(first + count // 3, last), last, attempt)
-        return _plain(self.desk.do(c.Ack(queue="q", channel=delivery.channel, spans=[part])))
+        return _plain(self.driver.do(c.Ack(queue="q", channel=delivery.channel, spans=[part])))
 
     def release(self, count: int, number: int) -> Any:
         delivery = self._delivery(number)
         delay_ms = (None, 0, 700)[count % 3]
-        return None if delivery is None else _plain(self.desk.release(delivery, delay_ms=delay_ms))
+        return None if delivery is None else _plain(self.driver.release(delivery, delay_ms=delay_ms))
 
     def extend(self, count: int, number: int) -> Any:
         delivery = self._delivery(number)
-        return None if delivery is None else _plain(self.desk.extend(delivery, count * 500))
+        return None if delivery is None else _plain(self.driver.extend(delivery, count * 500))
 
     def end(self, _count: int, _number: int) -> Any:
-        ended = self.desk.do(c.EndSession(session=self.session))
-        self.session = self.desk.do(c.OpenSession(name="worker"))
+        ended = self.driver.do(c.EndSession(session=self.session))
+        self.session = self.driver.do(c.OpenSession(name="worker"))
         return ended
 
     def pass_(self, count: int, number: int) -> None:
-        self.desk.advance(count * number * 20)
+        self.driver.advance(count * number * 20)
 
     def reopen(self, _count: int, _number: int) -> None:
-        self.desk.reopen()
+        self.driver.reopen()
 
 
 setattr(_Walk, "pass", _Walk.pass_)
@@ -103,12 +103,12 @@ def _walk(steps: list[Step], *, spread: bool) -> list[Any]:
     for step in steps:
         walk.go(step)
         if spread:
-            _spread_everything(walk.desk)
+            _spread_everything(walk.driver)
     return walk.seen
 
 
-def _spread_everything(desk: Desk) -> None:
-    for channel in desk.broker.queues["q"].channels.values():
+def _spread_everything(driver: BrokerDriver) -> None:
+    for channel in driver.broker.queues["q"].channels.values():
         for window in channel.windows.values():
             for entry in window.entries.values():
                 if entry.is_whole:

@@ -7,7 +7,7 @@ import pytest
 from penstock.core import commands as c
 from penstock.core.errors import InvalidName, InvalidRequest, PenstockError, QueueReplaced
 from penstock.core.handlers.checks import plain
-from tests.core.driver import Desk
+from tests.core.driver import BrokerDriver
 
 
 class Text(str):
@@ -69,10 +69,10 @@ def test_nothing_else_is_written() -> None:
 def test_a_command_that_makes_no_sense_is_refused_and_changes_nothing(
     command: c.Command, error: type[PenstockError], words: str
 ) -> None:
-    desk = Desk()
-    desk.create()
-    desk.send(b"x")
-    before = desk.broker.snapshot()
+    driver = BrokerDriver()
+    driver.create()
+    driver.send(b"x")
+    before = driver.broker.snapshot()
     with pytest.raises(error, match=words):
-        desk.do(command)
-    assert desk.broker.snapshot() == before
+        driver.do(command)
+    assert driver.broker.snapshot() == before

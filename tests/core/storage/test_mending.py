@@ -12,76 +12,78 @@ from penstock.core.queues.reserve import AHEAD
 from penstock.core.storage import keys
 from penstock.core.storage.changes import Changes
 from penstock.core.storage.keys import ChunkKey, Kind
-from penstock.core.storage.mending import mend
+from penstock.core.storage.repair import repair
 from penstock.store.memory import MemoryStore
-from tests.core.driver import DAY_MS, MINUTE_MS, Desk, Raw, bodies_of
+from tests.core.driver import DAY_MS, MINUTE_MS, BrokerDriver, Raw, bodies_of
 
 QUEUE = 1
 
 
-def records_of(desk: Desk, *kinds: Kind) -> dict[bytes, bytes]:
+def records_of(driver: BrokerDriver, *kinds: Kind) -> dict[bytes, bytes]:
     """The queue's records, or those of some kinds."""
     group = keys.queue_chunks(QUEUE)
-    found = {key: value for key, value in desk.store.scan(b"") if keys.group_of(key) == group}
+    found = {key: value for key, value in driver.store.scan(b"") if keys.group_of(key) == group}
     return {key: value for key, value in found.items() if not kinds or key[0] in kinds}
 
 
-def mended(
-    desk: Desk,
+def repaired(
+    driver: BrokerDriver,
     *,
     without: Collection[bytes] = (),
     changed: dict[bytes, bytes] | None = None,
     lost: Collection[bytes] = (),
     damaged: Collection[bytes] | None = (),
     broker_has: tuple[str, ...] = (),
-) -> tuple[Desk, list[str], str]:
+) -> tuple[BrokerDriver, list[str], str]:
     """The queue in another store: made of what is left of it, with the notes, and the name that it has there."""
     store = MemoryStore()
     changes = Changes()
-    for key, value in desk.store.scan(keys.record(Kind.META)):
+    for key, value in driver.store.scan(keys.record(Kind.META)):
         changes.put_record(key, value)
-    there = [key for key in desk.chunk_keys() if key not in lost]
+    there = [key for key in driver.chunk_keys() if key not in lost]
     for key in there:
-        changes.put_chunk(key, Raw(bytes(desk.store.read_chunk(key))))
+        changes.put_chunk(key, Raw(bytes(driver.store.read_chunk(key))))
     store.commit(changes)
-    broker = Broker.open(store, desk.now_ms, b"")
+    broker = Broker.open(store, driver.now_ms, b"")
     for name in broker_has:
-        broker.handle(c.CreateQueue(name=name), desk.now_ms)
-    records = {key: value for key, value in (records_of(desk) | (changed or {})).items() if key not in without}
+        broker.handle(c.CreateQueue(name=name), driver.now_ms)
+    records = {key: value for key, value in (records_of(driver) | (changed or {})).items() if key not in without}
     chunks = [ChunkKey.unpack(key) for key in there]
-    found = mend(broker, QUEUE, records, chunks, lost=[ChunkKey.unpack(key) for key in lost], damaged=damaged)
+    found = repair(broker, QUEUE, records, chunks, lost=[ChunkKey.unpack(key) for key in lost], damaged=damaged)
     store.commit(broker.take_changes())
-    return Desk(store, now_ms=desk.now_ms), found.notes, found.name
+    return BrokerDriver(store, now_ms=driver.now_ms), found.notes, found.name
 
 
-def sent(*bodies: bytes, channels: tuple[str, ...] = ("main",), **settings: object) -> Desk:
-    desk = Desk()
-    desk.create(channels=channels, **settings)
+def sent(*bodies: bytes, channels: tuple[str, ...] = ("main",), **settings: object) -> BrokerDriver:
+    driver = BrokerDriver()
+    driver.create(channels=channels, **settings)
     for body in bodies:
-        desk.send(body)
-    return desk
+        driver.send(body)
+    return driver
 
 
-def rest(desk: Desk, queue: str = "q", channel: str = "main") -> list[bytes]:
-    return bodies_of(desk.receive(100, queue=queue, channel=channel))
+def rest(driver: BrokerDriver, queue: str = "q", channel: str = "main") -> list[bytes]:
+    return bodies_of(driver.receive(100, queue=queue, channel=channel))
 
 
 def test_a_queue_of_which_everything_is_readable_is_as_it_was() -> None:
-    desk = sent(b"done", b"leased", b"failed", b"ready", max_receives=5)
-    desk.ack(desk.receive())
-    held = desk.receive()
-    desk.release(desk.receive(), delay_ms=0, error="no good")
-    again, notes, name = mended(desk)
+    driver = sent(b"done", b"leased", b"failed", b"ready", max_receives=5)
+    driver.ack(driver.receive())
+    held = driver.receive()
+    driver.release(driver.receive(), delay_ms=0, error="no good")
+    again, notes, name = repaired(driver)
     assert (notes, name) == ([], "q")
-    assert again.counts() == desk.counts() == (2, 1, 0)
-    assert again.broker.queues["q"].config == desk.broker.queues["q"].config
+    assert again.counts() == driver.counts() == (2, 1, 0)
+    assert again.broker.queues["q"].config == driver.broker.queues["q"].config
     assert again.ack(held).count == 1, "the lease is what it was"
     assert sorted(rest(again)) == [b"failed", b"ready"]
 
 
 def test_a_queue_without_its_own_record_gets_another_name_and_the_default_settings() -> None:
-    desk = sent(b"a", lease_ms=5_000)
-    again, notes, name = mended(desk, without=records_of(desk, Kind.QUEUE), damaged=records_of(desk, Kind.QUEUE))
+    driver = sent(b"a", lease_ms=5_000)
+    again, notes, name = repaired(
+        driver, without=records_of(driver, Kind.QUEUE), damaged=records_of(driver, Kind.QUEUE)
+    )
     assert name == "salvaged-1"
     assert "its name and settings are not readable" in notes[0]
     assert again.broker.queues[name].config.lease_ms == 30_000
@@ -89,17 +91,17 @@ def test_a_queue_without_its_own_record_gets_another_name_and_the_default_settin
 
 
 def test_a_queue_whose_name_is_taken_gets_another_one() -> None:
-    again, _, name = mended(sent(b"a"), broker_has=("q", "q-salvaged-1"))
+    again, _, name = repaired(sent(b"a"), broker_has=("q", "q-salvaged-1"))
     assert name == "q-salvaged-1-1"
     assert rest(again, name) == [b"a"]
 
 
 def test_without_its_counters_a_queue_gives_no_number_twice() -> None:
-    desk = Desk()
-    desk.create()
-    desk.send(b"a", b"b", group="g")
-    counters = records_of(desk, Kind.COUNTERS)
-    again, notes, _ = mended(desk, without=counters, damaged=counters)
+    driver = BrokerDriver()
+    driver.create()
+    driver.send(b"a", b"b", group="g")
+    counters = records_of(driver, Kind.COUNTERS)
+    again, notes, _ = repaired(driver, without=counters, damaged=counters)
     assert notes == []
     assert again.send(b"c").first >= 2 + AHEAD
     assert (again.stats().messages, again.broker.queues["q"].is_fair) == (3, True)
@@ -107,11 +109,11 @@ def test_without_its_counters_a_queue_gives_no_number_twice() -> None:
 
 
 def test_a_channel_without_its_record_is_made_anew_and_gets_everything() -> None:
-    desk = sent(b"a", b"b", channels=("main", "tap"))
-    desk.ack(desk.receive(2))
-    desk.ack(desk.receive(1, channel="tap"))
-    channels = records_of(desk, Kind.CHANNEL)
-    again, notes, _ = mended(desk, without=channels, damaged=channels)
+    driver = sent(b"a", b"b", channels=("main", "tap"))
+    driver.ack(driver.receive(2))
+    driver.ack(driver.receive(1, channel="tap"))
+    channels = records_of(driver, Kind.CHANNEL)
+    again, notes, _ = repaired(driver, without=channels, damaged=channels)
     assert sorted(again.broker.queues["q"].channels) == ["main", "salvaged-2"]
     assert any("the record of channel 2 is not readable" in note for note in notes)
     assert rest(again, channel="salvaged-2") == [b"b"], "the chunk of what both had acked is gone"
@@ -119,63 +121,63 @@ def test_a_channel_without_its_record_is_made_anew_and_gets_everything() -> None
 
 
 def test_a_record_that_makes_no_sense_is_as_good_as_none() -> None:
-    desk = sent(b"a")
-    spoilt = dict.fromkeys(records_of(desk, Kind.CHANNEL, Kind.COUNTERS, Kind.QUEUE), b"\xc1")
-    again, notes, name = mended(desk, changed=spoilt)
+    driver = sent(b"a")
+    spoilt = dict.fromkeys(records_of(driver, Kind.CHANNEL, Kind.COUNTERS, Kind.QUEUE), b"\xc1")
+    again, notes, name = repaired(driver, changed=spoilt)
     assert name == "salvaged-1" and len(notes) >= 2
     assert rest(again, name) == [b"a"]
 
 
 def test_what_was_in_work_when_its_record_was_lost_is_delivered_again_and_told() -> None:
-    desk = sent(b"a", b"b")
-    desk.receive(1)
-    entries = records_of(desk, Kind.ENTRY)
-    again, notes, _ = mended(desk, without=entries, damaged=entries)
+    driver = sent(b"a", b"b")
+    driver.receive(1)
+    entries = records_of(driver, Kind.ENTRY)
+    again, notes, _ = repaired(driver, without=entries, damaged=entries)
     assert notes == ["channel 'main': what became of 1 messages is not known: they may be delivered again"]
     assert rest(again) == [b"a", b"b"]
 
 
 def test_where_damage_is_not_known_everything_that_may_have_been_handed_out_is_ready() -> None:
-    desk = sent(b"a", b"b")
-    desk.receive(1)
-    again, notes, _ = mended(desk, without=records_of(desk, Kind.ENTRY), damaged=None)
+    driver = sent(b"a", b"b")
+    driver.receive(1)
+    again, notes, _ = repaired(driver, without=records_of(driver, Kind.ENTRY), damaged=None)
     assert "they may be delivered again" in notes[0]
     assert rest(again) == [b"a", b"b"]
 
 
 def test_channels_of_a_queue_that_promises_at_most_are_paused_if_there_is_a_doubt() -> None:
-    desk = sent(b"a", policy="consume_once")
-    desk.receive(1)
-    entries = records_of(desk, Kind.ENTRY)
-    again, notes, _ = mended(desk, without=entries, damaged=entries)
+    driver = sent(b"a", policy="consume_once")
+    driver.receive(1)
+    entries = records_of(driver, Kind.ENTRY)
+    again, notes, _ = repaired(driver, without=entries, damaged=entries)
     assert "its channels are paused" in notes[-1]
     assert rest(again) == []
     assert again.stats().channels["main"].paused
 
 
-def failed_twice(delay_ms: int) -> Desk:
+def failed_twice(delay_ms: int) -> BrokerDriver:
     """`a` has failed, and then failed again, so that it waits in the retry lane; `b` is ready."""
-    desk = Desk()
-    desk.create(max_receives=9)
-    desk.send(b"a", b"b")
+    driver = BrokerDriver()
+    driver.create(max_receives=9)
+    driver.send(b"a", b"b")
     for wait_ms in (0, delay_ms):
-        delivery = desk.receive(1)
+        delivery = driver.receive(1)
         assert bodies_of(delivery) == [b"a"]
-        desk.release(delivery, delay_ms=wait_ms)
-    return desk
+        driver.release(delivery, delay_ms=wait_ms)
+    return driver
 
 
 def test_a_retry_whose_chunk_is_lost_is_ready_where_it_was_before() -> None:
-    desk = failed_twice(MINUTE_MS)
-    retries = [key for key in desk.chunk_keys() if keys.lane_channel(ChunkKey.unpack(key).lane)]
+    driver = failed_twice(MINUTE_MS)
+    retries = [key for key in driver.chunk_keys() if keys.lane_channel(ChunkKey.unpack(key).lane)]
     assert len(retries) == 1
-    again, _, _ = mended(desk, lost=retries, without=records_of(desk, Kind.ENTRY), damaged=None)
+    again, _, _ = repaired(driver, lost=retries, without=records_of(driver, Kind.ENTRY), damaged=None)
     assert sorted(rest(again)) == [b"a", b"b"]
 
 
 def test_a_retry_that_is_readable_waits_on_and_is_done_where_it_was_before() -> None:
-    desk = failed_twice(MINUTE_MS)
-    again, notes, _ = mended(desk)
+    driver = failed_twice(MINUTE_MS)
+    again, notes, _ = repaired(driver)
     assert notes == []
     assert rest(again) == [b"b"]
     again.advance(MINUTE_MS)
@@ -184,11 +186,11 @@ def test_a_retry_that_is_readable_waits_on_and_is_done_where_it_was_before() -> 
 
 @pytest.mark.parametrize("is_readable", [True, False])
 def test_a_retry_far_ahead_comes_in_its_time(is_readable: bool) -> None:
-    desk = failed_twice(DAY_MS)
-    far = records_of(desk, Kind.FAR_ENTRY)
+    driver = failed_twice(DAY_MS)
+    far = records_of(driver, Kind.FAR_ENTRY)
     assert far
     gone = () if is_readable else far
-    again, notes, _ = mended(desk, without=gone, damaged=gone)
+    again, notes, _ = repaired(driver, without=gone, damaged=gone)
     assert bool(notes) != is_readable
     assert rest(again) == [b"b"]
     again.advance(2 * DAY_MS)
@@ -196,10 +198,10 @@ def test_a_retry_far_ahead_comes_in_its_time(is_readable: bool) -> None:
 
 
 def test_messages_due_far_ahead_are_counted_anew_for_every_channel() -> None:
-    desk = sent(channels=("main",))
-    desk.send(b"far", delay_ms=3 * DAY_MS)
-    desk.do(c.CreateChannel(queue="q", channel="late", start="tail"))
-    again, notes, _ = mended(desk, without=records_of(desk, Kind.BUCKET))
+    driver = sent(channels=("main",))
+    driver.send(b"far", delay_ms=3 * DAY_MS)
+    driver.do(c.CreateChannel(queue="q", channel="late", start="tail"))
+    again, notes, _ = repaired(driver, without=records_of(driver, Kind.BUCKET))
     assert notes == []
     assert (again.counts()[2], again.counts(channel="late")[2]) == (1, 0)
     again.advance(3 * DAY_MS)
@@ -207,41 +209,41 @@ def test_messages_due_far_ahead_are_counted_anew_for_every_channel() -> None:
 
 
 def test_messages_that_are_not_due_wait_on_although_their_entry_is_lost() -> None:
-    desk = sent()
-    desk.send(b"soon", delay_ms=MINUTE_MS)
-    entries = records_of(desk, Kind.ENTRY)
+    driver = sent()
+    driver.send(b"soon", delay_ms=MINUTE_MS)
+    entries = records_of(driver, Kind.ENTRY)
     assert entries
-    again, _, _ = mended(desk, without=entries, damaged=entries)
+    again, _, _ = repaired(driver, without=entries, damaged=entries)
     assert rest(again) == []
     again.advance(MINUTE_MS)
     assert rest(again) == [b"soon"]
 
 
 def test_consumers_dedup_ids_and_attempts_stay_if_readable_and_are_told_if_not() -> None:
-    desk = Desk()
-    desk.create(kind="fifo")
-    desk.send_fifo("g", b"a", b"b")
-    desk.receive(attempt_id="try 1")
-    desk.do(c.AckConsumer(queue="q", consumer="reader", offset=1))
-    kept, notes, _ = mended(desk)
+    driver = BrokerDriver()
+    driver.create(kind="fifo")
+    driver.send_fifo("g", b"a", b"b")
+    driver.receive(attempt_id="try 1")
+    driver.do(c.AckConsumer(queue="q", consumer="reader", offset=1))
+    kept, notes, _ = repaired(driver)
     assert notes == []
     assert kept.stats().consumers == {"reader": 1}
     assert kept.send_fifo("g", b"a").duplicates == [0]
     assert bodies_of(kept.receive(attempt_id="try 1")) == [b"a"]
-    spoilt = dict.fromkeys(records_of(desk, Kind.CONSUMER, Kind.DEDUP, Kind.ATTEMPT), b"\xc1")
-    gone, notes, _ = mended(desk, changed=spoilt)
+    spoilt = dict.fromkeys(records_of(driver, Kind.CONSUMER, Kind.DEDUP, Kind.ATTEMPT), b"\xc1")
+    gone, notes, _ = repaired(driver, changed=spoilt)
     assert len([note for note in notes if "could not be read, and is forgotten" in note]) == 3
     assert gone.stats().consumers == {}
     assert gone.send_fifo("g", b"a").duplicates == []
 
 
 def test_numbers_that_were_set_aside_stay_so() -> None:
-    desk = Desk()
-    desk.broker.delivers_unsynced = True
-    desk.create(deliver_unsynced=True)
-    desk.send(b"a")
-    again, notes, _ = mended(desk)
+    driver = BrokerDriver()
+    driver.broker.delivers_unsynced = True
+    driver.create(deliver_unsynced=True)
+    driver.send(b"a")
+    again, notes, _ = repaired(driver)
     assert notes == []
     assert again.broker.queues["q"].reserve is not None
-    _, notes, _ = mended(desk, changed=dict.fromkeys(records_of(desk, Kind.RESERVE), b""))
+    _, notes, _ = repaired(driver, changed=dict.fromkeys(records_of(driver, Kind.RESERVE), b""))
     assert notes == []

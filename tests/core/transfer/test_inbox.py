@@ -9,7 +9,7 @@ from penstock.core.queues.config import NAME_LENGTH_MAX, QueueConfig
 from penstock.core.queues.draft import Messages
 from penstock.core.queues.partition import partition_of
 from penstock.core.transfer.inbox import REFUSED, refused_name
-from tests.core.driver import Desk, bodies_of
+from tests.core.driver import BrokerDriver, bodies_of
 from tests.core.transfer.test_outbox import SHARDS, Cluster, name_at
 
 
@@ -26,16 +26,16 @@ def test_the_queue_for_what_a_long_name_refuses_has_a_name_of_its_own_that_fits(
     )
 
 
-def forwarded(desk: Desk, effect: c.ForwardedMessages, *bodies: bytes, to: Desk) -> c.Taken:
+def forwarded(driver: BrokerDriver, effect: c.ForwardedMessages, *bodies: bytes, to: BrokerDriver) -> c.Taken:
     """Messages that one shard hands to another, whatever the queue there is by now."""
-    here = desk.broker
+    here = driver.broker
     here.outbox.add_messages(to.broker.meta.shard, effect, Messages(list(bodies)), sum(map(len, bodies)))
-    desk.step()
+    driver.step()
     first = here.outbox.first(to.broker.meta.shard)
-    entries = desk.do(c.ReadOutbox(target=to.broker.meta.shard, after=first - 1, limit_bytes=1 << 20))
+    entries = driver.do(c.ReadOutbox(target=to.broker.meta.shard, after=first - 1, limit_bytes=1 << 20))
     batch = c.TakeOutbox(source=here.outbox_name, after=first - 1, up_to=entries[-1].number, entries=entries)
     taken: c.Taken = to.do(batch)
-    desk.do(c.ForgetOutbox(target=to.broker.meta.shard, up_to=taken.number))
+    driver.do(c.ForgetOutbox(target=to.broker.meta.shard, up_to=taken.number))
     return taken
 
 

@@ -25,7 +25,7 @@ from penstock.core.storage import keys
 from penstock.core.storage.changes import Changes
 from penstock.core.storage.chunk import PackedBodies
 from penstock.core.transfer.outbox import Outbox
-from tests.core.driver import MINUTE_MS, SECOND_MS, Desk, bodies_of, calls_of, spans_of
+from tests.core.driver import MINUTE_MS, SECOND_MS, BrokerDriver, bodies_of, calls_of, spans_of
 
 SHARDS = 3
 
@@ -44,33 +44,36 @@ def queue_and_dead_letters(at: int, dead_at: int, stem: str = "q") -> str:
 
 
 class Cluster:
-    """Three desks, and a forwarder that is told what to do."""
+    """Three drivers, and a forwarder that is told what to do."""
 
     def __init__(self) -> None:
-        self.desks = [Desk(shard=shard, shards=SHARDS) for shard in range(SHARDS)]
+        self.drivers = [BrokerDriver(shard=shard, shards=SHARDS) for shard in range(SHARDS)]
 
-    def __getitem__(self, shard: int) -> Desk:
-        return self.desks[shard]
+    def __getitem__(self, shard: int) -> BrokerDriver:
+        return self.drivers[shard]
 
     def batch(self, source: int, target: int, after: int | None = None, limit_bytes: int = 1 << 22) -> c.TakeOutbox:
-        desk = self.desks[source]
-        after = desk.broker.outbox.first(target) - 1 if after is None else after
-        entries = desk.do(c.ReadOutbox(target=target, after=after, limit_bytes=limit_bytes))
+        driver = self.drivers[source]
+        after = driver.broker.outbox.first(target) - 1 if after is None else after
+        entries = driver.do(c.ReadOutbox(target=target, after=after, limit_bytes=limit_bytes))
         return c.TakeOutbox(
-            source=desk.broker.outbox_name, after=after, up_to=entries[-1].number if entries else after, entries=entries
+            source=driver.broker.outbox_name,
+            after=after,
+            up_to=entries[-1].number if entries else after,
+            entries=entries,
         )
 
     def forward(self, source: int, target: int) -> c.Taken:
         batch = self.batch(source, target)
-        taken: c.Taken = self.desks[target].do(batch)
-        self.desks[source].do(c.ForgetOutbox(target=target, up_to=taken.number))
+        taken: c.Taken = self.drivers[target].do(batch)
+        self.drivers[source].do(c.ForgetOutbox(target=target, up_to=taken.number))
         return taken
 
     def settle(self) -> list[c.Taken]:
         """Forward all there is, over as many hops as it takes."""
         taken = []
         while waiting := [
-            (source, target) for source in range(SHARDS) for target in self.desks[source].broker.outbox_targets()
+            (source, target) for source in range(SHARDS) for target in self.drivers[source].broker.outbox_targets()
         ]:
             taken += [self.forward(*pair) for pair in waiting]
         return taken
@@ -81,12 +84,12 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def die(desk: Desk, queue: str, *bodies: bytes, **settings: object) -> None:
+def die(driver: BrokerDriver, queue: str, *bodies: bytes, **settings: object) -> None:
     """Messages of a queue are received and released until they are dead."""
-    if queue not in desk.broker.queues:
-        desk.create(queue, max_receives=1, **settings)
-    desk.send(*bodies, queue=queue)
-    desk.fail(1, queue=queue, error="no good")
+    if queue not in driver.broker.queues:
+        driver.create(queue, max_receives=1, **settings)
+    driver.send(*bodies, queue=queue)
+    driver.fail(1, queue=queue, error="no good")
 
 
 def origins_of(delivery: c.Delivery) -> list[Origin]:
@@ -129,42 +132,42 @@ def test_a_dead_letter_queue_is_created_of_the_kind_and_for_the_sizes_of_its_sou
         for number in count()
         if partition_of(name := f"q{number}.fifo", SHARDS) == 0 and partition_of(f"q{number}.dead.fifo", SHARDS) == 1
     )
-    desk = cluster[0]
-    desk.create(name, kind="fifo", max_receives=1, message_bytes_max=77)
-    desk.send_fifo("g", b"a", b"b", queue=name)
-    desk.fail(1, queue=name)
+    driver = cluster[0]
+    driver.create(name, kind="fifo", max_receives=1, message_bytes_max=77)
+    driver.send_fifo("g", b"a", b"b", queue=name)
+    driver.fail(1, queue=name)
     cluster.settle()
     info = cluster[1].do(c.DescribeQueue(name=name.replace(".fifo", ".dead.fifo")))
     assert (info.config.kind, info.config.message_bytes_max, info.config.max_receives) == ("fifo", 77, 0)
 
 
 def test_dead_letters_with_dedup_ids_that_were_there_before_are_not_lost(cluster: Cluster) -> None:
-    desk, name = cluster[0], name_at(0, ending=".fifo")
+    driver, name = cluster[0], name_at(0, ending=".fifo")
     dead = name_at(1, "d", ".fifo")
     cluster[1].create(dead, kind="fifo")
-    desk.create(name, kind="fifo", max_receives=1, dead_letter=dead)
+    driver.create(name, kind="fifo", max_receives=1, dead_letter=dead)
     for _ in range(2):
-        desk.send_fifo("g", b"same", queue=name)
-        desk.fail(1, queue=name)
-        desk.advance(6 * MINUTE_MS)
+        driver.send_fifo("g", b"same", queue=name)
+        driver.fail(1, queue=name)
+        driver.advance(6 * MINUTE_MS)
     cluster.settle()
     assert cluster[1].stats(dead).messages == 2
 
 
 def test_dead_letters_of_one_step_are_one_entry_however_they_fail(cluster: Cluster) -> None:
-    desk, name = cluster[0], queue_and_dead_letters(0, 1)
-    desk.create(name, max_receives=1)
-    desk.send(*(b"%d" % number for number in range(50)), queue=name)
-    deliveries = [desk.receive(1, queue=name) for _ in range(50)]
-    desk.step(*(c.Release(queue=name, spans=spans_of(delivery)) for delivery in deliveries))
-    assert desk.broker.outbox_targets() == {1: 1}
+    driver, name = cluster[0], queue_and_dead_letters(0, 1)
+    driver.create(name, max_receives=1)
+    driver.send(*(b"%d" % number for number in range(50)), queue=name)
+    deliveries = [driver.receive(1, queue=name) for _ in range(50)]
+    driver.step(*(c.Release(queue=name, spans=spans_of(delivery)) for delivery in deliveries))
+    assert driver.broker.outbox_targets() == {1: 1}
     cluster.settle()
     assert bodies_of(cluster[1].receive(100, queue=f"{name}.dead")) == [b"%d" % number for number in range(50)]
 
 
 def test_large_runs_are_cut_into_entries_of_the_size_of_a_chunk(cluster: Cluster) -> None:
-    desk, name = cluster[0], name_at(1)
-    desk.do(
+    driver, name = cluster[0], name_at(1)
+    driver.do(
         c.CommitWork(
             acks=[],
             sends=[
@@ -173,16 +176,16 @@ def test_large_runs_are_cut_into_entries_of_the_size_of_a_chunk(cluster: Cluster
             ],
         )
     )
-    assert desk.broker.outbox_targets() == {1: 3}
+    assert driver.broker.outbox_targets() == {1: 3}
     cluster[1].create(name, message_bytes_max=1 << 21)
     cluster.settle()
     assert cluster[1].stats(name).messages == 5_005
 
 
 def test_entries_are_read_in_pieces(cluster: Cluster) -> None:
-    desk, name = cluster[0], queue_and_dead_letters(0, 1)
+    driver, name = cluster[0], queue_and_dead_letters(0, 1)
     for number in range(5):
-        die(desk, name, b"%d" % number * 1_000)
+        die(driver, name, b"%d" % number * 1_000)
     batch = cluster.batch(0, 1, limit_bytes=3_000)
     assert [entry.number for entry in batch.entries] == [0, 1]
     assert len(cluster.batch(0, 1, limit_bytes=1).entries) == 1, "one comes in any case"
@@ -239,7 +242,7 @@ def test_a_source_whose_store_is_new_is_another_one(cluster: Cluster) -> None:
     name = queue_and_dead_letters(0, 1)
     die(cluster[0], name, b"a")
     cluster.settle()
-    cluster.desks[0] = Desk(shard=0, shards=SHARDS, now_ms=cluster[0].now_ms + 1)
+    cluster.drivers[0] = BrokerDriver(shard=0, shards=SHARDS, now_ms=cluster[0].now_ms + 1)
     die(cluster[0], name, b"b")
     assert cluster.forward(0, 1).done
     assert bodies_of(cluster[1].receive(9, queue=f"{name}.dead")) == [b"a", b"b"]
@@ -249,7 +252,7 @@ def test_a_target_whose_store_is_new_gets_what_is_left(cluster: Cluster) -> None
     name = queue_and_dead_letters(0, 1)
     die(cluster[0], name, b"a")
     cluster.settle()
-    cluster.desks[1] = Desk(shard=1, shards=SHARDS)
+    cluster.drivers[1] = BrokerDriver(shard=1, shards=SHARDS)
     die(cluster[0], name, b"b")
     taken = cluster[1].do(cluster.batch(0, 1))
     assert taken == c.Taken(-1, False)
@@ -258,14 +261,14 @@ def test_a_target_whose_store_is_new_gets_what_is_left(cluster: Cluster) -> None
 
 def test_marks_of_outboxes_are_never_forgotten_and_are_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.core.handlers.marks.NAMES_MAX", 2)
-    desk = Desk(shard=0, shards=2)
+    driver = BrokerDriver(shard=0, shards=2)
     batch = c.TakeOutbox(source="1 5", after=-1, up_to=7, entries=[])
-    desk.do(batch)
+    driver.do(batch)
     for number in range(5):
-        desk.do(c.CommitWork(acks=[], sends=[], mark=(f"m{number}", 1)))
-    desk.reopen()
-    assert desk.do(batch) == c.Taken(7, False)
-    assert desk.do(c.LastMark(name="1 5")) == -1
+        driver.do(c.CommitWork(acks=[], sends=[], mark=(f"m{number}", 1)))
+    driver.reopen()
+    assert driver.do(batch) == c.Taken(7, False)
+    assert driver.do(c.LastMark(name="1 5")) == -1
 
 
 def test_marks_that_are_restored_are_as_they_were() -> None:
@@ -282,33 +285,33 @@ def test_a_batch_that_makes_no_sense_is_refused(cluster: Cluster, source: str, a
 
 
 def test_whoever_forwards_is_told_of_new_entries_once_and_again_after_opening(cluster: Cluster) -> None:
-    desk = cluster[0]
-    assert desk.broker.take_outbox_targets() == []
-    die(desk, queue_and_dead_letters(0, 1), b"a")
-    die(desk, queue_and_dead_letters(0, 2, "r"), b"b")
-    assert desk.broker.take_outbox_targets() == [1, 2]
-    assert desk.broker.take_outbox_targets() == []
-    desk.reopen()
-    assert desk.broker.take_outbox_targets() == [1, 2]
+    driver = cluster[0]
+    assert driver.broker.take_outbox_targets() == []
+    die(driver, queue_and_dead_letters(0, 1), b"a")
+    die(driver, queue_and_dead_letters(0, 2, "r"), b"b")
+    assert driver.broker.take_outbox_targets() == [1, 2]
+    assert driver.broker.take_outbox_targets() == []
+    driver.reopen()
+    assert driver.broker.take_outbox_targets() == [1, 2]
     cluster.settle()
-    desk.reopen()
-    assert desk.broker.take_outbox_targets() == []
+    driver.reopen()
+    assert driver.broker.take_outbox_targets() == []
 
 
 def test_the_age_of_the_oldest_entry_is_known(cluster: Cluster) -> None:
-    desk, name = cluster[0], queue_and_dead_letters(0, 1)
-    outbox: Outbox = desk.broker.outbox
-    die(desk, name, b"a")
-    first_ms = desk.now_ms
-    desk.advance(SECOND_MS)
-    die(desk, name, b"b")
+    driver, name = cluster[0], queue_and_dead_letters(0, 1)
+    outbox: Outbox = driver.broker.outbox
+    die(driver, name, b"a")
+    first_ms = driver.now_ms
+    driver.advance(SECOND_MS)
+    die(driver, name, b"b")
     assert outbox.oldest_ms(1) == first_ms
-    desk.reopen()
-    assert desk.broker.outbox.oldest_ms(1) == first_ms
-    desk.do(c.ForgetOutbox(target=1, up_to=0))
-    assert desk.broker.outbox.oldest_ms(1) == first_ms + SECOND_MS
-    desk.do(c.ForgetOutbox(target=1, up_to=1))
-    assert desk.broker.outbox.oldest_ms(1) is None
+    driver.reopen()
+    assert driver.broker.outbox.oldest_ms(1) == first_ms
+    driver.do(c.ForgetOutbox(target=1, up_to=0))
+    assert driver.broker.outbox.oldest_ms(1) == first_ms + SECOND_MS
+    driver.do(c.ForgetOutbox(target=1, up_to=1))
+    assert driver.broker.outbox.oldest_ms(1) is None
 
 
 def test_forgetting_what_is_not_there_does_nothing(cluster: Cluster) -> None:
@@ -332,18 +335,18 @@ def test_a_redrive_brings_messages_back_to_a_queue_in_another_shard(cluster: Clu
 
 
 def test_a_redrive_keeps_the_priority_of_a_message_over_shards(cluster: Cluster) -> None:
-    desk, name = cluster[0], queue_and_dead_letters(0, 1)
-    desk.create(name, max_receives=1)
-    desk.send(b"urgent", queue=name, priority=7)
-    desk.fail(1, queue=name)
+    driver, name = cluster[0], queue_and_dead_letters(0, 1)
+    driver.create(name, max_receives=1)
+    driver.send(b"urgent", queue=name, priority=7)
+    driver.fail(1, queue=name)
     cluster.settle()
     cluster[1].do(c.StartRedrive(queue=f"{name}.dead"))
     cluster[1].advance(SECOND_MS)
-    desk.send(b"usual", queue=name, priority=3)
+    driver.send(b"usual", queue=name, priority=3)
     cluster.settle()
-    desk.send(b"more urgent", queue=name, priority=8)
-    order = [bodies_of(desk.receive(1, queue=name))[0] for _ in range(3)]
-    local = Desk()
+    driver.send(b"more urgent", queue=name, priority=8)
+    order = [bodies_of(driver.receive(1, queue=name))[0] for _ in range(3)]
+    local = BrokerDriver()
     local.create("q")
     for body, priority in ((b"urgent", 7), (b"usual", 3), (b"more urgent", 8)):
         local.send(body, priority=priority)
@@ -457,133 +460,133 @@ def test_acks_in_another_shard_are_held_and_then_done(cluster: Cluster) -> None:
 
 def test_what_is_held_stays_held_when_its_session_ends(cluster: Cluster) -> None:
     away = name_at(1)
-    desk = cluster[1]
-    desk.create(away)
-    desk.send(b"a", b"b", queue=away)
-    session = desk.do(c.OpenSession(name="worker"))
-    desk.do(c.Subscribe(queue=away, session=session, credit=1, in_flight=True, ticket="push"))
-    (pushed,) = desk.woken["push"]
+    driver = cluster[1]
+    driver.create(away)
+    driver.send(b"a", b"b", queue=away)
+    session = driver.do(c.OpenSession(name="worker"))
+    driver.do(c.Subscribe(queue=away, session=session, credit=1, in_flight=True, ticket="push"))
+    (pushed,) = driver.woken["push"]
     ack = c.Ack(queue=away, spans=spans_of(pushed))
-    desk.do(c.HoldForWork(acks=[ack]))
-    assert desk.take_woken("push") == [b"a", b"b"], "what is held for work does not count against the session"
+    driver.do(c.HoldForWork(acks=[ack]))
+    assert driver.take_woken("push") == [b"a", b"b"], "what is held for work does not count against the session"
     cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
-    assert desk.do(c.EndSession(session=session)) == 1, "it holds the other one alone"
-    assert bodies_of(desk.receive(9, queue=away)) == [b"b"]
+    assert driver.do(c.EndSession(session=session)) == 1, "it holds the other one alone"
+    assert bodies_of(driver.receive(9, queue=away)) == [b"b"]
     assert cluster.forward(0, 1) == c.Taken(0, True, stale=0)
-    assert desk.counts(away) == (0, 1, 0)
+    assert driver.counts(away) == (0, 1, 0)
 
 
 def test_what_is_held_cannot_be_released_until_it_is_let_go(cluster: Cluster) -> None:
     """A client that never heard of its commit rolls back; the ack is on its way."""
     away = name_at(1)
-    desk = cluster[1]
-    desk.create(away, lease_ms=5 * SECOND_MS)
-    desk.send(b"a", b"b", b"c", queue=away)
+    driver = cluster[1]
+    driver.create(away, lease_ms=5 * SECOND_MS)
+    driver.send(b"a", b"b", b"c", queue=away)
     ack = c.Ack(queue=away, spans=[c.Span(0, 1, 1)])
-    taken = desk.receive(3, queue=away)
-    desk.do(c.HoldForWork(acks=[ack]))
-    assert desk.release(taken).count == 1, "one was not held"
-    assert desk.do(c.Extend(queue=away, spans=ack.spans, lease_ms=SECOND_MS)).count == 2
-    assert desk.do(c.Extend(queue=away, spans=ack.spans, lease_ms=0)).count == 0
-    desk.reopen(after_ms=50 * SECOND_MS)
-    assert desk.counts(away) == (1, 2, 0), "neither a heartbeat nor a restart shortens a hold"
-    assert desk.do(c.HoldForWork(acks=[ack], let_go=True)).count == 2
-    assert desk.do(c.HoldForWork(acks=[ack], let_go=True)).count == 0
-    assert desk.release(taken).count == 2
-    assert desk.counts(away) == (3, 0, 0)
+    taken = driver.receive(3, queue=away)
+    driver.do(c.HoldForWork(acks=[ack]))
+    assert driver.release(taken).count == 1, "one was not held"
+    assert driver.do(c.Extend(queue=away, spans=ack.spans, lease_ms=SECOND_MS)).count == 2
+    assert driver.do(c.Extend(queue=away, spans=ack.spans, lease_ms=0)).count == 0
+    driver.reopen(after_ms=50 * SECOND_MS)
+    assert driver.counts(away) == (1, 2, 0), "neither a heartbeat nor a restart shortens a hold"
+    assert driver.do(c.HoldForWork(acks=[ack], let_go=True)).count == 2
+    assert driver.do(c.HoldForWork(acks=[ack], let_go=True)).count == 0
+    assert driver.release(taken).count == 2
+    assert driver.counts(away) == (3, 0, 0)
 
 
 def test_what_one_unit_of_work_holds_no_other_one_can_hold_ack_or_let_go(cluster: Cluster) -> None:
     """Two clients have a message on the same attempt: the first one's lease was not written when the store crashed."""
     away, other = name_at(1), name_at(1, "other")
-    desk = cluster[1]
-    desk.create(away, lease_ms=5 * SECOND_MS)
-    desk.send(b"a", b"b", queue=away)
-    taken = desk.receive(2, queue=away)
+    driver = cluster[1]
+    driver.create(away, lease_ms=5 * SECOND_MS)
+    driver.send(b"a", b"b", queue=away)
+    taken = driver.receive(2, queue=away)
     ack = c.Ack(queue=away, spans=[c.Span(0, 0, 1)])
-    assert desk.do(c.HoldForWork(acks=[ack], unit=7)).count == 1
-    assert desk.do(c.HoldForWork(acks=[ack], unit=7)).count == 1, "the same one, tried again"
+    assert driver.do(c.HoldForWork(acks=[ack], unit=7)).count == 1
+    assert driver.do(c.HoldForWork(acks=[ack], unit=7)).count == 1, "the same one, tried again"
     for _ in range(2):
         with pytest.raises(WorkRefused, match="not this unit of work's any more"):
-            desk.do(c.HoldForWork(acks=[ack], unit=8))
+            driver.do(c.HoldForWork(acks=[ack], unit=8))
         with pytest.raises(WorkRefused, match="not this unit of work's any more"):
-            desk.do(c.CommitWork(acks=[ack], sends=[c.Send(queue=other, bodies=[b"x"])]))
-        assert desk.do(c.HoldForWork(acks=[ack], unit=8, let_go=True)).count == 0
-        assert desk.do(c.GiveBack(queue=away, spans=ack.spans)).count == 0
-        desk.reopen()
-    assert desk.release(taken).count == 1, "the other message"
+            driver.do(c.CommitWork(acks=[ack], sends=[c.Send(queue=other, bodies=[b"x"])]))
+        assert driver.do(c.HoldForWork(acks=[ack], unit=8, let_go=True)).count == 0
+        assert driver.do(c.GiveBack(queue=away, spans=ack.spans)).count == 0
+        driver.reopen()
+    assert driver.release(taken).count == 1, "the other message"
     cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
     assert [each.stale for each in cluster.settle()] == [0]
-    assert other not in desk.broker.queues
+    assert other not in driver.broker.queues
 
 
 def test_what_was_taken_just_before_a_crash_is_held_after_it(cluster: Cluster) -> None:
-    away, desk = name_at(1), cluster[1]
-    desk.create(away, lease_ms=5 * SECOND_MS)
-    desk.send(b"a", b"b", queue=away)
-    taken = desk.do(c.Receive(queue=away, limit=2, wait_ms=0), commit=False)
-    desk.reopen()
+    away, driver = name_at(1), cluster[1]
+    driver.create(away, lease_ms=5 * SECOND_MS)
+    driver.send(b"a", b"b", queue=away)
+    taken = driver.do(c.Receive(queue=away, limit=2, wait_ms=0), commit=False)
+    driver.reopen()
     ack = c.Ack(queue=away, spans=spans_of(taken))
-    assert desk.do(c.HoldForWork(acks=[ack], unit=7)).count == 2
-    assert desk.counts(away) == (0, 2, 0)
+    assert driver.do(c.HoldForWork(acks=[ack], unit=7)).count == 2
+    assert driver.counts(away) == (0, 2, 0)
     with pytest.raises(WorkRefused, match="not this unit of work's any more"):
-        desk.do(c.HoldForWork(acks=[ack], unit=8))
+        driver.do(c.HoldForWork(acks=[ack], unit=8))
     cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
     assert [each.stale for each in cluster.settle()] == [0]
-    assert desk.stats(away).messages == 0
+    assert driver.stats(away).messages == 0
 
 
 def test_what_a_unit_of_work_holds_is_not_acked_by_who_was_forgotten(cluster: Cluster) -> None:
     """Its lease was the second of two that a crash has forgotten; since then, the unit of work took the message."""
-    away, desk = name_at(1), cluster[1]
-    desk.create(away)
-    desk.send(b"a", queue=away)
-    desk.reopen()
-    ack = c.Ack(queue=away, spans=spans_of(desk.receive(queue=away)))
-    desk.do(c.HoldForWork(acks=[ack], unit=7))
-    assert desk.do(c.Ack(queue=away, spans=[c.Span(0, 0, 2)])).count == 0
+    away, driver = name_at(1), cluster[1]
+    driver.create(away)
+    driver.send(b"a", queue=away)
+    driver.reopen()
+    ack = c.Ack(queue=away, spans=spans_of(driver.receive(queue=away)))
+    driver.do(c.HoldForWork(acks=[ack], unit=7))
+    assert driver.do(c.Ack(queue=away, spans=[c.Span(0, 0, 2)])).count == 0
     cluster[0].do(c.CommitWork(acks=[ack], sends=[]))
     assert [each.stale for each in cluster.settle()] == [0]
 
 
 def test_a_hold_that_runs_out_is_a_failed_delivery(cluster: Cluster) -> None:
-    desk = cluster[0]
-    desk.create("q", lease_ms=5 * SECOND_MS)
-    desk.send(b"a")
-    desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(desk.receive()))], lease_ms=20 * SECOND_MS))
-    desk.advance(19 * SECOND_MS)
-    assert desk.counts() == (0, 1, 0)
-    desk.advance(SECOND_MS)
-    assert desk.counts() == (1, 0, 0)
+    driver = cluster[0]
+    driver.create("q", lease_ms=5 * SECOND_MS)
+    driver.send(b"a")
+    driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(driver.receive()))], lease_ms=20 * SECOND_MS))
+    driver.advance(19 * SECOND_MS)
+    assert driver.counts() == (0, 1, 0)
+    driver.advance(SECOND_MS)
+    assert driver.counts() == (1, 0, 0)
 
 
 def test_a_hold_does_not_shorten_a_lease(cluster: Cluster) -> None:
-    desk = cluster[0]
-    desk.create("q", lease_ms=10 * MINUTE_MS)
-    desk.send(b"a")
-    taken = desk.receive()
-    desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(taken))], lease_ms=SECOND_MS))
-    desk.advance(9 * MINUTE_MS)
-    assert desk.counts() == (0, 1, 0)
+    driver = cluster[0]
+    driver.create("q", lease_ms=10 * MINUTE_MS)
+    driver.send(b"a")
+    taken = driver.receive()
+    driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(taken))], lease_ms=SECOND_MS))
+    driver.advance(9 * MINUTE_MS)
+    assert driver.counts() == (0, 1, 0)
 
 
 def test_what_is_not_leased_any_more_cannot_be_held(cluster: Cluster) -> None:
-    desk = cluster[0]
-    desk.create("q", lease_ms=5 * SECOND_MS)
-    desk.send(b"a", b"b")
-    taken = desk.receive(2)
+    driver = cluster[0]
+    driver.create("q", lease_ms=5 * SECOND_MS)
+    driver.send(b"a", b"b")
+    taken = driver.receive(2)
     first, second = c.Span(0, 0, 1), c.Span(1, 1, 1)
-    desk.do(c.Release(queue="q", spans=[second]))
-    deadline = [seen.deadline_ms for seen in desk.browse()]
+    driver.do(c.Release(queue="q", spans=[second]))
+    deadline = [seen.deadline_ms for seen in driver.browse()]
     with pytest.raises(WorkRefused, match="messages 1 to 1"):
-        desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=[first]), c.Ack(queue="q", spans=[second])]))
-    assert [seen.deadline_ms for seen in desk.browse()] == deadline, "nothing was done"
+        driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=[first]), c.Ack(queue="q", spans=[second])]))
+    assert [seen.deadline_ms for seen in driver.browse()] == deadline, "nothing was done"
     with pytest.raises(WorkRefused, match="taken twice"):
-        desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=[first, first])]))
+        driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=[first, first])]))
     with pytest.raises(WorkRefused):
-        desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=[c.Span(0, 0, 0)])]))
+        driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=[c.Span(0, 0, 0)])]))
     with pytest.raises(QueueNotFound):
-        desk.do(c.HoldForWork(acks=[c.Ack(queue="none", spans=spans_of(taken))]))
+        driver.do(c.HoldForWork(acks=[c.Ack(queue="none", spans=spans_of(taken))]))
 
 
 def test_an_ack_that_comes_too_late_is_counted(cluster: Cluster) -> None:
@@ -607,9 +610,9 @@ def test_an_ack_of_a_queue_that_is_gone_is_counted(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("name", ["\ud800", "no spaces", ""])
 def test_a_name_that_no_queue_can_have_is_refused_as_such(cluster: Cluster, name: str) -> None:
-    for desk in cluster.desks:
+    for driver in cluster.drivers:
         with pytest.raises(InvalidName):
-            desk.do(c.CommitWork(acks=[], sends=[c.Send(queue=name, bodies=[b"x"])]))
+            driver.do(c.CommitWork(acks=[], sends=[c.Send(queue=name, bodies=[b"x"])]))
 
 
 def test_a_router_may_say_where_things_are(cluster: Cluster) -> None:
@@ -627,16 +630,16 @@ def test_a_router_may_say_where_things_are(cluster: Cluster) -> None:
 
 
 def test_work_with_a_mark_is_done_only_from_where_the_mark_is() -> None:
-    desk = Desk()
+    driver = BrokerDriver()
     send = c.Send(queue="q", bodies=[b"x"])
-    assert desk.do(c.CommitWork(acks=[], sends=[send], mark=("m", 5), mark_after=-1))
+    assert driver.do(c.CommitWork(acks=[], sends=[send], mark=("m", 5), mark_after=-1))
     with pytest.raises(MarkMoved, match="last number of 'm' is 5") as moved:
-        desk.do(c.CommitWork(acks=[], sends=[send], mark=("m", 9), mark_after=7))
+        driver.do(c.CommitWork(acks=[], sends=[send], mark=("m", 9), mark_after=7))
     assert moved.value.number == 5
-    again = desk.do(c.CommitWork(acks=[], sends=[send], mark=("m", 5), mark_after=-1))
+    again = driver.do(c.CommitWork(acks=[], sends=[send], mark=("m", 5), mark_after=-1))
     assert again == c.AlreadyDone("m", 5)
-    desk.do(c.CommitWork(acks=[], sends=[send], mark=("m", 9), mark_after=5))
-    assert desk.stats().messages == 2
+    driver.do(c.CommitWork(acks=[], sends=[send], mark=("m", 9), mark_after=5))
+    assert driver.stats().messages == 2
 
 
 # -- what is not taken --
@@ -768,27 +771,27 @@ def test_one_shard_pays_next_to_nothing_for_there_being_others() -> None:
     """A dead letter costs the same calls in a store of one shard and in its own shard of many, but for the hash."""
 
     def cost(shards: int) -> int:
-        desk = Desk(shard=0, shards=shards, checks=False)
-        desk.create("q", max_receives=1)
-        desk.create("q.dead")
-        desk.send(b"warm")
-        desk.fail(1)
-        desk.send(b"x")
-        delivery = desk.receive()
-        return calls_of(lambda: desk.release(delivery))
+        driver = BrokerDriver(shard=0, shards=shards, checks=False)
+        driver.create("q", max_receives=1)
+        driver.create("q.dead")
+        driver.send(b"warm")
+        driver.fail(1)
+        driver.send(b"x")
+        delivery = driver.receive()
+        return calls_of(lambda: driver.release(delivery))
 
     assert cost(SHARDS) - cost(1) <= 2
 
 
 def test_an_attempt_id_does_not_bring_back_what_is_held_for_work(cluster: Cluster) -> None:
-    desk = cluster[0]
-    desk.create("q", kind="fifo", lease_ms=5 * SECOND_MS)
-    desk.send_fifo("g", b"a")
-    taken = desk.receive(attempt_id="try")
-    desk.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(taken))], lease_ms=60 * SECOND_MS))
-    assert desk.receive(attempt_id="try").count == 0
-    desk.advance(20 * SECOND_MS)
-    assert desk.counts() == (0, 1, 0), "nor does it shorten the hold"
+    driver = cluster[0]
+    driver.create("q", kind="fifo", lease_ms=5 * SECOND_MS)
+    driver.send_fifo("g", b"a")
+    taken = driver.receive(attempt_id="try")
+    driver.do(c.HoldForWork(acks=[c.Ack(queue="q", spans=spans_of(taken))], lease_ms=60 * SECOND_MS))
+    assert driver.receive(attempt_id="try").count == 0
+    driver.advance(20 * SECOND_MS)
+    assert driver.counts() == (0, 1, 0), "nor does it shorten the hold"
 
 
 # -- later builds --

@@ -31,7 +31,7 @@ class HeldShard:
         self.calls[number](SimpleNamespace(error=error, reply=None))
 
 
-class Desk:
+class ReplyRig:
     """A connection of a client that has said nothing but PUB, each in a segment of its own."""
 
     def __init__(self, publishes: int) -> None:
@@ -67,107 +67,107 @@ class Desk:
 
 
 @pytest.fixture
-def with_desk() -> Callable[[int, Callable[[Desk], None]], None]:
-    def run(publishes: int, body: Callable[[Desk], None]) -> None:
+def with_rig() -> Callable[[int, Callable[[ReplyRig], None]], None]:
+    def run(publishes: int, body: Callable[[ReplyRig], None]) -> None:
         async def main() -> None:
-            desk = Desk(publishes)
-            body(desk)
-            desk.close()
+            rig = ReplyRig(publishes)
+            body(rig)
+            rig.close()
 
         asyncio.run(main())
 
     return run
 
 
-def test_a_shard_that_is_faster_does_not_confirm_what_another_has_not_written(with_desk: Any) -> None:
-    def body(desk: Desk) -> None:
-        desk.shard.answer(1)
-        assert desk.written == b""
-        desk.shard.answer(0)
-        assert desk.written == wire.OK_FRAME * 2
-        desk.shard.answer(2)
-        assert desk.written == wire.OK_FRAME * 3
+def test_a_shard_that_is_faster_does_not_confirm_what_another_has_not_written(with_rig: Any) -> None:
+    def body(rig: ReplyRig) -> None:
+        rig.shard.answer(1)
+        assert rig.written == b""
+        rig.shard.answer(0)
+        assert rig.written == wire.OK_FRAME * 2
+        rig.shard.answer(2)
+        assert rig.written == wire.OK_FRAME * 3
 
-    with_desk(3, body)
-
-
-def test_after_a_publish_that_failed_none_is_confirmed(with_desk: Any) -> None:
-    def body(desk: Desk) -> None:
-        desk.shard.answer(2)
-        desk.shard.answer(1, StoreError("no"))
-        assert desk.written == b""
-        desk.shard.answer(0)
-        assert desk.written == wire.OK_FRAME + wire.error_frame("E_PUB_FAILED", "PUB failed no")
-        assert desk.transport.close.called
-        desk.shard.answer(3)
-        assert desk.written.count(wire.OK_FRAME) == 1
-
-    with_desk(4, body)
+    with_rig(3, body)
 
 
-def test_who_does_not_read_that_fins_are_refused_is_not_read_from_and_then_gets_every_answer(with_desk: Any) -> None:
+def test_after_a_publish_that_failed_none_is_confirmed(with_rig: Any) -> None:
+    def body(rig: ReplyRig) -> None:
+        rig.shard.answer(2)
+        rig.shard.answer(1, StoreError("no"))
+        assert rig.written == b""
+        rig.shard.answer(0)
+        assert rig.written == wire.OK_FRAME + wire.error_frame("E_PUB_FAILED", "PUB failed no")
+        assert rig.transport.close.called
+        rig.shard.answer(3)
+        assert rig.written.count(wire.OK_FRAME) == 1
+
+    with_rig(4, body)
+
+
+def test_who_does_not_read_that_fins_are_refused_is_not_read_from_and_then_gets_every_answer(with_rig: Any) -> None:
     lines, count = b"FIN 0123456789abcdef\n" * 100, 10_000
 
-    def answer_all(desk: Desk) -> None:
-        while desk.shard.calls:
-            desk.shard.calls.pop(0)(SimpleNamespace(error=StaleReceipt("it is not in flight"), reply=None))
+    def answer_all(rig: ReplyRig) -> None:
+        while rig.shard.calls:
+            rig.shard.calls.pop(0)(SimpleNamespace(error=StaleReceipt("it is not in flight"), reply=None))
 
-    def body(desk: Desk) -> None:
-        desk.connection.client.state = State.SUBSCRIBED
-        desk.connection.pause_writing()
+    def body(rig: ReplyRig) -> None:
+        rig.connection.client.state = State.SUBSCRIBED
+        rig.connection.pause_writing()
         for _ in range(count // 100):
-            desk.connection.data_received(lines)
-            answer_all(desk)
-        assert len(desk.written) < 2 * UNREAD_BYTES_MAX
-        desk.transport.pause_reading.assert_called()
-        desk.connection.resume_writing()
-        answer_all(desk)
-        assert desk.written.count(b"ID not in flight") == count
-        desk.transport.resume_reading.assert_called()
+            rig.connection.data_received(lines)
+            answer_all(rig)
+        assert len(rig.written) < 2 * UNREAD_BYTES_MAX
+        rig.transport.pause_reading.assert_called()
+        rig.connection.resume_writing()
+        answer_all(rig)
+        assert rig.written.count(b"ID not in flight") == count
+        rig.transport.resume_reading.assert_called()
 
-    with_desk(0, body)
+    with_rig(0, body)
 
 
 def test_a_publish_that_waits_for_room_has_its_own_time_and_not_what_another_has_left() -> None:
     async def main() -> None:
-        desk = Desk(0)
-        budget, others = desk.connection._endpoint.budget, desk.connection._endpoint.budget.share()
+        rig = ReplyRig(0)
+        budget, others = rig.connection._endpoint.budget, rig.connection._endpoint.budget.share()
         budget.room_timeout_s = 1.0
         length = 1024 * 1024
         for _ in range(2):
             others.hold(budget.bytes_max)
-            desk.connection.data_received(b"PUB topic\n" + length.to_bytes(4, "big"))
+            rig.connection.data_received(b"PUB topic\n" + length.to_bytes(4, "big"))
             await asyncio.sleep(0.6)
             others.let_go()
             await asyncio.sleep(0)
-            desk.connection.data_received(bytes(length))
-            desk.shard.answer(-1)
-        assert desk.written == wire.OK_FRAME * 2
+            rig.connection.data_received(bytes(length))
+            rig.shard.answer(-1)
+        assert rig.written == wire.OK_FRAME * 2
         others.hold(budget.bytes_max)
-        desk.connection.data_received(b"PUB topic\n" + length.to_bytes(4, "big"))
+        rig.connection.data_received(b"PUB topic\n" + length.to_bytes(4, "big"))
         await asyncio.sleep(1.2)
-        assert b"E_PUB_FAILED" in desk.written
-        desk.close()
+        assert b"E_PUB_FAILED" in rig.written
+        rig.close()
 
     asyncio.run(main())
 
 
 def test_very_many_commands_are_handled_in_several_turns_and_in_their_order() -> None:
     async def main() -> None:
-        desk = Desk(0)
-        desk.connection.data_received(b"".join(b"PUB topic-%d\n\x00\x00\x00\x01x" % number for number in range(1_200)))
-        assert len(desk.shard.calls) == 500
-        desk.transport.pause_reading.assert_called()
-        desk.connection.eof_received()
+        rig = ReplyRig(0)
+        rig.connection.data_received(b"".join(b"PUB topic-%d\n\x00\x00\x00\x01x" % number for number in range(1_200)))
+        assert len(rig.shard.calls) == 500
+        rig.transport.pause_reading.assert_called()
+        rig.connection.eof_received()
         await asyncio.sleep(0)
-        assert len(desk.shard.calls) == 1_000
+        assert len(rig.shard.calls) == 1_000
         await asyncio.sleep(0)
-        assert len(desk.shard.calls) == 1_200
-        assert not desk.transport.close.called
+        assert len(rig.shard.calls) == 1_200
+        assert not rig.transport.close.called
         for number in range(1_200):
-            desk.shard.answer(number)
-        assert desk.written == wire.OK_FRAME * 1_200
-        assert desk.transport.close.called
-        desk.close()
+            rig.shard.answer(number)
+        assert rig.written == wire.OK_FRAME * 1_200
+        assert rig.transport.close.called
+        rig.close()
 
     asyncio.run(main())

@@ -16,7 +16,7 @@ from penstock.core.queues.config import Kind
 from penstock.protocols.http import Exchange, Request
 from penstock.protocols.sqs.service import default_config
 from penstock.server.settings import SqsSettings
-from tests.core.driver import Desk
+from tests.core.driver import BrokerDriver
 from tests.protocols.sqs.refusals import refused
 from tests.protocols.sqs.serving import ACCOUNT, Server
 
@@ -276,14 +276,14 @@ def test_a_queue_that_is_there_all_the_time_is_on_one_page_while_others_come_and
 
 @pytest.mark.parametrize("kind", ["standard", "fifo"])
 def test_a_queue_made_by_sqs_backs_off_for_who_releases_with_an_error_and_for_nobody_else(kind: Kind) -> None:
-    desk = Desk()
-    desk.do(CreateQueue(name="q", config=default_config(kind)))
-    desk.send(b"x", groups=["g"], dedup_ids=["d"] if kind == "fifo" else None)
+    driver = BrokerDriver()
+    driver.do(CreateQueue(name="q", config=default_config(kind)))
+    driver.send(b"x", groups=["g"], dedup_ids=["d"] if kind == "fifo" else None)
     for _ in range(3):  # as SQS does it: what it says is how long it is hidden
-        desk.extend(desk.receive(1), 0)
-        desk.receive(1, lease_ms=50)
-        desk.advance(50)
-    desk.release(desk.receive(1), error="ValueError: no such order")
-    assert desk.receive(1).count == 0
-    desk.advance(5 * 60_000)
-    assert desk.receive(1).count == 1
+        driver.extend(driver.receive(1), 0)
+        driver.receive(1, lease_ms=50)
+        driver.advance(50)
+    driver.release(driver.receive(1), error="ValueError: no such order")
+    assert driver.receive(1).count == 0
+    driver.advance(5 * 60_000)
+    assert driver.receive(1).count == 1

@@ -20,7 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 from penstock.core.commands import ListQueues
 from penstock.core.storage.chunk import Chunk
 from penstock.protocols.websocket.connection import Connection
-from penstock.protocols.websocket.desk import Desk
+from penstock.protocols.websocket.dispatcher import Dispatcher
 from penstock.protocols.websocket.socket import Conversation, Flushes
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
 from penstock.server.settings import ServerSettings, Settings, WebsocketSettings
@@ -545,13 +545,13 @@ def test_a_conversation_whose_answers_are_lost_by_a_bug_ends(
     server: Server, breaking: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, other = Client(server), Client(server)
-    take_frame = Desk.take_frame
+    take_frame = Dispatcher.take_frame
 
-    def fail_once(self: Desk) -> bytes:
-        breaking.setattr(Desk, "take_frame", take_frame)
+    def fail_once(self: Dispatcher) -> bytes:
+        breaking.setattr(Dispatcher, "take_frame", take_frame)
         raise ValueError("there is a bug")
 
-    breaking.setattr(Desk, "take_frame", fail_once)
+    breaking.setattr(Dispatcher, "take_frame", fail_once)
     client.socket.send(pack([[1, ["QueueStats", "orders"]]]))
     assert client.closed() == (1011, "the server has failed to answer: connect again")
     with pytest.raises(LookupError, match="QueueNotFound"):

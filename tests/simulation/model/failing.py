@@ -1,4 +1,4 @@
-"""The failure ladder: what becomes of a message whose delivery has failed."""
+"""The redelivery policy: what becomes of a message whose delivery has failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Failing(Ground):
     """Rules of failed deliveries."""
 
     def _fail(self, queue: Queue, channel: Channel, copy: Copy, delay_ms: int | None, error: str) -> None:
-        """The failure ladder."""
+        """The redelivery policy."""
         config = queue.config
         session = self.sessions.get(copy.session)
         name = session.name if session else ""

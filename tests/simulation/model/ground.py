@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.core import errors as e
-from penstock.core.delivery.settlement import ACKED_KEPT
+from penstock.core.delivery.acknowledgement import ACKED_KEPT
 from penstock.core.delivery.states import State
 from penstock.core.queues.config import QueueConfig
 from tests.simulation.model.state import Channel, Copy, Place, Queue, Redrive, Session, Waiter

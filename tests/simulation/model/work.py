@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from penstock.core import commands as c
 from penstock.core import errors as e
+from tests.simulation.model.acknowledging import Acknowledging
 from tests.simulation.model.sending import Sending
-from tests.simulation.model.settling import Settling
 from tests.simulation.model.state import Copy
 from tests.simulation.model.verdict import Outcome, demand
 
 
-class Work(Settling, Sending):
+class Work(Acknowledging, Sending):
     """Rules of units of work."""
 
     def _accept_CommitWork(self, command: c.CommitWork, outcome: Outcome) -> None:

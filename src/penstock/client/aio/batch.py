@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
+from penstock.client.acknowledging import check_settled
 from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.message import AsyncMessage, error_text, messages_of
 from penstock.client.content import RunView
-from penstock.client.settling import check_settled
 from penstock.client.times import Seconds, lease_length_ms, length_ms
 from penstock.core.commands import Ack, Delivery, Extend, GiveBack, Release, Span
 from penstock.core.errors import InvalidRequest, PenstockError

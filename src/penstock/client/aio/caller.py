@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.client.identity import Identity
-from penstock.client.listening import Hearer
+from penstock.client.listening import PushTarget
 from penstock.core.commands import Command, Damage
 
 
@@ -79,6 +79,8 @@ class AsyncTelling(Protocol):
 class AsyncStreaming(Protocol):
     """A caller that may be able to hand on messages without being asked for them."""
 
-    def open_stream(self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> AsyncStream | None:
+    def open_stream(
+        self, queue: str, channel: str, lease_ms: int | None, push_target: PushTarget
+    ) -> AsyncStream | None:
         """A stream which has to be topped up; None if messages have to be asked for at the moment."""
         ...

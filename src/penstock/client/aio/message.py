@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from penstock.client.acknowledging import check_settled
 from penstock.client.aio.caller import AsyncCaller
 from penstock.client.content import Content, FailedAttempt
-from penstock.client.settling import check_settled
 from penstock.client.times import Seconds, lease_length_ms, length_ms, seconds
 from penstock.core.commands import Ack, Delivery, Extend, Release, Run, Span
 from penstock.core.errors import PenstockError

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Unpack, overload
 
+from penstock.client.acknowledging import check_settled
 from penstock.client.aio.batch import AsyncBatch
 from penstock.client.aio.caller import AsyncCaller
 from penstock.client.aio.message import AsyncMessage, messages_of
@@ -13,7 +14,6 @@ from penstock.client.bodies import Body, encode_bodies, encode_body
 from penstock.client.content import PeekedMessage, Record, RecordList, SentMessage, SentMessages, record_list
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import changes_of
-from penstock.client.settling import check_settled
 from penstock.client.times import Moment, Seconds, lease_length_ms, length_ms, moment_ms
 from penstock.core.commands import (
     MAIN,

@@ -20,7 +20,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from penstock.client.identity import Identity
-from penstock.client.listening import Hearer
+from penstock.client.listening import PushTarget
 from penstock.client.remote.address import Address, Options, TransportName
 from penstock.client.remote.caller import RemoteCaller
 from penstock.client.remote.link import UNWRITABLE, unwritable
@@ -206,16 +206,18 @@ class ThreadedCaller:
         finally:
             del error  # its traceback leads here
 
-    def open_stream(self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> ThreadedStream | None:
+    def open_stream(
+        self, queue: str, channel: str, lease_ms: int | None, push_target: PushTarget
+    ) -> ThreadedStream | None:
         """Messages as they become ready; None where they have to be asked for."""
         self._check_process()
-        stream = self._background.run(self._open_stream(queue, channel, lease_ms, hearer))
+        stream = self._background.run(self._open_stream(queue, channel, lease_ms, push_target))
         return None if stream is None else ThreadedStream(stream, self._background)
 
     async def _open_stream(
-        self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer
+        self, queue: str, channel: str, lease_ms: int | None, push_target: PushTarget
     ) -> Stream | RoutedStream | None:
-        return self._remote.open_stream(queue, channel, lease_ms, hearer)
+        return self._remote.open_stream(queue, channel, lease_ms, push_target)
 
     def _take(self) -> None:
         """In the loop: take everything that threads have brought."""

@@ -25,12 +25,12 @@ from typing import Any
 
 import msgspec
 
-from penstock.client.listening import Hearer
+from penstock.client.listening import PushTarget
 from penstock.client.remote import polling, websocket
 from penstock.client.remote.address import TRANSPORTS, Address, Options, TransportName
 from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.link import Link, UpgradeRefused
-from penstock.client.remote.prefetch import Prefetcher, settling_parts
+from penstock.client.remote.prefetch import Prefetcher, acknowledging_parts
 from penstock.client.remote.request import (
     Outstanding,
     Pages,
@@ -203,11 +203,11 @@ class RemoteCaller:
 
     # -- streams --
 
-    def open_stream(self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> Stream | None:
+    def open_stream(self, queue: str, channel: str, lease_ms: int | None, push_target: PushTarget) -> Stream | None:
         """Messages as they become ready; None where they have to be asked for, or a prefetcher has them already."""
         if self._closed or not self.can_push or self._options.credit(queue):
             return None
-        stream = Stream(self, queue, channel, lease_ms, hearer)
+        stream = Stream(self, queue, channel, lease_ms, push_target)
         self._streams.append(stream)
         return stream
 
@@ -372,7 +372,7 @@ class RemoteCaller:
 
     def _note_settled(self, command: Command) -> None:
         """Messages that are settled need no heartbeat."""
-        for part in settling_parts(command):
+        for part in acknowledging_parts(command):
             if isinstance(part, Ack | Release | GiveBack | Extend):
                 prefetcher = self._prefetchers.get((part.queue, part.channel))
                 if prefetcher is not None:

@@ -432,7 +432,7 @@ class Prefetcher:
         return sent
 
 
-def settling_parts(command: Command) -> list[Command]:
+def acknowledging_parts(command: Command) -> list[Command]:
     """The commands in a command that settle messages."""
     return list(command.acks) if isinstance(command, CommitWork) else [command]
 

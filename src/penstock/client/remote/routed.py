@@ -40,7 +40,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.client.listening import Hearer
+from penstock.client.listening import PushTarget
 from penstock.client.remote.address import Address, Options, TransportName
 from penstock.client.remote.caller import RemoteCaller, resolve
 from penstock.client.remote.http import HttpConnection
@@ -292,16 +292,16 @@ class RoutedCaller:
             member.flush()
 
     def open_stream(
-        self, queue: str, channel: str, lease_ms: int | None, hearer: Hearer
+        self, queue: str, channel: str, lease_ms: int | None, push_target: PushTarget
     ) -> Stream | RoutedStream | None:
         """Messages as they become ready; None where they have to be asked for."""
         if self._closed or self._options.credit(queue):
-            return self._home.open_stream(queue, channel, lease_ms, hearer)
+            return self._home.open_stream(queue, channel, lease_ms, push_target)
         lane = self._lane(queue)
         if lane.version != self._version:
             self._arrange(lane)
-        inner = lane.caller.open_stream(queue, channel, lease_ms, hearer)
-        return None if inner is None else RoutedStream(lane, inner, channel, lease_ms, hearer)
+        inner = lane.caller.open_stream(queue, channel, lease_ms, push_target)
+        return None if inner is None else RoutedStream(lane, inner, channel, lease_ms, push_target)
 
     async def sleep(self, seconds: float) -> None:
         """Let some time pass."""
@@ -688,7 +688,7 @@ class RoutedCaller:
 
     async def _refresh(self) -> None:
         """Ask one node after the other for the map, until one tells."""
-        for address in self._informants():
+        for address in self._map_sources():
             try:
                 found = await fetch_partitions(address, self._options)
             except NotSent as error:
@@ -700,7 +700,7 @@ class RoutedCaller:
             self._unreachable.clear()
             self._open_another()
 
-    def _informants(self) -> list[Address]:
+    def _map_sources(self) -> list[Address]:
         known = [] if self._partitions is None else self._partitions.addresses(is_tls=self._home.address.is_tls)
         linked = [address for address, member in self._members.items() if member.is_linked]
         return list(dict.fromkeys([*linked, *known, self._home.address]))

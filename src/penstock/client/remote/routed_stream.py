@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from penstock.client.listening import Hearer
+from penstock.client.listening import PushTarget
 from penstock.client.remote.stream import Stream
 from penstock.core.errors import NotSent
 
@@ -20,13 +20,13 @@ class RoutedStream:
     else the same room would be given away twice. What was pushed before stays leased: the old connection stands.
     """
 
-    def __init__(self, lane: Lane, inner: Stream, channel: str, lease_ms: int | None, hearer: Hearer) -> None:
+    def __init__(self, lane: Lane, inner: Stream, channel: str, lease_ms: int | None, push_target: PushTarget) -> None:
         self._lane = lane
         self._inner = inner
         self._at = lane.caller
         self._channel = channel
         self._lease_ms = lease_ms
-        self._hearer = hearer
+        self._push_target = push_target
         self._moving: asyncio.Task[None] | None = None
         self._is_closed = False
         lane.streams.append(self)
@@ -63,18 +63,18 @@ class RoutedStream:
         else:
             self._inner.drop()
             self._start()
-            self._hearer.ask()
+            self._push_target.ask()
 
     async def _move(self) -> None:
         await self._inner.close()
         if not self._is_closed:
             self._start()
         self._moving = None
-        self._hearer.ask()
+        self._push_target.ask()
 
     def _start(self) -> None:
         self._at = self._lane.caller
-        stream = self._at.open_stream(self._lane.name, self._channel, self._lease_ms, self._hearer)
+        stream = self._at.open_stream(self._lane.name, self._channel, self._lease_ms, self._push_target)
         if stream is None:  # it cannot push: the listener has to ask
             self._is_closed = True
             self._forget()

@@ -18,7 +18,7 @@ import asyncio
 from functools import partial
 from typing import Any, Protocol
 
-from penstock.client.listening import Hearer
+from penstock.client.listening import PushTarget
 from penstock.client.remote.request import Outstanding, Settle
 from penstock.core.commands import Command, Delivery
 from penstock.core.errors import NotSent, PenstockError
@@ -64,12 +64,14 @@ class Carrier(Protocol):
 class Stream:
     """One push, for one listener."""
 
-    def __init__(self, carrier: Carrier, queue: str, channel: str, lease_ms: int | None, hearer: Hearer) -> None:
+    def __init__(
+        self, carrier: Carrier, queue: str, channel: str, lease_ms: int | None, push_target: PushTarget
+    ) -> None:
         self._carrier = carrier
         self._queue = queue
         self._channel = channel
         self._lease_ms = lease_ms
-        self._hearer = hearer
+        self._push_target = push_target
         self._push: Outstanding | None = None
         self._is_started = False
         self._credit = 0
@@ -91,7 +93,7 @@ class Stream:
         """Let as many messages come as there is room for."""
         if self.is_over or self._stopped is not None:
             return
-        wanted = min(self._hearer.room(), self._carrier.credit_max)
+        wanted = min(self._push_target.room(), self._carrier.credit_max)
         more = wanted - self._credit
         if self._push is None:
             if wanted > 0:
@@ -121,7 +123,7 @@ class Stream:
         for run in delivery.runs:
             credit -= run.stop - run.start
         self._credit = max(0, credit)
-        if not self._hearer.take(delivery):
+        if not self._push_target.take(delivery):
             self._carrier.give_back(delivery)
 
     def ended(self, error: BaseException) -> None:
@@ -140,7 +142,7 @@ class Stream:
     def resume(self) -> None:
         """There is a link again."""
         if self._carrier.can_push:
-            self._hearer.ask()
+            self._push_target.ask()
         else:
             self._end(None)
 
@@ -164,7 +166,7 @@ class Stream:
         """Credit was given; or the push has ended, which is told separately, or the link is lost, or it never left."""
         if isinstance(error, NotSent) and push is self._push:
             self._credit = max(0, self._credit - credit)
-            self._hearer.ask()
+            self._push_target.ask()
 
     def _stop(self) -> None:
         assert self._push is not None
@@ -183,4 +185,4 @@ class Stream:
             self._carrier.withdraw(self._push)
         self._resolve()
         self._carrier.forget(self)
-        self._hearer.ask()
+        self._push_target.ask()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
+from penstock.client.acknowledging import check_settled
 from penstock.client.content import RunView
-from penstock.client.settling import check_settled
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.message import Message, error_text, messages_of
 from penstock.client.times import Seconds, lease_length_ms, length_ms

@@ -2,8 +2,8 @@
 
 How it works. One fetcher has messages pushed to it, or receives them in batches where there is nobody to push, and puts
 them into a line; workers take them from there one by one and call the handler; what handlers have done is settled, many
-at a time, by a settler (see `settler.py`), which also keeps the leases of everything in hand. So a message costs its
-handler's call and little more, and a slow commit holds up nobody.
+at a time, by an acknowledger (see `acknowledger.py`), which also keeps the leases of everything in hand. So a message
+costs its handler's call and little more, and a slow commit holds up nobody.
 
 How much is in hand. Messages that wait here cannot go to anybody else, and too few of them leave workers idle. Unless
 `prefetch` says otherwise, the fetcher aims at what the workers will do in the next half second, by what the last
@@ -33,15 +33,15 @@ from penstock.client.listening import (
 )
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import changes_of, config_of
+from penstock.client.sync.acknowledger import Acknowledger, LeaseLost, Outcome
 from penstock.client.sync.caller import Caller, Stream, Streaming
 from penstock.client.sync.message import Message, error_text, messages_of
-from penstock.client.sync.settler import LeaseLost, Outcome, Settler
 from penstock.client.sync.unit_of_work import UnitOfWork
 from penstock.client.thread_workers import (
     WAIT_SECONDS,
-    Crew,
-    Line,
     Signal,
+    WorkerPool,
+    WorkQueue,
     check_handler,
     finish_handler,
     is_cancelled,
@@ -66,11 +66,11 @@ WORKERS_MAX = 10_000
 _IN_HAND = 2_000
 """How many messages wait for a worker, or are worked on, at most, unless it is told."""
 _UNSETTLED_MAX = 2_000
-"""How many more may be leased here because their handlers have ended and their settlement is under way."""
+"""How many more may be leased here because their handlers have ended and their acknowledgement is under way."""
 _AHEAD_SECONDS = 0.5
 """How much work is fetched ahead, unless it is told."""
 _GRACE_SECONDS = 5.0
-"""How long a stop waits for the last settlement."""
+"""How long a stop waits for the last acknowledgement."""
 _LAST_WAIT_SECONDS = 0.5
 """How long a receive waits that no stop calls off, because what it brings would be gone."""
 _LOGGED_LETTERS_MAX = 500
@@ -131,15 +131,15 @@ class Listener:
         """How many handlers had ended, and how long they had taken, when that was computed."""
         self._room = Signal()
         self._stop_asked = Signal()
-        self._line: Line[Message] = Line()
+        self._work_queue: WorkQueue[Message] = WorkQueue()
         self._begun: dict[HandlerTimes, Message] = {}
         """What each worker is at."""
-        self._fetching = Crew(f"penstock-{self.name}-fetch")
-        self._working = Crew(f"penstock-{self.name}")
-        self._settling = Crew(f"penstock-{self.name}-settle")
+        self._fetching = WorkerPool(f"penstock-{self.name}-fetch")
+        self._working = WorkerPool(f"penstock-{self.name}")
+        self._acknowledging = WorkerPool(f"penstock-{self.name}-settle")
         self.metrics = ListenerMetrics(self, queue, channel, self.name)
-        self._settler = Settler(caller, queue, channel, self.metrics, self._room.set)
-        self._settler.spare_room = self._spare_room
+        self._acknowledger = Acknowledger(caller, queue, channel, self.metrics, self._room.set)
+        self._acknowledger.spare_room = self._spare_room
         self._streaming = caller if isinstance(caller, Streaming) else None
 
     def __call__(self, *arguments: Any) -> Any:
@@ -154,7 +154,7 @@ class Listener:
     @property
     def in_hand(self) -> int:
         """Messages that are leased here and not settled."""
-        return self._settler.in_hand
+        return self._acknowledger.in_hand
 
     @property
     def last_error(self) -> BaseException | None:
@@ -176,15 +176,15 @@ class Listener:
             raise InvalidRequest(f"the listener {self.name!r} is {self._state}: make another one")
         info, self._info = self._info or self._prepare(), None
         self._config = info.config
-        self._settler.order = GroupOrder() if info.config.is_fifo else None
-        self._settler.begin = self._line.put
+        self._acknowledger.order = GroupOrder() if info.config.is_fifo else None
+        self._acknowledger.begin = self._work_queue.put
         if info.config.leases_are_durable:
             self._streaming = None
             self._prefetch = self._prefetch or 0
             self._handles_all = True
-            self._settler.is_one_by_one = info.config.is_fifo
+            self._acknowledger.is_one_by_one = info.config.is_fifo
         self._state = "running"
-        self._settling.start(self._settler.run)
+        self._acknowledging.start(self._acknowledger.run)
         for _ in range(self.workers):
             self._working.start(self._work)
         self._fetching.start(self._fetch)
@@ -211,18 +211,18 @@ class Listener:
         self.request_stop()
         left_s = self._handle_what_came(timeout_s) if self._handles_all else timeout_s
         self._fetching.cancel()
-        self._settler.give_back(self._not_begun())
-        self._line.close()
+        self._acknowledger.give_back(self._not_begun())
+        self._work_queue.close()
         finished = self._working.wait(left_s)
         if not finished:
             self._abandoned = True
             self._working.cancel()
             reason = f"the listener stopped, and its handler did not end in {timeout_s} s"
-            self._settler.abandon(list(self._begun.values()), reason)
+            self._acknowledger.abandon(list(self._begun.values()), reason)
         self._fetching.wait(WAIT_SECONDS + _GRACE_SECONDS)
-        self._settler.finish()
-        if not self._settling.wait(_GRACE_SECONDS):
-            self._settling.cancel()
+        self._acknowledger.finish()
+        if not self._acknowledging.wait(_GRACE_SECONDS):
+            self._acknowledging.cancel()
         self._state = "stopped"
         return finished
 
@@ -243,7 +243,7 @@ class Listener:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         most_s = self._wait_seconds + _GRACE_SECONDS
         self._fetching.wait(most_s if timeout_s is None else min(timeout_s, most_s))
-        while self._settler.unhandled and (until is None or time.monotonic() < until):
+        while self._acknowledger.unhandled and (until is None or time.monotonic() < until):
             self._room.wait(_LOOK_SECONDS)
         with self._lock:
             self._handles_all = False
@@ -251,8 +251,8 @@ class Listener:
 
     def _not_begun(self) -> list[Message]:
         with self._lock:
-            behind = self._settler.drain()  # first: what follows somebody else goes from there into the line
-            return self._line.drain() + behind
+            behind = self._acknowledger.drain()  # first: what follows somebody else goes from there into the work queue
+            return self._work_queue.drain() + behind
 
     def _prepare(self) -> QueueInfo:
         """The queue as it is; made, and configured, if need be."""
@@ -310,19 +310,19 @@ class Listener:
             raise stream.error
 
     def room(self) -> int:
-        """How many messages may be on their way: see `Hearer`."""
+        """How many messages may be on their way: see `PushTarget`."""
         return self._room_for(self._wanted())
 
     def _room_for(self, wanted: int) -> int:
-        settler = self._settler
-        return max(0, min(wanted - settler.unhandled, wanted + _UNSETTLED_MAX - settler.in_hand))
+        acknowledger = self._acknowledger
+        return max(0, min(wanted - acknowledger.unhandled, wanted + _UNSETTLED_MAX - acknowledger.in_hand))
 
     def ask(self) -> None:
-        """The stream has something to tell: see `Hearer`."""
+        """The stream has something to tell: see `PushTarget`."""
         self._room.set()
 
     def take(self, delivery: Delivery) -> bool:
-        """Messages have come by the stream: see `Hearer`."""
+        """Messages have come by the stream: see `PushTarget`."""
         self._went_well(delivery)
         return self._begin(messages_of(self._caller, delivery))
 
@@ -337,17 +337,17 @@ class Listener:
             self._went_well(delivery)
             messages = messages_of(self._caller, delivery)
             if not self._begin(messages):
-                self._settler.give_back(messages)
+                self._acknowledger.give_back(messages)
 
     def _went_well(self, delivery: Delivery) -> None:
         self._failures, self._error = 0, None
-        self._settler.leases_last(delivery.deadline_ms - delivery.received_ms)
+        self._acknowledger.leases_last(delivery.deadline_ms - delivery.received_ms)
 
     def _receive(self, room: int) -> Delivery | None:
         command = Receive(
             queue=self._queue,
             channel=self._channel,
-            limit=1 if self._settler.is_one_by_one else room,
+            limit=1 if self._acknowledger.is_one_by_one else room,
             wait_ms=round(self._wait_seconds * 1_000),
             lease_ms=self._lease_ms,
         )
@@ -359,11 +359,11 @@ class Listener:
         return min(WAIT_SECONDS, _LAST_WAIT_SECONDS) if self._handles_all else WAIT_SECONDS
 
     def _begin(self, messages: list[Message]) -> bool:
-        """Messages have come: into the line with them. False if this is the end, and they have to go back."""
+        """Messages have come: into the work queue with them. False if this is the end, and they have to go back."""
         with self._lock:
             if self._stopping and not self._handles_all:
                 return False
-            self._line.put(self._settler.hold(messages))
+            self._work_queue.put(self._acknowledger.hold(messages))
         return True
 
     def _pause(self, error: Exception, failures: int) -> None:
@@ -384,7 +384,7 @@ class Listener:
 
     def _spare_room(self) -> int:
         """How many more messages could be in hand before it is half of what may be."""
-        return max(0, self._wanted() // 2 - self._settler.in_hand)
+        return max(0, self._wanted() // 2 - self._acknowledger.in_hand)
 
     def _wanted(self) -> int:
         """How many messages to have in hand."""
@@ -407,9 +407,9 @@ class Listener:
 
     def _work(self) -> None:
         times = self.metrics.new_worker()
-        while (message := self._line.get()) is not None:
-            if self._settler.is_gone(message):
-                self._settler.ended(Outcome(message, None, LeaseLost("its turn came too late")))
+        while (message := self._work_queue.get()) is not None:
+            if self._acknowledger.is_gone(message):
+                self._acknowledger.ended(Outcome(message, None, LeaseLost("its turn came too late")))
                 continue
             self._begun[times] = message
             started = time.perf_counter()
@@ -418,7 +418,7 @@ class Listener:
             if self._abandoned:
                 return
             del self._begun[times]
-            self._settler.ended(outcome)
+            self._acknowledger.ended(outcome)
 
     def _handle(self, message: Message) -> Outcome:
         work = None
@@ -432,7 +432,7 @@ class Listener:
             if result is not None:
                 finish_handler(self._handler, result)
         except BaseException as error:
-            if is_cancelled(error, self._settling):
+            if is_cancelled(error, self._acknowledging):
                 raise
             self._tell_of(error, message)
             return Outcome(message, work, error)

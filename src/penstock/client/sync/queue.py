@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Unpack, overload
 
+from penstock.client.acknowledging import check_settled
 from penstock.client.bodies import Body, encode_bodies, encode_body
 from penstock.client.content import (
     PeekedMessage,
@@ -17,7 +18,6 @@ from penstock.client.content import (
 )
 from penstock.client.queue_settings import QueueSettings
 from penstock.client.settings import changes_of
-from penstock.client.settling import check_settled
 from penstock.client.sync.batch import Batch
 from penstock.client.sync.caller import Caller
 from penstock.client.sync.message import Message, messages_of

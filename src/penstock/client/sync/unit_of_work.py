@@ -18,10 +18,10 @@ import time
 from types import TracebackType
 from typing import Self
 
+from penstock.client.acknowledging import merged_spans
 from penstock.client.bodies import Body, encode_body
 from penstock.client.content import SentMessage, SentMessages
 from penstock.client.puts import Puts
-from penstock.client.settling import merged_spans
 from penstock.client.sync.caller import Caller, Telling
 from penstock.client.sync.message import Message, error_text, messages_of
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms

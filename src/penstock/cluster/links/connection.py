@@ -52,7 +52,7 @@ LEFT = -1
 """The number of a call that was withdrawn before it was written."""
 
 
-class Mistrusted(ConnectionResetError):
+class PeerNotTrusted(ConnectionResetError):
     """With TLS 1.3 who shows a certificate that is not trusted hears nothing of it: the other node just goes away."""
 
 
@@ -88,8 +88,8 @@ class LinkConnection(LinkEnd[Numbered]):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Everything in flight is uncertain."""
-        if self._pulse is not None:
-            self._pulse.stop()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         self.gone.set()
         if not self.welcomed.done():
             self.welcomed.set_exception(self._unwelcome(exc))
@@ -99,7 +99,7 @@ class LinkConnection(LinkEnd[Numbered]):
     def _unwelcome(self, exc: Exception | None) -> Exception:
         is_reset = exc is None or isinstance(exc, ConnectionResetError)
         if is_reset and self._identity.tls is not None and self._greeting is None:
-            return Mistrusted("it closed the connection before its greeting")
+            return PeerNotTrusted("it closed the connection before its greeting")
         return exc or ConnectionResetError("the other node closed the connection")
 
     def pause_writing(self) -> None:
@@ -114,15 +114,15 @@ class LinkConnection(LinkEnd[Numbered]):
     # -- the introduction --
 
     def _take(self, kind: FrameKind, payload: bytes) -> None:
-        if kind is FrameKind.REPLIES and self._pulse is not None:
+        if kind is FrameKind.REPLIES and self._heartbeat is not None:
             self._take_replies(payload)
-        elif kind is FrameKind.BEAT and self._pulse is not None:
+        elif kind is FrameKind.BEAT and self._heartbeat is not None:
             pass
         elif kind is FrameKind.GREETING and self._greeting is None:
             self._introduce(payload)
-        elif kind is FrameKind.ADMISSION and self._introduction is not None and self._pulse is None:
+        elif kind is FrameKind.ADMISSION and self._introduction is not None and self._heartbeat is None:
             self._be_welcome(payload)
-        elif kind is FrameKind.REFUSAL and self._pulse is None:
+        elif kind is FrameKind.REFUSAL and self._heartbeat is None:
             raise LinkRefused(payload.decode(errors="replace"))
         else:
             raise BadFrame(f"{kind.name} does not belong here")
@@ -163,7 +163,7 @@ class LinkConnection(LinkEnd[Numbered]):
             self.welcomed.exception()
         else:
             log.error("the link to %s is cut: %s", self._link.address, error)
-        self._transport.close() if self._pulse is None else self._transport.abort()
+        self._transport.close() if self._heartbeat is None else self._transport.abort()
 
     # -- commands --
 

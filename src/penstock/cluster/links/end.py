@@ -24,7 +24,7 @@ from penstock.wire.links import HANDSHAKE_BYTES_MAX, FrameKind, FrameReader, fra
 Item = TypeVar("Item")
 
 
-class Pulse:
+class LinkHeartbeat:
     """Both ends of a link say something every so often; who says nothing is dead."""
 
     __slots__ = ("_beat", "_die", "_limits", "_loop", "_silent", "_timer", "has_spoken")
@@ -96,7 +96,7 @@ class LinkEnd(asyncio.Protocol, ABC, Generic[Item]):
         self._identity = identity
         self._limits = limits
         self._reader = FrameReader(HANDSHAKE_BYTES_MAX)
-        self._pulse: Pulse | None = None
+        self._heartbeat: LinkHeartbeat | None = None
         """None until both ends know each other."""
         self._frame_bytes_max = 0
         self._together_bytes_max = 0
@@ -113,8 +113,8 @@ class LinkEnd(asyncio.Protocol, ABC, Generic[Item]):
 
     def data_received(self, data: bytes) -> None:
         """Read what is complete."""
-        if self._pulse is not None:
-            self._pulse.heard()
+        if self._heartbeat is not None:
+            self._heartbeat.heard()
         try:
             for kind, payload in self._reader.feed(data):
                 self._take(kind, payload)
@@ -130,7 +130,7 @@ class LinkEnd(asyncio.Protocol, ABC, Generic[Item]):
         self._reader.limit_bytes = self._limits.frame_bytes_max
         self._frame_bytes_max = frame_bytes_max
         self._together_bytes_max = min(self.together_bytes_max, frame_bytes_max)
-        self._pulse = Pulse(self._limits, self._beat, self._fall_silent)
+        self._heartbeat = LinkHeartbeat(self._limits, self._beat, self._fall_silent)
 
     def _beat(self) -> None:
         self._transport.write(frame(FrameKind.BEAT))
@@ -140,7 +140,7 @@ class LinkEnd(asyncio.Protocol, ABC, Generic[Item]):
 
         With `until_paused` it ends as soon as the other node is slow to read. Returns what is left then.
         """
-        assert self._pulse is not None
+        assert self._heartbeat is not None
         parts = [items]
         while parts and not (until_paused and self.is_paused):
             part = parts.pop()
@@ -156,7 +156,7 @@ class LinkEnd(asyncio.Protocol, ABC, Generic[Item]):
             if len(payload) <= (self._together_bytes_max if can_be_split else self._frame_bytes_max):
                 try:
                     self._transport.writelines(frame_parts(self.items_kind, payload))
-                    self._pulse.has_spoken = True
+                    self._heartbeat.has_spoken = True
                 except RuntimeError:  # the transport was closed in this turn
                     pass
             elif can_be_split:

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.cluster.base import LinkBroken, Place, ShardMoved
-from penstock.cluster.links.connection import LEFT, LinkConnection, Mistrusted, end_subscription, settle
+from penstock.cluster.links.connection import LEFT, LinkConnection, PeerNotTrusted, end_subscription, settle
 from penstock.cluster.links.end import Gathered
 from penstock.cluster.links.settings import LinkIdentity, LinkLimits, require_secret, split_address
 from penstock.cluster.links.tls import greets_openly, speaks_tls
@@ -60,12 +60,12 @@ class NoSecret(PermissionError):
     """A link that leaves the machine is not even tried without a secret."""
 
 
-_MISTRUST = (ssl.SSLError, Mistrusted)
-_KNOCKS = 3
+_TRUST_ERRORS = (ssl.SSLError, PeerNotTrusted)
+_PROBES = 3
 """A node that stops goes away as well, and cannot be reached the next time."""
 
 
-def _mistrust(address: str, error: Exception) -> str:
+def _trust_problem(address: str, error: Exception) -> str:
     if isinstance(error, NoSecret):
         return str(error)
     return f"the node at {address} and this one do not trust each other ([cluster] tls_certificate, tls_ca): {error}"
@@ -85,7 +85,7 @@ class Link:
         self._missed_until_s = 0.0
         """Until when the other node waits to hear from this one again."""
         self._closed = False
-        self.elsewhere: Place | None = None
+        self.remote_calls: Place | None = None
         """Where messages go back to if the other node does not have their shard any more."""
 
     @property
@@ -138,8 +138,8 @@ class Link:
         """Messages that nobody takes are ready again; also if the other node does not have their shard any more."""
 
         def given_back(call: Call) -> None:
-            if isinstance(call.error, ShardMoved) and self.elsewhere is not None:
-                self.elsewhere.give_back(shard, delivery)
+            if isinstance(call.error, ShardMoved) and self.remote_calls is not None:
+                self.remote_calls.give_back(shard, delivery)
 
         self.submit(shard, give_back(delivery), given_back)
 
@@ -185,9 +185,9 @@ class Link:
 
     # -- connecting --
 
-    async def knock(self) -> bool:
+    async def probe(self) -> bool:
         """Connect, if the other node can be reached: whether it could. `LinkRefused` if it does not let this one in."""
-        for knocks in range(1, _KNOCKS + 1):
+        for probes in range(1, _PROBES + 1):
             connection: LinkConnection | None = None
             try:
                 async with asyncio.timeout(self.limits.handshake_s):
@@ -197,11 +197,11 @@ class Link:
                 raise LinkRefused(f"the node at {self.address} refuses this one: {refusal}") from refusal
             except NoSecret as error:
                 raise LinkRefused(str(error)) from error
-            except _MISTRUST as error:
-                if knocks == 1:
+            except _TRUST_ERRORS as error:
+                if probes == 1:
                     await self._compare_tls()
-                if knocks == _KNOCKS:
-                    raise LinkRefused(_mistrust(self.address, error)) from error
+                if probes == _PROBES:
+                    raise LinkRefused(_trust_problem(self.address, error)) from error
                 await asyncio.sleep(self.limits.backoff_max_s)
             except (OSError, TimeoutError, BadFrame):
                 if connection is not None:
@@ -232,7 +232,7 @@ class Link:
     async def _connect(self) -> None:
         """Try, as long as somebody waits, or the other node does."""
         failures = 0
-        is_mistrusted = False
+        is_reported = False
         try:
             while self._is_wanted:
                 try:
@@ -242,9 +242,9 @@ class Link:
                 except LinkRefused as refusal:
                     self._give_up(refusal)
                 except (OSError, TimeoutError, BadFrame) as error:
-                    if isinstance(error, (*_MISTRUST, NoSecret)) and not is_mistrusted:
-                        is_mistrusted = True
-                        log.error("%s", _mistrust(self.address, error))
+                    if isinstance(error, (*_TRUST_ERRORS, NoSecret)) and not is_reported:
+                        is_reported = True
+                        log.error("%s", _trust_problem(self.address, error))
                     log.debug("the node at %s cannot be reached: %s", self.address, error)
                     self._give_up_late()
                     failures += 1
@@ -293,7 +293,7 @@ class Link:
 
     def _give_up_late(self) -> None:
         """Whoever has waited long enough tries elsewhere."""
-        until_ms = self._now_ms() - round(self.limits.patience_s * 1_000)
+        until_ms = self._now_ms() - round(self.limits.retry_timeout_s * 1_000)
         waiting = self._outbox.items
         self._outbox.items = [call for call in waiting if call.parked_ms > until_ms and call.number != LEFT]
         for call in waiting:

@@ -67,7 +67,7 @@ class LinkServer:
         self.place = place
         self.identity = identity
         self.limits = limits or LinkLimits()
-        self.guests: set[_Guest] = set()
+        self.peer_links: set[_PeerLink] = set()
         self.answer: Callable[[AskNode], bytes] | None = None
         """What is told to nodes that ask this one for something about itself."""
         self.refused = 0
@@ -84,7 +84,7 @@ class LinkServer:
         """Listen at HOST:PORT (0 picks a free port), or at the path of a Unix socket. Returns the address."""
         require_secret(address, self.identity.secret)
         loop, where = asyncio.get_running_loop(), split_address(address)
-        make = partial(_Guest, self)
+        make = partial(_PeerLink, self)
         if listener is not None:
             unix = listener.family == socket.AF_UNIX
             serve = loop.create_unix_server if unix else loop.create_server
@@ -106,24 +106,25 @@ class LinkServer:
         """Take no more links, and end those that are there: their replies are written first, as far as they came."""
         if self._listener is not None:
             self._listener.close()
-        guests = list(self.guests)
-        for guest in guests:
-            guest.leave()
-        if guests:
+        peer_links = list(self.peer_links)
+        for peer_link in peer_links:
+            peer_link.leave()
+        if peer_links:
             _, late = await asyncio.wait(
-                [asyncio.create_task(guest.gone.wait()) for guest in guests], timeout=self.limits.handshake_s
+                [asyncio.create_task(peer_link.gone.wait()) for peer_link in peer_links],
+                timeout=self.limits.handshake_s,
             )
-            for guest in list(self.guests) if late else ():
-                guest.abort()
+            for peer_link in list(self.peer_links) if late else ():
+                peer_link.abort()
             for task in late:
                 await task
 
-    # -- for the guests --
+    # -- for the peers' links --
 
-    def admit(self, guest: _Guest, newcomer: Introduction) -> None:
+    def admit(self, peer_link: _PeerLink, newcomer: Introduction) -> None:
         """A node is let in. A link that it had before is over, and so is what another process of its name had open."""
         now = newcomer.node, newcomer.incarnation
-        for former in self.guests - {guest}:
+        for former in self.peer_links - {peer_link}:
             if former.process == now:
                 former.abort()
         self._present[now] = self._present.get(now, 0) + 1
@@ -182,10 +183,10 @@ class LinkServer:
 class _Subscriber:
     """A subscription of a client of the other node: what is pushed to it goes over the link."""
 
-    __slots__ = ("_deliveries", "_guest", "number", "shard")
+    __slots__ = ("_deliveries", "_peer_link", "number", "shard")
 
-    def __init__(self, guest: _Guest, number: int, shard: int) -> None:
-        self._guest = guest
+    def __init__(self, peer_link: _PeerLink, number: int, shard: int) -> None:
+        self._peer_link = peer_link
         self._deliveries: list[Delivery] = []
         self.number = number
         self.shard = shard
@@ -198,10 +199,10 @@ class _Subscriber:
         """Let everything go."""
         deliveries, self._deliveries = self._deliveries, []
         for delivery in deliveries:
-            self._guest.push(self, delivery)
+            self._peer_link.push(self, delivery)
 
 
-class _Guest(LinkEnd[Answer]):
+class _PeerLink(LinkEnd[Answer]):
     """A link of another node, at this end."""
 
     items_kind = FrameKind.REPLIES
@@ -228,15 +229,15 @@ class _Guest(LinkEnd[Answer]):
     def process(self) -> Process | None:
         """Which process of which node has this link; None if it was not let in."""
         newcomer = self._newcomer
-        return None if newcomer is None or self._pulse is None else (newcomer.node, newcomer.incarnation)
+        return None if newcomer is None or self._heartbeat is None else (newcomer.node, newcomer.incarnation)
 
     # -- the transport's --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet."""
         super().connection_made(transport)
-        self._server.guests.add(self)
-        if len(self._server.guests) > self._limits.connections_max:
+        self._server.peer_links.add(self)
+        if len(self._server.peer_links) > self._limits.connections_max:
             self._cut(OverLimit("too many links are open here"))
             return
         self._deadline = self._loop.call_later(self._limits.handshake_s, self._transport.abort)
@@ -247,11 +248,11 @@ class _Guest(LinkEnd[Answer]):
         self._is_over = True
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._pulse is not None:
-            self._pulse.stop()
-        self._server.guests.discard(self)
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self._server.peer_links.discard(self)
         self._clean_up()
-        if self._pulse is not None:
+        if self._heartbeat is not None:
             assert self._newcomer is not None
             self._server.dismiss(self._newcomer)
         self.gone.set()
@@ -259,12 +260,12 @@ class _Guest(LinkEnd[Answer]):
     def pause_writing(self) -> None:
         """The other node is slow: replies wait here, where they can be taken back, and it is not read from."""
         self.is_paused = True
-        self._mind_reading()
+        self._apply_backpressure()
 
     def resume_writing(self) -> None:
         """The other node reads again."""
         self.is_paused = False
-        self._mind_reading()
+        self._apply_backpressure()
         if self._answers.items:
             self._answers.flush_soon()
 
@@ -274,7 +275,7 @@ class _Guest(LinkEnd[Answer]):
             self._flush()
         self._transport.close()
 
-    def _mind_reading(self) -> None:
+    def _apply_backpressure(self) -> None:
         wanted = not self.is_paused and self._busy < self._limits.in_flight_max
         if wanted != self._is_reading and not self._is_over and not self._transport.is_closing():
             self._is_reading = wanted
@@ -301,12 +302,12 @@ class _Guest(LinkEnd[Answer]):
     # -- the introduction --
 
     def _take(self, kind: FrameKind, payload: bytes) -> None:
-        if kind is FrameKind.COMMANDS and self._pulse is not None:
+        if kind is FrameKind.COMMANDS and self._heartbeat is not None:
             numbered, withdrawn = decode_commands(payload)
             self._take_commands(numbered)
             for number in withdrawn:
                 self._withdraw(number)
-        elif kind is FrameKind.BEAT and self._pulse is not None:
+        elif kind is FrameKind.BEAT and self._heartbeat is not None:
             pass
         elif kind is FrameKind.INTRODUCTION and self._newcomer is None:
             self._newcomer, version = read_introduction(payload)
@@ -337,7 +338,7 @@ class _Guest(LinkEnd[Answer]):
     def _cut(self, error: PenstockError) -> None:
         self._server.refused += 1
         log.warning("a link of %s is cut: %s", "a stranger" if self._newcomer is None else self._newcomer.node, error)
-        if self._pulse is None:
+        if self._heartbeat is None:
             self._transport.write(refusal(error))
             self._transport.close()
         else:
@@ -358,7 +359,7 @@ class _Guest(LinkEnd[Answer]):
                 self._busy += 1
                 submit(shard, command, partial(self._settled, number), caller or None)
         if self._busy >= self._limits.in_flight_max:
-            self._mind_reading()
+            self._apply_backpressure()
 
     def _take_receive(self, number: int, shard: int, command: Command) -> None:
         if len(self._receives) >= self._limits.receives_max:
@@ -412,7 +413,7 @@ class _Guest(LinkEnd[Answer]):
         """A command that is no receive is done."""
         self._busy -= 1
         if not self._is_reading:
-            self._mind_reading()
+            self._apply_backpressure()
         answers = self._answers
         if call.error is None:
             answers.items.append((number, 0, call.reply, 0))

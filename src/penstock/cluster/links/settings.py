@@ -60,7 +60,7 @@ class LinkLimits(msgspec.Struct, frozen=True):
     """Receives without a reply; beyond, they are refused."""
     outbox_max: int = 200_000
     """Commands that are not written; beyond, they are refused."""
-    patience_s: float = 10.0
+    retry_timeout_s: float = 10.0
     """How long a command waits for the link to be connected."""
     handshake_s: float = 5.0
     beat_s: float = 2.0

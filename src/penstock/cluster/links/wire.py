@@ -28,7 +28,8 @@ from penstock.wire.requests import Vocabulary
 
 Numbered: TypeAlias = tuple[int, int, Any, int]
 """A command with its number on the link, its shard, and a number for who waits for its commit; 0: nobody who may be
-waited for (see `server.siblings`). In the place of one that cannot be understood, `InvalidRequest`: what is wrong with
+waited for (see `server.tasks.CommitDelay`). In the place of one that cannot be understood, `InvalidRequest`: what is
+wrong with
 it."""
 Reply: TypeAlias = tuple[int, int, Any]
 """The command's number, what came of it, and the value, packed."""

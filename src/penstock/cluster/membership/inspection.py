@@ -28,7 +28,7 @@ from penstock.store.journal.kafka_topics import made_client, said
 
 ANSWER_S = 30.0
 TOPIC_S = 4.0
-"""How long the topic's leader may take to answer, for whoever is in haste."""
+"""How long the topic's leader may take to answer, for a quick look."""
 GROUP_S = 4.0
 """How long the group's coordinator may take to answer."""
 LISTEN_S = 3.0
@@ -47,13 +47,13 @@ class NoCluster(InvalidRequest):
 class Inspection:
     """What a cluster's topic says now, and who is alive.
 
-    In haste a topic that cannot be read is not waited for: `unread` says so. Wishes are not for those in haste.
+    In a quick look a topic that cannot be read is not waited for: `unread` says so. A quick look cannot wish.
     """
 
-    def __init__(self, options: KafkaOptions, *, in_haste: bool = False) -> None:
+    def __init__(self, options: KafkaOptions, *, is_quick: bool = False) -> None:
         self._options = options
-        self._in_haste = in_haste
-        self._admin = made_client(AdminClient, self._impatient())
+        self._is_quick = is_quick
+        self._admin = made_client(AdminClient, self._quick_options())
         self.ledger = Ledger()
         self.alive: set[str] = set()
         self.silence: str | None = None
@@ -166,12 +166,12 @@ class Inspection:
 
     # -- Kafka --
 
-    def _impatient(self) -> KafkaOptions:
+    def _quick_options(self) -> KafkaOptions:
         """Options of clients that soon turn to another broker, when one stands still."""
         return dataclasses.replace(self._options, properties=quick(dict(self._options.properties), GROUP_S))
 
     def _look(self, group: GroupAsker) -> str | None:
-        """Read the topic to its end; then see who is alive. Returns why it cannot be read, if in haste."""
+        """Read the topic to its end; then see who is alive. Returns why it cannot be read, in a quick look."""
         with contextlib.suppress(GroupSilent):  # it is said when the answer is looked for
             group.ask(GROUP_S)
         topics = self._admin.list_topics(timeout=ANSWER_S).topics
@@ -180,7 +180,7 @@ class Inspection:
         try:
             consumer = self._read()
         except (KafkaException, LogUnavailable):
-            if not self._in_haste:
+            if not self._is_quick:
                 raise
             return self._do_without(topics, group)
         try:
@@ -214,11 +214,11 @@ class Inspection:
         """Who reads the topic from its start, and where it ends. A client believes in a leader that stands still for as
         long as it waits for it: another one is made, which asks who leads now."""
         partition = TopicPartition(self._options.partitions_topic, 0, _BEGINNING)
-        deadline_s = time.monotonic() + (TOPIC_S if self._in_haste else ANSWER_S)
+        deadline_s = time.monotonic() + (TOPIC_S if self._is_quick else ANSWER_S)
         while True:
             consumer = made_client(
                 Consumer,
-                self._impatient(),
+                self._quick_options(),
                 group_id=f"{self._options.prefix}.reader.{uuid.uuid4().hex}",
                 enable_auto_commit=False,
                 enable_partition_eof=True,

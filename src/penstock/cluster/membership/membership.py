@@ -206,7 +206,7 @@ class Membership:
                     "group.id": nodes_group(self._options),
                     "session.timeout.ms": session_ms,
                     "heartbeat.interval.ms": max(100, session_ms // 10),
-                    **self._patience(session_ms),
+                    **self._socket_timeouts(session_ms),
                     "max.poll.interval.ms": max(round(POLL_INTERVAL_S_MIN * 1_000), 2 * session_ms),
                     "partition.assignment.strategy": "cooperative-sticky",
                     "enable.auto.commit": False,
@@ -222,7 +222,7 @@ class Membership:
         )
         return group
 
-    def _patience(self, answer_ms: int) -> dict[str, int]:
+    def _socket_timeouts(self, answer_ms: int) -> dict[str, int]:
         """How long a coordinator that stands still is believed in, unless the properties say it."""
         names = ("socket.timeout.ms", "socket.connection.setup.timeout.ms")
         return {name: answer_ms for name in names if name not in self._options.properties}

@@ -1,6 +1,6 @@
 """The shards of this node: opened when the controller says so, served, and given up in order.
 
-Each shard that this node shall own has a *tenure*, one for each epoch and never a second one in the same:
+Each shard that this node shall own has an `OwnedShard`, one for each epoch and never a second one in the same:
 
     wait      until the former owner has released the shard, if it is alive; not for ever
     open      in a thread: fence the former owner, catch up with the log, write the claim (`Claim`)
@@ -71,7 +71,7 @@ class Host(Protocol):
         ...
 
 
-class Tenure:
+class OwnedShard:
     """One shard, for one epoch."""
 
     def __init__(self, shard: int, epoch: int) -> None:
@@ -126,7 +126,7 @@ class Ownership:
         self._proof_s = proof_s
         self._on_served = on_served
         self._loop = asyncio.get_running_loop()
-        self._tenures: dict[int, Tenure] = {}
+        self._owned_shards: dict[int, OwnedShard] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: dict[int, int] = {}
         """The last epoch of each shard that was this node's, and is over."""
@@ -137,46 +137,46 @@ class Ownership:
         self._stopping = False
 
     @property
-    def tenures(self) -> Mapping[int, Tenure]:
+    def owned_shards(self) -> Mapping[int, OwnedShard]:
         """The shards that are this node's, or on their way here or away."""
-        return self._tenures
+        return self._owned_shards
 
     def look(self) -> None:
-        """The ledger has changed: begin and end tenures."""
+        """The ledger has changed: take and give up shards."""
         news, self._news = self._news, asyncio.Event()
         news.set()
         for shard, decided in self._ledger.shards.items():
             is_ours = self._ledger.owner_of(shard) == self._node and not self._stopping
-            tenure = self._tenures.get(shard)
-            if tenure is None:
+            owned_shard = self._owned_shards.get(shard)
+            if owned_shard is None:
                 if is_ours and decided.epoch > self._over.get(shard, 0):
                     self._begin(shard, decided.epoch)
-            elif not is_ours or decided.epoch != tenure.epoch:
-                tenure.end()
+            elif not is_ours or decided.epoch != owned_shard.epoch:
+                owned_shard.end()
         self._repeat()
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until there is no shard left here; False if that takes too long."""
         deadline_s = self._loop.time() + timeout_s
-        while self._tenures and self._loop.time() < deadline_s:
+        while self._owned_shards and self._loop.time() < deadline_s:
             news = self._news
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(news.wait(), min(1.0, max(0.0, deadline_s - self._loop.time())))
-        return not self._tenures
+        return not self._owned_shards
 
     async def close(self) -> None:
         """Give up every shard, in writing."""
         self._stopping = True
-        for tenure in self._tenures.values():
-            tenure.end("the node stops")
+        for owned_shard in self._owned_shards.values():
+            owned_shard.end("the node stops")
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    # -- a tenure --
+    # -- an owned shard --
 
     def _begin(self, shard: int, epoch: int) -> None:
-        tenure = self._tenures[shard] = Tenure(shard, epoch)
-        task = self._loop.create_task(self._live(tenure), name=f"shard {shard}, epoch {epoch}")
+        owned_shard = self._owned_shards[shard] = OwnedShard(shard, epoch)
+        task = self._loop.create_task(self._live(owned_shard), name=f"shard {shard}, epoch {epoch}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -185,120 +185,127 @@ class Ownership:
         if not task.cancelled() and task.exception() is not None:
             log.error("a shard's tenure ended with a bug", exc_info=task.exception())
 
-    async def _live(self, tenure: Tenure) -> None:
+    async def _live(self, owned_shard: OwnedShard) -> None:
         try:
-            await self._await_release(tenure)
-            await self._open(tenure)
-            if not tenure.is_ending.is_set():
-                self._serve(tenure)
-                await tenure.is_ending.wait()
+            await self._await_release(owned_shard)
+            await self._open(owned_shard)
+            if not owned_shard.is_ending.is_set():
+                self._serve(owned_shard)
+                await owned_shard.is_ending.wait()
         except Exception as error:
-            log.warning("shard %d could not be kept in epoch %d: %s", tenure.shard, tenure.epoch, error)
-            tenure.reason = tenure.reason or f"{type(error).__name__}: {error}"
+            log.warning("shard %d could not be kept in epoch %d: %s", owned_shard.shard, owned_shard.epoch, error)
+            owned_shard.reason = owned_shard.reason or f"{type(error).__name__}: {error}"
         finally:
-            await self._release(tenure)
+            await self._release(owned_shard)
 
-    async def _await_release(self, tenure: Tenure) -> None:
+    async def _await_release(self, owned_shard: OwnedShard) -> None:
         """The former owner may have calls in flight: let it answer them before it is fenced."""
         deadline_s = self._loop.time() + self._handover_s
-        while not tenure.is_ending.is_set():
-            decided, server = self._ledger.shards[tenure.shard], self._ledger.server_of(tenure.shard)
+        while not owned_shard.is_ending.is_set():
+            decided, server = self._ledger.shards[owned_shard.shard], self._ledger.server_of(owned_shard.shard)
             left_s = deadline_s - self._loop.time()
             if not decided.after or server != decided.after or left_s <= 0:
                 return
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), left_s)
 
-    async def _open(self, tenure: Tenure) -> None:
+    async def _open(self, owned_shard: OwnedShard) -> None:
         async with self._openings:
-            if tenure.is_ending.is_set():
+            if owned_shard.is_ending.is_set():
                 return
-            shard = await asyncio.to_thread(self._open_shard, tenure)
-        tenure.served = AsyncShard(shard, commit_in_thread=True)
-        assert tenure.claimed is not None
-        if not tenure.claimed.is_clean:
-            left_s = tenure.claimed.fenced_s + self._proof_s * CLOCK_MARGIN - steady_s()
-            log.info("shard %d was not released in writing: it is served in %.1f s", tenure.shard, max(0.0, left_s))
-            tenure.claimed.is_alone = not await tenure.ends_within(max(0.0, left_s))
+            shard = await asyncio.to_thread(self._open_shard, owned_shard)
+        owned_shard.served = AsyncShard(shard, commit_in_thread=True)
+        assert owned_shard.claimed is not None
+        if not owned_shard.claimed.is_clean:
+            left_s = owned_shard.claimed.fenced_s + self._proof_s * CLOCK_MARGIN - steady_s()
+            log.info(
+                "shard %d was not released in writing: it is served in %.1f s", owned_shard.shard, max(0.0, left_s)
+            )
+            owned_shard.claimed.is_alone = not await owned_shard.ends_within(max(0.0, left_s))
 
-    def _open_shard(self, tenure: Tenure) -> Shard:
+    def _open_shard(self, owned_shard: OwnedShard) -> Shard:
         """In a thread of its own."""
         cluster = self._ledger.cluster
         assert cluster is not None
-        store = self._open_store(tenure.shard)
+        store = self._open_store(owned_shard.shard)
         try:
-            tenure.claimed = ClaimedStore(store, self._node, tenure.epoch)
+            owned_shard.claimed = ClaimedStore(store, self._node, owned_shard.epoch)
         except BaseException:
             store.close()
             raise
-        claimed = tenure.claimed
-        tenure.proof = Proof(
-            lambda: ShardMoved(tenure.shard), lambda error: self._lost(tenure, error), seconds=self._proof_s
+        claimed = owned_shard.claimed
+        owned_shard.proof = Proof(
+            lambda: ShardMoved(owned_shard.shard), lambda error: self._lost(owned_shard, error), seconds=self._proof_s
         )
-        tenure.proof.renewed(claimed.began_s)
+        owned_shard.proof.renewed(claimed.began_s)
         return Shard(
             lambda: claimed,
             self._clock,
             lambda: cluster.entropy,
-            tenure.shard,
+            owned_shard.shard,
             cluster.shards,
-            proof=tenure.proof,
+            proof=owned_shard.proof,
             lazy_commit_ms=LAZY_COMMIT_MS,
             was_handed_over=claimed.is_clean,
         )
 
-    def _lost(self, tenure: Tenure, error: Exception) -> None:
+    def _lost(self, owned_shard: OwnedShard, error: Exception) -> None:
         """In any thread: a commit has failed."""
-        self._loop.call_soon_threadsafe(tenure.end, f"{type(error).__name__}: {error}")
+        self._loop.call_soon_threadsafe(owned_shard.end, f"{type(error).__name__}: {error}")
 
-    def _serve(self, tenure: Tenure) -> None:
-        assert tenure.served is not None
-        self._on_served(tenure.served.shard)
-        self._host.add(tenure.shard, tenure.served)
+    def _serve(self, owned_shard: OwnedShard) -> None:
+        assert owned_shard.served is not None
+        self._on_served(owned_shard.served.shard)
+        self._host.add(owned_shard.shard, owned_shard.served)
         if self.submit is not None:
-            tenure.forwarder = Forwarder(tenure.served, self.submit)
-            tenure.forwarder.start()
-        self._failures.pop(tenure.shard, None)
-        self._publish_serving(tenure)
-        log.info("shard %d is served here, in epoch %d", tenure.shard, tenure.epoch)
+            owned_shard.forwarder = Forwarder(owned_shard.served, self.submit)
+            owned_shard.forwarder.start()
+        self._failures.pop(owned_shard.shard, None)
+        self._publish_serving(owned_shard)
+        log.info("shard %d is served here, in epoch %d", owned_shard.shard, owned_shard.epoch)
 
-    def _publish_serving(self, tenure: Tenure) -> None:
-        tenure.published_s = self._loop.time()
-        record = ServingRecord(node=self._node, epoch=tenure.epoch, since_ms=self._clock.now_ms())
-        self._publish(f"serving/{tenure.shard}", record)
+    def _publish_serving(self, owned_shard: OwnedShard) -> None:
+        owned_shard.published_s = self._loop.time()
+        record = ServingRecord(node=self._node, epoch=owned_shard.epoch, since_ms=self._clock.now_ms())
+        self._publish(f"serving/{owned_shard.shard}", record)
 
-    async def _release(self, tenure: Tenure) -> None:
-        if tenure.reason and not self._stopping:
-            log.warning("shard %d is given up: %s", tenure.shard, tenure.reason)
+    async def _release(self, owned_shard: OwnedShard) -> None:
+        if owned_shard.reason and not self._stopping:
+            log.warning("shard %d is given up: %s", owned_shard.shard, owned_shard.reason)
         try:
-            if tenure.forwarder is not None:
-                await tenure.forwarder.stop()
-            if tenure.shard in self._host.served:
-                await self._host.release(tenure.shard)
-            elif tenure.served is not None:
-                await tenure.served.close(ShardMoved(tenure.shard))
+            if owned_shard.forwarder is not None:
+                await owned_shard.forwarder.stop()
+            if owned_shard.shard in self._host.served:
+                await self._host.release(owned_shard.shard)
+            elif owned_shard.served is not None:
+                await owned_shard.served.close(ShardMoved(owned_shard.shard))
         except Exception as error:
-            log.warning("shard %d was not released in order; its next owner waits: %s", tenure.shard, error)
-        if tenure.reason and not self._stopping:
-            failures = self._failures[tenure.shard] = self._failures[tenure.shard] + 1
+            log.warning("shard %d was not released in order; its next owner waits: %s", owned_shard.shard, error)
+        if owned_shard.reason and not self._stopping:
+            failures = self._failures[owned_shard.shard] = self._failures[owned_shard.shard] + 1
             if failures > 1:  # the first time, whatever was wrong may be over
                 await asyncio.sleep(backoff(failures, PAUSE_S, PAUSE_S_MAX))
-        self._over[tenure.shard] = tenure.epoch
+        self._over[owned_shard.shard] = owned_shard.epoch
         self._publish(
-            f"released/{tenure.shard}", ReleasedRecord(node=self._node, epoch=tenure.epoch, reason=tenure.reason)
+            f"released/{owned_shard.shard}",
+            ReleasedRecord(node=self._node, epoch=owned_shard.epoch, reason=owned_shard.reason),
         )
-        del self._tenures[tenure.shard]
-        log.info("shard %d is no longer served here", tenure.shard)
+        del self._owned_shards[owned_shard.shard]
+        log.info("shard %d is no longer served here", owned_shard.shard)
         self.look()
 
     def _repeat(self) -> None:
         """A former owner that was late may have written over what we have said: say it again."""
         now_s = self._loop.time()
-        for tenure in self._tenures.values():
-            if tenure.published_s and now_s - tenure.published_s > REPEAT_S and not tenure.is_ending.is_set():
-                serving = self._ledger.serving.get(tenure.shard)
-                if serving is None or (serving.node, serving.epoch) != (self._node, tenure.epoch):
-                    self._publish_serving(tenure)
+        for owned_shard in self._owned_shards.values():
+            if (
+                owned_shard.published_s
+                and now_s - owned_shard.published_s > REPEAT_S
+                and not owned_shard.is_ending.is_set()
+            ):
+                serving = self._ledger.serving.get(owned_shard.shard)
+                if serving is None or (serving.node, serving.epoch) != (self._node, owned_shard.epoch):
+                    self._publish_serving(owned_shard)
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ waits in all of them; with an at-most policy, in which a message that is handed 
 
 Settling. Each partition gets what it has of the messages. A sequence number says its partition, and so do spans and
 receipts. What a connection settles by sequence numbers goes to the partitions at once, in the order in which it comes
-(`parts_of`, `Settlement`); the rest is done by coroutines.
+(`parts_of`, `Acknowledgement`); the rest is done by coroutines.
 """
 
 from __future__ import annotations
@@ -300,15 +300,17 @@ class SplitMessages:
     async def settle_sequences(self, command: Sequences, split: SplitQueue) -> Settled:
         """By sequence numbers, if that could not be done at once."""
         asked = []
-        is_settling = not isinstance(command, ExtendSequences)
+        is_acknowledging = not isinstance(command, ExtendSequences)
         for place, part in _by_partition(command, len(split.shards)):
-            asked.append(self._settle_held(split, place, part) if is_settling else self._queues.ask(split, place, part))
+            asked.append(
+                self._settle_held(split, place, part) if is_acknowledging else self._queues.ask(split, place, part)
+            )
         return merge_settled(await all_of(asked))
 
     async def _settle_held(self, split: SplitQueue, place: int, command: Sequences) -> Settled:
         """Settle messages of one partition that a session holds: there is room for others then."""
         subscriptions = self._router.subscriptions
-        parts = subscriptions.settling(command.session, split.shards[place])
+        parts = subscriptions.acknowledging(command.session, split.shards[place])
         count = 0
         try:
             settled: Settled = await self._queues.ask(split, place, command)
@@ -318,7 +320,7 @@ class SplitMessages:
         return settled
 
 
-class Settlement:
+class Acknowledgement:
     """Puts together what several partitions reply to a command that settles messages."""
 
     def __init__(self, call: Routed, parts: int, finish: Callable[[Routed], None]) -> None:

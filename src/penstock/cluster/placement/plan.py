@@ -115,9 +115,9 @@ class _Table:
         placed: dict[int, str] = {}
         for shard in sorted(orphans, key=lambda orphan: -orphan.load):
             wished = self._wishes.get(shard.number, "")
-            takers = self._takers() or list(self._loads)
-            others = [name for name in takers if name != shard.failed_at]
-            target = wished if self._takes(wished) else self._quietest(others or takers)
+            candidates = self._candidates() or list(self._loads)
+            others = [name for name in candidates if name != shard.failed_at]
+            target = wished if self._takes(wished) else self._quietest(others or candidates)
             if target is not None:
                 placed[shard.number] = target
                 self._loads[target] += shard.load
@@ -133,7 +133,7 @@ class _Table:
 
     def drained(self) -> dict[int, str]:
         """The first shard of a draining node, if somebody can take it."""
-        target = self._quietest(self._takers())
+        target = self._quietest(self._candidates())
         if target is not None:
             for number, owner in self._owners.items():
                 if self._members[owner].is_draining:
@@ -142,12 +142,12 @@ class _Table:
 
     def balanced(self, now_s: float, cool_down_s: float) -> dict[int, str]:
         """A shard from the busiest node to the quietest, if that is worth it and it is time."""
-        takers = self._takers()
+        candidates = self._candidates()
         newest_s = max((shard.moved_s for shard in self._shards), default=float("-inf"))
-        if len(takers) < 2 or now_s - newest_s < cool_down_s:
+        if len(candidates) < 2 or now_s - newest_s < cool_down_s:
             return {}
-        quietest = min(takers, key=self._loads.__getitem__)
-        busiest = max(takers, key=self._loads.__getitem__)
+        quietest = min(candidates, key=self._loads.__getitem__)
+        busiest = max(candidates, key=self._loads.__getitem__)
         most, gap = self._loads[busiest], self._loads[busiest] - self._loads[quietest]
         if most <= RATIO * self._loads[quietest]:
             return {}
@@ -172,7 +172,7 @@ class _Table:
     def _takes(self, name: str) -> bool:
         return name in self._members and not self._members[name].is_draining
 
-    def _takers(self) -> list[str]:
+    def _candidates(self) -> list[str]:
         return [name for name in self._loads if self._takes(name)]
 
     def _quietest(self, names: list[str]) -> str | None:

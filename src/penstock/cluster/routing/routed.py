@@ -13,7 +13,7 @@ from penstock.server.shard import Call
 from penstock.server.tasks import AsyncShard, CallbackCall
 
 
-class Settler(Protocol):
+class FailureHandler(Protocol):
     """Who looks at calls that did not just succeed."""
 
     def settled(self, call: Routed) -> None:
@@ -65,7 +65,7 @@ class Routed(CallbackCall):
     )
 
     def __init__(
-        self, command: Command, on_settled: Callable[[Call], None], router: Settler, caller: object = None
+        self, command: Command, on_settled: Callable[[Call], None], router: FailureHandler, caller: object = None
     ) -> None:
         super().__init__(command, on_settled)
         self.router = router

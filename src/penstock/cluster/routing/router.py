@@ -4,15 +4,16 @@ How it works. A command says what it is about (`core/traits.py`). If that is a q
 partition in a shard of this process, and mostly it is or the load would better be elsewhere, the command goes into the
 shard right there: the router's call is the shard's call. The other ways begin here, too:
 
-    spread.py          a command about one queue: to its shard, straight to one of its partitions, or to several;
+    scatter_gather.py  a command about one queue: to its shard, straight to one of its partitions, or to several;
                        what concerns several shards: coroutines ask them, and put the replies together
     elsewhere.py       a shard of another node, or one that has moved
     sessions.py        what is about sessions, and commands that name one
     subscriptions.py   subscriptions, and their credit
 
 And they end here. If the command was not done, because the shard has moved (`ShardMoved`), it is tried again for
-`PATIENCE_S`. When nobody knows whether it was done (`LinkBroken`), it is sent again only if that is harmless, or if it
-is named (`once`). What administers queues and sessions, and has no name when it leaves for another node, gets one here.
+`RETRY_TIMEOUT_S`. When nobody knows whether it was done (`LinkBroken`), it is sent again only if that is harmless, or
+if it is named (`once`). What administers queues and sessions, and has no name when it leaves for another node, gets one
+here.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from penstock.cluster.base import ClusterMap, ClusterMaps, LinkBroken, Place, ShardMoved, ShardUnserved
 from penstock.cluster.catalog import Catalog, meta_of
-from penstock.cluster.routing.elsewhere import Elsewhere
 from penstock.cluster.routing.placement import home_of, merge_stats, tally_of
+from penstock.cluster.routing.remote_calls import RemoteCalls
 from penstock.cluster.routing.routed import Routed, ignore
+from penstock.cluster.routing.scatter_gather import QueueCalls, ScatterGather
 from penstock.cluster.routing.sessions import OF_A_SESSION, RoutedSessions, SessionCalls
-from penstock.cluster.routing.spread import QueueCalls, Spread
 from penstock.cluster.routing.subscriptions import Subscriptions
 from penstock.core.commands import (
     CatalogEvent,
@@ -93,7 +94,7 @@ class ShardEvents:
         self._heard: dict[int, AsyncShard] = {}
         """The shards whose events we hear."""
 
-    def mind(self) -> None:
+    def follow_shards(self) -> None:
         """Hear of what happens in the shards that are here now; those that came or went bring or take their queues."""
         for shard, served in list(self._heard.items()):
             if self._served.get(shard) is not served:
@@ -134,7 +135,7 @@ class ShardEvents:
                 log.exception("a listener failed")
 
 
-PATIENCE_S = 15.0
+RETRY_TIMEOUT_S = 15.0
 """How long a command is tried again while nobody serves its shard."""
 
 
@@ -179,7 +180,7 @@ class Router:
         entropy: bytes,
         clock: Clock,
         *,
-        patience_s: float = PATIENCE_S,
+        retry_timeout_s: float = RETRY_TIMEOUT_S,
         sessions: RoutedSessions | None = None,
     ) -> None:
         self.shards = shards
@@ -190,9 +191,9 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._sessions = RoutedSessions(random.getrandbits(32)) if sessions is None else sessions
         self._catalog = Catalog(self._served, shards, meta_of(entropy), self._sessions)
-        self.elsewhere = Elsewhere(self, remote, maps, patience_s)
+        self.remote_calls = RemoteCalls(self, remote, maps, retry_timeout_s)
         self.session_calls = SessionCalls(self)
-        self.spread = Spread(self)
+        self.scatter_gather = ScatterGather(self)
         self.subscriptions = Subscriptions(self)
         self._catalog.holdings = self.subscriptions
         self.queue_calls = QueueCalls(self)
@@ -211,7 +212,7 @@ class Router:
         self._closing = False
         self._owners = maps.current().owners
         maps.on_change(self._map_changed)
-        self._events.mind()
+        self._events.follow_shards()
 
     # -- for front ends --
 
@@ -253,8 +254,8 @@ class Router:
             call.whole = command  # if it has several partitions when the send gets there, it is refused
         call.shard = shard
         call.served = served
-        elsewhere = self.elsewhere
-        if elsewhere.lines and elsewhere.has_to_wait(call, None):
+        remote_calls = self.remote_calls
+        if remote_calls.lines and remote_calls.has_to_wait(call, None):
             self.dispatch(call, shard)
             return call
         if kind in OF_A_SESSION and command.session and not self.session_calls.localise(call, command):  # type: ignore[attr-defined]
@@ -265,7 +266,7 @@ class Router:
             self.fail_soon(call, error)
         return call
 
-    def hurry(self) -> bool:
+    def step_now(self) -> bool:
         """Nothing does here: which shard a message has come to is known later."""
         return False
 
@@ -287,7 +288,7 @@ class Router:
         call.is_over = True
         call.is_noted = False  # whoever has it gives back what it got: a second time would take it from the next
         self.pending.discard(call)
-        timer = self.elsewhere.displaced.pop(call, None)
+        timer = self.remote_calls.displaced.pop(call, None)
         if timer is not None:
             timer.cancel()
         elif call.task is not None:
@@ -426,8 +427,8 @@ class Router:
         if self._closing:
             return
         self._closing = True
-        lines = self.elsewhere.end_lines()
-        for call in [*self.elsewhere.displaced, *self.pending, *self.queue_calls.asking(), *lines]:
+        lines = self.remote_calls.end_waiting()
+        for call in [*self.remote_calls.displaced, *self.pending, *self.queue_calls.asking(), *lines]:
             self._end_wait(call)
         await self._host.close()
 
@@ -447,8 +448,8 @@ class Router:
 
     def _map_changed(self, changed: ClusterMap) -> None:
         if not self._closing:
-            self._events.mind()
-            self.elsewhere.map_changed(changed)
+            self._events.follow_shards()
+            self.remote_calls.map_changed(changed)
             owners, self._owners = self._owners, changed.owners
             moved = [shard for shard, owner in enumerate(changed.owners) if owner and owner != owners[shard]]
             self.session_calls.shards_moved([shard for shard in moved if shard not in self._served])
@@ -464,7 +465,7 @@ class Router:
         elif home is Home.SUBSCRIPTION:
             self.subscriptions.start(call)
         else:
-            self.run(call, self.spread.do(call.command))
+            self.run(call, self.scatter_gather.do(call.command))
 
     def run(self, call: Routed, work: Coroutine[Any, Any, Any]) -> None:
         """Have a coroutine answer a call."""
@@ -506,11 +507,11 @@ class Router:
         command = call.command
         if command.__class__ in OF_A_SESSION and not self.session_calls.localise(call, command):
             return
-        elsewhere = self.elsewhere
+        remote_calls = self.remote_calls
         if command.__class__ is Receive:
             call.since_ms = call.since_ms or self._clock.now_ms()
-        elif elsewhere.lines and elsewhere.has_to_wait(call, elsewhere.target(shard)):
-            elsewhere.join_line(call)
+        elif remote_calls.lines and remote_calls.has_to_wait(call, remote_calls.target(shard)):
+            remote_calls.wait_for_shard(call)
             return
         self.go(call, shard)
 
@@ -530,7 +531,7 @@ class Router:
             return
         if call.command.once is None and call.command.traits.is_named_by_nodes:
             self._name(call)
-        self.elsewhere.go(call, shard)
+        self.remote_calls.go(call, shard)
 
     def _name(self, call: Routed) -> None:
         """Have a call done once, so that it can be sent again when nobody knows whether it was done."""
@@ -561,8 +562,8 @@ class Router:
         """A call has come back, with an error, or with something to be noted."""
         self.pending.discard(call)
         error = call.error
-        if self.elsewhere.lines and not (error is not None and self._is_worth_repeating(call, error)):
-            self.elsewhere.open_line(call)
+        if self.remote_calls.lines and not (error is not None and self._is_worth_repeating(call, error)):
+            self.remote_calls.release_waiting(call)
         if call.is_over:
             self.give_back(call.reply)
             return
@@ -574,7 +575,7 @@ class Router:
                 self.finish(call)
                 return
             if self._is_worth_repeating(call, error):
-                self.elsewhere.displace(call)
+                self.remote_calls.displace(call)
                 return
             if isinstance(error, SessionNotFound) and call.session and self.session_calls.reopen(call):
                 return

@@ -27,7 +27,7 @@ from penstock.core.commands import (
 )
 from penstock.core.errors import InvalidRequest, PenstockError, SessionNotFound
 from penstock.core.traits import Home
-from penstock.server.ending import AGAIN_S, is_worth_repeating
+from penstock.server.session_end import AGAIN_S, is_worth_repeating
 from penstock.server.shard import ShardClosed
 
 if TYPE_CHECKING:

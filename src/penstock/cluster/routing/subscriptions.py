@@ -76,6 +76,7 @@ class Part:
     """A subscription in one shard: its ticket there."""
 
     __slots__ = (
+        "acknowledging",
         "changes",
         "credit",
         "delivered_s",
@@ -84,7 +85,6 @@ class Part:
         "in_doubt",
         "number",
         "pushed",
-        "settling",
         "shard",
         "subscription",
         "told",
@@ -108,7 +108,7 @@ class Part:
         self.in_doubt = False
         """It has handed out more than there was room for. Perhaps leases have run out: the shard has to say what is
         held before it hands out more; else the same would come again and again."""
-        self.settling = 0
+        self.acknowledging = 0
         """How many commands are on their way that settle some of it, or give back what was not passed on."""
         self.delivered_s = 0.0
         self.deliveries: list[Delivery] = []
@@ -257,7 +257,7 @@ class Subscriptions:
                 looks += 1
                 if looks == LOOKS_MAX:
                     raise
-            is_split = len((await self._router.spread.queues.split_of(command.queue)).shards) > 1
+            is_split = len((await self._router.scatter_gather.queues.split_of(command.queue)).shards) > 1
 
     async def _subscribe_to(self, command: Subscribe, is_split: bool) -> Subscribed:
         """Subscribe to a queue as it is known; `QueueReplaced` if it is another one by now."""
@@ -266,7 +266,7 @@ class Subscriptions:
         shards = [home_of(command.queue, self._router.shards)]
         split: SplitQueue | None = None
         if is_split:
-            split = await self._router.spread.queues.channel_of(command.queue, command.channel)
+            split = await self._router.scatter_gather.queues.channel_of(command.queue, command.channel)
             shards, subscription.channel_id = split.shards, split.channels.get(command.channel, 0)
             subscription.queue_id = split.queue_id
             subscription.can_give_back = command.in_flight and len(shards) > 1 and not split.config.leases_are_durable
@@ -282,7 +282,7 @@ class Subscriptions:
         except BaseException:
             self.end(subscription)
             raise
-        self._mind_rotation(subscription)
+        self._schedule_rotation(subscription)
         return Subscribed(subscription.number)
 
     async def _subscribe_part(self, subscription: Subscription, part: Part, split: SplitQueue | None = None) -> None:
@@ -294,7 +294,7 @@ class Subscriptions:
         if split is None:
             reply = await self._router.ask(part.shard, command)
         else:
-            reply = await self._router.spread.queues.ask(split, split.shards.index(part.shard), command)
+            reply = await self._router.scatter_gather.queues.ask(split, split.shards.index(part.shard), command)
         part.number, part.told = reply.subscription, given
         if subscription.is_over:
             await self._router.ask(part.shard, CancelWait(ticket=part))
@@ -350,7 +350,7 @@ class Subscriptions:
             for part in subscription.parts:  # every one has to hear of it
                 part.told = None
         await self._share_out(subscription)
-        self._mind_rotation(subscription)
+        self._schedule_rotation(subscription)
 
     async def _share_out(self, subscription: Subscription) -> None:
         """Take back first, then give: so that it is never more than there is."""
@@ -404,12 +404,12 @@ class Subscriptions:
             place = parts.index(part)
             held[place] -= delivery.count
             part.in_doubt = True
-            part.settling += 1
+            part.acknowledging += 1
             part.count(-delivery.count)
             self._spawn(self._return(subscription, part, delivery))
         if not is_fitting or sum(held) == subscription.credit:
             self._take_back(subscription, held)
-        self._mind_rotation(subscription)
+        self._schedule_rotation(subscription)
         return is_fitting
 
     async def _return(self, subscription: Subscription, part: Part, delivery: Delivery) -> None:
@@ -419,10 +419,10 @@ class Subscriptions:
         except PenstockError:
             pass  # the shard moves: nobody holds it there
         finally:
-            part.settling -= 1
+            part.acknowledging -= 1
             part.changes += 1
         was_in_doubt = part.in_doubt
-        if was_in_doubt and not part.settling:
+        if was_in_doubt and not part.acknowledging:
             await self._set_quietly(subscription, part)
             if not part.in_doubt:
                 self._take_back(subscription, [self._held(subscription, each) for each in subscription.parts])
@@ -478,28 +478,28 @@ class Subscriptions:
             if isinstance(error, SessionNotFound) and (subscription.is_over or part.number != command.subscription):
                 return False  # whoever subscribes anew says what the credit is
             raise
-        is_certain = part.changes == changes and not part.settling
+        is_certain = part.changes == changes and not part.acknowledging
         if is_certain:
             part.held = min(part.held, held)
             part.in_doubt = False
         return is_certain
 
-    def settling(self, session: int, shard: int) -> list[Part]:
+    def acknowledging(self, session: int, shard: int) -> list[Part]:
         """Messages that a session may hold in a shard are about to be settled: the parts to tell `settled` of."""
         found = [part for each in self._split.get(session, ()) for part in each.parts if part.shard == shard]
         for part in found:
-            part.settling += 1
+            part.acknowledging += 1
         return found
 
     @staticmethod
     def settled(parts: list[Part], count: int) -> None:
         """So many messages were settled."""
         for part in parts:
-            part.settling -= 1
+            part.acknowledging -= 1
             part.count(-count)
             part.subscription.has_settled = part.subscription.has_settled or count > 0
 
-    def _mind_rotation(self, subscription: Subscription) -> None:
+    def _schedule_rotation(self, subscription: Subscription) -> None:
         """Look at the shares again, soon, while a partition has no credit left, or none at all."""
         if subscription.rotation is not None or subscription.is_over or len(subscription.parts) == 1:
             return
@@ -524,7 +524,7 @@ class Subscriptions:
         except PenstockError:
             pass  # a part is on its way elsewhere
         finally:
-            self._mind_rotation(subscription)
+            self._schedule_rotation(subscription)
 
     async def _cancel(self, command: CancelWait) -> None:
         subscription = self._by_ticket.get(command.ticket)

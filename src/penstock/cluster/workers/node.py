@@ -1,8 +1,8 @@
-"""One of the processes of `penstock serve --workers N`: a node with one shard, and its siblings behind Unix sockets.
+"""One of the processes of `penstock serve --workers N`: a node with one shard, and the others behind Unix sockets.
 
 The map never changes: worker i has shard i, in `data/shard-<i>`. A worker serves when all of them do.
 
-A stop is in step with the siblings', since each may be asked by the others until the last of their requests is
+A stop is in step with the other workers', since each may be asked by the others until the last of their requests is
 answered: when a worker has answered its own, it says so to its parent, and closes its shard when the parent says that
 all have.
 """
@@ -108,11 +108,11 @@ def labelled(families: Iterable[Metric], worker: int) -> list[Metric]:
 
 log = logging.getLogger("penstock.worker")
 
-LOCK_PATIENCE_S = 15.0
+LOCK_TIMEOUT_S = 15.0
 """How long a worker waits for the one before it to let go of the shard."""
-SIBLING_PAUSE_S = 0.05
-LINK_PATIENCE_S = 60.0
-"""How long commands wait for a sibling that is being started again."""
+WORKER_POLL_S = 0.05
+LINK_RETRY_TIMEOUT_S = 60.0
+"""How long commands wait for another worker that is being started again."""
 METRICS_S_MAX = 2.0
 """How long a worker waits for another one's metrics."""
 SOCKET_PATH_MAX = 100
@@ -202,7 +202,7 @@ class WorkerNode(Node):
         self._router: Router
 
     async def _open_shards(self) -> Shards:
-        """Open this worker's shard, and wait for the siblings to have opened theirs."""
+        """Open this worker's shard, and wait for the other workers to have opened theirs."""
         try:
             return await self._open_all()
         except BaseException:
@@ -231,7 +231,7 @@ class WorkerNode(Node):
         names = [worker_name(each) for each in range(self._workers)]
         nodes = {name: NodeAddress(directory.address(each)) for each, name in enumerate(names)}
         maps = StaticMaps(ClusterMap(1, names[self._index], tuple(names), nodes))
-        limits = LinkLimits(patience_s=LINK_PATIENCE_S)
+        limits = LinkLimits(retry_timeout_s=LINK_RETRY_TIMEOUT_S)
         for name in names:
             if name != names[self._index]:
                 self._links[name] = Link(nodes[name].link, self._identity, limits)
@@ -286,13 +286,13 @@ class WorkerNode(Node):
         for number in range(self._workers):
             link = self._links.get(worker_name(number))
             while link is not None and not await _serves(link, number):
-                await asyncio.sleep(SIBLING_PAUSE_S)
+                await asyncio.sleep(WORKER_POLL_S)
 
     async def _close_links(self) -> None:
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
     async def stop(self) -> None:
-        """Stop as any node does, then leave the siblings."""
+        """Stop as any node does, then leave the other workers."""
         try:
             await super().stop()
         finally:
@@ -304,14 +304,14 @@ class WorkerNode(Node):
         At first the worker before this one may still be at it.
         """
         directory = shard_directory(Path(self._settings.server.data), self._index)
-        deadline_s = time.monotonic() + (0 if self._opened_once else LOCK_PATIENCE_S)
+        deadline_s = time.monotonic() + (0 if self._opened_once else LOCK_TIMEOUT_S)
         while True:
             try:
                 self._store = open_store(directory)
             except StoreLocked:
                 if time.monotonic() > deadline_s:
                     raise
-                time.sleep(SIBLING_PAUSE_S)
+                time.sleep(WORKER_POLL_S)
             else:
                 self._opened_once = True
                 return self._store
@@ -330,10 +330,10 @@ class WorkerNode(Node):
 
 
 class _Router(Router):
-    """Knows of the siblings, which serve the same address.
+    """Knows of the other workers, which serve the same address.
 
     A client's next connection may end at another worker, where its session is not known: so a session's number says
-    whose it is, and its commands go there. It closes when the siblings are ready for it.
+    whose it is, and its commands go there. It closes when the other workers are ready for it.
     """
 
     def __init__(
@@ -367,14 +367,14 @@ class _Router(Router):
             super().withdraw(call)
 
     def partitions_for(self, name: str) -> int:
-        """How many partitions a queue needs for every node to have one: the siblings are one node, at one address."""
+        """How many partitions a queue needs for every node to have one: all workers are one node."""
         return 1
 
     def _owner_of(self, session: int) -> Link:
         return self._links[worker_name(session % self.shards)]
 
     async def close(self) -> None:
-        """Wait until no sibling has anything to ask, then close."""
+        """Wait until no other worker has anything to ask, then close."""
         await self._all_settled()
         await super().close()
 
@@ -386,7 +386,7 @@ async def _ask(link: Link, shard: int, command: Command) -> Call:
 
 
 async def _serves(link: Link, shard: int) -> bool:
-    """Whether a sibling has opened its shard."""
+    """Whether another worker has opened its shard."""
     call = await _ask(link, shard, Tick())
     if isinstance(call.error, ShardMoved | LinkBroken):
         return False

@@ -37,10 +37,10 @@ from penstock.core.errors import PenstockError
 from penstock.server.node import Ready
 from penstock.server.settings import InvalidSettings, Settings
 from penstock.store.cache_directory import refuse_cache, refuse_incomplete
+from penstock.store.file_modes import DIRECTORY_MODE
 from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
 from penstock.store.memory import MEMORY
-from penstock.store.private import DIRECTORY_MODE
 
 log = logging.getLogger("penstock.workers")
 
@@ -280,7 +280,7 @@ class Workers:
         self._count = settings.server.workers
         self._opened = contextlib.ExitStack()
         self._shared: list[SharedPort] = []
-        self._tending: list[asyncio.Task[None]] = []
+        self._supervisors: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self.workers: list[Worker] = []
 
@@ -313,7 +313,7 @@ class Workers:
         for worker in self.workers:
             await self._launch(worker)
         await self._all_ready()
-        self._tending = [asyncio.create_task(self._tend(worker)) for worker in self.workers]
+        self._supervisors = [asyncio.create_task(self._supervise(worker)) for worker in self.workers]
         first = self.workers[0].ready
         assert first is not None
         return Ready(self._version, os.getpid(), server.data, first.listening)
@@ -348,7 +348,7 @@ class Workers:
         for worker in self.workers:
             await worker.is_ready.wait()
 
-    async def _tend(self, worker: Worker) -> None:
+    async def _supervise(self, worker: Worker) -> None:
         """Start a worker again whenever it dies."""
         loop, failures = asyncio.get_running_loop(), 0
         while True:
@@ -388,7 +388,7 @@ class Workers:
                 await asyncio.wait(late)
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)
-        await asyncio.gather(*self._tending, return_exceptions=True)
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
         self._opened.close()
 
     async def _close_in_step(self, running: list[Worker]) -> None:

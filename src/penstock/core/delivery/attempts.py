@@ -24,7 +24,7 @@ class Attempts:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.queue = channel.queue
-        self.shelf = channel.shelf
+        self.write_buffer = channel.write_buffer
         self.windows = channel.windows
         self.known: dict[str, AttemptRecord] = {}
 
@@ -46,7 +46,7 @@ class Attempts:
             latest_ms = int(window.columns.received_ms[rows].min()) + LEASE_MS_MAX
             deadline_ms = min(deadline_ms, latest_ms)
             window.columns.extend(rows, min(now_ms + lease_ms, latest_ms))
-            self.shelf.touch(window, entry)
+            self.write_buffer.touch(window, entry)
             self.channel.watch(window, min(now_ms + lease_ms, latest_ms))
             runs.append(self._run(window, entry, first, stop))
         return runs, deadline_ms
@@ -55,7 +55,7 @@ class Attempts:
         """Remember what a receive with an attempt id was given."""
         record = AttemptRecord([span for run in runs for span in run.spans()], expires_ms)
         self.known[attempt_id] = record
-        self.shelf.changes.put_record(self._key(attempt_id), msgspec.msgpack.encode(record))
+        self.write_buffer.changes.put_record(self._key(attempt_id), msgspec.msgpack.encode(record))
         self.queue.broker.schedule(expires_ms, "attempt", self.channel, attempt_id)
 
     def expire(self, attempt_id: str, now_ms: int) -> None:
@@ -73,7 +73,7 @@ class Attempts:
     def forget(self, attempt_id: str) -> None:
         """An attempt id is over."""
         del self.known[attempt_id]
-        self.shelf.changes.delete_record(self._key(attempt_id))
+        self.write_buffer.changes.delete_record(self._key(attempt_id))
 
     def _key(self, attempt_id: str) -> bytes:
         return keys.record(keys.Kind.ATTEMPT, self.queue.id, self.channel.id.to_bytes(4, "big") + attempt_id.encode())
@@ -90,7 +90,7 @@ class Attempts:
 
     def _run(self, window: Window, entry: Entry, first: int, stop: int) -> Run:
         rows = window.rows(entry, first, stop)
-        return self.channel.handout.run_of_rows(
+        return self.channel.dispatch.run_of_rows(
             window, entry, rows, self.channel.load(entry), entry.failures_of(first, stop - 1)
         )
 

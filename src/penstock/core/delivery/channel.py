@@ -1,8 +1,9 @@
 """A channel: one reader's progress over a queue.
 
 For each lane that the channel can see there is a `Window`; for each lane that it walks in order there is also a
-`Cursor`. What a channel does has its own rooms: `Handout` leases messages, `Settlement` takes what receivers say of
-them, `Ladder` decides what becomes of those that fail. Here is what they share: lanes, time, and the stored form.
+`Cursor`. What a channel does has its own rooms: `Dispatch` leases messages, `Acknowledgement` takes what receivers say
+of them, `Redelivery` decides what becomes of those that fail. Here is what they share: lanes, time, and the stored
+form.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.commands import ChannelStats, Failure, Run
+from penstock.core.delivery.acknowledgement import Acknowledgement
 from penstock.core.delivery.attempts import Attempts
 from penstock.core.delivery.columns import DELAYED, HELD_FROM, LEASED, READY
 from penstock.core.delivery.cursor import UPCOMING_MAX, Cursor
-from penstock.core.delivery.demand import Line, Waiter
+from penstock.core.delivery.demand import Waiter, WaitQueue
+from penstock.core.delivery.dispatch import Dispatch
 from penstock.core.delivery.groups import FifoIndex
-from penstock.core.delivery.handout import Handout
-from penstock.core.delivery.ladder import HORIZON_MS, LEASE_EXPIRED, Ladder
-from penstock.core.delivery.settlement import Settlement
+from penstock.core.delivery.redelivery import HORIZON_MS, LEASE_EXPIRED, Redelivery
 from penstock.core.delivery.states import Event, State, after
 from penstock.core.delivery.window import Entry, Window
 from penstock.core.errors import ChunkDamaged
@@ -51,7 +52,7 @@ class Channel:
 
     def __init__(self, queue: Queue, channel_id: int, name: str, start: int) -> None:
         self.queue = queue
-        self.shelf = queue.broker.shelf
+        self.write_buffer = queue.broker.write_buffer
         self.id = channel_id
         self.name = name
         self.paused = False
@@ -74,13 +75,13 @@ class Channel:
         self._counted_dead = 0
         self.windows: dict[int, Window] = {}
         self.cursors: dict[int, Cursor] = {}
-        self.line = Line()
+        self.wait_queue = WaitQueue()
         self.subscribers: dict[int, Waiter] = {}
         """Session -> its subscription, of those with a limit on what is in flight."""
         self.scheduled_ms: int | None = None
-        self.handout = Handout(self)
-        self.settlement = Settlement(self)
-        self.ladder = Ladder(self)
+        self.dispatch = Dispatch(self)
+        self.acknowledgement = Acknowledgement(self)
+        self.redelivery = Redelivery(self)
         self.attempts = Attempts(self)
         self._record_key = keys.channel_record(queue.id, channel_id)
         self._encoded_name = name.encode()
@@ -89,7 +90,7 @@ class Channel:
     @property
     def fifo(self) -> FifoIndex | None:
         """The index of groups, while a FIFO channel has one."""
-        return self.handout.fifo
+        return self.dispatch.fifo
 
     # -- counts --
 
@@ -145,7 +146,7 @@ class Channel:
             dead=self.dead,
             paused=self.paused,
             oldest_ms=self._oldest_ms(),
-            waiting_receivers=len(self.line),
+            waiting_receivers=len(self.wait_queue),
             expired=self.expired,
         )
 
@@ -161,7 +162,7 @@ class Channel:
         times = [entry.sent_ms for window in self.windows.values() for entry in window.entries.values()]
         for lane, cursor in self.cursors.items():
             if cursor.ahead:
-                times += [key.aged_ms for key in self.handout.upcoming(lane, cursor, 1)]
+                times += [key.aged_ms for key in self.dispatch.upcoming(lane, cursor, 1)]
         return min([*times, *self.queue.far_sent_ms(self)], default=None)
 
     # -- lanes --
@@ -177,7 +178,7 @@ class Channel:
         window = self.windows.get(lane)
         if window is None:
             window = self.windows[lane] = Window(self.queue.id, self.id, lane)
-            self.handout.plan()
+            self.dispatch.plan()
         return window
 
     def is_done_with(self, lane: int, base: int) -> bool:
@@ -196,8 +197,8 @@ class Channel:
         if cursor is None:
             window = self.window(key.lane)
             entry = window.add(key, chunk.sent_ms)
-            self.shelf.touch(window, entry)
-            self.handout.offer(window, entry, chunk, now_ms)
+            self.write_buffer.touch(window, entry)
+            self.dispatch.offer(window, entry, chunk, now_ms)
             return
         cursor.ahead += key.messages
         if cursor.caught_up:
@@ -205,12 +206,12 @@ class Channel:
             cursor.caught_up = len(cursor.upcoming) < UPCOMING_MAX
         self._dirty[self] = None
         if self.queue.is_fifo:
-            self.handout.look_ahead_fifo(now_ms, announced_only=True)
+            self.dispatch.look_ahead_fifo(now_ms, announced_only=True)
 
     def load(self, entry: Entry) -> Chunk:
         """An entry's chunk; a damaged one is quarantined, and the error says so."""
         try:
-            return self.shelf.load(entry.key)
+            return self.write_buffer.load(entry.key)
         except ChunkDamaged as damage:
             raise self.queue.quarantine(entry.key, damage) from None
 
@@ -218,14 +219,14 @@ class Channel:
         """Messages are done, and uncounted: mark them, and let the chunk go when they were the last of it."""
         entry.left -= stop - first
         self.touch()
-        if self.line:  # there is room in flight again, and a group may be free
+        if self.wait_queue:  # there is room in flight again, and a group may be free
             self.queue.broker.woke(self)
         if entry.left or not entry.is_whole:
             window.columns.settle(window.rows(entry, first, stop))
         else:
             entry.state = _ACKED[entry.state]
         if entry.left:
-            self.shelf.touch(window, entry)
+            self.write_buffer.touch(window, entry)
             return
         self._remove(window, entry)
         self.queue.let_go(entry.key)
@@ -238,15 +239,15 @@ class Channel:
             entry.left = 0
         window.remove_whole(entries)
         self.touch()
-        if self.line.waiters:
+        if self.wait_queue.waiters:
             self.queue.broker.woke(self)
         for entry in entries:
-            self.shelf.forget(entry)
+            self.write_buffer.forget(entry)
             self.queue.let_go(entry.key)
 
     def _remove(self, window: Window, entry: Entry) -> None:
         window.remove(entry)
-        self.shelf.forget(entry)
+        self.write_buffer.forget(entry)
 
     # -- what sessions hold --
 
@@ -255,14 +256,14 @@ class Channel:
         waiter = self.subscribers.get(session)
         if waiter is not None:
             waiter.hold(sum(run.stop - run.start for run in runs))
-            self.line_up(waiter)
+            self.update_wait(waiter)
 
     def freed(self, session: int, count: int) -> None:
         """A session holds so many messages less: if that limits what it is pushed, it may be pushed more."""
         waiter = self.subscribers.get(session) if self.subscribers else None
         if waiter is not None and count:
             waiter.hold(-count)
-            self.line_up(waiter)
+            self.update_wait(waiter)
 
     def freed_rows(self, window: Window, entry: Entry, first: int, stop: int) -> None:
         """Some messages are about to be leased no more, whoever holds them."""
@@ -286,13 +287,13 @@ class Channel:
             count += sum(entry.count for entry in whole if entry.state == LEASED and entry.holder == session)
         return count
 
-    def line_up(self, waiter: Waiter) -> None:
+    def update_wait(self, waiter: Waiter) -> None:
         """Somebody waits while it may be given something, and only then."""
         if waiter.is_open:
-            self.line.join_once(waiter)
+            self.wait_queue.join_once(waiter)
             self.queue.broker.woke(self)
         else:
-            self.line.leave(waiter)
+            self.wait_queue.leave(waiter)
 
     # -- time --
 
@@ -309,7 +310,7 @@ class Channel:
             if len(expired):
                 self.expired += len(expired)
                 delay_ms = None if self.queue.config.expired_wait else 0
-                self.ladder.fail(window, expired, now_ms, delay_ms, LEASE_EXPIRED)
+                self.redelivery.fail(window, expired, now_ms, delay_ms, LEASE_EXPIRED)
             window.earliest_ms = window.next_deadline()
         self._watch_all()
 
@@ -326,7 +327,7 @@ class Channel:
             window.columns.make_due(at)
             window.delayed -= stop - first
             window.ready += stop - first
-            self.shelf.touch(window, entry)
+            self.write_buffer.touch(window, entry)
             if self.fifo is not None:
                 for sequence in range(first, stop):
                     self.fifo.come_due(sequence)
@@ -345,17 +346,17 @@ class Channel:
             held = window.columns.held_by(session)
             if len(held):
                 count += len(held)
-                self.ladder.fail(window, held, now_ms, delay_ms, error)
+                self.redelivery.fail(window, held, now_ms, delay_ms, error)
         return count
 
-    def disown(self, session: int) -> None:
+    def detach_session(self, session: int) -> None:
         """What a session holds here is nobody's from now on, and leased for as long as it was."""
         for window in self.windows.values():
             window.spread_held(session)
             held = window.columns.held_by(session)
             for entry, first, stop in window.entry_runs(held):
                 window.columns.holder[entry.rows_of(first, stop)] = 0
-                self.shelf.touch(window, entry)
+                self.write_buffer.touch(window, entry)
 
     def watch(self, window: Window, deadline_ms: int) -> None:
         """Something in a window ends, or comes due, at this time: be called then."""
@@ -402,7 +403,7 @@ class Channel:
         window.uncount(entry, entry.base, entry.stop)
         entry.left = 0
         self._remove(window, entry)
-        self.handout.reset_indexes()
+        self.dispatch.reset_indexes()
         self.touch()
         self.queue.broker.woke(self)
 
@@ -411,7 +412,7 @@ class Channel:
         cursor = self.cursors.get(lane)
         window = self.window(lane)
         while cursor is not None and cursor.sequence <= sequence:
-            if self.handout.enter_next(window, cursor, now_ms) is None:
+            if self.dispatch.enter_next(window, cursor, now_ms) is None:
                 return False
         entry = window.find(sequence)
         if entry is None:
@@ -423,7 +424,7 @@ class Channel:
         if self.fifo is not None:
             self.fifo.settle(sequence)
         elif self.queue.is_fair:
-            self.handout.reset_indexes()
+            self.dispatch.reset_indexes()
         self.finish(window, entry, sequence, sequence + 1)
         return True
 
@@ -447,7 +448,7 @@ class Channel:
             cursor.restart(self.start, 0)
         for attempt_id in list(self.attempts.known):
             self.attempts.forget(attempt_id)
-        self.handout.reset_indexes()
+        self.dispatch.reset_indexes()
         self.touch()
         return count
 
@@ -479,8 +480,8 @@ class Channel:
             parts.append(_FAR.pack(lane, order, count))
         parts.append(_TURN_AND_SAVED.pack(self.owes_fresh, self.queue.broker.now_ms))
         if self.queue.is_fifo:
-            parts.append(self.settlement.lately.encode())
-        self.shelf.changes.records[self._record_key] = b"".join(parts)
+            parts.append(self.acknowledgement.lately.encode())
+        self.write_buffer.changes.records[self._record_key] = b"".join(parts)
 
     @classmethod
     def restore(cls, queue: Queue, channel_id: int, data: bytes) -> Channel:
@@ -500,7 +501,7 @@ class Channel:
         channel.far_behind = {(lane, order): count for lane, order, count in _FAR.iter_unpack(far)}
         if len(data) > turn_at:
             channel.owes_fresh, channel.saved_ms = _TURN_AND_SAVED.unpack_from(data, turn_at)
-            channel.settlement.lately.restore(data[turn_at + _TURN_AND_SAVED.size :])
+            channel.acknowledgement.lately.restore(data[turn_at + _TURN_AND_SAVED.size :])
         return channel
 
     def restore_entry(self, lane: int, base: int, data: bytes) -> None:
@@ -517,7 +518,7 @@ class Channel:
             self.queue.bring_near_ahead(self, now_ms)
         for window in self.windows.values():
             for entry in window.set_clock_back(now_ms):
-                self.shelf.touch(window, entry)
+                self.write_buffer.touch(window, entry)
             window.earliest_ms = window.next_deadline()
         self._watch_all()
 
@@ -544,5 +545,5 @@ class Channel:
                 if window.entries
             },
             "attempts": self.attempts.snapshot(),
-            "acked lately": self.settlement.lately.snapshot(),
+            "acked lately": self.acknowledgement.lately.snapshot(),
         }

@@ -1,7 +1,7 @@
 """Receivers that wait: long polls (one answer, a deadline) and subscriptions (standing credit).
 
 Whoever has waited longest is served first. When several wait and little is ready, each gets a fair share of it; a
-subscription that has been served goes to the end of the line.
+subscription that has been served goes to the end of the wait queue.
 
 A subscription's credit is how many messages more it may be pushed; or, with a limit on what is in flight, it follows
 from the limit and from what its session holds: every message that is settled, or whose lease runs out, makes room for
@@ -25,7 +25,7 @@ class Waiter:
         "credit",
         "deadline_ms",
         "held",
-        "in_line",
+        "is_queued",
         "lease_ms",
         "limit",
         "pushed",
@@ -64,7 +64,7 @@ class Waiter:
         """How many messages it was given, if it is a subscription."""
         self.room_bytes: int | None = None
         """How many bytes it may be given; None: any number."""
-        self.in_line = False
+        self.is_queued = False
 
     @property
     def is_open(self) -> bool:
@@ -105,12 +105,12 @@ class Waiter:
             self.room_bytes -= size
 
 
-class Line:
+class WaitQueue:
     """Those who wait for one channel, in order.
 
-    >>> line = Line()
-    >>> line.join(Waiter("first", 10, None, 0)); line.join(Waiter("second", 10, None, 0))
-    >>> [(waiter.ticket, share) for waiter, share in (line.next(3), line.next(1))]
+    >>> wait_queue = WaitQueue()
+    >>> wait_queue.join(Waiter("first", 10, None, 0)); wait_queue.join(Waiter("second", 10, None, 0))
+    >>> [(waiter.ticket, share) for waiter, share in (wait_queue.next(3), wait_queue.next(1))]
     [('first', 2), ('second', 1)]
     """
 
@@ -124,29 +124,29 @@ class Line:
         return iter(self.waiters)
 
     def join(self, waiter: Waiter) -> None:
-        """Wait at the end of the line."""
+        """Wait at the end of the wait queue."""
         self.waiters.append(waiter)
-        waiter.in_line = True
+        waiter.is_queued = True
 
     def join_first(self, waiter: Waiter) -> None:
         """Back to the front: it was its turn, and there was nothing for it."""
         self.waiters.appendleft(waiter)
-        waiter.in_line = True
+        waiter.is_queued = True
 
     def join_once(self, waiter: Waiter) -> None:
-        """Wait at the end of the line, unless it waits already."""
-        if not waiter.in_line:
+        """Wait at the end of the wait queue, unless it waits already."""
+        if not waiter.is_queued:
             self.join(waiter)
 
     def leave(self, waiter: Waiter) -> None:
         """Wait no longer; no error if it did not wait."""
-        if waiter.in_line:
+        if waiter.is_queued:
             self.waiters.remove(waiter)
-            waiter.in_line = False
+            waiter.is_queued = False
 
     def next(self, ready: int) -> tuple[Waiter, int]:
-        """Who is served next, taken out of the line, and the share of `ready` messages that it may have at most."""
+        """The next waiter, taken out of the queue, and the share of `ready` messages that it may have at most."""
         share = -(-ready // len(self.waiters))
         waiter = self.waiters.popleft()
-        waiter.in_line = False
+        waiter.is_queued = False
         return waiter, min(waiter.credit, share)

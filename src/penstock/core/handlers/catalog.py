@@ -188,9 +188,9 @@ class Catalog:
             channel.count()
             broker.dirty_channels.pop(channel, None)
         queue.count_out()
-        broker.shelf.drop_chunks(queue.id)
+        broker.write_buffer.drop_chunks(queue.id)
         for kind in keys.OF_A_QUEUE:
-            broker.shelf.changes.drop(keys.record(kind, queue.id))
+            broker.write_buffer.changes.drop(keys.record(kind, queue.id))
         broker.dirty_queues.pop(queue, None)
         broker.drafts.pop(queue, None)
         broker.events += [CatalogEvent("channel deleted", queue.name, name) for name in queue.channels]

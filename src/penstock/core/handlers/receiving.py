@@ -1,7 +1,7 @@
 """Receiving: at once, after a wait, or pushed to a subscription.
 
-A receive that finds nothing waits in the channel's line (`core/delivery/demand.py`), as every subscription does. At the
-end of a step those are served whose channels have something by then; what they get goes out with their tickets.
+A receive that finds nothing waits in the channel's wait queue (`core/delivery/demand.py`), as every subscription does.
+At the end of a step those are served whose channels have something by then; what they get goes out with their tickets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.core.delivery.channel import Channel
 from penstock.core.delivery.demand import Allowance, Waiter
 from penstock.core.errors import ChunkDamaged, InvalidRequest, OverLimit, PenstockError, SessionNotFound
 from penstock.core.handlers.checks import check_lease, check_limit, check_text
-from penstock.core.happenings import Happening
+from penstock.core.message_events import MessageEvent
 from penstock.core.queues.queue import Queue
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Receiving:
             deadline_ms=deadline_ms,
             attempt_id=command.attempt_id,
         )
-        channel.line.join(waiter)
+        channel.wait_queue.join(waiter)
         self._waiters[command.ticket] = (channel, waiter)
         self.broker.schedule(deadline_ms, "waiter", channel, waiter)
 
@@ -125,13 +125,13 @@ class Receiving:
         """A time has come up to which somebody may have waited: then there is nothing for them."""
         if self._waiters.get(waiter.ticket, (None, None))[1] is waiter:
             del self._waiters[waiter.ticket]
-            channel.line.leave(waiter)
+            channel.wait_queue.leave(waiter)
             self.woken.append((waiter.ticket, self._delivery(channel, [], 0)))
 
     def _cancel_wait(self, command: CancelWait) -> None:
         channel, waiter = self._waiters.pop(command.ticket, (None, None))
         if channel is not None and waiter is not None:
-            channel.line.leave(waiter)
+            channel.wait_queue.leave(waiter)
             if waiter.subscription is not None:
                 del self._subscriptions[waiter.subscription]
                 if channel.subscribers.get(waiter.session) is waiter:
@@ -178,7 +178,7 @@ class Receiving:
             on_the_way = 0 if command.arrived is None else waiter.pushed - command.arrived
             self._credit(channel, waiter, max(min(0, command.credit), command.credit - on_the_way))
         else:
-            channel.line_up(waiter)
+            channel.update_wait(waiter)
         return waiter.held
 
     def _add_credit(self, command: AddCredit) -> None:
@@ -197,7 +197,7 @@ class Receiving:
         if credit < 0:
             raise InvalidRequest(f"credit is {credit}: it must not be negative")
         waiter.allow(credit)
-        channel.line_up(waiter)
+        channel.update_wait(waiter)
 
     def _keep(self, waiter: Waiter) -> None:
         """What a subscription may be given is about to change."""
@@ -248,13 +248,13 @@ class Receiving:
         return adopted
 
     def _move_in(self, channel: Channel, waiter: Waiter, number: int) -> None:
-        waiter.in_line = False
+        waiter.is_queued = False
         self._subscriptions[number] = self._waiters[waiter.ticket] = (channel, waiter)
         if waiter.limit is not None:
             channel.subscribers[waiter.session] = waiter
             waiter.held = 0
             waiter.hold(channel.held_by(waiter.session))
-        channel.line_up(waiter)
+        channel.update_wait(waiter)
 
     # -- channels and sessions go --
 
@@ -285,22 +285,22 @@ class Receiving:
     def serve(self, awake: dict[Channel, None]) -> None:
         """Give those who wait what these channels have."""
         for channel in awake:
-            while channel.line and not channel.paused and (ready := channel.ready):
+            while channel.wait_queue and not channel.paused and (ready := channel.ready):
                 room = channel.queue.config.in_flight_max - channel.leased
                 if room <= 0 or not self._serve_next(channel, min(ready, room)):
                     break
 
     def _serve_next(self, channel: Channel, ready: int) -> bool:
-        waiter, share = channel.line.next(ready)
+        waiter, share = channel.wait_queue.next(ready)
         try:
             runs = self._take(
                 channel, share, waiter.lease_ms, waiter.session, waiter.attempt_id, room_bytes=waiter.room_bytes
             )
         except ChunkDamaged:  # reported; what comes after it can be served
-            channel.line.join_first(waiter)
+            channel.wait_queue.join_first(waiter)
             return True
         if not runs:
-            channel.line.join_first(waiter)
+            channel.wait_queue.join_first(waiter)
             return False
         delivery = self._delivery(channel, runs, waiter.lease_ms)
         self.woken.append((waiter.ticket, delivery))
@@ -315,7 +315,7 @@ class Receiving:
             count += run.stop - run.start
         waiter.take(count, 0 if waiter.room_bytes is None else sum(run.nbytes for run in runs))
         if waiter.is_open:
-            channel.line.join_once(waiter)
+            channel.wait_queue.join_once(waiter)
         return True
 
     def _take(
@@ -331,23 +331,23 @@ class Receiving:
         if lease_ms is None:
             lease_ms = channel.queue.config.lease_ms
         holder = session or self.broker.session_register.own()
-        runs = channel.handout.take(limit, self.broker.now_ms, lease_ms, holder, room_bytes)
+        runs = channel.dispatch.take(limit, self.broker.now_ms, lease_ms, holder, room_bytes)
         if attempt_id is not None and runs:
             channel.attempts.remember(attempt_id, runs, self.broker.now_ms + lease_ms)
-        if self.broker.happenings is not None:
+        if self.broker.message_events is not None:
             self._note_received(channel, runs, self.broker.session_name(session))
         return runs
 
     def _note_received(self, channel: Channel, runs: list[Run], session: str) -> None:
-        assert self.broker.happenings is not None
+        assert self.broker.message_events is not None
         queue, at_ms = channel.queue.name, self.broker.now_ms
         for run in runs:
             size = run.nbytes
             for first, last, attempt in run.spans():
                 count, sent_ms = last - first + 1, run.chunk.sent_ms
                 share = size * count // run.count
-                self.broker.happenings.append(
-                    Happening("received", queue, channel.name, first, count, at_ms, sent_ms, attempt, share, session)
+                self.broker.message_events.append(
+                    MessageEvent("received", queue, channel.name, first, count, at_ms, sent_ms, attempt, share, session)
                 )
 
     def _delivery(self, channel: Channel, runs: list[Run], lease_ms: int | None) -> Delivery:

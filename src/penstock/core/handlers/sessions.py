@@ -84,7 +84,7 @@ class SessionRegister:
         number, self._own = self._own, 0
         for channel in self._held.pop(number, {}):
             if self.broker.is_alive(channel):
-                channel.disown(number)
+                channel.detach_session(number)
         if number in self.broker.sessions:
             self._forget(number)
 
@@ -119,7 +119,7 @@ class SessionRegister:
 
     def _forget(self, number: int) -> None:
         self.broker.sessions.pop(number, None)
-        self.broker.shelf.changes.delete_record(keys.record(Kind.SESSION, number))
+        self.broker.write_buffer.changes.delete_record(keys.record(Kind.SESSION, number))
 
     def expire(self, number: int, _detail: Any, _time_ms: int) -> None:
         """End a session, if nothing was heard of it for too long."""
@@ -148,4 +148,4 @@ class SessionRegister:
 
     def _save(self, number: int) -> None:
         data = msgspec.msgpack.encode(self.broker.sessions[number])
-        self.broker.shelf.changes.put_record(keys.record(Kind.SESSION, number), data)
+        self.broker.write_buffer.changes.put_record(keys.record(Kind.SESSION, number), data)

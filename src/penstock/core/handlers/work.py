@@ -22,8 +22,8 @@ from penstock.core.commands import (
     Settled,
     Span,
 )
+from penstock.core.delivery.acknowledgement import holder_of_unit
 from penstock.core.delivery.channel import Channel
-from penstock.core.delivery.settlement import holder_of_unit
 from penstock.core.errors import (
     BatchTooLarge,
     InvalidRequest,
@@ -68,7 +68,7 @@ class UnitsOfWork:
         replies = self._do_work(command)
         if command.check_only:
             return replies
-        marks.set(name, number, broker.now_ms, broker.shelf.changes)
+        marks.set(name, number, broker.now_ms, broker.write_buffer.changes)
         broker.must_commit = True
         return replies
 
@@ -96,7 +96,7 @@ class UnitsOfWork:
 
     def _work(self, acks: list[Ack], sends: list[Send]) -> list[Sent]:
         for ack in acks:
-            settled = self.broker.settling.ack(ack)
+            settled = self.broker.acknowledging.ack(ack)
             assert not settled.refused
         return [self.broker.sending.send(send) for send in sends]
 
@@ -105,7 +105,7 @@ class UnitsOfWork:
         are_others = self.broker.meta.shards > 1
         for channel, spans in self._spans_by_channel(acks):
             for span in spans:
-                if not channel.settlement.can_ack(span) or (are_others and channel.settlement.is_held(span)):
+                if not channel.acknowledgement.can_ack(span) or (are_others and channel.acknowledgement.is_held(span)):
                     raise _not_its_own(channel.queue.name, span)
 
     def _spans_by_channel(self, acks: list[Ack]) -> list[tuple[Channel, list[Span]]]:
@@ -113,7 +113,7 @@ class UnitsOfWork:
         spans_of: dict[Channel, list[Span]] = {}
         for ack in acks:
             channel = self.broker.find_channel(self.broker.find_queue(ack.queue), ack.channel)
-            spans_of.setdefault(channel, []).extend(self.broker.settling.spans_of(ack, channel))
+            spans_of.setdefault(channel, []).extend(self.broker.acknowledging.spans_of(ack, channel))
         for channel, spans in spans_of.items():
             if any(one.last >= other.first for one, other in pairwise(sorted(spans))):
                 raise WorkRefused(f"a message of queue {channel.queue.name!r} is taken twice in one unit of work")
@@ -185,21 +185,23 @@ class UnitsOfWork:
         check_lease(command.lease_ms)
         held, holder = self._spans_by_channel(command.acks), holder_of_unit(command.unit)
         if command.let_go:
-            return Settled(sum(channel.settlement.let_go(span, holder) for channel, spans in held for span in spans))
+            return Settled(
+                sum(channel.acknowledgement.let_go(span, holder) for channel, spans in held for span in spans)
+            )
         for channel, spans in held:
             for span in spans:
-                if not channel.settlement.can_hold(span, holder):
+                if not channel.acknowledgement.can_hold(span, holder):
                     raise _not_its_own(channel.queue.name, span)
         for channel, spans in held:
             for span in spans:
-                channel.settlement.hold(span, self.broker.now_ms + command.lease_ms, holder)
+                channel.acknowledgement.hold(span, self.broker.now_ms + command.lease_ms, holder)
         self.broker.must_commit = True
         return Settled(sum(span.messages for _, spans in held for span in spans))
 
     def ack_late(self, command: Ack) -> int:
         """Ack what was held for a unit of work. Returns how many messages are not its own any more."""
         try:
-            refused = self.broker.settling.ack(command).refused
+            refused = self.broker.acknowledging.ack(command).refused
         except StoreError:  # a read failed: it may not be too late
             raise
         except PenstockError:

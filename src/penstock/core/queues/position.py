@@ -18,7 +18,7 @@ from penstock.core.delivery.cursor import Cursor
 from penstock.core.delivery.runs import cut
 from penstock.core.delivery.window import Entry, Window
 from penstock.core.errors import ChunkDamaged
-from penstock.core.happenings import Happening
+from penstock.core.message_events import MessageEvent
 from penstock.core.storage import keys
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ def ack_up_to(channel: Channel, offset: int, now_ms: int) -> int:
         count += _pass(channel, lane, cursor, offset, now_ms)
     count += _move_start(channel, offset)
     if queue.is_fifo or queue.is_fair:
-        channel.handout.reset_indexes()
+        channel.dispatch.reset_indexes()
     channel.acked += count
-    if count and queue.broker.happenings is not None:
-        queue.broker.happenings.append(Happening("passed", queue.name, channel.name, -1, count, now_ms))
+    if count and queue.broker.message_events is not None:
+        queue.broker.message_events.append(MessageEvent("passed", queue.name, channel.name, -1, count, now_ms))
     channel.touch()
     queue.broker.woke(channel)
     return count
@@ -72,7 +72,7 @@ def _finish(channel: Channel, window: Window, entry: Entry, offset: int) -> int:
 def _pass(channel: Channel, lane: int, cursor: Cursor, offset: int, now_ms: int) -> int:
     """The chunks ahead of a cursor, as far as they lie before an offset, are done."""
     done, queue = 0, channel.queue
-    while cursor.ahead and (upcoming := channel.handout.upcoming(lane, cursor, 1)):
+    while cursor.ahead and (upcoming := channel.dispatch.upcoming(lane, cursor, 1)):
         key = upcoming[0]
         if key.base >= offset:
             break
@@ -91,7 +91,7 @@ def _enter(channel: Channel, lane: int, cursor: Cursor, offset: int, now_ms: int
     """The next chunk lies on both sides of an offset."""
     window = channel.windows[lane]
     try:
-        entry = channel.handout.enter_next(window, cursor, now_ms)
+        entry = channel.dispatch.enter_next(window, cursor, now_ms)
     except ChunkDamaged:  # reported, and counted no more
         return 0
     return 0 if entry is None else _finish(channel, window, entry, offset)

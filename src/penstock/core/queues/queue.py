@@ -32,7 +32,7 @@ from penstock.core.delivery.runs import cut
 from penstock.core.delivery.states import Event, State
 from penstock.core.delivery.window import Entry, Window, failed_later
 from penstock.core.errors import ChunkDamaged
-from penstock.core.happenings import Happening
+from penstock.core.message_events import MessageEvent
 from penstock.core.queues.config import (
     DAY_MS,
     HOUR_MS,
@@ -69,7 +69,7 @@ class Queue:
 
     def __init__(self, broker: Broker, queue_id: int, name: str, config: QueueConfig, created_ms: int) -> None:
         self.broker = broker
-        self.shelf = broker.shelf
+        self.write_buffer = broker.write_buffer
         self.id = queue_id
         self.name = name
         self.configure(config)
@@ -174,9 +174,11 @@ class Queue:
         key = ChunkKey(self.id, draft.place.lane, draft.place.order, chunk.base, chunk.count, chunk.size, aged_ms)
         self.keep(key, chunk)
         self.sent_bytes += chunk.size
-        if self.broker.happenings is not None:
-            self.broker.happenings.append(
-                Happening("sent", self.name, "", chunk.base, chunk.count, draft.sent_ms, draft.sent_ms, size=chunk.size)
+        if self.broker.message_events is not None:
+            self.broker.message_events.append(
+                MessageEvent(
+                    "sent", self.name, "", chunk.base, chunk.count, draft.sent_ms, draft.sent_ms, size=chunk.size
+                )
             )
         if key.order:
             self.add_to_bucket(key.lane, key.order, chunk.count, draft.sent_ms)
@@ -189,7 +191,7 @@ class Queue:
 
     def keep(self, key: ChunkKey, chunk: Chunk) -> None:
         """Write a chunk, and count it."""
-        self.shelf.put(key, chunk)
+        self.write_buffer.put(key, chunk)
         self.messages += key.messages
         self.size += key.size
         self._dirty[self] = None
@@ -206,7 +208,7 @@ class Queue:
         for channel in self.channels.values():
             if key.base >= channel.start:
                 channel.announce(key, chunk, now_ms)
-                if channel.line.waiters:
+                if channel.wait_queue.waiters:
                     self.broker.woke(channel)
 
     def throttled(self, groups: list[str | None], now_ms: int, *, count_them: bool) -> str | None:
@@ -241,7 +243,7 @@ class Queue:
     def forget_duplicates(self, now_ms: int) -> None:
         """Forget dedup ids whose time is over."""
         self._dedup_ms = None
-        self.dedup.forget(now_ms, self.shelf.changes)
+        self.dedup.forget(now_ms, self.write_buffer.changes)
         self.watch_dedup()
 
     # -- the pause --
@@ -265,7 +267,7 @@ class Queue:
         self.held_from = self.next_sequence if paused else None
         for key in held:
             try:
-                chunk = self.shelf.load(key)
+                chunk = self.write_buffer.load(key)
             except ChunkDamaged as damage:
                 self.quarantine(key, damage, was_shown=False)
                 continue
@@ -342,7 +344,7 @@ class Queue:
 
     def discard(self, key: ChunkKey) -> None:
         """Delete a chunk, and count it no more."""
-        self.shelf.delete(key)
+        self.write_buffer.delete(key)
         self.messages -= key.messages
         self.size -= key.size
         self._dirty[self] = None
@@ -372,7 +374,7 @@ class Queue:
     def _keys_of(self, lane: int, order: int = 0, base: int = 0) -> Iterator[ChunkKey]:
         limit = 8
         while True:
-            page = self.shelf.keys(self.id, lane, base, limit, order)
+            page = self.write_buffer.keys(self.id, lane, base, limit, order)
             yield from page
             if len(page) < limit:
                 return
@@ -392,7 +394,7 @@ class Queue:
         if key in self.quarantined:
             return error
         self.quarantined[key] = str(damage)
-        self.shelf.changes.put_record(
+        self.write_buffer.changes.put_record(
             keys.record(Kind.QUARANTINE, self.id, key.packed), msgspec.msgpack.encode(QuarantineRecord(str(damage)))
         )
         for channel in self.channels.values():
@@ -415,13 +417,13 @@ class Queue:
         """Everything that was sent so far goes."""
         self.seal()
         count = self.messages
-        self.shelf.drop_chunks(self.id)
+        self.write_buffer.drop_chunks(self.id)
         for channel in self.channels.values():
             channel.purge(self.next_sequence)
         for lane, order in list(self.far):
             self._forget_bucket(lane, order)
         for key in self.quarantined:
-            self.shelf.changes.delete_record(keys.record(Kind.QUARANTINE, self.id, key.packed))
+            self.write_buffer.changes.delete_record(keys.record(Kind.QUARANTINE, self.id, key.packed))
         self.quarantined.clear()
         self.messages = self.size = 0
         if self.held_from is not None:
@@ -530,7 +532,7 @@ class Queue:
         """What is stored of the deliveries of a channel's own far chunk, in a window for itself."""
         window = Window(self.id, keys.lane_channel(key.lane), key.lane)
         record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
-        return window, window.add_encoded(key.base, self.shelf.read_record(record_key))
+        return window, window.add_encoded(key.base, self.write_buffer.read_record(record_key))
 
     def buckets(self, first: int, due_ms: NDArray[np.int64], now_ms: int) -> Iterator[tuple[int, int, int]]:
         """Cut messages with far due times by bucket: (order, first, stop)."""
@@ -600,9 +602,9 @@ class Queue:
             entry.left -= high - low
         self._take_from_bucket(key, sum(high - low for low, high in runs))
         if entry.left:
-            self.shelf.changes.put_record(record_key, window.encode(entry))
+            self.write_buffer.changes.put_record(record_key, window.encode(entry))
         else:
-            self.shelf.changes.delete_record(record_key)
+            self.write_buffer.changes.delete_record(record_key)
             self.discard(key)
 
     def far_keys(self, owner: int, offset: int) -> list[ChunkKey]:
@@ -623,11 +625,11 @@ class Queue:
 
     def _count_bucket(self, lane: int, order: int, count: int) -> None:
         self.far[lane, order] = count
-        self.shelf.changes.put_record(keys.bucket_record(self.id, lane, order), msgspec.msgpack.encode(count))
+        self.write_buffer.changes.put_record(keys.bucket_record(self.id, lane, order), msgspec.msgpack.encode(count))
 
     def _forget_bucket(self, lane: int, order: int) -> None:
         del self.far[lane, order]
-        self.shelf.changes.delete_record(keys.bucket_record(self.id, lane, order))
+        self.write_buffer.changes.delete_record(keys.bucket_record(self.id, lane, order))
         for channel in self.channels.values():
             if channel.far_behind.pop((lane, order), None) is not None:
                 channel.touch()
@@ -649,7 +651,7 @@ class Queue:
     def _bring_chunk_near(self, key: ChunkKey, now_ms: int) -> None:
         """A chunk of a far bucket goes to the waiting lane; its bucket counts it no more."""
         try:
-            chunk = self.shelf.load(key)
+            chunk = self.write_buffer.load(key)
         except ChunkDamaged as damage:
             self.quarantine(key, damage)
             return
@@ -662,24 +664,24 @@ class Queue:
             self._announce(near, chunk, now_ms)
         else:
             record_key = keys.far_entry(self.id, key.lane, key.order, key.base)
-            owner.ladder.bring_near(self.shelf.read_record(record_key), near)
-            self.shelf.changes.delete_record(record_key)
+            owner.redelivery.bring_near(self.write_buffer.read_record(record_key), near)
+            self.write_buffer.changes.delete_record(record_key)
 
     def recall_far(self, channel: Channel, first: int, stop: int, attempt: int, now_ms: int) -> bool:
         """Bring near what waits far ahead, and was handed out on that attempt before a crash. Says whether any was.
 
         It came near and was handed out in the same moment, and the clock went back when the store was opened again.
         """
-        found, handout = False, channel.handout
+        found, dispatch = False, channel.dispatch
         for lane, order in self._far_of(0, channel.id):
             upcoming = self._keys_of(lane, order, max(0, first - CHUNK_MESSAGES_MAX))
-            for key in list(islice(upcoming, max(0, handout.recall_left))):
-                if key.base >= stop or handout.recall_left <= 0:
+            for key in list(islice(upcoming, max(0, dispatch.recall_left))):
+                if key.base >= stop or dispatch.recall_left <= 0:
                     break
                 if key.base + key.messages > first and key not in self.quarantined:
                     count = self._forgotten_far(channel, key, first, stop, attempt)
                     if count:
-                        handout.count_recalled(count)
+                        dispatch.count_recalled(count)
                         self._take_from_bucket(key, count)
                         self._bring_chunk_near(key, now_ms)
                         found = True
@@ -700,7 +702,7 @@ class Queue:
         Their due times are too late, and what has another due time would belong into another bucket.
         """
         for lane, order in self._far_of(channel.id):
-            entries = self.shelf.reader.scan(keys.far_entries(self.id, lane, order))
+            entries = self.write_buffer.reader.scan(keys.far_entries(self.id, lane, order))
             if any(failed_later(data, now_ms) for _, data in entries):
                 self.bring_near(lane, order, now_ms)
 
@@ -717,7 +719,7 @@ class Queue:
         for lane, order in self.far:
             if keys.lane_channel(lane) in mine:
                 base = 0 if keys.lane_channel(lane) else start
-                found = self.shelf.keys(self.id, lane, base, 1, order)
+                found = self.write_buffer.keys(self.id, lane, base, 1, order)
                 times += [self._sent_ms(key) for key in found if channel is None or not self.is_held(key)]
         return times
 
@@ -725,7 +727,7 @@ class Queue:
         if keys.lane_kind(key.lane) == LaneKind.NORMAL and not self.is_fifo:
             return key.aged_ms
         try:
-            return self.shelf.load(key).sent_ms
+            return self.write_buffer.load(key).sent_ms
         except ChunkDamaged:
             return key.aged_ms
 
@@ -736,7 +738,7 @@ class Queue:
             if keys.lane_channel(lane) == channel.id:
                 for key in list(self._keys_of(lane, order)):
                     self.discard(key)
-                self.shelf.changes.drop(keys.far_entries(self.id, lane, order))
+                self.write_buffer.changes.drop(keys.far_entries(self.id, lane, order))
                 self._forget_bucket(lane, order)
             elif not keys.lane_channel(lane):
                 held = (key for key in self._held_far() if (key.lane, key.order) == (lane, order))
@@ -760,11 +762,11 @@ class Queue:
             channel.open_lane(lane, first)
             for key in wanted:
                 try:
-                    channel.announce(key, self.shelf.load(key), now_ms)
+                    channel.announce(key, self.write_buffer.load(key), now_ms)
                 except ChunkDamaged as damage:
                     self.quarantine(key, damage)
         if self.is_fifo:
-            channel.handout.look_ahead_fifo(now_ms)
+            channel.dispatch.look_ahead_fifo(now_ms)
         for lane, order in self.far:
             if first and not keys.lane_channel(lane):
                 behind = sum(key.messages for key in self._keys_of(lane, order) if key.base < first)
@@ -794,7 +796,7 @@ class Queue:
         channel.purge(self.shown_to)
         channel.count()
         del self.channels[channel.name]
-        changes = self.shelf.changes
+        changes = self.write_buffer.changes
         changes.drop(keys.channel_entries(self.id, channel.id))
         changes.delete_record(keys.channel_record(self.id, channel.id))
         self.broker.dirty_channels.pop(channel, None)
@@ -820,12 +822,12 @@ class Queue:
 
     def _save_consumer(self, name: str) -> None:
         record_key = keys.record(Kind.CONSUMER, self.id, name.encode())
-        self.shelf.changes.put_record(record_key, msgspec.msgpack.encode(self.consumers[name]))
+        self.write_buffer.changes.put_record(record_key, msgspec.msgpack.encode(self.consumers[name]))
 
     def delete_consumer(self, name: str) -> None:
         """A consumer goes."""
         del self.consumers[name]
-        self.shelf.changes.delete_record(keys.record(Kind.CONSUMER, self.id, name.encode()))
+        self.write_buffer.changes.delete_record(keys.record(Kind.CONSUMER, self.id, name.encode()))
         self.sweep()
 
     def watch_consumers(self, now_ms: int) -> None:
@@ -878,7 +880,7 @@ class Queue:
 
     def _load(self, key: ChunkKey) -> Chunk:
         try:
-            return self.shelf.load(key)
+            return self.write_buffer.load(key)
         except ChunkDamaged as damage:
             raise self.quarantine(key, damage) from None
 
@@ -1054,9 +1056,9 @@ class Queue:
         counters = _COUNTERS.pack(
             self.next_sequence, self.messages, self.size, self.sent, self.is_fair, self.next_channel
         )
-        self.shelf.changes.records[self._counters_key] = counters + bytes(self.lanes)
+        self.write_buffer.changes.records[self._counters_key] = counters + bytes(self.lanes)
         if self.dedup.unsaved:
-            self.dedup.save(self.shelf.changes)
+            self.dedup.save(self.write_buffer.changes)
         if self.config.deliver_unsynced or self.reserve is not None:
             self._save_reserve()
 
@@ -1067,13 +1069,13 @@ class Queue:
             return
         if self.reserve is None:
             self.reserve = Reserve(self.id)
-        if self.reserve.extend(self.next_sequence, self.shelf.changes):
+        if self.reserve.extend(self.next_sequence, self.write_buffer.changes):
             self.broker.reserving.append(self.reserve)
 
     def release(self) -> None:
         """No message leaves early any more."""
         if self.reserve is not None:
-            self.reserve.release(self.shelf.changes)
+            self.reserve.release(self.write_buffer.changes)
             self.reserve = None
 
     def skip_reserve(self) -> None:
@@ -1093,7 +1095,7 @@ class Queue:
         """Write the queue's name and configuration."""
         settings = stored_settings(self.config, self.later_settings)
         record = QueueRecord(self.name, settings, self.created_ms, self.changed_ms, self.held_from, self.needs)
-        self.shelf.changes.put_record(keys.record(Kind.QUEUE, self.id), _encode(record))
+        self.write_buffer.changes.put_record(keys.record(Kind.QUEUE, self.id), _encode(record))
         self.touch()
 
     @classmethod

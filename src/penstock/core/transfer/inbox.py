@@ -83,7 +83,7 @@ def take(broker: Broker, command: TakeOutbox) -> Taken:
         elif messages is not None:
             sequence = entry.number * CHUNK_MESSAGES_MAX
             taken.refused += _take_messages(broker, _Letter(command.source, sequence, entry.effect, messages))
-    broker.marks.set_outbox(command.source, command.up_to, broker.now_ms, broker.shelf.changes)
+    broker.marks.set_outbox(command.source, command.up_to, broker.now_ms, broker.write_buffer.changes)
     return taken
 
 

@@ -54,7 +54,7 @@ class Outbox:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.shelf = broker.shelf
+        self.write_buffer = broker.write_buffer
         self.fresh: set[int] = set()
         """The shards for which there are entries that nobody was told of."""
         self._targets: dict[int, OutboxTarget] = {}
@@ -118,7 +118,7 @@ class Outbox:
         counters.next += 1
         self._save(target)
         self._oldest_ms.setdefault(target, record.made_ms)
-        changes = self.shelf.changes
+        changes = self.write_buffer.changes
         changes.put_record(keys.outbox_record(target, number), msgspec.msgpack.encode(record))
         if chunk is not None:
             changes.put_chunk(keys.outbox_chunk(target, number), chunk)
@@ -126,7 +126,7 @@ class Outbox:
 
     def _save(self, target: int) -> None:
         data = msgspec.msgpack.encode(self._targets[target])
-        self.shelf.changes.put_record(keys.record(Kind.OUTBOX_TARGET, target), data)
+        self.write_buffer.changes.put_record(keys.record(Kind.OUTBOX_TARGET, target), data)
 
     # -- entries go --
 
@@ -155,7 +155,7 @@ class Outbox:
     def _read_chunk(self, target: int, number: int, effect: ForwardedMessages) -> bytes:
         """The messages; nothing, and a report, if they are damaged: what comes after them must not wait for ever."""
         try:
-            stored = self.shelf.read_stored(keys.outbox_chunk(target, number))
+            stored = self.write_buffer.read_stored(keys.outbox_chunk(target, number))
             Chunk.decode(stored)
             return stored
         except ChunkDamaged as damage:
@@ -170,7 +170,7 @@ class Outbox:
         counters = self._targets.get(target)
         if counters is None:
             return 0
-        changes = self.shelf.changes
+        changes = self.write_buffer.changes
         stop = min(up_to + 1, counters.next)
         for number in range(counters.first, stop):
             changes.delete_record(keys.outbox_record(target, number))
@@ -189,7 +189,7 @@ class Outbox:
             self._oldest_ms[target] = self._read_record(target, counters.first)[0].made_ms
 
     def _read_record(self, target: int, number: int) -> tuple[OutboxRecord, int]:
-        data = self.shelf.read_record(keys.outbox_record(target, number))
+        data = self.write_buffer.read_record(keys.outbox_record(target, number))
         try:
             return msgspec.msgpack.decode(data, type=OutboxRecord), len(data)
         except msgspec.ValidationError:  # a later build's

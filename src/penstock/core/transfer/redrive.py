@@ -158,7 +158,7 @@ class Redrives:
             self.broker.schedule(self.broker.now_ms, "redrive", task)
 
     def _save(self, task: RedriveTask) -> None:
-        self.broker.shelf.changes.put_record(keys.record(Kind.TASK, task.task), msgspec.msgpack.encode(task))
+        self.broker.write_buffer.changes.put_record(keys.record(Kind.TASK, task.task), msgspec.msgpack.encode(task))
 
     def _move_some(self, task: RedriveTask, queue: Queue, channel: Channel, now_ms: int) -> None:
         limit = _allowance(task, now_ms)

@@ -26,11 +26,11 @@ than `pipelined_max` requests behind a waiting one is no longer read from, so th
 Limits: the header's size and the body's (431, 413), the time for each (408), connections (503), idle time (silence,
 as keep-alive has it). A client that does not read its response is cut off after `body_timeout_s`.
 
-A body that does not come with its header is read on when a screen has seen the header, if the server has one, and when
-there is room for it in the budget that all connections share (`penstock.server.budget`). Then `100 Continue` is said to
-a client that waits for it, and the body has to come at its pace. The screen says how large it may be; and whether the
-handler gets it whole, or begins at once and takes it as it comes (`BodyStream`). Responses that clients do not read
-count in the budget as well; those in parts are made as fast as they are read (`Exchange.respond_in_parts`).
+A body that does not come with its header is read on when the header check has seen the header, if the server has one,
+and when there is room for it in the budget that all connections share (`penstock.server.budget`). Then `100 Continue`
+is said to a client that waits for it, and the body has to come at its pace. The header check says how large it may be;
+and whether the handler gets it whole, or begins at once and takes it as it comes (`BodyStream`). Responses that clients
+do not read count in the budget as well; those in parts are made as fast as they are read (`Exchange.respond_in_parts`).
 
 Other protocols. A request for a websocket, at a path that has one, is the last that is parsed. In its turn the handler
 may hand the connection over (`Exchange.upgrade`). All other offers are passed over.
@@ -41,13 +41,13 @@ from penstock.protocols.http.exchange import (
     PLAIN_TEXT,
     Exchange,
     Handler,
+    HeaderCheck,
     Headers,
     Observer,
     Refusal,
     Render,
     Rendered,
     Request,
-    Screen,
     Terms,
     render_plainly,
     split_raw_target,
@@ -63,6 +63,7 @@ __all__ = [
     "BodyStream",
     "Exchange",
     "Handler",
+    "HeaderCheck",
     "Headers",
     "HttpCounters",
     "HttpLimits",
@@ -72,7 +73,6 @@ __all__ = [
     "Render",
     "Rendered",
     "Request",
-    "Screen",
     "Terms",
     "render_plainly",
     "split_raw_target",

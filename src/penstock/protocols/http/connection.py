@@ -81,10 +81,12 @@ class HttpConnection:
         "_drained",
         "_expects_continue",
         "_fed_bytes",
+        "_header_checked",
         "_headers",
         "_in_flight",
         "_is_closing",
         "_is_eof",
+        "_is_header_unchecked",
         "_is_known",
         "_is_partly_answered",
         "_is_pump_due",
@@ -92,7 +94,6 @@ class HttpConnection:
         "_is_read_paused",
         "_is_streamed",
         "_is_tls",
-        "_is_unscreened",
         "_is_write_paused",
         "_names",
         "_pace",
@@ -100,7 +101,6 @@ class HttpConnection:
         "_peer",
         "_reading",
         "_rejection",
-        "_screened",
         "_server",
         "_share",
         "_stream",
@@ -132,8 +132,8 @@ class HttpConnection:
         self._body_bytes_max = 0
         self._is_streamed = False
         self._expects_continue = False
-        self._screened: Exchange | None = None
-        """The request whose body is being read, if the screen has let it in."""
+        self._header_checked: Exchange | None = None
+        """The request whose body is being read, if the header check has let it in."""
         self._stream: BodyStream | None = None
         """The body of the request in flight, if that gets it as it comes."""
         self._upgrade_rest: bytes | None = None
@@ -157,14 +157,14 @@ class HttpConnection:
         self._unsent: list[bytes] = []
         """Responses that are written when this turn's work is done."""
         self._share = server.budget.share()
-        """For requests. Of the strangers' budget, while it has to be read who the client is."""
+        """For requests. Of the budget for unauthenticated clients, while it has to be read who the client is."""
         self._answers = server.budget.share()
         """For responses that the client does not read."""
         self._is_known = False
         """The client has proven who it is, with something that its requests have in them."""
         self._pace: Pace | None = None
         """Of a body that did not come at once."""
-        self._is_unscreened = False
+        self._is_header_unchecked = False
         """Nobody has looked at the head of the request that is being read: its body is not read on before."""
         self._written_bytes = 0
         """Of a response that is being written: the transport keeps it whole until its last byte is gone."""
@@ -307,7 +307,7 @@ class HttpConnection:
         self._body_bytes_max = self._server.limits.body_bytes_max
         self._is_streamed = False
         self._expects_continue = False
-        self._is_unscreened = True
+        self._is_header_unchecked = True
 
     def on_url(self, piece: bytes) -> None:
         """A piece of the target."""
@@ -343,7 +343,7 @@ class HttpConnection:
         elif "host" not in headers and self._parser.get_http_version() != "1.0":
             self._reject(400, "malformed_request", "the Host header is missing")
         elif len(headers.get("content-length", "")) > _LENGTH_DIGITS_MAX or (
-            self._server.screen is None and self._announced_bytes() > self._body_bytes_max
+            self._server.check_header is None and self._announced_bytes() > self._body_bytes_max
         ):
             self._reject_body()
         elif "expect" in headers:
@@ -384,11 +384,11 @@ class HttpConnection:
             self._stream.end()
             return
         body = self._body
-        exchange = self._screened
+        exchange = self._header_checked
         if exchange is None:
             exchange = self._new_exchange()
         else:
-            self._screened = None
+            self._header_checked = None
         exchange.request.body = bytes(body) if isinstance(body, bytearray) else body
         self._waiting.append(exchange)
         self._body = b""
@@ -417,7 +417,7 @@ class HttpConnection:
                 self._say_why(self._rejection)
             elif self._reading == _IDLE and (self._is_eof or self._server.is_draining) and self._in_flight is None:
                 self._close()
-        self._mind_reading()
+        self._apply_backpressure()
 
     def _pump_soon(self) -> None:
         """It is the others' turn, and that of what was answered: it is written before more is."""
@@ -676,7 +676,7 @@ class HttpConnection:
             + sum(len(name) + len(value) + 4 for name, value in self._headers.items())
         )
 
-    def _mind_reading(self) -> None:
+    def _apply_backpressure(self) -> None:
         """Do not read from one who pipelines too much, or is to be refused; read again when the line is short."""
         is_full = not self._is_closing and (
             self._rejection is not None
@@ -684,7 +684,7 @@ class HttpConnection:
             or self._share.is_waiting
             or self._upgrade_rest is not None
             or (self._stream is not None and self._stream.is_full)
-            or (self._is_unscreened and self._reading == _BODY)
+            or (self._is_header_unchecked and self._reading == _BODY)
         )
         if is_full == self._is_read_paused or self._transport is None or self._transport.is_closing():
             return
@@ -696,8 +696,8 @@ class HttpConnection:
 
     def _admit_body(self) -> None:
         """A body has begun, and its rest is still to come: read on if its client is known, and when there is room."""
-        if self._stream is not None or (self._is_unscreened and not self._screen()):
-            self._mind_reading()
+        if self._stream is not None or (self._is_header_unchecked and not self._check_header()):
+            self._apply_backpressure()
             return
         announced = self._announced_bytes()
         if announced > self._body_bytes_max or self._body_bytes > self._body_bytes_max:
@@ -715,7 +715,7 @@ class HttpConnection:
             if self._pace is not None:
                 self._pace.stop()
             self.deadline = self._server.now + (GROWTH_TIMEOUT_S if held else self._server.budget.room_timeout_s)
-            self._mind_reading()
+            self._apply_backpressure()
 
     def _read_body(self) -> None:
         """There is room: the client may send, at its pace, and a handler that wants its body as it comes begins."""
@@ -726,42 +726,42 @@ class HttpConnection:
             self._expects_continue = False
             if not self._body_bytes:
                 self._put(_CONTINUE)
-        exchange = self._screened
+        exchange = self._header_checked
         if self._is_streamed and exchange is not None:
-            self._screened = None
+            self._header_checked = None
             self._stream = exchange.request.stream = BodyStream(self._block_taken)
             if self._body:
                 self._stream.feed(bytes(self._body))
                 self._body = b""
             self._handle(exchange)
-        self._mind_reading()
+        self._apply_backpressure()
 
     def _block_taken(self) -> None:
         """The handler has taken what there was of its body."""
         if self._pace is not None:
             self._pace.start()
-        self._mind_reading()
+        self._apply_backpressure()
 
-    def _screen(self) -> bool:
-        """Show a request to the screen, in its turn. False if it is refused, or its turn is still to come."""
+    def _check_header(self) -> bool:
+        """Show a request to the header check, in its turn. False if it is refused, or its turn is still to come."""
         if self._in_flight is not None or self._waiting:
             return False
-        self._is_unscreened = False
-        if self._server.screen is None:
+        self._is_header_unchecked = False
+        if self._server.check_header is None:
             return True
         exchange = self._in_flight = self._new_exchange()
         keeps_alive, exchange.keeps_alive = exchange.keeps_alive, False
         exchange.started_s = _now_s()
         refuses = self._server.refuses
-        terms = None if refuses is not None and refuses(exchange) else self._server.screen(exchange)
+        terms = None if refuses is not None and refuses(exchange) else self._server.check_header(exchange)
         if exchange.is_abandoned:
             return False
         self._in_flight = None
         exchange.keeps_alive = keeps_alive
-        self._screened = exchange
+        self._header_checked = exchange
         if exchange.is_known is False and not self._is_known:
             self._share.close()
-            self._share = self._server.budget.strangers.share()
+            self._share = self._server.budget.unauthenticated.share()
         self._body_bytes_max = self._server.limits.body_bytes_max if terms is None else terms.bytes_max
         self._is_streamed = terms is not None and terms.is_streamed
         return True

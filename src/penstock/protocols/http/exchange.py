@@ -54,7 +54,7 @@ class Request:
         self.is_upgrade = False
         """Whether it asks for a websocket, at a path that has one."""
         self.stream: BodyStream | None = None
-        """The body, if the screen wanted it as it comes and it did not come at once; `body` is empty then."""
+        """The body, if the header check wanted it as it comes and it did not come at once; `body` is empty then."""
         self.path, self.query = ("/", "") if raw_target == b"/" else split_target(raw_target)
         """`path` is decoded, `query` is not."""
 
@@ -190,7 +190,7 @@ class Exchange:
         self.headers: Headers = ()
         """What the response has beside the handler's own headers."""
         self.context: object = None
-        """For the screen, to leave something to the handler."""
+        """For the header check, to leave something to the handler."""
         self.protocol = ""
         """If it is not the server's own."""
         self.request_id = ""
@@ -259,7 +259,7 @@ class Exchange:
 Handler = Callable[[Exchange], None]
 Refusal = Callable[[Exchange], bool]
 """Answers a request that is not to be let in; False if it is."""
-Screen = Callable[[Exchange], Terms | None]
+HeaderCheck = Callable[[Exchange], Terms | None]
 """Shown a request whose body is still to come: it answers one that no body can make right; or says on which terms the
 body is read, with None for the server's own."""
 Observer = Callable[[Exchange, int], None]

@@ -13,7 +13,7 @@ from email.utils import formatdate
 from typing import Any, cast
 
 from penstock.protocols.http.connection import LINGER_S, HttpConnection
-from penstock.protocols.http.exchange import Handler, Observer, Refusal, Render, Screen, Upgraded, render_plainly
+from penstock.protocols.http.exchange import Handler, HeaderCheck, Observer, Refusal, Render, Upgraded, render_plainly
 from penstock.server.budget import Budget
 from penstock.server.descriptors import TLS_HANDSHAKE_S, backlog
 from penstock.server.settings import HttpLimits, ServerSettings
@@ -44,9 +44,9 @@ class HttpServer:
     """Listens, and keeps the connections in order. All in one event loop.
 
     Headers that the handler never reads may be named (`unread`): they are checked and counted as all others, and not
-    kept. A `screen` is given requests whose bodies do not come at once, without them: it answers those that no body can
-    make right, and may say how large the bodies of the others may be. Those are read on then. A request that `refuses`
-    has answered is shown to neither.
+    kept. `check_header` is given requests whose bodies do not come at once, without them: it answers those that no body
+    can make right, and may say how large the bodies of the others may be. Those are read on then. A request that
+    `refuses` has answered is shown to neither.
 
     A request for a websocket at one of the paths in `websockets` is given to the handler, in its turn, as all others.
     """
@@ -58,7 +58,7 @@ class HttpServer:
         observer: Observer | None = None,
         unread: frozenset[str] = frozenset(),
         budget: Budget | None = None,
-        screen: Screen | None = None,
+        check_header: HeaderCheck | None = None,
         render: Render = render_plainly,
         websockets: frozenset[str] = frozenset(),
         refuses: Refusal | None = None,
@@ -69,7 +69,7 @@ class HttpServer:
         self.observer = observer
         self.counters = HttpCounters()
         self.budget = budget or Budget(ServerSettings().buffer_bytes_max)
-        self.screen = screen
+        self.check_header = check_header
         self.render = render
         self.websockets = websockets
         self.names: dict[bytes, str] = {}

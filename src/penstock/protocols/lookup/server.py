@@ -165,19 +165,19 @@ class LookupConnection(asyncio.Protocol):
         else:
             self._commands = iter(())
         self._transport.writelines(replies)
-        self._mind_reading()
+        self._apply_backpressure()
 
     def pause_writing(self) -> None:
         """The node does not read our answers: it is not read from either."""
         self._is_write_paused = True
-        self._mind_reading()
+        self._apply_backpressure()
 
     def resume_writing(self) -> None:
         """The node reads again."""
         self._is_write_paused = False
-        self._mind_reading()
+        self._apply_backpressure()
 
-    def _mind_reading(self) -> None:
+    def _apply_backpressure(self) -> None:
         """Read from the node only when it is its turn."""
         shall_pause = self._is_behind or self._is_write_paused
         if self._transport is not None and shall_pause != self._is_read_paused and not self._transport.is_closing():

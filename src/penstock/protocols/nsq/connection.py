@@ -255,7 +255,7 @@ class Connection(asyncio.Protocol):
         if not self._awaits_turn:
             self._awaits_turn = True
             self._loop.call_soon(self._take_turn)
-            self._mind_reading()
+            self._apply_backpressure()
 
     def _take_turn(self) -> None:
         """Go on with what was read before, and then read on."""
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
         if self._parser.has_more and not self._commands and self._task is None:
             self._feed(b"")
             self._unpack_on()
-        self._mind_reading()
+        self._apply_backpressure()
 
     def _make_room(self) -> None:
         """A command has begun that is so long: read on when there is room for it."""
@@ -281,11 +281,11 @@ class Connection(asyncio.Protocol):
                 self._pace.start()
             else:
                 self._pace.stop()
-                self._mind_reading()
+                self._apply_backpressure()
 
     def _room_came(self) -> None:
         self._pace.start()
-        self._mind_reading()
+        self._apply_backpressure()
 
     def _find_no_room(self) -> None:
         self._fail_reading(BUSY)
@@ -317,7 +317,7 @@ class Connection(asyncio.Protocol):
             self._end()
         if self._is_unpacking and self._is_free:
             self._loop.call_soon(self._unpack)
-        self._mind_reading()
+        self._apply_backpressure()
 
     def _unpack_on(self) -> None:
         """What kept more from being decompressed may be done."""
@@ -360,7 +360,7 @@ class Connection(asyncio.Protocol):
             self._unread_bytes += len(data)
         self._write(data)
 
-    def _mind_reading(self) -> None:
+    def _apply_backpressure(self) -> None:
         """Nothing is read while commands wait."""
         if self._has_said_all:
             return self._end_if_done()
@@ -497,7 +497,7 @@ class Connection(asyncio.Protocol):
                 self._fail(refusal.code, refusal.reason)
         if not commands and self._task is None and self._parser.has_more:
             self._await_turn()
-        self._mind_reading()
+        self._apply_backpressure()
 
     def _resume(self) -> None:
         """A call has been answered."""
@@ -616,7 +616,7 @@ class Connection(asyncio.Protocol):
     def _busy(self, work: Any) -> None:
         """Do something that takes a while; commands wait meanwhile."""
         self._task = self._loop.create_task(work)
-        self._mind_reading()
+        self._apply_backpressure()
         self._task.add_done_callback(self._not_busy)
 
     def _not_busy(self, task: asyncio.Task[None]) -> None:

@@ -102,7 +102,7 @@ class NsqHttp:
 
     # -- the way in and out --
 
-    def screen(self, exchange: Exchange) -> None:
+    def check_header(self, exchange: Exchange) -> None:
         """Answer a request without its body, if that is a stranger's."""
         try:
             self._principal(exchange.request)
@@ -503,7 +503,7 @@ class NsqHttpFrontEnd(HttpFrontEnd):
     """Serves nsqd's HTTP API, and keeps the lookup services informed."""
 
     def __init__(self, port: int) -> None:
-        super().__init__("nsq-http", port, self._make, refuse_request, lambda _: self._screen)
+        super().__init__("nsq-http", port, self._make, refuse_request, lambda _: self._check_header)
         self._api: NsqHttp | None = None
         self._registration: LookupRegistration | None = None
 
@@ -517,9 +517,9 @@ class NsqHttpFrontEnd(HttpFrontEnd):
         self._api = NsqHttp(services, topics, self._registration)
         return self._api.handle
 
-    def _screen(self, exchange: Exchange) -> None:
+    def _check_header(self, exchange: Exchange) -> None:
         assert self._api is not None
-        self._api.screen(exchange)
+        self._api.check_header(exchange)
 
     async def start(self, services: Services) -> Address:
         """Listen, then tell the lookup services."""

@@ -29,7 +29,7 @@ from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.latency import LatencyResult, LatencyWindow, result_of
 from penstock.protocols.nsq.names import is_name
 from penstock.protocols.nsq.topics import Topics
-from penstock.server.shards import QueueFace
+from penstock.server.shards import QueueView
 
 _TOPICS_AT_ONCE = 25
 """Counted in one step of the shard, and described in one turn, so that others get their turn in between."""
@@ -189,7 +189,7 @@ def read_loads(topics: Topics) -> Iterator[tuple[str, Load]]:
             yield name, _load(topics, queue)
 
 
-def _load(topics: Topics, queue: QueueFace) -> Load:
+def _load(topics: Topics, queue: QueueView) -> Load:
     channels = {
         name: (channel.ready, len(topics.clients(queue.name, name)))
         for name, channel in queue.channels.items()
@@ -248,7 +248,7 @@ class StatsReport:
             await asyncio.sleep(0)
 
     @property
-    def _queues(self) -> Mapping[str, QueueFace]:
+    def _queues(self) -> Mapping[str, QueueView]:
         return self._topics.shard.identity.local_queues
 
     def _part_names(self) -> Iterator[str]:

@@ -45,8 +45,8 @@ from penstock.core.queues.config import QueueConfig
 from penstock.core.storage.chunk import PackedBodies
 from penstock.protocols.nsq.client import Client
 from penstock.protocols.nsq.names import is_ephemeral
-from penstock.server.ending import end_session
 from penstock.server.node import Services
+from penstock.server.session_end import end_session
 from penstock.server.shard import Call, Ticket
 from penstock.server.shards import Shards
 

@@ -17,12 +17,12 @@ from penstock.core.commands import Ack, CommitWork, EndSession, Heartbeat, OpenS
 from penstock.core.errors import OverLimit, PenstockError, QueueDamaged, QueueNotFound
 from penstock.protocols.bulk.operations import Bulk
 from penstock.protocols.hosts import STATUS
-from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, Headers, HttpLimits, Observer, Screen, Terms
+from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HeaderCheck, Headers, HttpLimits, Observer, Terms
 from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.rest import pages as problem_pages
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds
-from penstock.protocols.rest.endpoint import Desk, Endpoint, Parameters, Route, not_allowed, not_found
+from penstock.protocols.rest.endpoint import Endpoint, EndpointContext, Parameters, Route, not_allowed, not_found
 from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
 from penstock.protocols.rest.operations import JSON, Operation, Resource, document, operation, operations_of
 from penstock.protocols.rest.pages import DOCS_PAGE, DOCS_POLICY
@@ -240,7 +240,7 @@ class RestApp:
         self._services = services
         self._version = version
         self._process = ProcessMetrics()
-        self.desk = Desk(services, observer)
+        self.context = EndpointContext(services, observer)
         operations = list(operations_of(resources_of(services, version)))
         described = document(operations, version, needs_credentials=services.credentials.are_required)
         self._document = msgspec.json.encode(described)
@@ -263,14 +263,14 @@ class RestApp:
             problem_pages.PATH + "/{code}": self.problem,
         }
         for path, page in pages.items():
-            yield path, Page(self.desk, page)
+            yield path, Page(self.context, page)
         by_path: dict[str, list[Operation]] = {}
         for each in operations:
             by_path.setdefault(each.path, []).append(each)
         for path, some in by_path.items():
-            yield path, Endpoint(self.desk, some)
-        yield SOCKET_PATH, WebsocketEndpoint(self.desk, self._version)
-        yield COMMANDS_PATH, CommandsEndpoint(self.desk, self._version)
+            yield path, Endpoint(self.context, some)
+        yield SOCKET_PATH, WebsocketEndpoint(self.context, self._version)
+        yield COMMANDS_PATH, CommandsEndpoint(self.context, self._version)
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
@@ -280,12 +280,12 @@ class RestApp:
         if found is not None:
             found[0].handle(exchange, found[1])
 
-    def screen(self, exchange: Exchange) -> Terms | None:
+    def check_header(self, exchange: Exchange) -> Terms | None:
         """Look at a request whose body is still to come."""
         if self._cors is not None and self._cors.answers(exchange):
             return None
         found = self._find(exchange)
-        return None if found is None else found[0].screen(exchange, found[1])
+        return None if found is None else found[0].check_header(exchange, found[1])
 
     def _find(self, exchange: Exchange) -> tuple[Route, Parameters] | None:
         request = exchange.request
@@ -296,7 +296,7 @@ class RestApp:
                 location = quote(shorter) + (f"?{request.query}" if request.query else "")
                 exchange.respond(307, (("location", location),), b"")
             else:
-                self.desk.fail(exchange, not_found(exchange))
+                self.context.fail(exchange, not_found(exchange))
         return found
 
     async def healthz(self, exchange: Exchange) -> Answer:
@@ -339,7 +339,7 @@ class RestApp:
     async def metrics(self, exchange: Exchange) -> Answer:
         """Everything that is counted here, for Prometheus: with several nodes, each tells of what it has."""
         try:
-            principal = self.desk.guard.principal(exchange.request.headers)
+            principal = self.context.guard.principal(exchange.request.headers)
             patterns = parse_qs(exchange.request.query).get("queue", [])
             if len(patterns) > _PATTERNS_MAX:
                 raise invalid(f"there are {len(patterns)} patterns: one request takes {_PATTERNS_MAX}")
@@ -376,28 +376,28 @@ class Page:
 
     methods = ("GET", "HEAD")
 
-    def __init__(self, desk: Desk, make: Callable[[Exchange], Awaitable[Answer]]) -> None:
-        self._desk = desk
+    def __init__(self, context: EndpointContext, make: Callable[[Exchange], Awaitable[Answer]]) -> None:
+        self._context = context
         self._make = make
 
-    def screen(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
+    def check_header(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
         """A body is not asked for, and may come all the same."""
         return None
 
     def handle(self, exchange: Exchange, parameters: Parameters) -> None:
         """Show it."""
         if exchange.request.method in self.methods:
-            self._desk.run(self._answer(exchange))
+            self._context.run(self._answer(exchange))
         else:
-            self._desk.fail(exchange, not_allowed(self.methods))
+            self._context.fail(exchange, not_allowed(self.methods))
 
     async def _answer(self, exchange: Exchange) -> None:
         try:
             exchange.respond(*await self._make(exchange))
         except PenstockError as error:
-            self._desk.fail(exchange, error)
+            self._context.fail(exchange, error)
         except Exception:
-            self._desk.fail_unexpectedly(exchange)
+            self._context.fail_unexpectedly(exchange)
 
 
 def _json(value: dict[str, str], status: int = 200) -> Answer:
@@ -428,7 +428,7 @@ class RestFrontEnd(HttpFrontEnd):
     protocol = "rest"
 
     def __init__(self, port: int, version: str) -> None:
-        super().__init__("http", port, self._make, self._refuse_host, self._make_screen_of)
+        super().__init__("http", port, self._make, self._refuse_host, self._make_header_check_of)
         self._version = version
         self._app: RestApp | None = None
 
@@ -436,13 +436,13 @@ class RestFrontEnd(HttpFrontEnd):
         self._app = RestApp(services, self._version, self.observer(services))
         return self._app.handle
 
-    def _make_screen_of(self, services: Services) -> Screen:
+    def _make_header_check_of(self, services: Services) -> HeaderCheck:
         assert self._app is not None
-        return self._app.screen
+        return self._app.check_header
 
     def _refuse_host(self, exchange: Exchange, status: int, code: str, reason: str) -> None:
         assert self._app is not None and status == STATUS
-        self._app.desk.fail(exchange, RestError(421, "misdirected_request", reason))
+        self._app.context.fail(exchange, RestError(421, "misdirected_request", reason))
 
     def listening(self, services: Services, address: Address) -> None:
         """A node that is alone owns everything."""

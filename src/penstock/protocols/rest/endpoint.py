@@ -1,10 +1,11 @@
 """A request's way in and out: who calls, what is asked, the operation, the answer.
 
-Every path of the API is an `Endpoint`, which has an operation for each method. A visit to it decodes the body by its
+Every path of the API is an `Endpoint`, which has an operation for each method. A call of it decodes the body by its
 content type (JSON, or MessagePack for the operations that take batches), runs the operation in a task, and encodes the
 result in what the caller accepts. Everything that goes wrong leaves as a problem (`problems.py`).
 
-Callers are checked before anything else. If a body does not come with its header, that is before it is read (`screen`).
+Callers are checked before anything else. If a body does not come with its header, that is before it is read
+(`check_header`).
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ Parameters = Mapping[str, str]
 class Route(Protocol):
     """What is at a path."""
 
-    def screen(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
+    def check_header(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
         """Look at a request whose body is still to come."""
         ...
 
@@ -165,7 +166,7 @@ class Route(Protocol):
         ...
 
 
-class Desk:
+class EndpointContext:
     """What all routes share."""
 
     def __init__(self, services: Services, observer: Observer) -> None:
@@ -240,52 +241,52 @@ class _Coding:
 class Endpoint:
     """One path: an operation for each of its methods."""
 
-    def __init__(self, desk: Desk, operations: Iterable[Operation]) -> None:
-        self._desk = desk
+    def __init__(self, context: EndpointContext, operations: Iterable[Operation]) -> None:
+        self._context = context
         self.operations = {operation.method: operation for operation in operations}
         self._codings = {method: _Coding(operation) for method, operation in self.operations.items()}
 
-    def screen(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
+    def check_header(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
         """Let a caller in before its body is read, or refuse it."""
-        visit = self._enter(exchange)
-        if visit is None:
+        operation_call = self._enter(exchange)
+        if operation_call is None:
             return None
-        exchange.context = visit
-        return Terms(visit.body_bytes_max, is_streamed=visit.operation.body is Blocks)
+        exchange.context = operation_call
+        return Terms(operation_call.body_bytes_max, is_streamed=operation_call.operation.body is Blocks)
 
     def handle(self, exchange: Exchange, parameters: Parameters) -> None:
         """Answer a request."""
-        visit = exchange.context or self._enter(exchange)
+        operation_call = exchange.context or self._enter(exchange)
         exchange.context = None  # they know each other
-        if isinstance(visit, Visit):
-            visit.begin(self._codings[visit.operation.method], parameters)
+        if isinstance(operation_call, OperationCall):
+            operation_call.begin(self._codings[operation_call.operation.method], parameters)
 
-    def _enter(self, exchange: Exchange) -> Visit | None:
-        desk = self._desk
-        desk.name(exchange)
+    def _enter(self, exchange: Exchange) -> OperationCall | None:
+        context = self._context
+        context.name(exchange)
         try:
             operation = self.operations.get(exchange.request.method)
             if operation is None:
                 raise not_allowed(self.operations)
             exchange.action, exchange.protocol = operation.name, operation.protocol
-            return Visit(desk, exchange, operation)
+            return OperationCall(context, exchange, operation)
         except PenstockError as error:
-            desk.fail(exchange, error)
+            context.fail(exchange, error)
             return None
 
 
-class Visit:
+class OperationCall:
     """One request to an operation, by a caller that may call."""
 
-    __slots__ = ("_caller", "_desk", "_exchange", "body_bytes_max", "operation")
+    __slots__ = ("_caller", "_context", "_exchange", "body_bytes_max", "operation")
 
-    def __init__(self, desk: Desk, exchange: Exchange, operation: Operation) -> None:
-        services, request = desk.services, exchange.request
+    def __init__(self, context: EndpointContext, exchange: Exchange, operation: Operation) -> None:
+        services, request = context.services, exchange.request
         if services.is_stopping:
             raise stopping()
-        principal = desk.guard.admit(request.headers, request.peer)
+        principal = context.guard.admit(request.headers, request.peer)
         exchange.principal = principal.name
-        self._desk = desk
+        self._context = context
         self._exchange = exchange
         self._caller = Caller(exchange, principal, services.budget)
         self._caller.wanted = _choose(operation, request.headers)
@@ -308,14 +309,14 @@ class Visit:
                 )
             arguments = self._arguments(coding, parameters)
         except PenstockError as error:
-            self._desk.fail(exchange, error)
+            self._context.fail(exchange, error)
         except Exception:
-            self._desk.fail_unexpectedly(exchange)
+            self._context.fail_unexpectedly(exchange)
         else:
-            self._desk.run(self._run(arguments))
+            self._context.run(self._run(arguments))
 
     async def _run(self, arguments: dict[str, Any]) -> None:
-        exchange, caller, desk = self._exchange, self._caller, self._desk
+        exchange, caller, context = self._exchange, self._caller, self._context
         try:
             if (queue := arguments.get("queue")) is not None:
                 await self._find(queue)
@@ -323,16 +324,16 @@ class Visit:
             if exchange.is_gone or not await self._answer(result):
                 raise CallerGone
         except (CallerGone, BodyLeft):
-            caller.give_back(desk.services.shard)
-            desk.abandon(exchange)
+            caller.give_back(context.services.shard)
+            context.abandon(exchange)
         except BodyRefused as error:
-            desk.fail(exchange, RestError(error.status, error.code, str(error)))
+            context.fail(exchange, RestError(error.status, error.code, str(error)))
         except PenstockError as error:
-            caller.give_back(desk.services.shard)
-            desk.fail(exchange, error)
+            caller.give_back(context.services.shard)
+            context.fail(exchange, error)
         except Exception:
-            caller.give_back(desk.services.shard)
-            desk.fail_unexpectedly(exchange)
+            caller.give_back(context.services.shard)
+            context.fail_unexpectedly(exchange)
         finally:
             caller.close()
 
@@ -342,10 +343,10 @@ class Visit:
         if route is not None:
             if route not in ("strict", "forward"):
                 raise invalid(f"{ROUTE} is {route[:50]!r}: it must be strict or forward")
-            maps = self._desk.services.partition_maps
+            maps = self._context.services.partition_maps
             if route == "strict" and maps is not None:
                 maps.current().check(queue)
-        shard = self._desk.services.shard
+        shard = self._context.services.shard
         if shard.unknown(queue, now=self.operation.method != "POST"):
             await shard.know(queue, now=True)
 

@@ -28,7 +28,7 @@ from penstock.protocols.rest.problems import Problem
 from penstock.protocols.websocket.admission import session_handle, session_number
 from penstock.server.node import Services
 from penstock.server.shard import give_back
-from penstock.server.shards import Names, QueueFace
+from penstock.server.shards import Names, QueueView
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _MARK = "_penstock_operation"
@@ -327,7 +327,7 @@ class Resource:
         """The broker as it is now, to be read from: ids, names, receipts. Changes go through the shard."""
         return self.shard.identity
 
-    def queue(self, name: str) -> QueueFace:
+    def queue(self, name: str) -> QueueView:
         """A queue that is there."""
         queue = self.broker.queues.get(name)
         if queue is None:

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.protocols.sqs import shapes
+from penstock.protocols.sqs.context import Answer, Asked, RequestContext
 from penstock.protocols.sqs.permissions import PermissionActions
 from penstock.protocols.sqs.shapes import Shape
-from penstock.protocols.sqs.visit import Answer, Asked, Visit
 
 
 class Service(PermissionActions):
@@ -20,7 +20,7 @@ class Service(PermissionActions):
 class Run(Protocol):
     """An action at work."""
 
-    def __call__(self, visit: Visit, request: Any, /) -> Answer | Coroutine[Asked, Any, Answer]:
+    def __call__(self, context: RequestContext, request: Any, /) -> Answer | Coroutine[Asked, Any, Answer]:
         """Begin."""
         ...
 

@@ -12,6 +12,7 @@ from penstock.core.commands import Ack, Extend, Send, Sent, Settled, Span
 from penstock.core.errors import PenstockError
 from penstock.core.queues.config import QueueConfig
 from penstock.protocols.sqs import message_attributes
+from penstock.protocols.sqs.context import Answer, RequestContext
 from penstock.protocols.sqs.errors import (
     BATCH_ENTRY_IDS_NOT_DISTINCT,
     BATCH_REQUEST_TOO_LONG,
@@ -46,7 +47,6 @@ from penstock.protocols.sqs.shapes import (
     SettledEntry,
     SettledResult,
 )
-from penstock.protocols.sqs.visit import Answer, Visit
 
 _Span: Final[Any] = Span
 fields_of: Final = msgspec.structs.astuple
@@ -62,14 +62,14 @@ Entry = SendMessageBatchRequestEntry | SettleEntry
 class BatchActions(MessageActions):
     """The actions on several messages."""
 
-    def SendMessageBatch(self, visit: Visit, request: SendMessageBatchRequest) -> Answer:
+    def SendMessageBatch(self, context: RequestContext, request: SendMessageBatchRequest) -> Answer:
         """Send messages: one command for each delay in use; in nearly every batch, one."""
-        queue = self.queue(visit, request.queue_url, Send, may_create=True)
+        queue = self.queue(context, request.queue_url, Send, may_create=True)
         entries = request.entries or []
         entry_ids = self._check("SendMessageBatchRequestEntry", entries)
         bodies = self._bare_bodies(entries, queue)
         if bodies is not None:
-            sender = self.sender_attributes(visit.principal) if visit.principal.access_key else None
+            sender = self.sender_attributes(context.principal) if context.principal.access_key else None
             attributes: list[bytes | None] | None = None if sender is None else [sender] * len(bodies)
 
             def answer_bare(sent: Sent) -> SendMessageBatchResult:
@@ -78,7 +78,7 @@ class BatchActions(MessageActions):
                     list(map(SendMessageBatchResultEntry, entry_ids, message_ids, md5_list(bodies))), []
                 )
 
-            return visit.ask(Send(queue=queue.name, bodies=bodies, attributes=attributes, create=False), answer_bare)
+            return context.ask(Send(queue=queue.name, bodies=bodies, attributes=attributes, create=False), answer_bare)
         if queue.is_fifo:
             _check_all_grouped(entries, queue.config)
         failed: list[BatchResultErrorEntry] = []
@@ -87,7 +87,7 @@ class BatchActions(MessageActions):
         size = 0
         for entry in entries:
             try:
-                draft = self.draft(visit, entry, queue)
+                draft = self.draft(context, entry, queue)
             except SqsError as error:
                 failed.append(_failed(entry.id, error))
                 size += _size(entry)
@@ -104,7 +104,7 @@ class BatchActions(MessageActions):
             def answer(sent: Sent) -> SendMessageBatchResult:
                 return SendMessageBatchResult(self._sent(queue, ids, drafts, sent), failed)
 
-            return visit.ask(_send(queue.name, drafts), answer)
+            return context.ask(_send(queue.name, drafts), answer)
         runs = [[at for at, draft in enumerate(drafts) if draft.delay_ms == delay_ms] for delay_ms in delays]
 
         def answer_all(replies: list[Any]) -> SendMessageBatchResult:
@@ -118,7 +118,7 @@ class BatchActions(MessageActions):
                     successful.update(zip(run, sent, strict=True))
             return SendMessageBatchResult([successful[at] for at in sorted(successful)], failed)
 
-        return visit.ask_all([_send(queue.name, [drafts[at] for at in run]) for run in runs], answer_all)
+        return context.ask_all([_send(queue.name, [drafts[at] for at in run]) for run in runs], answer_all)
 
     def _sent(
         self, queue: SqsQueue, ids: list[str], drafts: list[Draft], sent: Sent
@@ -166,9 +166,9 @@ class BatchActions(MessageActions):
         self._check_length(sum(sizes))
         return bodies
 
-    def DeleteMessageBatch(self, visit: Visit, request: DeleteMessageBatchRequest) -> Answer:
+    def DeleteMessageBatch(self, context: RequestContext, request: DeleteMessageBatchRequest) -> Answer:
         """Delete messages that were received."""
-        queue = self.queue(visit, request.queue_url, Ack, may_create=False)
+        queue = self.queue(context, request.queue_url, Ack, may_create=False)
         entries = request.entries or []
         self._check("DeleteMessageBatchRequestEntry", entries)
 
@@ -178,11 +178,13 @@ class BatchActions(MessageActions):
         def refusal(entry: SettleEntry, _error: PenstockError) -> SqsError | None:
             return expired(entry.receipt_handle) if queue.is_fifo else None
 
-        return self._settle(visit, queue, entries, command, refusal)
+        return self._settle(context, queue, entries, command, refusal)
 
-    def ChangeMessageVisibilityBatch(self, visit: Visit, request: ChangeMessageVisibilityBatchRequest) -> Answer:
+    def ChangeMessageVisibilityBatch(
+        self, context: RequestContext, request: ChangeMessageVisibilityBatchRequest
+    ) -> Answer:
         """Keep messages longer, or give them back."""
-        queue = self.queue(visit, request.queue_url, Extend, may_create=False)
+        queue = self.queue(context, request.queue_url, Extend, may_create=False)
         entries = request.entries or []
         self._check("ChangeMessageVisibilityBatchRequestEntry", entries)
 
@@ -193,7 +195,7 @@ class BatchActions(MessageActions):
         def refusal(entry: SettleEntry, error: PenstockError) -> SqsError:
             return not_changed(error, _visibility_s(entry))
 
-        return self._settle(visit, queue, entries, command, refusal)
+        return self._settle(context, queue, entries, command, refusal)
 
     # -- rules for batches as a whole --
 
@@ -231,7 +233,7 @@ class BatchActions(MessageActions):
 
     def _settle(
         self,
-        visit: Visit,
+        context: RequestContext,
         queue: SqsQueue,
         entries: Sequence[SettleEntry],
         command: Callable[[Round], Ack | Extend],
@@ -261,7 +263,7 @@ class BatchActions(MessageActions):
                         failed.append(_failed(entry.id, refused))
             return SettledResult(successful, failed)
 
-        return visit.ask_all([command(one) for one in rounds], answer) if rounds else SettledResult([], failed)
+        return context.ask_all([command(one) for one in rounds], answer) if rounds else SettledResult([], failed)
 
     def _rounds(
         self, queue: SqsQueue, entries: Sequence[SettleEntry], failed: list[BatchResultErrorEntry]

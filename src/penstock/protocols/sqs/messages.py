@@ -10,6 +10,7 @@ from penstock.core.errors import LeaseTooLong, PenstockError, StaleReceipt
 from penstock.core.queues.attributes import encode_attributes
 from penstock.core.queues.config import QueueConfig
 from penstock.protocols.sqs import message_attributes
+from penstock.protocols.sqs.context import Answer, RequestContext
 from penstock.protocols.sqs.errors import (
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,
@@ -32,7 +33,6 @@ from penstock.protocols.sqs.shapes import (
     SendMessageRequest,
     SendMessageResult,
 )
-from penstock.protocols.sqs.visit import Answer, Visit
 
 _TOKEN = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}\Z")
 _SECOND_MS = 1_000
@@ -61,10 +61,10 @@ _Span: Final[Any] = Span
 class MessageActions(Unpacking):
     """The actions on one message, and what batches share with them."""
 
-    def SendMessage(self, visit: Visit, request: SendMessageRequest) -> Answer:
+    def SendMessage(self, context: RequestContext, request: SendMessageRequest) -> Answer:
         """Send a message."""
-        queue = self.queue(visit, request.queue_url, Send, may_create=True)
-        draft = self.draft(visit, request, queue)
+        queue = self.queue(context, request.queue_url, Send, may_create=True)
+        draft = self.draft(context, request, queue)
 
         def answer(sent: Sent) -> SendMessageResult:
             sequence = sent.first
@@ -76,7 +76,7 @@ class MessageActions(Unpacking):
                 sequence_number(sequence) if queue.is_fifo else None,
             )
 
-        return visit.ask(
+        return context.ask(
             Send(
                 queue=queue.name,
                 bodies=[draft.body],
@@ -89,9 +89,9 @@ class MessageActions(Unpacking):
             answer,
         )
 
-    def ReceiveMessage(self, visit: Visit, request: ReceiveMessageRequest) -> Answer:
+    def ReceiveMessage(self, context: RequestContext, request: ReceiveMessageRequest) -> Answer:
         """Receive messages, now or as soon as there are any."""
-        queue = self.queue(visit, request.queue_url, Receive, may_create=True)
+        queue = self.queue(context, request.queue_url, Receive, may_create=True)
         self._check_receive(request, queue)
         wants_more = (
             request.message_system_attribute_names or request.attribute_names or request.message_attribute_names
@@ -104,7 +104,7 @@ class MessageActions(Unpacking):
                 return NO_MESSAGES
             return ReceiveMessageResult(self.unpack(delivery, queue, wanted))
 
-        return visit.receive(
+        return context.receive(
             Receive(
                 queue=queue.name,
                 limit=request.max_number_of_messages or 1,
@@ -115,20 +115,20 @@ class MessageActions(Unpacking):
             answer,
         )
 
-    def DeleteMessage(self, visit: Visit, request: DeleteMessageRequest) -> Answer:
+    def DeleteMessage(self, context: RequestContext, request: DeleteMessageRequest) -> Answer:
         """Delete a message that was received. One that is gone already, or that somebody else has, is fine."""
-        queue = self.queue(visit, request.queue_url, Ack, may_create=False)
+        queue = self.queue(context, request.queue_url, Ack, may_create=False)
         channel, span = self.held(queue, request.receipt_handle)
 
         def answer(settled: Settled) -> None:
             if settled.refused and queue.is_fifo:
                 raise expired(request.receipt_handle)
 
-        return visit.ask(Ack(queue=queue.name, channel=channel, spans=[span]), answer)
+        return context.ask(Ack(queue=queue.name, channel=channel, spans=[span]), answer)
 
-    def ChangeMessageVisibility(self, visit: Visit, request: ChangeMessageVisibilityRequest) -> Answer:
+    def ChangeMessageVisibility(self, context: RequestContext, request: ChangeMessageVisibilityRequest) -> Answer:
         """Keep a message longer, or give it back."""
-        queue = self.queue(visit, request.queue_url, Extend, may_create=False)
+        queue = self.queue(context, request.queue_url, Extend, may_create=False)
         channel, span = self.held(queue, request.receipt_handle)
         visibility_s = check_visibility(request.visibility_timeout)
 
@@ -137,11 +137,13 @@ class MessageActions(Unpacking):
                 raise not_changed(settled.refused[0].error, visibility_s)
 
         lease_ms = visibility_s * _SECOND_MS
-        return visit.ask(Extend(queue=queue.name, channel=channel, spans=[span], lease_ms=lease_ms), answer)
+        return context.ask(Extend(queue=queue.name, channel=channel, spans=[span], lease_ms=lease_ms), answer)
 
     # -- sending --
 
-    def draft(self, visit: Visit, entry: SendMessageRequest | SendMessageBatchRequestEntry, queue: SqsQueue) -> Draft:
+    def draft(
+        self, context: RequestContext, entry: SendMessageRequest | SendMessageBatchRequestEntry, queue: SqsQueue
+    ) -> Draft:
         """A message as the core takes it, or what is wrong with it."""
         text = entry.message_body
         if not text:
@@ -154,10 +156,10 @@ class MessageActions(Unpacking):
         group, dedup_id = entry.message_group_id, entry.message_deduplication_id
         md5_of_own = md5_of_system = None
         if own or system:
-            attributes, added, md5_of_own, md5_of_system = self._attributes(visit, entry)
+            attributes, added, md5_of_own, md5_of_system = self._attributes(context, entry)
             size += added
         else:
-            attributes = self.sender_attributes(visit.principal) if visit.principal.access_key else None
+            attributes = self.sender_attributes(context.principal) if context.principal.access_key else None
         if size > queue.bytes_max:
             raise SqsError(
                 INVALID_PARAMETER_VALUE,
@@ -172,7 +174,7 @@ class MessageActions(Unpacking):
         return draft
 
     def _attributes(
-        self, visit: Visit, entry: SendMessageRequest | SendMessageBatchRequestEntry
+        self, context: RequestContext, entry: SendMessageRequest | SendMessageBatchRequestEntry
     ) -> tuple[bytes | None, int, str | None, str | None]:
         """The stored form of a message's attributes, what they count, and their checksums."""
         own, system = entry.message_attributes, entry.message_system_attributes
@@ -186,8 +188,8 @@ class MessageActions(Unpacking):
             message_attributes.check_system(system)
             md5_of_system = message_attributes.checksum(system)
         stored = message_attributes.to_stored(own, system)
-        if visit.principal.access_key:
-            stored[message_attributes.STORED_SENDER] = visit.principal.name
+        if context.principal.access_key:
+            stored[message_attributes.STORED_SENDER] = context.principal.name
         return encode_attributes(stored), size, md5_of_own, md5_of_system
 
     def _check_delay(self, delay_s: int, config: QueueConfig) -> None:

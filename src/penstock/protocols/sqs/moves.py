@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.core.commands import CancelRedrive, ListQueues, ListRedrives, RedriveTask, StartRedrive
 from penstock.core.errors import TaskNotFound
+from penstock.protocols.sqs.context import RequestContext, ask
 from penstock.protocols.sqs.errors import (
     INVALID_PARAMETER_VALUE,
     RESOURCE_NOT_FOUND,
@@ -29,7 +30,6 @@ from penstock.protocols.sqs.shapes import (
     StartMessageMoveTaskRequest,
     StartMessageMoveTaskResult,
 )
-from penstock.protocols.sqs.visit import Visit, ask
 
 _STATUS = {"running": "RUNNING", "done": "COMPLETED", "cancelled": "CANCELLED", "failed": "FAILED"}
 
@@ -38,13 +38,13 @@ class MoveActions(QueueActions):
     """The actions on message move tasks."""
 
     async def StartMessageMoveTask(
-        self, visit: Visit, request: StartMessageMoveTaskRequest
+        self, context: RequestContext, request: StartMessageMoveTaskRequest
     ) -> StartMessageMoveTaskResult:
         """Start to move the messages of a dead-letter queue."""
-        source = await self._queue_of(visit, request.source_arn, "SourceArn")
+        source = await self._queue_of(context, request.source_arn, "SourceArn")
         target = None
         if request.destination_arn is not None:
-            target = await self._queue_of(visit, request.destination_arn, "DestinationArn")
+            target = await self._queue_of(context, request.destination_arn, "DestinationArn")
         rate = request.max_number_of_messages_per_second
         if rate is not None and not 1 <= rate <= MOVES_PER_SECOND_MAX:
             raise invalid_value(
@@ -73,13 +73,13 @@ class MoveActions(QueueActions):
             raise SqsError(UNSUPPORTED_OPERATION, "Source and destination queues must be of the same type.")
 
     async def CancelMessageMoveTask(
-        self, visit: Visit, request: CancelMessageMoveTaskRequest
+        self, context: RequestContext, request: CancelMessageMoveTaskRequest
     ) -> CancelMessageMoveTaskResult:
         """Stop to move messages; what was moved stays where it is."""
         if not request.task_handle:
             raise missing("TaskHandle")
         handle, number = _open_handle(request.task_handle)
-        source = await self._queue_of(visit, handle.sourceArn, "SourceArn")
+        source = await self._queue_of(context, handle.sourceArn, "SourceArn")
         tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
         task = next((task for task in tasks if task.task == number), None)
         if task is None:
@@ -93,23 +93,23 @@ class MoveActions(QueueActions):
         return CancelMessageMoveTaskResult(cancelled.moved)
 
     async def ListMessageMoveTasks(
-        self, visit: Visit, request: ListMessageMoveTasksRequest
+        self, context: RequestContext, request: ListMessageMoveTasksRequest
     ) -> ListMessageMoveTasksResult:
         """The latest tasks of a queue, newest first."""
-        source = await self._queue_of(visit, request.source_arn, "SourceArn")
+        source = await self._queue_of(context, request.source_arn, "SourceArn")
         limit = MOVES_LISTED if request.max_results is None else request.max_results
         if not 1 <= limit <= MOVES_LISTED_MAX:
             raise invalid_value(limit, "MaxResults", f"Must be between 1 and {MOVES_LISTED_MAX}, if provided.")
         tasks: list[RedriveTask] = await ask(ListRedrives(queue=source))
         return ListMessageMoveTasksResult([self._described(task) for task in tasks[:limit]])
 
-    async def _queue_of(self, visit: Visit, arn: str | None, parameter: str) -> str:
+    async def _queue_of(self, context: RequestContext, arn: str | None, parameter: str) -> str:
         if not arn:
             raise missing(parameter)
         name = self.arns.name(arn)
         if name is None:
             raise invalid_value(arn, parameter, "It is not the ARN of a queue.")
-        self.check_rights(visit, name, StartRedrive)
+        self.check_rights(context, name, StartRedrive)
         await self.learn(name, now=True)
         if self.config(name) is None:
             raise SqsError(

@@ -12,10 +12,10 @@ import msgspec
 
 from penstock.core.commands import ChangeQueue
 from penstock.core.queues.config import QueueConfig
+from penstock.protocols.sqs.context import RequestContext
 from penstock.protocols.sqs.errors import OVER_LIMIT, SqsError, invalid_value, missing
 from penstock.protocols.sqs.moves import MoveActions
 from penstock.protocols.sqs.shapes import AddPermissionRequest, RemovePermissionRequest
-from penstock.protocols.sqs.visit import Visit
 
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 _ACCOUNT = re.compile(r"\d{12}\Z", re.ASCII)
@@ -42,16 +42,16 @@ SHAREABLE = frozenset(
 class PermissionActions(MoveActions):
     """The actions on a queue's policy, beside all the others."""
 
-    async def AddPermission(self, visit: Visit, request: AddPermissionRequest) -> None:
+    async def AddPermission(self, context: RequestContext, request: AddPermissionRequest) -> None:
         """Add a statement to the policy."""
-        name = self.queue_name(visit, request.queue_url, ChangeQueue)
+        name = self.queue_name(context, request.queue_url, ChangeQueue)
         await self.existing(name)
         _check(request)
         await self.change(name, lambda config: _added(config, request, self.arns.of(name)))
 
-    async def RemovePermission(self, visit: Visit, request: RemovePermissionRequest) -> None:
+    async def RemovePermission(self, context: RequestContext, request: RemovePermissionRequest) -> None:
         """Take a statement out of the policy. The policy goes with its last one."""
-        name = self.queue_name(visit, request.queue_url, ChangeQueue)
+        name = self.queue_name(context, request.queue_url, ChangeQueue)
         label = request.label
         if not label:
             await self.existing(name)

@@ -17,6 +17,7 @@ from penstock.protocols.sqs.attributes import (
     settings_of,
 )
 from penstock.protocols.sqs.batches import BatchActions
+from penstock.protocols.sqs.context import RequestContext, ask
 from penstock.protocols.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
     INVALID_PARAMETER_VALUE,
@@ -47,7 +48,6 @@ from penstock.protocols.sqs.shapes import (
     TagQueueRequest,
     UntagQueueRequest,
 )
-from penstock.protocols.sqs.visit import Visit, ask
 from penstock.server.auth import TO_SEE
 from penstock.server.settings import SqsSettings
 from penstock.server.shards import Shards
@@ -66,7 +66,7 @@ class QueueActions(BatchActions):
 
     # -- there or not --
 
-    async def CreateQueue(self, visit: Visit, request: CreateQueueRequest) -> QueueUrlResult:
+    async def CreateQueue(self, context: RequestContext, request: CreateQueueRequest) -> QueueUrlResult:
         """Create a queue; one that is there with the same attributes is fine."""
         name = request.queue_name
         if not name:
@@ -74,8 +74,8 @@ class QueueActions(BatchActions):
         attributes = dict(request.attributes or {})
         said = self._kind(attributes)
         check_queue_name(name, said, self.limits)
-        targets = self._targets(visit, attributes)
-        self.check_rights(visit, name, CreateQueue)
+        targets = self._targets(context, attributes)
+        self.check_rights(context, name, CreateQueue)
         tags = request.creation_tags or {}
         check_tags(tags)
         await self.learn(name, *targets, now=True)
@@ -91,7 +91,7 @@ class QueueActions(BatchActions):
                 existing = self.config(name)
         if existing is not None:
             self._check_same(name, existing, said, attributes)
-        return QueueUrlResult(visit.url(name))
+        return QueueUrlResult(context.url(name))
 
     def _kind(self, attributes: dict[str, str]) -> Kind | None:
         """What kind of queue is asked for, if any is. AWS knows no standard queue that says so."""
@@ -103,7 +103,7 @@ class QueueActions(BatchActions):
         del attributes["FifoQueue"]
         return "standard"
 
-    def _targets(self, visit: Visit, attributes: dict[str, str]) -> list[str]:
+    def _targets(self, context: RequestContext, attributes: dict[str, str]) -> list[str]:
         """The queue that attributes name as the one for dead letters, if they do; it takes a right on that one, too."""
         try:
             policy = msgspec.json.decode(attributes.get("RedrivePolicy") or "null")
@@ -113,7 +113,7 @@ class QueueActions(BatchActions):
         target = self.arns.name(arn) if isinstance(arn, str) else None
         if target is None:
             return []
-        self.check_rights(visit, target, ChangeQueue)
+        self.check_rights(context, target, ChangeQueue)
         return [target]
 
     def _reader(self, name: str, is_fifo: bool) -> AttributeReader:
@@ -141,9 +141,9 @@ class QueueActions(BatchActions):
             if now.get(attribute) != wished.get(attribute):
                 raise _exists(attribute)
 
-    async def DeleteQueue(self, visit: Visit, request: QueueRequest) -> None:
+    async def DeleteQueue(self, context: RequestContext, request: QueueRequest) -> None:
         """Delete a queue with its messages."""
-        name = self.queue_name(visit, request.queue_url, DeleteQueue)
+        name = self.queue_name(context, request.queue_url, DeleteQueue)
         await ask(DeleteQueue(name=name))
         now_ms = self.shard.now_ms()
         self._purged_ms.pop(name, None)
@@ -151,9 +151,9 @@ class QueueActions(BatchActions):
             self._deleted_ms[name] = now_ms
             self._forget_old(self._deleted_ms, now_ms - self.limits.recreate_pause_ms)
 
-    async def PurgeQueue(self, visit: Visit, request: QueueRequest) -> None:
+    async def PurgeQueue(self, context: RequestContext, request: QueueRequest) -> None:
         """Delete a queue's messages."""
-        name = self.queue_name(visit, request.queue_url, PurgeQueue)
+        name = self.queue_name(context, request.queue_url, PurgeQueue)
         now_ms = self.shard.now_ms()
         purged_ms = self._purged_ms.get(name)
         if purged_ms is not None and now_ms < purged_ms + self.limits.purge_pause_ms:
@@ -171,41 +171,43 @@ class QueueActions(BatchActions):
 
     # -- finding --
 
-    async def GetQueueUrl(self, visit: Visit, request: GetQueueUrlRequest) -> QueueUrlResult:
+    async def GetQueueUrl(self, context: RequestContext, request: GetQueueUrlRequest) -> QueueUrlResult:
         """The URL of a queue by its name."""
         name = request.queue_name
         if not name:
             raise missing("QueueName")
-        self.check_rights(visit, name, *TO_SEE)
+        self.check_rights(context, name, *TO_SEE)
         if self.auto_create:
             check_queue_name(name, kind_of(name), self.limits)
         await self.existing(name)
-        return QueueUrlResult(visit.url(name))
+        return QueueUrlResult(context.url(name))
 
-    async def ListQueues(self, visit: Visit, request: ListQueuesRequest) -> ListQueuesResult:
+    async def ListQueues(self, context: RequestContext, request: ListQueuesRequest) -> ListQueuesResult:
         """Queues by name, in pages if asked for."""
         prefix = request.queue_name_prefix or ""
         limit, after = page_asked(request.max_results, request.next_token)
-        names = await self.names(visit, limit + 1, prefix=prefix, after=after)
+        names = await self.names(context, limit + 1, prefix=prefix, after=after)
         page, token = page_of(names, request.max_results, request.next_token)
-        return ListQueuesResult([visit.url(name) for name in page], token)
+        return ListQueuesResult([context.url(name) for name in page], token)
 
     async def ListDeadLetterSourceQueues(
-        self, visit: Visit, request: ListDeadLetterSourceQueuesRequest
+        self, context: RequestContext, request: ListDeadLetterSourceQueuesRequest
     ) -> ListDeadLetterSourceQueuesResult:
         """The queues whose dead letters come to this one."""
-        target = self.queue_name(visit, request.queue_url, DescribeQueue, ChangeQueue)
+        target = self.queue_name(context, request.queue_url, DescribeQueue, ChangeQueue)
         await self.existing(target)
         limit, after = page_asked(request.max_results, request.next_token)
-        sources = await self.names(visit, limit + 1, after=after, dead_letters_to=target)
+        sources = await self.names(context, limit + 1, after=after, dead_letters_to=target)
         page, token = page_of(sources, request.max_results, request.next_token)
-        return ListDeadLetterSourceQueuesResult([visit.url(name) for name in page], token)
+        return ListDeadLetterSourceQueuesResult([context.url(name) for name in page], token)
 
     # -- attributes --
 
-    async def GetQueueAttributes(self, visit: Visit, request: GetQueueAttributesRequest) -> QueueAttributesResult:
+    async def GetQueueAttributes(
+        self, context: RequestContext, request: GetQueueAttributesRequest
+    ) -> QueueAttributesResult:
         """What a queue is told to do, and how much is in it."""
-        name = self.queue_name(visit, request.queue_url, *TO_SEE)
+        name = self.queue_name(context, request.queue_url, *TO_SEE)
         await self.existing(name)
         names = request.attribute_names or []
         check_names(names)
@@ -216,10 +218,10 @@ class QueueActions(BatchActions):
             return QueueAttributesResult(found)
         return QueueAttributesResult({each: found[each] for each in dict.fromkeys(names) if each in found})
 
-    async def SetQueueAttributes(self, visit: Visit, request: SetQueueAttributesRequest) -> None:
+    async def SetQueueAttributes(self, context: RequestContext, request: SetQueueAttributesRequest) -> None:
         """Change what a queue is told to do."""
-        targets = self._targets(visit, request.attributes or {})
-        name = self.queue_name(visit, request.queue_url, ChangeQueue)
+        targets = self._targets(context, request.attributes or {})
+        name = self.queue_name(context, request.queue_url, ChangeQueue)
         attributes = request.attributes
         if not attributes:
             await self.existing(name)
@@ -229,18 +231,18 @@ class QueueActions(BatchActions):
 
     # -- tags --
 
-    async def TagQueue(self, visit: Visit, request: TagQueueRequest) -> None:
+    async def TagQueue(self, context: RequestContext, request: TagQueueRequest) -> None:
         """Add tags, or change them."""
-        name = self.queue_name(visit, request.queue_url, ChangeQueue)
+        name = self.queue_name(context, request.queue_url, ChangeQueue)
         tags = request.tags
         if not tags:
             await self.existing(name)
             raise missing("Tags")
         await self.change(name, lambda config: {"tags": check_tags(config.tags | tags)})
 
-    async def UntagQueue(self, visit: Visit, request: UntagQueueRequest) -> None:
+    async def UntagQueue(self, context: RequestContext, request: UntagQueueRequest) -> None:
         """Take tags away; those that are not there are fine."""
-        name = self.queue_name(visit, request.queue_url, ChangeQueue)
+        name = self.queue_name(context, request.queue_url, ChangeQueue)
         keys = request.tag_keys
         if not keys:
             await self.existing(name)
@@ -249,9 +251,9 @@ class QueueActions(BatchActions):
             name, lambda config: {"tags": {key: value for key, value in config.tags.items() if key not in keys}}
         )
 
-    async def ListQueueTags(self, visit: Visit, request: QueueRequest) -> ListQueueTagsResult:
+    async def ListQueueTags(self, context: RequestContext, request: QueueRequest) -> ListQueueTagsResult:
         """A queue's tags."""
-        name = self.queue_name(visit, request.queue_url, DescribeQueue, ChangeQueue)
+        name = self.queue_name(context, request.queue_url, DescribeQueue, ChangeQueue)
         await self.learn(name, now=True)
         config = self.config(name)
         if config is None:

@@ -79,31 +79,31 @@ class Unpacking(ServiceBase):
             made = list(map(Message, message_ids, receipts, md5_list(bodies), texts))
             if wanted is not NOTHING or NOT_TEXT in texts or chunk.column(Section.ORIGINS) is not None:
                 for offset, message in enumerate(made):
-                    parcel = Parcel(delivery.queue, run, offset, attempts[offset], queue.is_fifo)
-                    self._complete(message, parcel, wanted, bodies[offset])
+                    delivered = DeliveredMessage(delivery.queue, run, offset, attempts[offset], queue.is_fifo)
+                    self._complete(message, delivered, wanted, bodies[offset])
             messages += made
         return messages
 
-    def _complete(self, message: Message, parcel: Parcel, wanted: Wanted, body: bytes) -> None:
+    def _complete(self, message: Message, delivered: DeliveredMessage, wanted: Wanted, body: bytes) -> None:
         """What a message has beside its body, and where it came from."""
-        chunk = parcel.run.chunk
+        chunk = delivered.run.chunk
         is_encoded = message.body == NOT_TEXT
         if is_encoded:
             encoded = base64.b64encode(body)
             message.body, message.md5_of_body = encoded.decode(), md5(encoded)
-        stored_origin = chunk.origin(parcel.position)
+        stored_origin = chunk.origin(delivered.position)
         origin = None if stored_origin is None else Origin.decode(stored_origin)
         if origin is not None:
             message.message_id = origin.id
         if wanted is not NOTHING or is_encoded:
-            self._add_attributes(message, parcel, origin, wanted, is_encoded)
+            self._add_attributes(message, delivered, origin, wanted, is_encoded)
 
     def _add_attributes(
-        self, message: Message, parcel: Parcel, origin: Origin | None, wanted: Wanted, is_encoded: bool
+        self, message: Message, delivered: DeliveredMessage, origin: Origin | None, wanted: Wanted, is_encoded: bool
     ) -> None:
-        stored = decode_attributes(parcel.run.chunk.attributes(parcel.position))
+        stored = decode_attributes(delivered.run.chunk.attributes(delivered.position))
         if wanted.system:
-            system = self._system_attributes(parcel, origin, stored)
+            system = self._system_attributes(delivered, origin, stored)
             wants_all = "All" in wanted.system
             message.attributes = {
                 name: value
@@ -117,22 +117,24 @@ class Unpacking(ServiceBase):
             message.message_attributes = own
             message.md5_of_message_attributes = message_attributes.checksum(own)
 
-    def _system_attributes(self, parcel: Parcel, origin: Origin | None, stored: Attributes) -> dict[str, str | None]:
-        chunk = parcel.run.chunk
-        sent_ms, receives, source = chunk.sent_ms, parcel.attempt, None
+    def _system_attributes(
+        self, delivered: DeliveredMessage, origin: Origin | None, stored: Attributes
+    ) -> dict[str, str | None]:
+        chunk = delivered.run.chunk
+        sent_ms, receives, source = chunk.sent_ms, delivered.attempt, None
         if origin is not None:
             sent_ms = origin.sent_ms
-            if self._is_dead_letter(origin, parcel.queue):
+            if self._is_dead_letter(origin, delivered.queue):
                 receives += origin.attempts
                 source = self.arns.of(origin.queue)
         return {
             "SenderId": str(stored.get(message_attributes.STORED_SENDER, ANONYMOUS_SENDER)),
             "SentTimestamp": str(sent_ms),
             "ApproximateReceiveCount": str(receives),
-            "ApproximateFirstReceiveTimestamp": str(parcel.first_ms),
-            "SequenceNumber": sequence_number(chunk.base + parcel.position) if parcel.is_fifo else None,
-            "MessageDeduplicationId": chunk.dedup_id(parcel.position) if parcel.is_fifo else None,
-            "MessageGroupId": chunk.group(parcel.position),
+            "ApproximateFirstReceiveTimestamp": str(delivered.first_ms),
+            "SequenceNumber": sequence_number(chunk.base + delivered.position) if delivered.is_fifo else None,
+            "MessageDeduplicationId": chunk.dedup_id(delivered.position) if delivered.is_fifo else None,
+            "MessageGroupId": chunk.group(delivered.position),
             "AWSTraceHeader": _optional_text(stored.get(message_attributes.STORED_TRACE_HEADER)),
             "DeadLetterQueueSourceArn": source,
         }
@@ -145,7 +147,7 @@ class Unpacking(ServiceBase):
         return queue == (source.dead_letter or dead_letter_name(origin.queue))
 
 
-class Parcel(NamedTuple):
+class DeliveredMessage(NamedTuple):
     """One message of a delivery."""
 
     queue: str

@@ -1,4 +1,4 @@
-"""A request's way in: which protocol, who calls, which action. The rest of its way is in `visit.py`.
+"""A request's way in: which protocol, who calls, which action. The rest of its way is in `context.py`.
 
 Clients that wait for each response before they ask again, as SDKs do, are named to the shard: those who come together
 share their commits (`server/tasks.py`). Receives need no commit, and are not waited for.
@@ -15,6 +15,7 @@ import uuid
 from penstock.protocols.http import Exchange, Handler, Request
 from penstock.protocols.sqs import json_wire, query_wire
 from penstock.protocols.sqs.actions import Service, actions_of
+from penstock.protocols.sqs.context import RequestContext
 from penstock.protocols.sqs.errors import (
     ACCESS_DENIED,
     METHOD_NOT_ALLOWED,
@@ -24,7 +25,6 @@ from penstock.protocols.sqs.errors import (
 )
 from penstock.protocols.sqs.names import base_url
 from penstock.protocols.sqs.sigv4 import is_signed_by_head, verify
-from penstock.protocols.sqs.visit import Visit
 from penstock.server.auth import ANYBODY, Credentials, Principal
 from penstock.server.budget import Budget
 from penstock.server.settings import ServerSettings, SqsSettings
@@ -71,7 +71,7 @@ class SqsFrontEnd:
                     decoded = action.decode(request.body or b"{}")
                 except json_wire.UNREADABLE as error:
                     raise json_wire.malformed(error) from None
-                Visit(exchange, self, principal, action, decoded, is_json=True).begin()
+                RequestContext(exchange, self, principal, action, decoded, is_json=True).begin()
                 return
             principal = self._principal(exchange) if self._credentials.are_required else ANYBODY
             fields = _form(request)
@@ -86,7 +86,7 @@ class SqsFrontEnd:
                     else "The request must contain the parameter Action.",
                 )
             decoded = query_wire.decode(fields, named.request)
-            Visit(exchange, self, principal, named, decoded, is_json=False).begin()
+            RequestContext(exchange, self, principal, named, decoded, is_json=False).begin()
         except SqsError as refusal:
             (json_wire if is_json else query_wire).respond_error(exchange, refusal)
 
@@ -113,7 +113,7 @@ def refuse_request(exchange: Exchange, status: int, code: str, reason: str) -> N
     _refuse(exchange, SqsError(MISDIRECTED_REQUEST if status == MISDIRECTED_REQUEST.status else ACCESS_DENIED, reason))
 
 
-def screen(credentials: Credentials) -> Handler:
+def check_header(credentials: Credentials) -> Handler:
     """Answers requests without their bodies, as far as those cannot help: nobody has signed them, or no one we know.
 
     So a stranger is not read from. Whoever names an access key that is there may still be one: that shows when the body

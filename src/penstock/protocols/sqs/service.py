@@ -15,14 +15,14 @@ from penstock.core.errors import QueueChanged, QueueExists, QueueNotFound
 from penstock.core.queues.attributes import encode_attributes
 from penstock.core.queues.config import Kind, QueueConfig, kind_of
 from penstock.protocols.sqs.attributes import message_bytes_max
+from penstock.protocols.sqs.context import RequestContext, UnknownQueue, ask
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES
 from penstock.protocols.sqs.message_attributes import STORED_SENDER
 from penstock.protocols.sqs.names import Arns, Urls
-from penstock.protocols.sqs.visit import UnknownQueue, Visit, ask
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.settings import SqsSettings
-from penstock.server.shards import QueueFace, Shards
+from penstock.server.shards import QueueView, Shards
 
 _SEQUENCE_DIGITS: Final = 12
 _SEQUENCES_MAX: Final = 16**12
@@ -117,7 +117,7 @@ class SqsQueue:
 
     __slots__ = ("bytes_max", "config", "id", "ids", "is_fifo", "name", "seal")
 
-    def __init__(self, queue: QueueFace, seal: Seal, ids: Numbered) -> None:
+    def __init__(self, queue: QueueView, seal: Seal, ids: Numbered) -> None:
         self.id = queue.id
         self.name = queue.name
         self.config: QueueConfig = queue.config
@@ -146,20 +146,20 @@ class ServiceBase:
         """Queues whose configuration has a change on its way."""
         self.auto_create = settings.auto_create
 
-    def queue(self, visit: Visit, url: str | None, kind: type[Command], *, may_create: bool) -> SqsQueue:
+    def queue(self, context: RequestContext, url: str | None, kind: type[Command], *, may_create: bool) -> SqsQueue:
         """The queue that a caller names by its URL, or by calling it, if it may do this there.
 
         `UnknownQueue` if it is not known here; `may_create` says whether it may be created then.
         """
-        url = url or visit.path_url
+        url = url or context.path_url
         if not url:
             raise missing("QueueUrl")
         known = self._queues.get(url)
         name = self.urls.name(url) if known is None else known.name
-        visit.queue = name
-        principal = visit.principal
+        context.queue = name
+        principal = context.principal
         if principal is not ANYBODY and not principal.may(name, kind):
-            raise SqsError(ACCESS_DENIED, f"Access to the resource {visit.url(name)} is denied.")
+            raise SqsError(ACCESS_DENIED, f"Access to the resource {context.url(name)} is denied.")
         broker = self.shard.identity
         queue = broker.queues.get(name)
         if queue is None:
@@ -216,23 +216,23 @@ class ServiceBase:
             return None
         return queue.config
 
-    def queue_name(self, visit: Visit, url: str | None, *kinds: type[Command]) -> str:
+    def queue_name(self, context: RequestContext, url: str | None, *kinds: type[Command]) -> str:
         """The queue that a caller names by its URL, or by calling it, if it may do one of these commands there."""
-        url = url or visit.path_url
+        url = url or context.path_url
         if not url:
             raise missing("QueueUrl")
         name = self.urls.name(url)
-        self.check_rights(visit, name, *kinds)
+        self.check_rights(context, name, *kinds)
         return name
 
     @staticmethod
-    def check_rights(visit: Visit, name: str, *kinds: type[Command]) -> None:
+    def check_rights(context: RequestContext, name: str, *kinds: type[Command]) -> None:
         """Raise unless the caller may do one of these commands with the queue."""
         if len(name) > NAME_LENGTH_MAX:
             raise no_such_queue()
-        visit.queue = name
-        if not visit.principal.may(name, *kinds):
-            raise SqsError(ACCESS_DENIED, f"Access to the resource {visit.url(name)} is denied.")
+        context.queue = name
+        if not context.principal.may(name, *kinds):
+            raise SqsError(ACCESS_DENIED, f"Access to the resource {context.url(name)} is denied.")
 
     async def learn(self, *names: str, now: bool = False) -> None:
         """Ask for queues of other nodes that have to be asked for, so that `config` can tell of them."""
@@ -242,7 +242,13 @@ class ServiceBase:
                     await ask(DescribeQueue(name=name))
 
     async def names(
-        self, visit: Visit, enough: int, *, prefix: str = "", after: str = "", dead_letters_to: str | None = None
+        self,
+        context: RequestContext,
+        enough: int,
+        *,
+        prefix: str = "",
+        after: str = "",
+        dead_letters_to: str | None = None,
     ) -> list[str]:
         """Queues that the caller may know of, in order; at least so many, if there are."""
         found: list[str] = []
@@ -251,7 +257,7 @@ class ServiceBase:
             page: list[str] = await ask(
                 ListQueues(prefix=prefix, after=after, limit=limit, dead_letters_to=dead_letters_to)
             )
-            found += [name for name in page if visit.principal.may_see(name)]
+            found += [name for name in page if context.principal.may_see(name)]
             if len(page) < limit:
                 break
             after = page[-1]

@@ -183,7 +183,7 @@ class Connection:
         self._read_bytes += len(data)
         if self._later or self._messages or self.share.is_waiting:
             self._later += data
-            self._mind_reading()
+            self._apply_backpressure()
         else:
             self._take(data)
 
@@ -205,7 +205,7 @@ class Connection:
         if self._later:
             self._loop.call_soon(self._go_on)
         if self._later or self._messages:
-            self._mind_reading()
+            self._apply_backpressure()
 
     def _parse(self, data: bytes) -> None:
         """Whatever is no plain frame."""
@@ -272,7 +272,7 @@ class Connection:
         if self._later and not self._messages and not self.share.is_waiting:
             data, self._later = self._later, b""
             self._take(data)
-        self._mind_reading()
+        self._apply_backpressure()
 
     def _make_room(self, message_bytes: int) -> None:
         """A message has begun that is so long: read on when there is room for it."""
@@ -287,7 +287,7 @@ class Connection:
                 self._pace.start()
             else:
                 self._pace.stop()
-                self._mind_reading()
+                self._apply_backpressure()
 
     def _room_came(self) -> None:
         self._pace.start()
@@ -299,7 +299,7 @@ class Connection:
     def _come_too_slowly(self) -> None:
         self.refuse(_REFUSED, self._pace.reason)
 
-    def _mind_reading(self) -> None:
+    def _apply_backpressure(self) -> None:
         """Nothing is read while something is still to be heard: it waits for who receives, or for room."""
         wanted = not (self._later or self._messages or self.share.is_waiting)
         if wanted != self._is_reading and not self._transport.is_closing():
@@ -398,7 +398,7 @@ class Connection:
         self._messages.clear()
         self._end()
         self._close_timer = self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.abort)
-        self._mind_reading()
+        self._apply_backpressure()
 
     def _close_came(self) -> None:
         """The client ends it, or answers our end."""

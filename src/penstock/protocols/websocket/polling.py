@@ -33,10 +33,9 @@ from penstock.core.errors import (
 )
 from penstock.core.packed_error import pack_error
 from penstock.protocols.http import Exchange, Terms
-from penstock.protocols.rest.endpoint import Desk as RestDesk
-from penstock.protocols.rest.endpoint import Parameters, not_allowed
+from penstock.protocols.rest.endpoint import EndpointContext, Parameters, not_allowed
 from penstock.protocols.websocket.admission import admit, limits_of, principal_of, refuse_pages, session_number
-from penstock.protocols.websocket.desk import Desk
+from penstock.protocols.websocket.dispatcher import Dispatcher
 from penstock.server.auth import Principal
 from penstock.server.budget import SMALL_BYTES, UNKNOWN_BYTES_MAX, Share
 from penstock.server.shards import Names
@@ -64,11 +63,11 @@ _IDLE_TTLS = 2
 class _Conversation:
     """What the server remembers of a client that polls, besides its session."""
 
-    __slots__ = ("desks", "kept", "seen_s")
+    __slots__ = ("dispatchers", "kept", "seen_s")
 
     def __init__(self) -> None:
-        self.desks: list[Desk] = []
-        """The desks of its requests in flight: a request may cancel another one's wait."""
+        self.dispatchers: list[Dispatcher] = []
+        """The dispatchers of its requests in flight: a request may cancel another one's wait."""
         self.kept: dict[int, Delivery] = {}
         """Receives -> deliveries that may not have arrived."""
         self.seen_s = 0.0
@@ -98,15 +97,15 @@ class _Conversation:
 class CommandsEndpoint:
     """What is at `/v1/commands`."""
 
-    def __init__(self, desk: RestDesk, version: str) -> None:
-        self._desk = desk
-        self._services = desk.services
+    def __init__(self, context: EndpointContext, version: str) -> None:
+        self._context = context
+        self._services = context.services
         self._version = version
         self._conversations: dict[int, _Conversation] = {}
         """By session."""
         self._in_flight = 0
 
-    def screen(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
+    def check_header(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
         """Of a stranger a small frame is read, just large enough for a Hello."""
         try:
             return Terms(self._enter(exchange))
@@ -128,7 +127,7 @@ class CommandsEndpoint:
     def handle(self, exchange: Exchange, parameters: Parameters) -> None:
         """Answer a frame."""
         if exchange.request.method != "POST":
-            self._desk.fail(exchange, not_allowed(("POST",)))
+            self._context.fail(exchange, not_allowed(("POST",)))
             return
         try:
             bytes_max = self._enter(exchange)
@@ -137,7 +136,7 @@ class CommandsEndpoint:
         except PenstockError as error:
             self._fail(exchange, error)
         else:
-            self._desk.run(self._run(exchange))
+            self._context.run(self._run(exchange))
 
     async def _run(self, exchange: Exchange) -> None:
         self._in_flight += 1
@@ -189,7 +188,7 @@ class CommandsEndpoint:
     def _forget_the_idle(self) -> None:
         oldest_s = time.monotonic() - _IDLE_TTLS * self._services.settings.websocket.session_ttl_s
         for session, conversation in list(self._conversations.items()):
-            if conversation.seen_s < oldest_s and not conversation.desks:
+            if conversation.seen_s < oldest_s and not conversation.dispatchers:
                 del self._conversations[session]
 
     def _session(self, principal: Principal, handle: str) -> int:
@@ -201,7 +200,7 @@ class CommandsEndpoint:
         self, principal: Principal, session: int, exchange: Exchange, conversation: _Conversation, share: Share
     ) -> None:
         answered = asyncio.Event()
-        desk = Desk(
+        dispatcher = Dispatcher(
             self._services,
             principal,
             session,
@@ -209,31 +208,31 @@ class CommandsEndpoint:
             answered.set,
             protocol="poll",
             peer=exchange.request.peer,
-            desks=conversation.desks,
+            dispatchers=conversation.dispatchers,
             share=share,
         )
-        conversation.desks.append(desk)
+        conversation.dispatchers.append(dispatcher)
         try:
             if exchange.has_hung_up():
                 return
             exchange.on_abandoned = answered.set
-            self._take(desk, exchange.request.body, conversation)
-            while desk.in_flight and not exchange.is_abandoned:
+            self._take(dispatcher, exchange.request.body, conversation)
+            while dispatcher.in_flight and not exchange.is_abandoned:
                 answered.clear()
                 await answered.wait()
             if not exchange.has_hung_up():
-                conversation.keep(desk.answers, self._services.shard.identity)
-                exchange.respond(200, _HEADERS, desk.take_frame())
+                conversation.keep(dispatcher.answers, self._services.shard.identity)
+                exchange.respond(200, _HEADERS, dispatcher.take_frame())
         finally:
-            desk.abandon()
-            conversation.desks.remove(desk)
+            dispatcher.abandon()
+            conversation.dispatchers.remove(dispatcher)
 
-    def _take(self, desk: Desk, frame: bytes, conversation: _Conversation) -> None:
+    def _take(self, dispatcher: Dispatcher, frame: bytes, conversation: _Conversation) -> None:
         requests, now_ms = decode_requests(frame), self._services.shard.now_ms()
         if conversation.kept:
             for number, command in list(requests):
                 delivery = conversation.repeated(number, command, now_ms)
                 if delivery is not None:
                     requests.remove((number, command))
-                    desk.repeat(number, delivery)
-        desk.take(requests)
+                    dispatcher.repeat(number, delivery)
+        dispatcher.take(requests)

@@ -1,8 +1,8 @@
 """One websocket: a session, its requests and its pushes.
 
-The reader takes frames as they come and hands their requests to the desk. The writer sleeps until the desk has answers,
-and sends all of them as one frame. Most frames come and go without either of them, the short way (see `connection.py`),
-as long as the client reads; what does not fit is left to the two.
+The reader takes frames as they come and hands their requests to the dispatcher. The writer sleeps until the dispatcher
+has answers, and sends all of them as one frame. Most frames come and go without either of them, the short way (see
+`connection.py`), as long as the client reads; what does not fit is left to the two.
 
 A client that does not read keeps the writer waiting: its answers gather here, no more of its requests are read, its
 pushes run out of credit; after `read_timeout_s` the connection is closed.
@@ -27,11 +27,10 @@ from websockets.server import ServerProtocol
 from penstock.core.errors import AccessDenied, PenstockError
 from penstock.core.packed_error import pack_error
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Terms
-from penstock.protocols.rest.endpoint import Desk as RestDesk
-from penstock.protocols.rest.endpoint import Parameters, not_found
+from penstock.protocols.rest.endpoint import EndpointContext, Parameters, not_found
 from penstock.protocols.websocket.admission import Admitted, admit, limits_of, refuse_pages
 from penstock.protocols.websocket.connection import Connection
-from penstock.protocols.websocket.desk import Desk
+from penstock.protocols.websocket.dispatcher import Dispatcher
 from penstock.server.node import Services
 from penstock.wire.answers import Kind, encode_answers
 from penstock.wire.requests import BadFrame, decode_requests
@@ -59,14 +58,14 @@ class Closing(Exception):
 class WebsocketEndpoint:
     """What is at `/v1/ws`."""
 
-    def __init__(self, desk: RestDesk, version: str) -> None:
-        self._desk = desk
-        self._services = desk.services
+    def __init__(self, context: EndpointContext, version: str) -> None:
+        self._context = context
+        self._services = context.services
         self._version = version
         self._connections = 0
         self._flushes = Flushes()
 
-    def screen(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
+    def check_header(self, exchange: Exchange, parameters: Parameters) -> Terms | None:
         """Requests for websockets have no bodies."""
         return None
 
@@ -77,7 +76,7 @@ class WebsocketEndpoint:
         """
         request = exchange.request
         if not request.is_upgrade:
-            self._desk.fail(exchange, not_found(exchange))
+            self._context.fail(exchange, not_found(exchange))
             return
         try:
             refuse_pages(self._services, request.headers)
@@ -152,7 +151,7 @@ class Conversation:
         self._is_flush_planned = False
         self._is_large = False
         """A large frame was written, and an empty one has to follow."""
-        self._desk: Desk | None = None
+        self._dispatcher: Dispatcher | None = None
         self._reading: asyncio.Task[Any] | None = None
         self._closing: Closing | None = None
         """What the writer wants the connection to end with."""
@@ -194,7 +193,7 @@ class Conversation:
             raise Closing(REFUSED, str(error)) from None
 
     async def _serve(self, admitted: Admitted) -> None:
-        desk = Desk(
+        dispatcher = Dispatcher(
             self._services,
             admitted.principal,
             admitted.session,
@@ -204,14 +203,14 @@ class Conversation:
             peer=self._peer,
             share=self._connection.answers,
         )
-        self._desk = desk
+        self._dispatcher = dispatcher
         reading = self._reading = asyncio.current_task()
         assert reading is not None
-        writing = asyncio.create_task(self._keep_writing(desk, reading))
+        writing = asyncio.create_task(self._keep_writing(dispatcher, reading))
         try:
-            desk.answers.append((admitted.request, Kind.REPLY, admitted.welcome))
+            dispatcher.answers.append((admitted.request, Kind.REPLY, admitted.welcome))
             self._answered.set()
-            await self._keep_reading(desk, reading)
+            await self._keep_reading(dispatcher, reading)
         except asyncio.CancelledError:
             if self._closing is None:
                 raise
@@ -220,17 +219,17 @@ class Conversation:
         finally:
             self._connection.hear = None
             writing.cancel()
-            desk.close("the connection ended")
+            dispatcher.close("the connection ended")
 
-    async def _keep_reading(self, desk: Desk, reading: asyncio.Task[Any]) -> None:
+    async def _keep_reading(self, dispatcher: Dispatcher, reading: asyncio.Task[Any]) -> None:
         def hear(frame: bytes) -> None:
             try:
-                desk.take(decode_requests(frame))
-                if self._services.shard.hurry():
+                dispatcher.take(decode_requests(frame))
+                if self._services.shard.step_now():
                     self._flushes.flush()
             except BadFrame as error:
                 self._end_with(Closing(UNREADABLE, str(error)), reading)
-            if desk.later or len(desk.answers) > _UNREAD_MAX:
+            if dispatcher.later or len(dispatcher.answers) > _UNREAD_MAX:
                 self._connection.hear = None
 
         while True:
@@ -239,16 +238,16 @@ class Conversation:
             if frame is None:
                 return
             try:
-                desk.take(decode_requests(frame))
+                dispatcher.take(decode_requests(frame))
             except BadFrame as error:
                 raise Closing(UNREADABLE, str(error)) from None
-            if desk.later or len(desk.answers) > _UNREAD_MAX:
+            if dispatcher.later or len(dispatcher.answers) > _UNREAD_MAX:
                 self._connection.hear = None
-                await self._caught_up(desk)
+                await self._caught_up(dispatcher)
 
-    async def _caught_up(self, desk: Desk) -> None:
+    async def _caught_up(self, dispatcher: Dispatcher) -> None:
         """A client that does not read what it is answered is not read from."""
-        while desk.answers or desk.later:
+        while dispatcher.answers or dispatcher.later:
             await asyncio.sleep(_PAUSE_S)
             if self._connection.is_over:
                 return
@@ -265,7 +264,7 @@ class Conversation:
             reading.cancel()
 
     def _on_answer(self) -> None:
-        """The desk has an answer: write it, with all that come in this turn of the loop."""
+        """The dispatcher has an answer: write it, with all that come in this turn of the loop."""
         if self._is_writing:
             self._answered.set()
         elif not self._is_flush_planned:
@@ -275,28 +274,28 @@ class Conversation:
     def flush(self) -> None:
         """Write what is answered, if the client reads."""
         self._is_flush_planned = False
-        connection, desk = self._connection, self._desk
-        assert desk is not None
+        connection, dispatcher = self._connection, self._dispatcher
+        assert dispatcher is not None
         if self._is_writing or self._answered.is_set() or not connection.can_write:
             self._answered.set()
-        elif desk.answers:
-            frame = desk.take_frame()
+        elif dispatcher.answers:
+            frame = dispatcher.take_frame()
             connection.write(frame)
-            if len(frame) >= _LARGE_BYTES or desk.answers:
+            if len(frame) >= _LARGE_BYTES or dispatcher.answers:
                 self._is_large = True
                 self._answered.set()
 
-    async def _keep_writing(self, desk: Desk, reading: asyncio.Task[Any]) -> None:
+    async def _keep_writing(self, dispatcher: Dispatcher, reading: asyncio.Task[Any]) -> None:
         try:
             while True:
                 await self._answered.wait()
                 self._answered.clear()
                 self._is_writing = True
-                if desk.answers:
+                if dispatcher.answers:
                     await self._writable()
-                    frame = desk.take_frame()
+                    frame = dispatcher.take_frame()
                     await self._write(frame)
-                    if desk.answers:
+                    if dispatcher.answers:
                         self._answered.set()
                     self._is_large = self._is_large or len(frame) >= _LARGE_BYTES
                 if self._is_large:

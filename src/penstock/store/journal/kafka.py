@@ -587,7 +587,7 @@ class _Reading:
         """Take a message in; how many bytes it holds."""
         error = message.error()
         if error is not None:
-            self._mind_error(error, message)
+            self._handle_error(error, message)
             return 0
         key, value, index = message.key(), message.value(), self._indices[str(message.topic())]
         assert key is None or isinstance(key, bytes)
@@ -601,7 +601,7 @@ class _Reading:
         self._assemblies[index].take(key or b"", value)
         return len(key or b"") + len(value or b"")
 
-    def _mind_error(self, error: KafkaError, message: Message) -> None:
+    def _handle_error(self, error: KafkaError, message: Message) -> None:
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             index = self._indices[str(message.topic())]

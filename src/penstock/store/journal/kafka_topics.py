@@ -141,10 +141,10 @@ def _create_missing(admin: AdminClient, options: KafkaOptions, names: tuple[str,
             made.result()
             log.info("made topic %s: %d partitions, %d copies", name, options.shards, copies)
         except KafkaException as error:
-            _mind_creation(error, name, options)
+            _handle_creation_error(error, name, options)
 
 
-def _mind_creation(error: KafkaException, name: str, options: KafkaOptions) -> None:
+def _handle_creation_error(error: KafkaException, name: str, options: KafkaOptions) -> None:
     code = error.args[0].code()
     if code == KafkaError.TOPIC_ALREADY_EXISTS:
         return  # another node was faster
@@ -159,11 +159,11 @@ def _mind_creation(error: KafkaException, name: str, options: KafkaOptions) -> N
     raise error
 
 
-def when_known(ask: Callable[[], _T], patience_s: float = ADMIN_TIMEOUT_S) -> _T:
+def when_known(ask: Callable[[], _T], timeout_s: float = ADMIN_TIMEOUT_S) -> _T:
     """Ask again while Kafka does not know the topic: with several brokers, one that was just made is not known to all
     at once, nor is who leads it.
     """
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             return ask()

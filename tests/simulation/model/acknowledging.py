@@ -14,7 +14,7 @@ from tests.simulation.model.state import Channel, Copy, Place, Queue
 from tests.simulation.model.verdict import Outcome, demand
 
 
-class Settling(Failing):
+class Acknowledging(Failing):
     """Rules of acks, releases and extensions."""
 
     def _sort_spans(

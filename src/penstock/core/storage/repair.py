@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MAIN = "main"
 
 
-class Mended(msgspec.Struct):
+class Repaired(msgspec.Struct):
     """What became of a queue."""
 
     name: str
@@ -47,7 +47,7 @@ class Mended(msgspec.Struct):
     """What could not be kept as it was."""
 
 
-def mend(
+def repair(
     broker: Broker,
     queue_id: int,
     records: Mapping[bytes, bytes],
@@ -55,15 +55,15 @@ def mend(
     *,
     lost: Collection[ChunkKey] = (),
     damaged: Collection[bytes] | None = None,
-) -> Mended:
+) -> Repaired:
     """Make a queue that the broker does not have of its readable `records` and `chunks`, which the store has already.
 
     `lost` are the keys of chunks that are not readable, and `damaged` those of records; None: which is not known.
     """
-    return _Mending(broker, queue_id, records, chunks, lost, damaged).run()
+    return _Repair(broker, queue_id, records, chunks, lost, damaged).run()
 
 
-class _Mending:
+class _Repair:
     def __init__(
         self,
         broker: Broker,
@@ -87,7 +87,7 @@ class _Mending:
         self._doubtful: dict[str, int] = defaultdict(int)
         """How many messages of a channel may have been done."""
 
-    def run(self) -> Mended:
+    def run(self) -> Repaired:
         queue = self._queue = self._restore_queue()
         self._restore_counters()
         self._restore_channels()
@@ -95,7 +95,7 @@ class _Mending:
         for channel in self._channels.values():
             self._complete_cursors(channel)
             self._complete_entries(channel)
-            self._settle_twins(channel)
+            self._drop_moved_rows(channel)
             self._take_back_lost_retries(channel)
         self._restore_far()
         self._keep_the_rest()
@@ -106,10 +106,10 @@ class _Mending:
             channel.touch()
             for window in channel.windows.values():
                 for entry in window.entries.values():
-                    queue.shelf.touch(window, entry)
+                    queue.write_buffer.touch(window, entry)
         self._broker.queues[queue.name] = self._broker.queues_by_id[queue.id] = queue
         queue.sweep()
-        return Mended(queue.name, self._notes)
+        return Repaired(queue.name, self._notes)
 
     def _of(self, kind: Kind) -> Iterator[tuple[bytes, bytes]]:
         prefix = keys.record(kind, self._id)
@@ -153,7 +153,7 @@ class _Mending:
             queue.next_sequence += AHEAD  # no number is given twice, whatever was sent and is gone
             queue.sent = sum(key.messages for key in self._chunks)
             queue.next_channel = 2
-            queue.is_fair = not queue.is_fifo and any(queue.shelf.load(key).has_groups for key in self._chunks)
+            queue.is_fair = not queue.is_fifo and any(queue.write_buffer.load(key).has_groups for key in self._chunks)
             self._is_unreadable(key)
         queue.messages = sum(key.messages for key in self._chunks)
         queue.size = sum(key.size for key in self._chunks)
@@ -259,7 +259,7 @@ class _Mending:
 
     def _add_entry(self, channel: Channel, key: ChunkKey) -> Entry:
         """All messages of a chunk are ready, or wait until they are due."""
-        chunk, window = self._queue.shelf.load(key), channel.window(key.lane)
+        chunk, window = self._queue.write_buffer.load(key), channel.window(key.lane)
         entry = window.add(key, chunk.sent_ms)
         if chunk.due_ms is not None and not keys.lane_channel(key.lane):
             late = np.flatnonzero(chunk.due_ms > self._broker.now_ms)
@@ -268,7 +268,7 @@ class _Mending:
             window.delayed += len(late)
         return entry
 
-    def _settle_twins(self, channel: Channel) -> None:
+    def _drop_moved_rows(self, channel: Channel) -> None:
         """What waits in a channel's own lane is done where it was before."""
         own = [key for key in self._chunks if keys.lane_channel(key.lane) == channel.id]
         for key in own:
@@ -310,7 +310,7 @@ class _Mending:
 
     def _restore_far(self) -> None:
         """Buckets are counted anew; a retry far ahead has a record, or comes when its bucket does."""
-        queue, changes = self._queue, self._queue.shelf.changes
+        queue, changes = self._queue, self._queue.write_buffer.changes
         queue.far = {}
         for channel in self._channels.values():
             channel.far_behind = {}
@@ -336,14 +336,14 @@ class _Mending:
 
     def _far_entry(self, key: ChunkKey) -> bytes:
         window = Window(self._id, keys.lane_channel(key.lane), key.lane)
-        entry = window.add(key, self._queue.shelf.load(key).sent_ms)
+        entry = window.add(key, self._queue.write_buffer.load(key).sent_ms)
         window.columns.hold_back(window.all_rows(entry), key.order)
         window.columns.attempts[window.all_rows(entry)] = 1
         return window.encode(entry)
 
     def _keep_the_rest(self) -> None:
         """Consumers, deduplication ids, attempt ids and set-aside numbers stay, as far as they are readable."""
-        changes = self._queue.shelf.changes
+        changes = self._queue.write_buffer.changes
         for kind in (Kind.CONSUMER, Kind.DEDUP, Kind.ATTEMPT, Kind.RESERVE):
             for key, value in self._of(kind):
                 try:

@@ -49,15 +49,17 @@ class ShardLine(CallLine[Routed, Place | None]):
             self.timer = None
 
 
-class Elsewhere:
+class RemoteCalls:
     """Takes a router's calls to other nodes, and keeps those that nobody serves."""
 
-    def __init__(self, router: Router, remote: Callable[[str], Place], maps: ClusterMaps, patience_s: float) -> None:
+    def __init__(
+        self, router: Router, remote: Callable[[str], Place], maps: ClusterMaps, retry_timeout_s: float
+    ) -> None:
         self._router = router
         self._served = router.served
         self._remote = remote
         self._maps = maps
-        self._patience_s = patience_s
+        self._retry_timeout_s = retry_timeout_s
         self._loop = asyncio.get_running_loop()
         self.displaced: dict[Routed, asyncio.TimerHandle] = {}
         """Calls whose shard is served by nobody, as far as is known."""
@@ -118,13 +120,13 @@ class Elsewhere:
         """Try again a little later, or when the map changes."""
         now_s = self._loop.time()
         if not call.deadline_s or (_waits(call.command) and now_s > call.tried_s + 2 * PAUSE_S_MAX):
-            call.deadline_s, call.tries = now_s + self._patience_s, 0  # it has waited with somebody meanwhile
+            call.deadline_s, call.tries = now_s + self._retry_timeout_s, 0  # it has waited with somebody meanwhile
         if now_s >= call.deadline_s:
-            self.open_line(call)
+            self.release_waiting(call)
             self._give_up(call)
             return
         if call.command.__class__ is not Receive:
-            self.join_line(call)
+            self.wait_for_shard(call)
             return
         call.tried_s = now_s
         call.tries += 1
@@ -135,10 +137,10 @@ class Elsewhere:
         call.error = ShardUnserved(f"nobody serves shard {call.shard} just now: it was not done; try again later")
         self._router.finish(call)
 
-    def join_line(self, call: Routed) -> None:
+    def wait_for_shard(self, call: Routed) -> None:
         """Wait for a shard, behind those that came before."""
         line = self._line(call.shard)
-        call.deadline_s = call.deadline_s or self._loop.time() + self._patience_s
+        call.deadline_s = call.deadline_s or self._loop.time() + self._retry_timeout_s
         line.join(call)
         if line.probe is None and line.timer is None:
             line.tries += 1
@@ -171,7 +173,7 @@ class Elsewhere:
             if not call.is_over:
                 self._give_up(call)
 
-    def open_line(self, probe: Routed) -> None:
+    def release_waiting(self, probe: Routed) -> None:
         """The first of a line was answered: all others follow."""
         shard = probe.shard
         line = self.lines.get(shard)
@@ -228,7 +230,7 @@ class Elsewhere:
         owner = known.owners[shard]
         return shard in self._served or bool(owner and owner != known.own)
 
-    def end_lines(self) -> list[Routed]:
+    def end_waiting(self) -> list[Routed]:
         """The node stops: nobody stands in a line any more. Returns those who did."""
         waiting: list[Routed] = []
         for line in self.lines.values():

@@ -1,4 +1,4 @@
-"""The failure ladder: what becomes of a message whose delivery has failed.
+"""The redelivery policy: what becomes of a message whose delivery has failed.
 
 Standard queues: the first failure leaves the message where it is, ready; after that it moves, under its old sequence
 number, to the channel's own retry lane, so that its chunk does not wait for it; after `receives_max` deliveries it
@@ -17,7 +17,7 @@ from penstock.core.commands import Failure
 from penstock.core.delivery.runs import cut
 from penstock.core.delivery.window import Entry, Window
 from penstock.core.errors import ChunkDamaged
-from penstock.core.happenings import Happening, What
+from penstock.core.message_events import MessageEvent, What
 from penstock.core.storage import keys
 from penstock.core.storage.keys import ChunkKey, LaneKind, lane_code
 
@@ -33,13 +33,13 @@ HORIZON_MS = 15 * 60 * 1_000
 """What is due later than this waits in a far bucket, outside of every window."""
 
 
-class Ladder:
+class Redelivery:
     """Fails messages of one channel."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.queue = channel.queue
-        self.shelf = channel.shelf
+        self.write_buffer = channel.write_buffer
         self.windows = channel.windows
 
     def fail(self, window: Window, rows: NDArray[np.intp], now_ms: int, delay_ms: int | None, error: str) -> None:
@@ -62,11 +62,11 @@ class Ladder:
         session = self.queue.broker.session_name(holder)
         entry.remember(Failure(first, stop - 1, attempt, int(columns.received_ms[at]), now_ms, session, error))
         self.channel.failed += stop - first
-        if self.queue.broker.happenings is not None:
+        if self.queue.broker.message_events is not None:
             what: What = "expired" if error == LEASE_EXPIRED else "released"
             self._note(what, entry, first, stop, attempt, session, error)
         self.channel.freed(holder, stop - first)
-        self.shelf.touch(window, entry)
+        self.write_buffer.touch(window, entry)
         config = self.queue.config
         if config.receives_max and attempt >= config.receives_max:
             self._bury(window, entry, first, stop, attempt)
@@ -82,9 +82,9 @@ class Ladder:
     def _note(self, what: What, entry: Entry, first: int, stop: int, attempt: int, session: str, error: str) -> None:
         """Tell who wants to know."""
         broker, channel = self.queue.broker, self.channel.name
-        if broker.happenings is not None:
+        if broker.message_events is not None:
             told = (what, self.queue.name, channel, first, stop - first, broker.now_ms, entry.sent_ms, attempt)
-            broker.happenings.append(Happening(*told, session=session, error=error))
+            broker.message_events.append(MessageEvent(*told, session=session, error=error))
 
     def _due_times(
         self, first: int, stop: int, attempt: int, now_ms: int, delay_ms: int | None
@@ -112,7 +112,7 @@ class Ladder:
         if due_ms is None:
             window.columns.retry(rows)
             window.ready += count
-            self.channel.handout.offer_again(window, first, stop, attempt)
+            self.channel.dispatch.offer_again(window, first, stop, attempt)
             return
         window.columns.postpone(rows, due_ms)
         window.delayed += count
@@ -162,7 +162,7 @@ class Ladder:
         target = self.channel.window(lane)
         key = self._moved(entry, first, stop, lane, 0, 0)
         moved = self._copy_rows(window, entry, first, stop, target, key, due_ms)
-        self.shelf.touch(target, moved)
+        self.write_buffer.touch(target, moved)
         if due_ms is None:
             target.offer_again(first, stop, attempt)
         else:
@@ -206,7 +206,7 @@ class Ladder:
             key = self._moved(entry, low, high, lane, order, int(due.max()))
             aside = Window(self.queue.id, self.channel.id, lane)
             moved = self._copy_rows(window, entry, low, high, aside, key, due)
-            self.shelf.changes.put_record(keys.far_entry(self.queue.id, lane, order, low), aside.encode(moved))
+            self.write_buffer.changes.put_record(keys.far_entry(self.queue.id, lane, order, low), aside.encode(moved))
             self.queue.add_to_bucket(lane, order, high - low, now_ms)
 
     def bring_near(self, data: bytes, near: ChunkKey) -> None:
@@ -214,7 +214,7 @@ class Ladder:
         window = self.channel.window(near.lane)
         entry = window.add_encoded(near.base, data)
         entry.key, entry.stored = near, False
-        self.shelf.touch(window, entry)
+        self.write_buffer.touch(window, entry)
         earliest = window.next_deadline()
         assert earliest is not None
         self.channel.watch(window, earliest)

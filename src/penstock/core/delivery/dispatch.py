@@ -89,13 +89,13 @@ class Grant:
         return count, size
 
 
-class Handout:
+class Dispatch:
     """Leases messages of one channel."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.queue = channel.queue
-        self.shelf = channel.shelf
+        self.write_buffer = channel.write_buffer
         self.windows = channel.windows
         self._fresh: list[Fresh] = []
         """The highest priority first."""
@@ -131,7 +131,7 @@ class Handout:
     def upcoming(self, lane: int, cursor: Cursor, limit: int = 256) -> list[ChunkKey]:
         """The next chunks of a lane, as far as they are known or can be found in one look."""
         if not cursor.upcoming and not cursor.caught_up:
-            found = self.shelf.keys(self.queue.id, lane, cursor.sequence, 256)
+            found = self.write_buffer.keys(self.queue.id, lane, cursor.sequence, 256)
             cursor.upcoming.extend(key for key in found if not self.queue.is_held(key))
             cursor.caught_up = len(found) < 256
         return [key for key, _ in zip(cursor.upcoming, range(limit), strict=False)]
@@ -157,7 +157,7 @@ class Handout:
                 cursor.sequence = key.base + key.messages
                 continue
             try:
-                chunk = self.shelf.load(key)
+                chunk = self.write_buffer.load(key)
             except ChunkDamaged as damage:
                 upcoming.appendleft(key)
                 raise self.queue.quarantine(key, damage) from None
@@ -165,7 +165,7 @@ class Handout:
             cursor.sequence = entry.stop
             cursor.passed(entry.count)
             self.channel.touch()
-            self.shelf.touch(window, entry)
+            self.write_buffer.touch(window, entry)
             return entry, chunk
         return None
 
@@ -202,7 +202,7 @@ class Handout:
     def _lies_ahead(self, lane: int, cursor: Cursor, first: int, stop: int) -> bool:
         """Whether a chunk ahead of a cursor has any of a run of sequence numbers."""
         base = max(cursor.sequence, first - CHUNK_MESSAGES_MAX)
-        while page := self.shelf.keys(self.queue.id, lane, base, _PAGE):
+        while page := self.write_buffer.keys(self.queue.id, lane, base, _PAGE):
             for key in page:
                 if key.base >= stop:
                     return False
@@ -507,7 +507,7 @@ class Handout:
             window.columns.lease(rows, grant.now_ms, grant.deadline_ms, grant.session)
         window.ready -= count
         window.leased += count
-        self.shelf.touch(window, entry)
+        self.write_buffer.touch(window, entry)
         self.channel.watch(window, grant.deadline_ms)
         failures = entry.failures_of(first, stop - 1) if entry.failures else []
         grant.add(self.run_of_rows(window, entry, rows, chunk, failures), count)
@@ -524,7 +524,7 @@ class Handout:
             entry.first_ms = grant.now_ms
         entry.holder = grant.session
         if not entry.dirty:
-            self.shelf.touch(window, entry)
+            self.write_buffer.touch(window, entry)
         window.watch_whole(entry)
         self.channel.watch(window, grant.deadline_ms)
         grant.add(Run(chunk, 0, count, entry.attempts, entry.first_ms, list(entry.failures)), count)

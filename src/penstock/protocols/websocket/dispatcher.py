@@ -1,8 +1,8 @@
-"""The desk: takes the commands of one client to the shard, and gathers the answers.
+"""The dispatcher: takes the commands of one client to the shard, and gathers the answers.
 
-One desk stands behind a websocket, another behind each request of a client that polls. Commands that came in one frame
-go into one step; what that step answers is gathered in `answers` and leaves as one frame. No task waits for a command:
-the shard calls back.
+One dispatcher stands behind a websocket, another behind each request of a client that polls. Commands that came in one
+frame go into one step; what that step answers is gathered in `answers` and leaves as one frame. No task waits for a
+command: the shard calls back.
 
 Answers may be large, and clients slow. So what asks for much claims room for its answer first (`server/budget.py`).
 Until there is room, and until the client has read enough of what it asked for before, its further requests wait here
@@ -56,9 +56,9 @@ from penstock.protocols.rest.caller import caller_of, rates_of
 from penstock.protocols.websocket.admission import session_handle, session_number
 from penstock.server.auth import ANYBODY, Principal, authorize, owned
 from penstock.server.budget import BUSY, Share, asked_bytes
-from penstock.server.ending import end_session
 from penstock.server.node import Services
 from penstock.server.partition_map import PartitionMoved
+from penstock.server.session_end import end_session
 from penstock.server.shard import Call, ShardClosed, Tick, give_back
 from penstock.server.tasks import CallbackCall
 from penstock.wire.answers import Kind, Limits, Moved, encode_answers
@@ -71,7 +71,7 @@ _NOT_COUNTED: Final = frozenset({Cancel, AddPushCredit, StopPush, Heartbeat, End
 _LOCAL: Final = frozenset(
     kind for kind in COMMANDS if kind.traits.inside or kind.traits.has_messages or "session" in kind.__struct_fields__
 )
-"""What says something that the core takes differently: see `Desk._localise`."""
+"""What says something that the core takes differently: see `Dispatcher._localise`."""
 _DEFAULTS: Final = {
     (kind, field.name): field.default
     for kind in COMMANDS
@@ -99,10 +99,10 @@ class Open:
 class Push:
     """A subscription: the shard's ticket for deliveries that nobody asks for one by one."""
 
-    __slots__ = ("deliveries", "desk", "early", "number", "room_bytes", "subscription")
+    __slots__ = ("deliveries", "dispatcher", "early", "number", "room_bytes", "subscription")
 
-    def __init__(self, desk: Desk, number: int) -> None:
-        self.desk = desk
+    def __init__(self, dispatcher: Dispatcher, number: int) -> None:
+        self.dispatcher = dispatcher
         self.number = number
         self.subscription = 0
         """0 until the shard has answered."""
@@ -120,10 +120,10 @@ class Push:
         """Everything taken may leave."""
         deliveries, self.deliveries = self.deliveries, []
         for delivery in deliveries:
-            self.desk.pushed(self, delivery)
+            self.dispatcher.pushed(self, delivery)
 
 
-class Desk:
+class Dispatcher:
     """One client's commands, and its answers."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Desk:
         *,
         protocol: str,
         peer: str = "",
-        desks: list[Desk] | None = None,
+        dispatchers: list[Dispatcher] | None = None,
         share: Share | None = None,
     ) -> None:
         self._services = services
@@ -160,8 +160,8 @@ class Desk:
         self._peer = peer
         self._rates = rates_of(services)
         self._caller = caller_of(principal, peer)
-        self._desks = desks
-        """For a client that polls: the desks of all its requests in flight. None: this is the only one."""
+        self._dispatchers = dispatchers
+        """For a client that polls: the dispatchers of all its requests in flight. None: this is the only one."""
         self._open: dict[int, Open] = {}
         self._pushes: dict[int, Push] = {}
         self._learning: dict[str, list[Open]] = {}
@@ -198,7 +198,7 @@ class Desk:
                     self._note(type(command).__name__, command, error, 0.0)
 
     def _has_room(self, command: Any) -> bool:
-        """Whether there is room for the answer to a command that may ask for much; else the desk is called back."""
+        """Whether there is room for the answer to a command that may ask for much; else it is called back."""
         queue = self._shard.identity.queues.get(command.queue)
         bytes_max = self._services.settings.websocket.answer_bytes_max
         wanted_bytes = asked_bytes(queue, command.limit, bytes_max)
@@ -213,7 +213,7 @@ class Desk:
             self._granted_bytes = 0
             return True
         if self._claimed_bytes and self._claimed_bytes + wanted_bytes > bytes_max:
-            if self._desks is None:
+            if self._dispatchers is None:
                 return False
             command.limit = 1  # who polls gets all its answers together
             return True
@@ -223,7 +223,7 @@ class Desk:
         if self._share.claim(wanted_bytes, self._room_came, self._find_no_room):
             self._claimed_bytes += wanted_bytes
             return True
-        if self._desks is None or not holds_something:
+        if self._dispatchers is None or not holds_something:
             return False
         self._share.withdraw()  # who holds a body, or answers, until all is answered must not wait for others who do
         command.limit = 1
@@ -433,12 +433,12 @@ class Desk:
         return True
 
     def _cancel(self, number: int, command: Cancel) -> None:
-        for desk in self._desks or [self]:
-            desk.end_wait(command.request)
+        for dispatcher in self._dispatchers or [self]:
+            dispatcher.end_wait(command.request)
         self._answer(number, Kind.REPLY, None)
 
     def end_wait(self, number: int) -> None:
-        """A receive, if it is one of this desk's, need not wait any longer."""
+        """A receive, if it is one of this dispatcher's, need not wait any longer."""
         request = self._open.get(number)
         if request is not None and isinstance(request.command, Receive):
             del self._open[number]
@@ -448,7 +448,7 @@ class Desk:
             self._answer(number, Kind.REPLY, None)
 
     def _start_push(self, number: int, command: StartPush) -> None:
-        if self._desks is not None:
+        if self._dispatchers is not None:
             raise InvalidRequest("nothing can be pushed to a client that polls: use a websocket")
         if not 0 <= command.credit <= self._limits.credit_max:
             raise InvalidRequest(f"credit is {command.credit}: it must be from 0 to {self._limits.credit_max}")
@@ -573,7 +573,7 @@ class Desk:
         answers, self.answers = self.answers, []
         if len(answers) > 1:
             count = _fitting(answers, self._services.settings.websocket.answer_bytes_max)
-            if count < len(answers) and self._desks is None:
+            if count < len(answers) and self._dispatchers is None:
                 answers, self.answers = answers[:count], answers[count:]
         packed: list[tuple[int, int, Any]] = []
         for number, kind, value in answers:
@@ -657,14 +657,14 @@ def _ignore(_call: Call) -> None:
     """Nobody waits for this."""
 
 
-_OWN: dict[type[Command], Callable[[Desk, int, Any], None]] = {
-    Cancel: Desk._cancel,
-    StartPush: Desk._start_push,
-    AddPushCredit: Desk._add_credit,
-    StopPush: Desk._stop_push,
-    ListQueues: Desk._list_queues,
-    CancelRedrive: Desk._cancel_redrive,
-    Hello: Desk._hello_again,
-    Route: Desk._set_route,
+_OWN: dict[type[Command], Callable[[Dispatcher, int, Any], None]] = {
+    Cancel: Dispatcher._cancel,
+    StartPush: Dispatcher._start_push,
+    AddPushCredit: Dispatcher._add_credit,
+    StopPush: Dispatcher._stop_push,
+    ListQueues: Dispatcher._list_queues,
+    CancelRedrive: Dispatcher._cancel_redrive,
+    Hello: Dispatcher._hello_again,
+    Route: Dispatcher._set_route,
 }
-"""What a desk does by itself, or in its own way."""
+"""What a dispatcher does by itself, or in its own way."""

@@ -1,13 +1,13 @@
 """What a listener holds: kept while it is worked on, and settled when the work has ended.
 
-Workers only leave a note when a handler has ended, and go on with the next message. The settler comes round, takes all
-notes at once, and makes of them one acknowledgement for the messages whose handlers put nothing, and one commit for all
-units of work: each unit is done as a whole because all of them are. When such a commit is refused, the units go one by
-one, so that the one which cannot be committed fails alone. What failed is released with its error.
+Workers only leave a note when a handler has ended, and go on with the next message. The acknowledger comes round, takes
+all notes at once, and makes of them one acknowledgement for the messages whose handlers put nothing, and one commit for
+all units of work: each unit is done as a whole because all of them are. When such a commit is refused, the units go one
+by one, so that the one which cannot be committed fails alone. What failed is released with its error.
 
 When messages come one by one, so do their acknowledgements, and each would cost the server a commit which the next send
-has to wait for. Nobody waits for an acknowledgement while the listener has plenty of room, so the settler gives them
-`_GATHER_SECONDS` to become several. Units of work, failures, and queues that keep an order are settled at once.
+has to wait for. Nobody waits for an acknowledgement while the listener has plenty of room, so the acknowledger gives
+them `_GATHER_SECONDS` to become several. Units of work, failures, and queues that keep an order are settled at once.
 
 An acknowledgement that did not get through is repeated, since that does no harm. A unit of work that did not get
 through is not: its messages are released, which does nothing if it was done after all.
@@ -26,14 +26,24 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from penstock.client.aio.caller import AsyncCaller
-from penstock.client.aio.message import AsyncMessage, error_text
-from penstock.client.aio.unit_of_work import AsyncUnitOfWork
+from penstock.client.acknowledging import merged_spans, spans_of
 from penstock.client.listening import GroupOrder, ListenerMetrics, pause_seconds
 from penstock.client.puts import merged
-from penstock.client.settling import merged_spans, spans_of
-from penstock.client.task_workers import Signal, sleep
-from penstock.core.commands import Ack, CommitWork, Extend, GiveBack, Refused, Release, Send, Settled, Span
+from penstock.client.sync.caller import Caller
+from penstock.client.sync.message import Message, error_text
+from penstock.client.sync.unit_of_work import UnitOfWork
+from penstock.client.thread_workers import Signal, sleep
+from penstock.core.commands import (
+    Ack,
+    CommitWork,
+    Extend,
+    GiveBack,
+    Refused,
+    Release,
+    Send,
+    Settled,
+    Span,
+)
 from penstock.core.errors import ConnectionLost, LeaseTooLong, PenstockError, StoreError
 
 _LOG = logging.getLogger("penstock.listener")
@@ -50,11 +60,11 @@ _ROUNDS_A_LEASE = 6
 """How often a lease is looked at while it runs: it is extended at a third, and another time if that fails."""
 
 
-class AsyncOutcome(NamedTuple):
+class Outcome(NamedTuple):
     """A handler has ended."""
 
-    message: AsyncMessage
-    work: AsyncUnitOfWork | None
+    message: Message
+    work: UnitOfWork | None
     error: BaseException | None
 
 
@@ -62,11 +72,11 @@ class LeaseLost(PenstockError):
     """The lease of a message ended before its turn came."""
 
 
-class AsyncSettler:
+class Acknowledger:
     """Holds the messages of one listener."""
 
     def __init__(
-        self, caller: AsyncCaller, queue: str, channel: str, metrics: ListenerMetrics, on_room: Callable[[], None]
+        self, caller: Caller, queue: str, channel: str, metrics: ListenerMetrics, on_room: Callable[[], None]
     ) -> None:
         self._caller = caller
         self._queue = queue
@@ -74,28 +84,28 @@ class AsyncSettler:
         self._metrics = metrics
         self._on_room = on_room
         self._lock = threading.Lock()
-        self._held: set[AsyncMessage] = set()
-        self._gone: set[AsyncMessage] = set()
+        self._held: set[Message] = set()
+        self._gone: set[Message] = set()
         """Held, but the lease is lost."""
-        self._ended: deque[AsyncOutcome] = deque()
+        self._ended: deque[Outcome] = deque()
         self._is_urgent = False
-        """Whether there is anything among them that must not wait for company."""
-        self._settling = 0
-        """Messages that the settler has taken from there, and is at."""
+        """Whether there is anything among them that must not wait to be batched."""
+        self._acknowledging = 0
+        """Messages that the acknowledger has taken from there, and is at."""
         self._wake = Signal()
         self._finishing = False
         self._enough = 0
-        """While acknowledgements wait for company: how many are enough. Otherwise 0."""
+        """While acknowledgements wait to be batched: how many are enough. Otherwise 0."""
         self.spare_room: Callable[[], int] = lambda: 0
         """How many more messages could be in hand before anybody waits for room."""
         self._failures = 0
-        self.order: GroupOrder[AsyncMessage] | None = None
+        self.order: GroupOrder[Message] | None = None
         """For a FIFO queue: who may be worked on."""
         self.is_one_by_one = False
         """Whether messages are received one by one, since what went back would be gone: then who waits behind another
         one of its group has come after that was settled, and need not go back with it."""
         self._lease_ms = 0
-        self.begin: Callable[[list[AsyncMessage]], None] = lambda messages: None
+        self.begin: Callable[[list[Message]], None] = lambda messages: None
         """What to do with messages whose turn has come."""
 
     @property
@@ -106,19 +116,19 @@ class AsyncSettler:
     @property
     def unhandled(self) -> int:
         """How many of them wait for a worker, or are worked on; the others are only to be settled."""
-        return max(0, len(self._held) - len(self._ended) - self._settling)
+        return max(0, len(self._held) - len(self._ended) - self._acknowledging)
 
-    def is_gone(self, message: AsyncMessage) -> bool:
+    def is_gone(self, message: Message) -> bool:
         """Whether a message's lease is lost."""
         return message in self._gone
 
-    def hold(self, messages: list[AsyncMessage]) -> list[AsyncMessage]:
+    def hold(self, messages: list[Message]) -> list[Message]:
         """Keep the leases of these messages from now on. Returns those that may be worked on."""
         with self._lock:
             self._held.update(messages)
             return messages if self.order is None else self.order.admit(messages)
 
-    def drain(self) -> list[AsyncMessage]:
+    def drain(self) -> list[Message]:
         """Take back what waits behind others of its group."""
         with self._lock:
             return [] if self.order is None else self.order.drain()
@@ -129,10 +139,10 @@ class AsyncSettler:
             self._lease_ms = lease_ms
             self._wake.set()
 
-    def ended(self, outcome: AsyncOutcome) -> None:
+    def ended(self, outcome: Outcome) -> None:
         """A handler has ended: settle it soon."""
         self._ended.append(outcome)
-        if self._settling:
+        if self._acknowledging:
             self._on_room()  # a slow commit holds up nobody
         if outcome.work is not None or outcome.error is not None:
             self._is_urgent = True  # when it is among them, and not before: who takes them clears this first
@@ -145,17 +155,17 @@ class AsyncSettler:
         self._finishing = True
         self._wake.set()
 
-    async def run(self) -> None:
+    def run(self) -> None:
         """Settle and keep, until `finish`."""
         while not (self._finishing and not self._ended):
-            await self._wake.wait(None if not self._lease_ms else self._lease_ms / 1_000 / _ROUNDS_A_LEASE)
-            await self._gather()
-            await self._settle_ended()
-            await self._keep_leases()
+            self._wake.wait(None if not self._lease_ms else self._lease_ms / 1_000 / _ROUNDS_A_LEASE)
+            self._gather()
+            self._settle_ended()
+            self._keep_leases()
 
     # -- settling --
 
-    async def _gather(self) -> None:
+    def _gather(self) -> None:
         """Give acknowledgements a moment to become several, if they are few and nobody waits for them."""
         ended = len(self._ended)
         if not 0 < ended < _GATHERED_MAX or self._finishing or self.order is not None:
@@ -167,33 +177,33 @@ class AsyncSettler:
         self._on_room()  # who fetches need not wait for the acknowledgements either
         until = time.monotonic() + min(_GATHER_SECONDS, self._lease_ms / 1_000 * _GATHER_SHARE)
         while self._may_gather(enough) and (left := until - time.monotonic()) > 0:
-            await self._wake.wait(left)  # a worker that came before it could know what is enough wakes, too
+            self._wake.wait(left)  # a worker that came before it could know what is enough wakes, too
         self._enough = 0
 
     def _may_gather(self, enough: int) -> bool:
         """Whether there is nothing to settle at once."""
         return len(self._ended) < enough and not (self._finishing or self._is_urgent)
 
-    async def _settle_ended(self) -> None:
+    def _settle_ended(self) -> None:
         self._is_urgent = False
         outcomes = [self._ended.popleft() for _ in range(len(self._ended))]
         if not outcomes:
             return
-        self._settling = len(outcomes)
+        self._acknowledging = len(outcomes)
         self._on_room()
         try:
-            await self._settle(outcomes)
+            self._settle(outcomes)
         except Exception:  # a fault in here must not end the listener: leases run out, and messages come again
             _LOG.exception("listener on %r could not settle %d messages", self._queue, len(outcomes))
-            await self._let_go([outcome.message for outcome in outcomes], "lost")
+            self._let_go([outcome.message for outcome in outcomes], "lost")
         finally:
-            self._settling = 0
+            self._acknowledging = 0
 
-    async def _settle(self, outcomes: list[AsyncOutcome]) -> None:
-        done: list[AsyncMessage] = []
-        acks: list[AsyncMessage] = []
-        units: list[AsyncOutcome] = []
-        failed: list[AsyncOutcome] = []
+    def _settle(self, outcomes: list[Outcome]) -> None:
+        done: list[Message] = []
+        acks: list[Message] = []
+        units: list[Outcome] = []
+        failed: list[Outcome] = []
         for outcome in outcomes:
             message, work, error = outcome
             if work is None and error is None and not message.is_settled:
@@ -206,73 +216,71 @@ class AsyncSettler:
                 units.append(outcome)
             else:
                 failed.append(outcome)
-        await self._let_go(done, "handled")
+        self._let_go(done, "handled")
         if acks:
-            await self._acknowledge(acks)
+            self._acknowledge(acks)
         if units:
-            failed += await self._commit(units)
+            failed += self._commit(units)
         if failed:
-            await self._release(failed)
+            self._release(failed)
 
-    async def _acknowledge(self, messages: list[AsyncMessage]) -> None:
+    def _acknowledge(self, messages: list[Message]) -> None:
         is_patient = len(messages) < _PATIENT_BELOW and self.order is None and not self._finishing
         command = Ack(queue=self._queue, channel=self._channel, spans=_spans(messages), patient=is_patient)
         try:
-            settled: Settled = await self._caller.call(command)
+            settled: Settled = self._caller.call(command)
         except (ConnectionLost, StoreError) as error:
-            await self._repeat(messages, error)
+            self._repeat(messages, error)
             return
         except PenstockError as error:  # the queue or the channel is gone, or the right to read it
             _LOG.warning("%d messages of %r could not be acknowledged: %s", len(messages), self._queue, error)
-            await self._let_go(messages, "lost")
+            self._let_go(messages, "lost")
             return
         self._failures = 0
         refused = _touched(messages, settled.refused)
-        await self._let_go(
-            [message for message in messages if message not in refused] if refused else messages, "handled"
-        )
-        await self._let_go(list(refused), "lost")
+        self._let_go([message for message in messages if message not in refused] if refused else messages, "handled")
+        self._let_go(list(refused), "lost")
 
-    async def _repeat(self, messages: list[AsyncMessage], error: PenstockError) -> None:
+    def _repeat(self, messages: list[Message], error: PenstockError) -> None:
         """The acknowledgement did not get through: once more after a pause, while the leases last."""
         now_ms = self._caller.now_ms()
         alive = [message for message in messages if message.lease_ends_ms > now_ms]
-        await self._let_go(list(set(messages).difference(alive)), "lost")
+        self._let_go(list(set(messages).difference(alive)), "lost")
         self._failures += 1
         log = _LOG.warning if self._failures == 1 else _LOG.debug
         log("%d messages of %r: acknowledging failed, once more soon: %s", len(alive), self._queue, error)
-        await sleep(min(pause_seconds(self._failures), _REPEAT_SECONDS_MAX))
+        sleep(min(pause_seconds(self._failures), _REPEAT_SECONDS_MAX))
         for message in alive:
-            self.ended(AsyncOutcome(message, None, None))
+            self.ended(Outcome(message, None, None))
 
-    async def _commit(self, units: list[AsyncOutcome]) -> list[AsyncOutcome]:
+    def _commit(self, units: list[Outcome]) -> list[Outcome]:
         """Commit units of work, all at once if that can be. Returns those that failed, with the reason."""
         commands = {outcome: _begin(outcome) for outcome in units}
         if len(units) > 1:
-            error = await self._try(commands)
+            error = self._try(commands)
             if error is None or isinstance(error, ConnectionLost | StoreError):
                 return [] if error is None else [_failed(outcome, error) for outcome in units]
         failed = []
         for outcome, command in commands.items():
-            error = await self._try({outcome: command})
+            error = self._try({outcome: command})
             if error is not None:
                 failed.append(_failed(outcome, error))
         return failed
 
-    async def _try(self, commands: dict[AsyncOutcome, CommitWork]) -> PenstockError | None:
+    def _try(self, commands: dict[Outcome, CommitWork]) -> PenstockError | None:
         try:
             together = _together(list(commands.values()))
             if together.acks or together.sends:
-                await self._caller.call(together)
+                self._caller.call(together)
         except PenstockError as error:
             return error
         for outcome in commands:
             assert outcome.work is not None
             outcome.work.end_commit("committed")
-        await self._let_go([outcome.message for outcome in commands], "handled")
+        self._let_go([outcome.message for outcome in commands], "handled")
         return None
 
-    async def _release(self, failed: list[AsyncOutcome]) -> None:
+    def _release(self, failed: list[Outcome]) -> None:
         """Give messages back, with the reasons: one command for each place and reason.
 
         What handlers have taken besides goes first: when their messages come again, it has to be there.
@@ -286,16 +294,14 @@ class AsyncSettler:
         for (queue, channel, text), taken in sorted(spans.items(), key=lambda each: each[0][:2] == own):
             release = Release(queue=queue, channel=channel, spans=merged_spans(taken), error=text)
             try:
-                await self._caller.call(release)
+                self._caller.call(release)
             except PenstockError as error:
                 _LOG.warning("messages of %r were not released, and come again when their lease ends: %s", queue, error)
         lost = [outcome.message for outcome in failed if isinstance(outcome.error, LeaseLost)]
-        await self._let_go(lost, "lost")
-        await self._let_go(
-            [outcome.message for outcome in failed if not isinstance(outcome.error, LeaseLost)], "failed"
-        )
+        self._let_go(lost, "lost")
+        self._let_go([outcome.message for outcome in failed if not isinstance(outcome.error, LeaseLost)], "failed")
 
-    async def give_back(self, messages: list[AsyncMessage]) -> None:
+    def give_back(self, messages: list[Message]) -> None:
         """Nobody has begun these: as if they had not been received. (An at-most policy counts them all the same.)"""
         if not messages:
             return
@@ -303,11 +309,11 @@ class AsyncSettler:
             self._held.difference_update(messages)
             self._gone.difference_update(messages)
         try:
-            await self._caller.call(GiveBack(queue=self._queue, channel=self._channel, spans=_spans(messages)))
+            self._caller.call(GiveBack(queue=self._queue, channel=self._channel, spans=_spans(messages)))
         except PenstockError as error:
             _LOG.warning("%d messages of %r come again when their lease ends: %s", len(messages), self._queue, error)
 
-    async def abandon(self, unfinished: list[AsyncMessage], reason: str) -> None:
+    def abandon(self, unfinished: list[Message], reason: str) -> None:
         """Handlers that do not end: release what they hold, whatever becomes of them."""
         if not unfinished:
             return
@@ -316,15 +322,15 @@ class AsyncSettler:
         self._metrics.failed += len(unfinished)
         command = Release(queue=self._queue, channel=self._channel, spans=_spans(unfinished), error=reason)
         try:
-            await self._caller.call(command)
+            self._caller.call(command)
         except PenstockError as error:
             _LOG.warning("%d messages of %r come again when their lease ends: %s", len(unfinished), self._queue, error)
 
-    async def _let_go(self, messages: list[AsyncMessage], counter: str) -> None:
+    def _let_go(self, messages: list[Message], counter: str) -> None:
         """These are settled, or lost: the next of their groups may be begun, or go back in order with them."""
         if not messages:
             return
-        turn: list[AsyncMessage] = []
+        turn: list[Message] = []
         goes_on = counter == "handled" or self.is_one_by_one
         with self._lock:
             before = len(self._held)
@@ -332,19 +338,19 @@ class AsyncSettler:
             self._gone.difference_update(messages)
             gone = before - len(self._held)
             setattr(self._metrics, counter, getattr(self._metrics, counter) + gone)
-            self._settling = max(0, self._settling - gone)
+            self._acknowledging = max(0, self._acknowledging - gone)
             if self.order is not None:
                 follow = self.order.done if goes_on else self.order.failed
                 turn = [each for message in messages for each in follow(message)]
             if goes_on:
                 self.begin(turn)  # in here: whoever takes back what is not begun finds it in one place or the other
         if not goes_on:
-            await self.give_back(turn)
+            self.give_back(turn)
         self._on_room()
 
     # -- keeping --
 
-    async def _keep_leases(self) -> None:
+    def _keep_leases(self) -> None:
         """Extend whatever has used a third of its lease, in one command."""
         if not self._lease_ms or not self._held:
             return
@@ -356,7 +362,7 @@ class AsyncSettler:
             return
         command = Extend(queue=self._queue, channel=self._channel, spans=_spans(due), lease_ms=self._lease_ms)
         try:
-            settled: Settled = await self._caller.call(command)
+            settled: Settled = self._caller.call(command)
         except PenstockError as error:
             _LOG.warning("listener on %r could not extend %d leases: %s", self._queue, len(due), error)
             return
@@ -369,11 +375,11 @@ class AsyncSettler:
             self._gone.update(lost & self._held)
 
 
-def _spans(messages: Iterable[AsyncMessage]) -> list[Span]:
+def _spans(messages: Iterable[Message]) -> list[Span]:
     return spans_of([message.place for message in messages])
 
 
-def _touched(messages: Iterable[AsyncMessage], refused: list[Refused]) -> set[AsyncMessage]:
+def _touched(messages: Iterable[Message], refused: list[Refused]) -> set[Message]:
     """Which of these messages were refused."""
     if not refused:
         return set()
@@ -381,7 +387,7 @@ def _touched(messages: Iterable[AsyncMessage], refused: list[Refused]) -> set[As
     return {message for message in messages if message.sequence in sequences}
 
 
-def _begin(outcome: AsyncOutcome) -> CommitWork:
+def _begin(outcome: Outcome) -> CommitWork:
     """The command that commits a unit. What the handler has settled itself is not settled again."""
     assert outcome.work is not None
     message = outcome.message
@@ -404,14 +410,14 @@ def _together(commands: list[CommitWork]) -> CommitWork:
     return CommitWork(acks=acks, sends=merged(sends))
 
 
-def _failed(outcome: AsyncOutcome, error: PenstockError) -> AsyncOutcome:
+def _failed(outcome: Outcome, error: PenstockError) -> Outcome:
     """A unit that could not be committed is to be rolled back."""
     assert outcome.work is not None
     outcome.work.end_commit("open")
-    return AsyncOutcome(outcome.message, outcome.work, error)
+    return Outcome(outcome.message, outcome.work, error)
 
 
-def _taken(outcome: AsyncOutcome) -> dict[tuple[str, str], list[Span]]:
+def _taken(outcome: Outcome) -> dict[tuple[str, str], list[Span]]:
     """What a failed handler's message and unit hold, which is to be released."""
     if outcome.work is not None:
         return outcome.work.abandon()

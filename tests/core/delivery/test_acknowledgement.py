@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.core import commands as c
-from penstock.core.delivery import handout
+from penstock.core.delivery import dispatch as dispatch
 from penstock.core.delivery.columns import FEW
 from penstock.core.errors import InvalidRequest, StaleReceipt
-from tests.core.driver import DAY_MS, Desk, sequences_of
+from tests.core.driver import DAY_MS, BrokerDriver, sequences_of
 
 sends = st.lists(st.just(1) | st.integers(1, 30), min_size=1, max_size=12)
 receives = st.tuples(st.just("receive"), st.integers(1, 25), st.just(0), st.just(0))
@@ -28,9 +28,9 @@ def _refused(settled: c.Settled) -> set[int]:
     return {sequence for first, last, _ in settled.refused for sequence in range(first, last + 1)}
 
 
-def _counts(desk: Desk) -> c.Stats:
+def _counts(driver: BrokerDriver) -> c.Stats:
     """All that is counted, but for what is still stored: that goes by the chunk, and failing together makes one."""
-    return msgspec.structs.replace(desk.stats(), messages=0, bytes=0)
+    return msgspec.structs.replace(driver.stats(), messages=0, bytes=0)
 
 
 _FAILING_TWICE = [("receive", 2, 0, 0), ("release", 0, 2, 1), ("receive", 2, 0, 0), ("release", 0, 2, 2)]
@@ -39,15 +39,15 @@ _FAILING_TWICE = [("receive", 2, 0, 0), ("release", 0, 2, 1), ("receive", 2, 0, 
 @given(sends, steps)
 @example([2], [*_FAILING_TWICE, ("receive", 2, 0, 0), ("ack", 0, 1, 3)])
 def test_acks_of_a_span_are_the_acks_of_its_messages(sends: list[int], steps: list[tuple[str, int, int, int]]) -> None:
-    together, alone = Desk(), Desk()
-    for desk in (together, alone):
-        desk.create(lease_ms=1_000, max_receives=0)
+    together, alone = BrokerDriver(), BrokerDriver()
+    for driver in (together, alone):
+        driver.create(lease_ms=1_000, max_receives=0)
         for count in sends:
-            desk.send(*[b"body"] * count)
+            driver.send(*[b"body"] * count)
     for what, first, count, attempt in steps:
         if what == "receive":
-            for desk in (together, alone):
-                desk.receive(first)
+            for driver in (together, alone):
+                driver.receive(first)
             continue
         command = c.Ack if what == "ack" else c.Release
         settled = together.do(command(queue="q", spans=[c.Span(first, first + count - 1, attempt)]))
@@ -69,20 +69,22 @@ steps_with_crashes = st.lists(receives | acks | releases | extends | crashes, ma
 def test_what_a_crash_forgot_is_settled_together_as_it_is_one_by_one(
     sends: list[int], steps: list[tuple[str, int, int, int]], kind: str
 ) -> None:
-    together, alone = Desk(checks=False), Desk(checks=False)
-    for desk in (together, alone):
-        desk.create(kind="fifo" if kind == "fifo" else "standard", lease_ms=60_000, max_receives=0, content_dedup=False)
+    together, alone = BrokerDriver(checks=False), BrokerDriver(checks=False)
+    for driver in (together, alone):
+        driver.create(
+            kind="fifo" if kind == "fifo" else "standard", lease_ms=60_000, max_receives=0, content_dedup=False
+        )
         for number, count in enumerate(sends):
             groups = None if kind == "standard" else [f"g{each % 3}" for each in range(count)]
             dedup_ids = [f"{number} {each}" for each in range(count)] if kind == "fifo" else None
-            desk.send(*[b"body"] * count, groups=groups, dedup_ids=dedup_ids)
+            driver.send(*[b"body"] * count, groups=groups, dedup_ids=dedup_ids)
     for what, first, count, attempt in steps:
         if what in ("receive", "crash"):
-            for desk in (together, alone):
+            for driver in (together, alone):
                 if first:
-                    desk.do(c.Receive(queue="q", limit=first, wait_ms=0), commit=what == "receive")
+                    driver.do(c.Receive(queue="q", limit=first, wait_ms=0), commit=what == "receive")
                 if what == "crash":
-                    desk.reopen(after_ms=1)
+                    driver.reopen(after_ms=1)
             continue
         command = {"ack": c.Ack, "release": c.Release, "extend": c.Extend}[what]
         fields = {"lease_ms": 30_000} if what == "extend" else {"delay_ms": 0} if what == "release" else {}
@@ -93,55 +95,57 @@ def test_what_a_crash_forgot_is_settled_together_as_it_is_one_by_one(
     assert [(seen.sequence, seen.state, seen.attempts) for seen in together.browse(limit=400)] == [
         (seen.sequence, seen.state, seen.attempts) for seen in alone.browse(limit=400)
     ]
-    for desk in (together, alone):  # whatever was said, nothing is lost, and nothing is handed out twice
-        desk.advance(60_000)
-        ready, leased, delayed = desk.counts()
+    for driver in (together, alone):  # whatever was said, nothing is lost, and nothing is handed out twice
+        driver.advance(60_000)
+        ready, leased, delayed = driver.counts()
         assert (leased, delayed) == (0, 0)
-        got = desk.receive(1_000)
+        got = driver.receive(1_000)
         assert got.count == ready == len(set(sequences_of(got)))
 
 
 def test_chunks_that_are_acked_as_one_leave_the_ones_before_and_behind_them_alone() -> None:
-    desk = Desk()
+    driver = BrokerDriver()
     for count in (1, 3, 1, 2, 1):
-        desk.send(*[b"body"] * count)
-    desk.receive(8)
-    assert desk.do(c.Ack(queue="q", spans=[c.Span(1, 4, 1)])).count == 4
-    assert desk.counts() == (0, 4, 0)
-    (window,) = [window for channel in desk.broker.queues["q"].channels.values() for window in channel.windows.values()]
+        driver.send(*[b"body"] * count)
+    driver.receive(8)
+    assert driver.do(c.Ack(queue="q", spans=[c.Span(1, 4, 1)])).count == 4
+    assert driver.counts() == (0, 4, 0)
+    (window,) = [
+        window for channel in driver.broker.queues["q"].channels.values() for window in channel.windows.values()
+    ]
     assert (window.bases, sorted(window.entries)) == ([0, 5, 7], [0, 5, 7])
-    reopened = desk.do(c.Ack(queue="q", spans=[c.Span(0, 7, 1)]))
+    reopened = driver.do(c.Ack(queue="q", spans=[c.Span(0, 7, 1)]))
     assert (reopened.count, _refused(reopened)) == (4, {1, 2, 3, 4})
 
 
 def test_a_part_of_a_large_chunk_is_acked_as_one() -> None:
-    desk = Desk()
-    desk.send(*[b"body"] * (4 * FEW))
-    desk.receive(3 * FEW)
-    assert desk.do(c.Ack(queue="q", spans=[c.Span(FEW // 2, 2 * FEW, 1)])).count == 2 * FEW + 1 - FEW // 2
-    assert desk.counts() == (FEW, 3 * FEW - (2 * FEW + 1 - FEW // 2), 0)
-    assert desk.do(c.Ack(queue="q", spans=[c.Span(2 * FEW, 3 * FEW, 1)])).count == FEW - 1
+    driver = BrokerDriver()
+    driver.send(*[b"body"] * (4 * FEW))
+    driver.receive(3 * FEW)
+    assert driver.do(c.Ack(queue="q", spans=[c.Span(FEW // 2, 2 * FEW, 1)])).count == 2 * FEW + 1 - FEW // 2
+    assert driver.counts() == (FEW, 3 * FEW - (2 * FEW + 1 - FEW // 2), 0)
+    assert driver.do(c.Ack(queue="q", spans=[c.Span(2 * FEW, 3 * FEW, 1)])).count == FEW - 1
 
 
 def test_messages_that_were_sent_one_by_one_are_acked_together_without_a_row_for_each() -> None:
-    desk = Desk()
+    driver = BrokerDriver()
     for _ in range(20):
-        desk.send(b"body")
-    desk.receive(20)
-    assert desk.do(c.Ack(queue="q", spans=[c.Span(2, 11, 1)])).count == 10
-    (channel,) = desk.broker.queues["q"].channels.values()
+        driver.send(b"body")
+    driver.receive(20)
+    assert driver.do(c.Ack(queue="q", spans=[c.Span(2, 11, 1)])).count == 10
+    (channel,) = driver.broker.queues["q"].channels.values()
     assert [window.columns.size for window in channel.windows.values()] == [0]
-    assert desk.counts() == (0, 10, 0)
-    assert desk.do(c.Ack(queue="q", spans=[c.Span(0, 19, 1)])).count == 10
+    assert driver.counts() == (0, 10, 0)
+    assert driver.do(c.Ack(queue="q", spans=[c.Span(0, 19, 1)])).count == 10
 
 
 @pytest.mark.parametrize("span", [(4, 1, 1), (4, -2, 1), (4, -(1 << 63), 1), (-1, 4, 1)])
 def test_a_span_that_ends_before_it_begins_is_refused_and_changes_nothing(span: tuple[int, int, int]) -> None:
-    desk = Desk()
-    desk.send(*[b"body"] * 20)
-    desk.receive(10)
-    desk.do(c.Ack(queue="q", spans=[c.Span(6, 9, 1)]))
-    before = desk.stats()
+    driver = BrokerDriver()
+    driver.send(*[b"body"] * 20)
+    driver.receive(10)
+    driver.do(c.Ack(queue="q", spans=[c.Span(6, 9, 1)]))
+    before = driver.stats()
     spans = [c.Span(*span)]
     for command in (
         c.Ack(queue="q", spans=spans),
@@ -152,22 +156,22 @@ def test_a_span_that_ends_before_it_begins_is_refused_and_changes_nothing(span: 
         c.HoldForWork(acks=[c.Ack(queue="q", spans=spans)]),
     ):
         with pytest.raises(InvalidRequest, match="a span goes from"):
-            desk.do(command)
-    assert desk.stats() == before
+            driver.do(command)
+    assert driver.stats() == before
 
 
-def _reopened(chunks: int, count: int, **fields: int) -> Desk:
+def _reopened(chunks: int, count: int, **fields: int) -> BrokerDriver:
     """A backlog that a process finds which was started again."""
-    desk = Desk(checks=False)
-    desk.create()
+    driver = BrokerDriver(checks=False)
+    driver.create()
     for _ in range(chunks):
-        desk.send(*[b"x"] * count, **fields)
-    desk.reopen()
-    return desk
+        driver.send(*[b"x"] * count, **fields)
+    driver.reopen()
+    return driver
 
 
-def _in_windows(desk: Desk) -> int:
-    windows = desk.broker.queues["q"].channels["main"].windows.values()
+def _in_windows(driver: BrokerDriver) -> int:
+    windows = driver.broker.queues["q"].channels["main"].windows.values()
     return sum(window.ready + window.leased + window.delayed for window in windows)
 
 
@@ -185,26 +189,26 @@ MADE_UP: list[c.Command] = [
 def test_a_span_that_somebody_made_up_brings_in_a_few_messages_only(
     monkeypatch: pytest.MonkeyPatch, command: c.Command, delay_ms: int
 ) -> None:
-    monkeypatch.setattr(handout, "RECALLED_MAX", 100)
-    desk = _reopened(100, 10, delay_ms=delay_ms)
-    before = desk.stats().messages
-    desk.step(command)
-    assert _in_windows(desk) <= 100
-    assert desk.stats().messages >= before - 100
+    monkeypatch.setattr(dispatch, "RECALLED_MAX", 100)
+    driver = _reopened(100, 10, delay_ms=delay_ms)
+    before = driver.stats().messages
+    driver.step(command)
+    assert _in_windows(driver) <= 100
+    assert driver.stats().messages >= before - 100
 
 
 def test_spans_that_somebody_makes_up_one_after_the_other_do_not_bring_in_all_there_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(handout, "RECALLED_MAX", 100)
-    monkeypatch.setattr(handout, "LOOK_AHEAD", 300)
-    desk = _reopened(100, 10)
+    monkeypatch.setattr(dispatch, "RECALLED_MAX", 100)
+    monkeypatch.setattr(dispatch, "LOOK_AHEAD", 300)
+    driver = _reopened(100, 10)
     for first in range(900, 990):
-        (settled,) = desk.step(c.Ack(queue="q", spans=[c.Span(first, first, 1)]))
+        (settled,) = driver.step(c.Ack(queue="q", spans=[c.Span(first, first, 1)]))
         assert isinstance(settled.refused[0].error, StaleReceipt)
-    assert _in_windows(desk) <= 300
+    assert _in_windows(driver) <= 300
 
 
 def test_deliveries_that_a_crash_forgot_are_settled_many_at_a_time() -> None:
-    desk = _reopened(5, 2_000)
-    assert desk.do(c.Ack(queue="q", spans=[c.Span(0, 9_999, 1)])).count == 10_000
+    driver = _reopened(5, 2_000)
+    assert driver.do(c.Ack(queue="q", spans=[c.Span(0, 9_999, 1)])).count == 10_000

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from penstock.store.ahead import CACHE_BYTES_MAX, LANE_BYTES_MAX, SMALL_CHUNK_BYTES, ReadAhead
 from penstock.store.embedded import EmbeddedStore, StoreOptions, open_embedded
+from penstock.store.read_ahead import CACHE_BYTES_MAX, LANE_BYTES_MAX, SMALL_CHUNK_BYTES, ReadAhead
 from tests.store.conformance import changes_of
 from tests.store.in_memory import MemoryJournal, MemoryTable
 from tests.store.test_embedded import until

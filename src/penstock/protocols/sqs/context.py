@@ -1,20 +1,20 @@
 """One request at work: who calls, what it asks the shards, and its answer.
 
-How it works. An action is a function that checks a request and *asks* for its command: `visit.ask(command, answer)`
+How it works. An action is a function that checks a request and *asks* for its command: `context.ask(command, answer)`
 submits the command, and when it is settled, in the same turn of the loop as its commit, `answer` makes the result of
 its reply, and that goes out. No task, no future and no coroutine is made on this way, with credentials or without, with
 one shard or with many.
 
 Actions on queues themselves (create, change, list) take several commands one after the other. They are coroutines that
-await `ask(command)`, and nothing else; the visit drives them the same way. A test can drive one by hand:
+await `ask(command)`, and nothing else; the context drives them the same way. A test can drive one by hand:
 
-    coroutine = service.CreateQueue(visit, request)
+    coroutine = service.CreateQueue(context, request)
     command = coroutine.send(None)
 
-An action that meets a queue which is not known here raises `UnknownQueue`. The visit has it asked for, or created where
-the server is told so, and begins the action again.
+An action that meets a queue which is not known here raises `UnknownQueue`. The context has it asked for, or created
+where the server is told so, and begins the action again.
 
-A visit whose client hangs up while it waits for messages is abandoned: its receive is withdrawn from the shard, and
+A context whose client hangs up while it waits for messages is abandoned: its receive is withdrawn from the shard, and
 messages that were on their way to it go back.
 """
 
@@ -82,7 +82,7 @@ def replies_of(calls: list[Call]) -> list[Any]:
     return [call.error if isinstance(call.error, PenstockError) else call.result() for call in calls]
 
 
-class Visit:
+class RequestContext:
     """A request at work."""
 
     __slots__ = (
@@ -131,7 +131,7 @@ class Visit:
         exchange.action = action.name
 
     def url(self, name: str) -> str:
-        """A queue's URL, for this visit."""
+        """A queue's URL, for this context."""
         return queue_url(self._front.base_url(self._exchange.request), name)
 
     def begin(self) -> None:
@@ -272,7 +272,7 @@ class Visit:
             is_heard = query_wire.respond(exchange, self._action.name, result)
         if not is_heard and self._call is not None:
             self._front.shard.withdraw(self._call)
-        self._call = None  # the call knows this visit: together they would keep its messages until they are found
+        self._call = None  # the call knows this context: together they would keep its messages until they are found
         if self._shares:
             self._let_go()
 

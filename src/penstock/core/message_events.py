@@ -1,4 +1,4 @@
-"""What happened to messages, told run by run to whoever wants to know (`Broker.happenings`)."""
+"""What happened to messages, told run by run to whoever wants to know (`Broker.message_events`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 What = Literal["sent", "received", "acked", "released", "expired", "returned", "dead", "passed"]
 
 
-class Happening(NamedTuple):
+class MessageEvent(NamedTuple):
     """One thing that happened to a run of messages of one queue.
 
-    >>> Happening("acked", "orders", "main", first=10, messages=5, at_ms=1_500, sent_ms=1_000).last
+    >>> MessageEvent("acked", "orders", "main", first=10, messages=5, at_ms=1_500, sent_ms=1_000).last
     14
     """
 

@@ -30,7 +30,7 @@ def make_file(path: Path) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
 
 
-def mend(directory: Path) -> None:
+def restrict(directory: Path) -> None:
     """Take from others what an earlier build gave them; and say so if they can put files into the directory."""
     for path in _own(directory):
         status = path.lstat()

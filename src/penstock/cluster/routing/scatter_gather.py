@@ -23,7 +23,7 @@ import msgspec
 from penstock.cluster.base import shard_of_id
 from penstock.cluster.catalog import LOOKS_MAX
 from penstock.cluster.links.wire import SETTINGS_SINCE
-from penstock.cluster.partitions.messages import SEQUENCES, Sequences, Settlement, SplitMessages
+from penstock.cluster.partitions.messages import SEQUENCES, Acknowledgement, Sequences, SplitMessages
 from penstock.cluster.partitions.queues import OF_MESSAGES, SplitQueue, SplitQueues, all_of, meant_for
 from penstock.cluster.routing.placement import (
     home_of,
@@ -77,10 +77,10 @@ if TYPE_CHECKING:
 
 
 _ELSEWHERE = frozenset({Home.QUEUE, Home.SUBSCRIPTION, Home.SHARD})
-"""What says where the commands go that are no matter of `Spread.do`."""
+"""What says where the commands go that are no matter of `ScatterGather.do`."""
 
 
-class Spread:
+class ScatterGather:
     """Does for a router what concerns several shards."""
 
     def __init__(self, router: Router) -> None:
@@ -360,7 +360,7 @@ class QueueCalls:
 
         whole      to the queue's shard: the queue has one partition, or only the first one is asked
         straight   a send without groups, and what settles messages by their numbers: to the shards of the partitions
-        split      all else about a queue with several partitions: a coroutine asks them (`Spread`)
+        split      all else about a queue with several partitions: a coroutine asks them (`ScatterGather`)
 
     Who knows how many partitions a queue has? Its first partition. Here it is looked up, for a queue elsewhere it is
     asked for (once, and then remembered); commands that come meanwhile wait for the answer, in their order.
@@ -471,25 +471,28 @@ class QueueCalls:
         command = call.command
         if isinstance(command, Subscribe):
             self._router.subscriptions.subscribe(call, is_split=True)
-        elif isinstance(command, Send) and (straight := self._router.spread.messages.straight(command)) is not None:
+        elif (
+            isinstance(command, Send)
+            and (straight := self._router.scatter_gather.messages.straight(command)) is not None
+        ):
             call.whole = command
             shard, call.command = straight
             self._router.dispatch(call, shard)
-        elif isinstance(command, SEQUENCES) and (parts := self._router.spread.messages.parts_of(command)):
+        elif isinstance(command, SEQUENCES) and (parts := self._router.scatter_gather.messages.parts_of(command)):
             # Each part goes to its shard at once: what a connection settles next must not overtake it.
             if len(parts) == 1:
                 self._settle_part(call, *parts[0])
                 return
-            together = Settlement(call, len(parts), self._router.finish)
+            together = Acknowledgement(call, len(parts), self._router.finish)
             for shard, part in parts:
                 self._settle_part(Routed(part, together.add, self._router, call.caller), shard, part)
         else:
-            self._router.run(call, self._router.spread.do_split(command))
+            self._router.run(call, self._router.scatter_gather.do_split(command))
 
     def _settle_part(self, call: Routed, shard: int, command: Sequences) -> None:
         call.whole = command
         if not isinstance(command, ExtendSequences):
-            call.parts = self._router.subscriptions.settling(command.session, shard)
+            call.parts = self._router.subscriptions.acknowledging(command.session, shard)
             call.is_noted = bool(call.parts)
         self._router.dispatch(call, shard)
 
@@ -497,12 +500,12 @@ class QueueCalls:
         """Its partition is not there, or the queue is another one by now: a coroutine looks at it again."""
         call.whole = call.error = call.served = call.place = None
         if isinstance(whole, Send):
-            self._router.run(call, self._router.spread.send_again(whole, call.shard))
+            self._router.run(call, self._router.scatter_gather.send_again(whole, call.shard))
             return
         if isinstance(whole, Receive):
-            self._router.run(call, self._router.spread.do_split(whole))
+            self._router.run(call, self._router.scatter_gather.do_split(whole))
             return
         assert isinstance(whole, SEQUENCES)
         whole.session = call.session or whole.session  # it had the shard's number
         self._router.tell_settled(call)
-        self._router.run(call, self._router.spread.do_split(whole))
+        self._router.run(call, self._router.scatter_gather.do_split(whole))

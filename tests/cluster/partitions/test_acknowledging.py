@@ -158,17 +158,17 @@ async def test_messages_are_settled_without_a_task_and_counted(tmp_path: Path, p
         tasks = asyncio.all_tasks()
         call, replied = consumer.submit(consumer.ack(acked[:-1]))
         assert call.task is None and asyncio.all_tasks() == tasks
-        assert [part.settling for part in consumer.parts] == [int(place in partitions) for place in range(SHARDS)]
+        assert [part.acknowledging for part in consumer.parts] == [int(place in partitions) for place in range(SHARDS)]
         assert (await replied).count == len(acked) - 1
         left = [0 if place in partitions else EACH for place in range(SHARDS)]
         left[acked[-1] >> PARTITION_SHIFT] = 1
-        assert [(part.settling, part.held) for part in consumer.parts] == [(0, held) for held in left]
+        assert [(part.acknowledging, part.held) for part in consumer.parts] == [(0, held) for held in left]
         again, replied = consumer.submit(consumer.release(acked))
         assert again.task is None
         settled = await replied
         assert (settled.count, refused(settled)) == (1, len(acked) - 1), "what was settled is held no more"
         left[acked[-1] >> PARTITION_SHIFT] = 0
-        assert [(part.settling, part.held) for part in consumer.parts] == [(0, held) for held in left]
+        assert [(part.acknowledging, part.held) for part in consumer.parts] == [(0, held) for held in left]
 
 
 @in_loop
@@ -190,7 +190,7 @@ async def test_a_partition_that_is_missing_is_made_and_has_nothing_to_settle(tmp
         _, replied = consumer.submit(consumer.ack([*lost, *kept]))
         settled = await replied
         assert (settled.count, refused(settled)) == (EACH, EACH)
-        assert [part.settling for part in parts] == [0] * SHARDS
+        assert [part.acknowledging for part in parts] == [0] * SHARDS
         assert (await router.ask(shards[2], Send(queue=TOPIC, bodies=[b"one more"]))).count == 1
 
 
@@ -204,4 +204,4 @@ async def test_a_queue_that_is_gone_has_nothing_to_settle(tmp_path: Path) -> Non
             _, replied = consumer.submit(consumer.ack(consumer.held_in(*partitions)))
             with pytest.raises(QueueNotFound):
                 await replied
-        assert [part.settling for part in parts] == [0] * SHARDS
+        assert [part.acknowledging for part in parts] == [0] * SHARDS

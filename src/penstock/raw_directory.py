@@ -95,7 +95,7 @@ def _overlap(one: ChunkKey, other: ChunkKey) -> bool:
     return one.queue_id == other.queue_id and max(one.base, other.base) < ends
 
 
-class Remains:
+class RawDirectory:
     """Everything that can be read of one store."""
 
     def __init__(self, directory: Path, *, is_ours: bool) -> None:

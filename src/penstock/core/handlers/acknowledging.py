@@ -1,7 +1,7 @@
 """The commands that settle messages: acks, releases, extensions, and messages given back.
 
 They name messages by receipts, by spans, or by sequence numbers and the session that holds them. Here is found out
-which messages are meant, and of which channel; what becomes of them is said in `core/delivery/settlement.py`.
+which messages are meant, and of which channel; what becomes of them is said in `core/delivery/acknowledgement.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.core.broker import Broker
 
 
-class Settling:
+class Acknowledging:
     """Settles messages for those who hold them."""
 
     def __init__(self, broker: Broker) -> None:
@@ -44,9 +44,9 @@ class Settling:
         spans = self.spans_of(command, channel)
         broker.must_commit = True
         if len(spans) == 1:
-            count, refused = channel.settlement.ack(spans[0])
+            count, refused = channel.acknowledgement.ack(spans[0])
             return Settled(count, refused)
-        return self._each(spans, channel.settlement.ack)
+        return self._each(spans, channel.acknowledgement.ack)
 
     def _release(self, command: Release) -> Settled:
         broker = self.broker
@@ -54,7 +54,9 @@ class Settling:
         self._check_delay(command.delay_ms)
         error = clean(command.error)
         spans = self.spans_of(command, channel)
-        return self._each(spans, lambda span: channel.settlement.release(span, broker.now_ms, command.delay_ms, error))
+        return self._each(
+            spans, lambda span: channel.acknowledgement.release(span, broker.now_ms, command.delay_ms, error)
+        )
 
     def _extend(self, command: Extend) -> Settled:
         broker = self.broker
@@ -62,8 +64,8 @@ class Settling:
         check_lease(command.lease_ms)
         spans = self.spans_of(command, channel)
         if command.lease_ms == 0:
-            return self._each(spans, lambda span: channel.settlement.release(span, broker.now_ms, 0, "released"))
-        return self._each(spans, lambda span: channel.settlement.extend(span, broker.now_ms, command.lease_ms))
+            return self._each(spans, lambda span: channel.acknowledgement.release(span, broker.now_ms, 0, "released"))
+        return self._each(spans, lambda span: channel.acknowledgement.extend(span, broker.now_ms, command.lease_ms))
 
     def _give_back(self, command: GiveBack) -> Settled:
         broker = self.broker
@@ -71,21 +73,25 @@ class Settling:
         self._check_spans(command.spans)
         if channel.queue.leases_are_durable:
             error = "the receiver went away"
-            return self._each(command.spans, lambda span: channel.settlement.release(span, broker.now_ms, 0, error))
-        return self._each(command.spans, lambda span: channel.settlement.give_back(span, command.received_ms))
+            return self._each(
+                command.spans, lambda span: channel.acknowledgement.release(span, broker.now_ms, 0, error)
+            )
+        return self._each(command.spans, lambda span: channel.acknowledgement.give_back(span, command.received_ms))
 
     def _ack_sequences(self, command: AckSequences) -> Settled:
         broker = self.broker
         channel = broker.find_channel(broker.find_queue(command.queue), command.channel)
         broker.must_commit = broker.must_commit or command.durable
-        return channel.settlement.ack_sequences(command.sequences, command.session or broker.session_register.own())
+        return channel.acknowledgement.ack_sequences(
+            command.sequences, command.session or broker.session_register.own()
+        )
 
     def _release_sequences(self, command: ReleaseSequences) -> Settled:
         broker = self.broker
         channel = broker.find_channel(broker.find_queue(command.queue), command.channel)
         self._check_delay(command.delay_ms)
         holder = command.session or broker.session_register.own()
-        return channel.settlement.release_sequences(
+        return channel.acknowledgement.release_sequences(
             command.sequences, holder, broker.now_ms, command.delay_ms, clean(command.error)
         )
 
@@ -95,14 +101,14 @@ class Settling:
         check_lease(command.lease_ms)
         held_ms_max = LEASE_MS_MAX if command.held_ms_max is None else min(command.held_ms_max, LEASE_MS_MAX)
         holder = command.session or broker.session_register.own()
-        return channel.settlement.extend_sequences(
+        return channel.acknowledgement.extend_sequences(
             command.sequences, holder, broker.now_ms, command.lease_ms, held_ms_max
         )
 
     def spans_of(self, command: Ack | Release | Extend, channel: Channel) -> list[Span]:
         """The messages that a command names, as spans. `ForeignReceipt` for a receipt of another queue or channel."""
         self._check_spans(command.spans)
-        channel.handout.allow_recall()
+        channel.dispatch.allow_recall()
         if not command.receipts:
             return command.spans
         opened = [self.broker.open_receipt(text) for text in command.receipts]

@@ -1,7 +1,8 @@
 """What the core reads and writes: chunks and records, as they will be once everything on its way is committed.
 
-The shelf gathers the changes of the next commit, and lays them (and those that are being committed) over the store's
-answers, so that the core can run ahead of the disk. Chunks in use are kept decoded, the newest `CACHE_BYTES` of them.
+The write buffer gathers the changes of the next commit, and lays them (and those that are being committed) over the
+store's answers, so that the core can run ahead of the disk. Chunks in use are kept decoded, the newest `CACHE_BYTES` of
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 CACHE_BYTES = 16 * 1024 * 1024
 
 
-class Shelf:
+class WriteBuffer:
     """Chunks and records, committed or not yet."""
 
     def __init__(self, reader: Reader) -> None:

@@ -1,4 +1,4 @@
-"""Commits that wait a moment for their usual company: they share a sync, and nobody waits for one who is gone."""
+"""Commit delay: commits wait a moment for usual callers; they share a sync, and nobody waits for one who is gone."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from penstock.core.commands import CreateQueue, Send
 from penstock.core.storage.changes import Changes
 from penstock.server.clock import SystemClock
 from penstock.server.shard import Call, Shard
-from penstock.server.tasks import PATIENCE, PATIENCE_S_MAX, AsyncShard, Siblings
+from penstock.server.tasks import COMMIT_DELAY_S_MAX, COMMIT_DELAY_SHARE, AsyncShard, CommitDelay
 from tests.server.stores import TroubledStore
 
 STEP_S = 0.001
 
 
-def after(*steps: set[str]) -> tuple[Siblings, float]:
+def after(*steps: set[str]) -> tuple[CommitDelay, float]:
     """After steps one behind the other; and the time when the last one has ended."""
-    siblings, now_s = Siblings(), 0.0
+    commit_delay, now_s = CommitDelay(), 0.0
     for callers in steps:
-        siblings.stepped(set(callers), now_s, now_s + STEP_S)
+        commit_delay.stepped(set(callers), now_s, now_s + STEP_S)
         now_s += STEP_S
-    return siblings, now_s
+    return commit_delay, now_s
 
 
 def test_one_who_is_alone_never_waits() -> None:
-    siblings, now_s = after({"a"}, {"a"}, {"a"})
-    assert not siblings.is_early({"a"}, now_s)
+    commit_delay, now_s = after({"a"}, {"a"}, {"a"})
+    assert not commit_delay.is_early({"a"}, now_s)
 
 
 def test_those_who_took_turns_wait_for_each_other() -> None:
-    siblings, now_s = after({"a"}, {"b"})
-    assert siblings.is_early({"a"}, now_s)
-    assert not siblings.is_early({"a", "b"}, now_s)
-    assert not siblings.is_early({"a", "b", "newcomer"}, now_s)
+    commit_delay, now_s = after({"a"}, {"b"})
+    assert commit_delay.is_early({"a"}, now_s)
+    assert not commit_delay.is_early({"a", "b"}, now_s)
+    assert not commit_delay.is_early({"a", "b", "newcomer"}, now_s)
 
 
 def test_nobody_waits_for_longer_than_a_part_of_a_step() -> None:
-    siblings, now_s = after({"a"}, {"b"})
-    assert siblings.is_early({"a"}, now_s + STEP_S * PATIENCE * 0.99)
-    assert not siblings.is_early({"a"}, now_s + STEP_S * PATIENCE * 1.01)
-    siblings.stepped({"b"}, 0.0, 60.0)
-    assert not siblings.is_early({"a"}, 60.0 + PATIENCE_S_MAX)
+    commit_delay, now_s = after({"a"}, {"b"})
+    assert commit_delay.is_early({"a"}, now_s + STEP_S * COMMIT_DELAY_SHARE * 0.99)
+    assert not commit_delay.is_early({"a"}, now_s + STEP_S * COMMIT_DELAY_SHARE * 1.01)
+    commit_delay.stepped({"b"}, 0.0, 60.0)
+    assert not commit_delay.is_early({"a"}, 60.0 + COMMIT_DELAY_S_MAX)
 
 
 def test_one_who_does_not_come_back_is_forgotten_after_two_steps() -> None:
-    siblings, now_s = after({"a"}, {"b"}, {"a"}, {"a"})
-    assert not siblings.is_early({"a"}, now_s)
+    commit_delay, now_s = after({"a"}, {"b"}, {"a"}, {"a"})
+    assert not commit_delay.is_early({"a"}, now_s)
 
 
 def test_a_step_without_such_callers_is_never_put_off() -> None:
-    siblings, now_s = after({"a"}, {"b"})
-    assert not siblings.is_early(set(), now_s)
+    commit_delay, now_s = after({"a"}, {"b"})
+    assert not commit_delay.is_early(set(), now_s)
 
 
 class SlowStore(TroubledStore):

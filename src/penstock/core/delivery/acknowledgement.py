@@ -25,7 +25,7 @@ from penstock.core.delivery.runs import cut, gaps
 from penstock.core.delivery.states import TRANSITIONS, Event, allowed
 from penstock.core.delivery.window import Entry, Window
 from penstock.core.errors import LeaseTooLong, StaleReceipt
-from penstock.core.happenings import Happening, What
+from penstock.core.message_events import MessageEvent, What
 from penstock.core.queues.config import LEASE_MS_MAX
 
 if TYPE_CHECKING:
@@ -162,13 +162,13 @@ class AckedLately:
             self._attempts = dict(_ACKED.iter_unpack(data[start : start + count * _ACKED.size]))
 
 
-class Settlement:
+class Acknowledgement:
     """Settles messages of one channel."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.queue = channel.queue
-        self.shelf = channel.shelf
+        self.write_buffer = channel.write_buffer
         self.windows = channel.windows
         self.lately = AckedLately()
 
@@ -206,7 +206,7 @@ class Settlement:
 
     def _ack_whole(self, window: Window, entries: list[Entry]) -> None:
         """Neighbouring entries, each leased as a whole: messages that were sent one by one are acked many at a time."""
-        channel, is_heard = self.channel, self.queue.broker.happenings is not None
+        channel, is_heard = self.channel, self.queue.broker.message_events is not None
         for entry in entries:
             channel.acked += entry.count
             if channel.subscribers:
@@ -229,7 +229,7 @@ class Settlement:
                 self.channel.freed_rows(window, entry, sequence, sequence + 1)
                 window.leased -= 1
                 self.channel.acked += 1
-                if self.queue.broker.happenings is not None:
+                if self.queue.broker.message_events is not None:
                     self._note("acked", window, entry, sequence, sequence + 1)
                 if self.channel.fifo is not None:
                     self.channel.fifo.settle(sequence)
@@ -261,7 +261,7 @@ class Settlement:
     def _done(self, window: Window, entry: Entry, first: int, stop: int) -> None:
         """Messages that count as nothing any more are acknowledged."""
         self.channel.acked += stop - first
-        if self.queue.broker.happenings is not None:
+        if self.queue.broker.message_events is not None:
             self._note("acked", window, entry, first, stop)
         if self.channel.fifo is not None:
             for sequence in range(first, stop):
@@ -271,7 +271,7 @@ class Settlement:
     def _note(self, what: What, window: Window, entry: Entry, first: int, stop: int) -> None:
         """Tell who wants to know. The attempt is that of the first message."""
         broker, row = self.queue.broker, entry.rows_of(first, stop).start
-        if broker.happenings is None:
+        if broker.message_events is None:
             return
         attempt, holder = (
             (entry.attempts, entry.holder)
@@ -280,8 +280,8 @@ class Settlement:
         )
         session = broker.session_name(holder)
         queue, channel, now_ms = self.queue.name, self.channel.name, broker.now_ms
-        broker.happenings.append(
-            Happening(what, queue, channel, first, stop - first, now_ms, entry.sent_ms, attempt, session=session)
+        broker.message_events.append(
+            MessageEvent(what, queue, channel, first, stop - first, now_ms, entry.sent_ms, attempt, session=session)
         )
 
     def ack_sequences(self, sequences: NDArray[np.int64], session: int) -> Settled:
@@ -313,7 +313,7 @@ class Settlement:
             rows = window.rows(entry, first, stop)
             deadlines_ms = np.minimum(window.columns.received_ms[rows] + held_ms_max, now_ms + lease_ms)
             window.columns.extend(rows, deadlines_ms)
-            self.shelf.touch(window, entry)
+            self.write_buffer.touch(window, entry)
             self.channel.watch(window, int(deadlines_ms.min()))
 
         return self._settle_held(sequences, session, prolong)
@@ -390,7 +390,7 @@ class Settlement:
             self.channel.freed_rows(window, entry, first, stop)
             window.columns.holder[rows] = holder
             window.columns.extend(rows, np.maximum(window.columns.deadline_ms[rows], until_ms))
-            self.shelf.touch(window, entry)
+            self.write_buffer.touch(window, entry)
             self.channel.watch(window, until_ms)
 
         _, left = self._walk(span.first, span.last + 1, _allowing(Event.EXTEND, span.attempt), prolong)
@@ -402,7 +402,7 @@ class Settlement:
 
         def free(window: Window, entry: Entry, first: int, stop: int) -> None:
             window.columns.holder[window.rows(entry, first, stop)] = 0
-            self.shelf.touch(window, entry)
+            self.write_buffer.touch(window, entry)
 
         def held(window: Window, rows: slice) -> NDArray[np.bool_]:
             mask = window.columns.rows_allowing(Event.EXTEND, rows, span.attempt)
@@ -423,7 +423,7 @@ class Settlement:
     def _failing(self, now_ms: int, delay_ms: int | None, error: str) -> Apply:
         def fail(window: Window, entry: Entry, first: int, stop: int) -> None:
             rows = np.arange(stop - first, dtype=np.intp) + window.rows(entry, first, stop).start
-            self.channel.ladder.fail(window, rows, now_ms, delay_ms, error)
+            self.channel.redelivery.fail(window, rows, now_ms, delay_ms, error)
 
         return fail
 
@@ -436,8 +436,8 @@ class Settlement:
             window.columns.give_back(window.rows(entry, first, stop))
             window.leased -= stop - first
             window.ready += stop - first
-            self.shelf.touch(window, entry)
-            self.channel.handout.offer_again(window, first, stop, span.attempt - 1)
+            self.write_buffer.touch(window, entry)
+            self.channel.dispatch.offer_again(window, first, stop, span.attempt - 1)
 
         done, left = self._return(span, Event.GIVE_BACK, undo, received_ms)
         return done, [self._stale(low, high) for low, high in left]
@@ -462,7 +462,7 @@ class Settlement:
                     too_long.append(self._too_long(low, high, lease_ms))
                     continue
                 self._prolong(window, window.rows(entry, low, high), deadline_ms)
-                self.shelf.touch(window, entry)
+                self.write_buffer.touch(window, entry)
                 self.channel.watch(window, deadline_ms)
 
         done, stale = self._settle(span, Event.EXTEND, prolong)
@@ -533,7 +533,7 @@ class Settlement:
             found, missing = self._walk(low, end, judge, apply)
             done += found
             for first, stop in missing:
-                recalled = self.channel.handout.recall(first, stop, now_ms)
+                recalled = self.channel.dispatch.recall(first, stop, now_ms)
                 if queue.far and queue.recall_far(self.channel, first, stop, attempt, now_ms):
                     recalled = True
                 found, still_missing = self._walk(first, stop, judge, apply) if recalled else (0, [(first, stop)])
@@ -554,11 +554,11 @@ class Settlement:
         self.channel.freed_rows(window, entry, first, stop)
         for is_leased, low, high in cut(columns.state[rows] == LEASED, first):
             if not is_leased:
-                self.channel.handout.withdraw(window, entry, low, high)
+                self.channel.dispatch.withdraw(window, entry, low, high)
         window.uncount(entry, first, stop)
         window.leased += stop - first
         columns.recall(rows, now_ms, attempt, holder)
-        self.shelf.touch(window, entry)
+        self.write_buffer.touch(window, entry)
 
     def _walk(
         self, first: int, stop: int, judge: Judge, apply: Apply, judge_whole: JudgeWhole | None = None
