@@ -77,17 +77,11 @@ class Amounts(NamedTuple):
 class Late(Protocol):
     """As much of a `Peer` as a latency needs."""
 
-    async def create(self, queue: str) -> None:
-        """See `Peer`."""
-        ...
+    async def create(self, queue: str) -> None: ...
 
-    async def send(self, queue: str, body: bytes) -> None:
-        """See `Peer`."""
-        ...
+    async def send(self, queue: str, body: bytes) -> None: ...
 
-    async def listen(self, queue: str, count: int, handler: Handler) -> float:
-        """See `Peer`."""
-        ...
+    async def listen(self, queue: str, count: int, handler: Handler) -> float: ...
 
 
 class Contender(NamedTuple):

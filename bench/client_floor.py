@@ -81,7 +81,6 @@ class FloorPeer(asyncio.Protocol):
         return peer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -110,7 +109,6 @@ class FloorPeer(asyncio.Protocol):
         return 0.0
 
     async def close(self) -> None:
-        """Disconnect."""
         self._transport.close()
 
 

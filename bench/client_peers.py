@@ -68,9 +68,7 @@ class Peer(Protocol):
         """Let `WORKERS` workers take one, put one and commit. When so many were moved."""
         ...
 
-    async def close(self) -> None:
-        """Disconnect."""
-        ...
+    async def close(self) -> None: ...
 
 
 async def send_singles(peer: Peer, queue: str, bodies: Sequence[bytes], in_flight: int) -> None:
@@ -132,17 +130,14 @@ class PenstockPeer:
         return cls(ps, deliver_unsynced=deliver_unsynced)
 
     async def create(self, queue: str) -> None:
-        """See `Peer`."""
         await self._ps.create_queue(queue, deliver_unsynced=self._deliver_unsynced)
 
     async def send_runs(self, queue: str, runs: Sequence[list[bytes]]) -> None:
-        """See `Peer`."""
         handle = self._ps.queue(queue)
         for run in runs:
             await handle.send_many(run)
 
     async def receive_runs(self, queue: str, count: int, run: int) -> None:
-        """See `Peer`."""
         handle = self._ps.queue(queue)
         while count > 0:
             batch = await handle.receive_batch(max=run, wait=WAIT_S)
@@ -150,11 +145,9 @@ class PenstockPeer:
             await batch.ack()
 
     async def send(self, queue: str, body: bytes) -> None:
-        """See `Peer`."""
         await self._ps.queue(queue).send(body)
 
     async def listen(self, queue: str, count: int, handler: Handler) -> float:
-        """See `Peer`."""
         countdown = Countdown(count)
 
         async def handle(message: penstock.AsyncMessage) -> None:
@@ -166,7 +159,6 @@ class PenstockPeer:
         return countdown.over_s
 
     async def move(self, source: str, target: str, count: int) -> float:
-        """See `Peer`."""
         countdown = Countdown(count)
 
         async def work() -> None:
@@ -181,7 +173,6 @@ class PenstockPeer:
         return await until_over(countdown, (work() for _ in range(WORKERS)))
 
     async def close(self) -> None:
-        """See `Peer`."""
         await self._ps.close()
 
 
@@ -198,11 +189,9 @@ class RedisPeer:
         self._tasks = redis.asyncio.Redis(host=HOST, port=port, max_connections=CONNECTIONS_MAX)
 
     async def create(self, queue: str) -> None:
-        """See `Peer`."""
         self._redis.xgroup_create(queue, _GROUP, id="0", mkstream=True)
 
     async def send_runs(self, queue: str, runs: Sequence[list[bytes]]) -> None:
-        """See `Peer`."""
         for run in runs:
             pipe = self._redis.pipeline(transaction=False)
             for body in run:
@@ -210,7 +199,6 @@ class RedisPeer:
             pipe.execute()
 
     async def receive_runs(self, queue: str, count: int, run: int) -> None:
-        """See `Peer`."""
         entries = _entries(self._redis.xreadgroup(_GROUP, "one", {queue: _NEW}, count=run))
         while True:
             count -= len(entries)
@@ -225,11 +213,9 @@ class RedisPeer:
             entries = _entries(pipe.execute()[2])
 
     async def send(self, queue: str, body: bytes) -> None:
-        """See `Peer`."""
         await self._tasks.execute_command("XADD", queue, "*", "b", body)  # type: ignore[no-untyped-call]
 
     async def listen(self, queue: str, count: int, handler: Handler) -> float:
-        """See `Peer`."""
         countdown = Countdown(count)
 
         async def work(name: str) -> None:
@@ -246,7 +232,6 @@ class RedisPeer:
         return await until_over(countdown, (work(f"worker {number}") for number in range(WORKERS)))
 
     async def move(self, source: str, target: str, count: int) -> float:
-        """See `Peer`."""
         countdown = Countdown(count)
 
         async def work(name: str) -> None:
@@ -263,7 +248,6 @@ class RedisPeer:
         return await until_over(countdown, (work(f"mover {number}") for number in range(WORKERS)))
 
     async def close(self) -> None:
-        """See `Peer`."""
         self._redis.close()
         await self._tasks.aclose()
 
@@ -326,13 +310,11 @@ class RabbitPeer:
         self._unconfirmed[self._sent] = confirmed
 
     async def create(self, queue: str) -> None:
-        """See `Peer`."""
         declared: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._channel.queue_declare(queue, durable=True, callback=declared.set_result)
         await declared
 
     async def send_runs(self, queue: str, runs: Sequence[list[bytes]]) -> None:
-        """See `Peer`."""
         for run in runs:
             self._all_confirmed.clear()
             for body in run:
@@ -340,7 +322,6 @@ class RabbitPeer:
             await self._all_confirmed.wait()
 
     async def receive_runs(self, queue: str, count: int, run: int) -> None:
-        """See `Peer`."""
         countdown = Countdown(count)
         channel = await _channel(self._connection, prefetch=2 * run)
 
@@ -354,13 +335,11 @@ class RabbitPeer:
         await _closed(channel)
 
     async def send(self, queue: str, body: bytes) -> None:
-        """See `Peer`."""
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._publish(queue, body, confirmed)
         await confirmed
 
     async def listen(self, queue: str, count: int, handler: Handler) -> float:
-        """See `Peer`."""
         countdown = Countdown(count)
         channel = await _channel(self._connection, prefetch=WORKERS * PREFETCH)
         arrived: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
@@ -404,7 +383,6 @@ class RabbitPeer:
         return over_s
 
     async def close(self) -> None:
-        """See `Peer`."""
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connection.add_on_close_callback(lambda *_: closed.set_result(None))
         self._connection.close()
@@ -445,16 +423,13 @@ class NatsPeer:
         return cls(await nats.connect(f"nats://{HOST}:{port}"))
 
     async def create(self, queue: str) -> None:
-        """See `Peer`."""
         await self._stream.add_stream(name=queue, subjects=[queue], storage=StorageType.FILE)
 
     async def send_runs(self, queue: str, runs: Sequence[list[bytes]]) -> None:
-        """See `Peer`."""
         for run in runs:
             await asyncio.gather(*[await self._stream.publish_async(queue, body) for body in run])
 
     async def receive_runs(self, queue: str, count: int, run: int) -> None:
-        """See `Peer`."""
         settings = ConsumerConfig(ack_policy=AckPolicy.ALL, max_ack_pending=2 * run)
         puller = await self._stream.pull_subscribe(queue, durable="runs", config=settings)
         while count > 0:
@@ -464,11 +439,9 @@ class NatsPeer:
         await puller.unsubscribe()
 
     async def send(self, queue: str, body: bytes) -> None:
-        """See `Peer`."""
         await self._stream.publish(queue, body, timeout=WAIT_S)
 
     async def listen(self, queue: str, count: int, handler: Handler) -> float:
-        """See `Peer`."""
         countdown = Countdown(count)
 
         async def handle(message: Any) -> None:
@@ -506,5 +479,4 @@ class NatsPeer:
         return over_s
 
     async def close(self) -> None:
-        """See `Peer`."""
         await self._connection.close()

@@ -162,7 +162,6 @@ class PlainKafka:
         )
 
     async def turn(self, amounts: Amounts) -> Turn:
-        """See `Contender`."""
         topic, count = await asyncio.to_thread(self.new_topic), amounts.runs * RUN
         return {
             SEND_RUNS: await self._meter.measure(count, asyncio.to_thread(self.send_runs, topic, amounts.runs)),
@@ -213,7 +212,6 @@ class Shared:
         self._committed = committed
 
     async def turn(self, amounts: Amounts) -> Turn:
-        """See `Contender`."""
         count = amounts.confirmed if self._committed == "each" else amounts.singles
         topic = await asyncio.to_thread(self._filled_topic, count)
         return {SINGLES: await self._meter.measure(count, asyncio.to_thread(self._consume_s, topic, count))}
@@ -304,7 +302,6 @@ class PenstockCluster:
         """A client that prefetches, for messages one by one; None: they are not measured."""
 
     async def turn(self, amounts: Amounts) -> Turn:
-        """See `Contender`."""
         queue, count = await self._new_queue(), amounts.runs * RUN
         found = {
             SEND_RUNS: await self._meter.measure(count, self._send_runs(queue, amounts.runs)),

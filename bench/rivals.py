@@ -134,7 +134,6 @@ class Lite:
         self._queue.prune()
 
     def close(self) -> None:
-        """Close."""
         self._queue.close()
 
 
@@ -213,5 +212,4 @@ class Persist:
         self._queue.clear_acked_data(max_delete=0, keep_latest=0)
 
     def close(self) -> None:
-        """Close."""
         self._queue.close()

@@ -44,7 +44,6 @@ class BuildAtOnce(build_ext):  # type: ignore[misc]  # setuptools has no types
     """Builds extensions, with all processors at work."""
 
     def build_extensions(self) -> None:
-        """Build them."""
         compiler: Any = self.compiler
         compiler.compile = partial(compile_at_once, compiler)
         super().build_extensions()

@@ -179,7 +179,6 @@ class ProcessNode:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -203,7 +202,6 @@ class ProcessNode:
 
     @property
     def sqs_url(self) -> str:
-        """Where its SQS is."""
         return str(self.listening["sqs"]["url"])
 
     def signal(self, number: signal.Signals) -> None:

@@ -20,7 +20,6 @@ def post(headers: dict[str, str], body: bytes, path: str = "/") -> bytes:
 
 
 def json_request(action: str, parameters: Any) -> bytes:
-    """A JSON request's bytes."""
     body = parameters if isinstance(parameters, bytes) else json.dumps(parameters).encode()
     headers = {"X-Amz-Target": f"AmazonSQS.{action}", "Content-Type": "application/x-amz-json-1.0"}
     return post(headers, body)

@@ -107,7 +107,6 @@ class BrokerDriver:
     # -- shorthands --
 
     def create(self, name: str = "q", channels: tuple[str, ...] = (c.MAIN,), **settings: Any) -> c.QueueInfo:
-        """Create a queue."""
         info: c.QueueInfo = self.do(c.CreateQueue(name=name, config=QueueConfig(**settings), channels=channels))
         return info
 
@@ -159,7 +158,6 @@ class BrokerDriver:
         return settled
 
     def extend(self, delivery: c.Delivery, lease_ms: int) -> c.Settled:
-        """Extend the leases of a delivery."""
         settled: c.Settled = self.do(
             c.Extend(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery), lease_ms=lease_ms)
         )

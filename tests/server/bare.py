@@ -38,10 +38,8 @@ class BareShard:
 
 
 def bodies(delivery: Any) -> list[bytes]:
-    """The bodies of a delivery."""
     return [run.chunk.body(index) for run in delivery.runs for index in range(run.start, run.stop)]
 
 
 def spans(delivery: Any) -> list[Any]:
-    """The spans of a delivery."""
     return [span for run in delivery.runs for span in run.spans()]

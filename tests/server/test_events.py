@@ -33,8 +33,6 @@ EVENTS = "penstock.events"
 
 
 class Recorded(BareShard):
-    """A shard that records."""
-
     def __init__(self, store: TroubledStore | None = None, **options: Any) -> None:
         self.store = store or TroubledStore()
         super().__init__(self.store)

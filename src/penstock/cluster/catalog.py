@@ -221,7 +221,6 @@ class Catalog:
     # -- names and identities --
 
     def queue_name(self, queue_id: int) -> str | None:
-        """The name of the queue with this id."""
         served = self._served.get(shard_of_id(queue_id))
         if served is not None:
             return served.identity.queue_name(queue_id)

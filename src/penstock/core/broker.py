@@ -636,7 +636,6 @@ class Broker:
         return self.queues
 
     def queue_name(self, queue_id: int) -> str | None:
-        """The name of the queue with this id."""
         queue = self.queues_by_id.get(queue_id)
         return self.quarantine.name_of(queue_id) if queue is None else queue.name
 
@@ -698,7 +697,6 @@ class Broker:
         return queue
 
     def find_channel(self, queue: Queue, name: str) -> Channel:
-        """The channel of a queue with this name."""
         channel = queue.channels.get(name)
         if channel is None:
             known = ", ".join(queue.channels) or "none"

@@ -92,7 +92,6 @@ class Principal:
         self._known: dict[tuple[str, str], bool] = {}
 
     def allows(self, right: Right, queue: str) -> bool:
-        """Whether it has this right on the queue."""
         known = self._known.get((right, queue))
         if known is None:
             known = any(_matches(grant, queue) for grant in self._grants if right in grant.rights)

@@ -45,7 +45,6 @@ class SystemClock:
         self._offset_ns = time.time_ns() - self._steady_ns()
 
     def now_ms(self) -> int:
-        """The time now."""
         return (self._steady_ns() + self._offset_ns) // _NANOSECONDS_PER_MS
 
 
@@ -64,7 +63,6 @@ class ManualClock:
         self._now_ms = now_ms
 
     def now_ms(self) -> int:
-        """The time now."""
         return self._now_ms
 
     def advance_ms(self, passed_ms: int) -> None:

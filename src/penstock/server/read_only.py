@@ -59,7 +59,6 @@ class ReadingShard:
         time.sleep(seconds)
 
     def now_ms(self) -> int:
-        """The time here."""
         return self._clock.now_ms()
 
     def close(self) -> None:
@@ -97,7 +96,6 @@ class AsyncReadingShard:
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
-        """The time here."""
         return self._inner.now_ms()
 
     async def close(self) -> None:

@@ -31,24 +31,16 @@ class QueueView(Protocol):
     """What may be read of a queue."""
 
     @property
-    def id(self) -> int:
-        """Its number."""
-        ...
+    def id(self) -> int: ...
 
     @property
-    def name(self) -> str:
-        """Its name."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def config(self) -> QueueConfig:
-        """Its configuration."""
-        ...
+    def config(self) -> QueueConfig: ...
 
     @property
-    def channels(self) -> Mapping[str, ChannelView]:
-        """Its channels."""
-        ...
+    def channels(self) -> Mapping[str, ChannelView]: ...
 
     @property
     def messages(self) -> int:
@@ -70,9 +62,7 @@ class Names(Protocol):
     """What may be read of a broker, or of what stands for many: names, configurations, ids, receipts."""
 
     @property
-    def queues(self) -> Mapping[str, QueueView]:
-        """The queues by name."""
-        ...
+    def queues(self) -> Mapping[str, QueueView]: ...
 
     @property
     def local_queues(self) -> Mapping[str, QueueView]:
@@ -98,9 +88,7 @@ class Names(Protocol):
         """The realm and the secret."""
         ...
 
-    def queue_name(self, queue_id: int) -> str | None:
-        """The name of the queue with this id."""
-        ...
+    def queue_name(self, queue_id: int) -> str | None: ...
 
     def refuse_damaged(self, name: str) -> None:
         """`QueueDamaged` if a queue that is not in `queues` is in quarantine, as far as that is known here."""
@@ -183,9 +171,7 @@ class Shards(Protocol):
         """Let some time pass."""
         ...
 
-    def now_ms(self) -> int:
-        """The shards' time."""
-        ...
+    def now_ms(self) -> int: ...
 
     @property
     def identity(self) -> Names:

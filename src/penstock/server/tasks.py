@@ -134,7 +134,6 @@ class CommitDelay:
         """Nobody is waited for after this time."""
 
     def stepped(self, callers: set[Any], start_s: float, end_s: float) -> None:
-        """A step with these callers has been committed."""
         self._before = self._last
         self._last = frozenset(callers)
         self.until_s = end_s + min((end_s - start_s) * COMMIT_DELAY_SHARE, COMMIT_DELAY_S_MAX)
@@ -324,7 +323,6 @@ class AsyncShard:
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
-        """The shard's time."""
         return self.shard.clock.now_ms()
 
     @property

@@ -125,7 +125,6 @@ class ThreadedShard:
         time.sleep(seconds)
 
     def now_ms(self) -> int:
-        """The shard's time."""
         return self.shard.clock.now_ms()
 
     @property

@@ -86,8 +86,6 @@ class OriginLine(msgspec.Struct, omit_defaults=True):
 
 
 class MessageLine(msgspec.Struct, tag="message", tag_field="kind", kw_only=True, omit_defaults=True):
-    """A message."""
-
     sequence: int
     """Its number in the queue that it was exported from: messages stand in this order."""
     id: str

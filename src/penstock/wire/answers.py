@@ -97,8 +97,6 @@ class _WireRun(msgspec.Struct, array_like=True):
 
 
 class WireDelivery(msgspec.Struct, array_like=True):
-    """A delivery on the wire."""
-
     queue: str
     queue_id: int
     channel: str

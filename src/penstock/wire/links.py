@@ -47,8 +47,6 @@ _COPIED_BYTES = 16 * 1024
 
 
 class FrameKind(IntEnum):
-    """What a frame is."""
-
     GREETING = 1
     INTRODUCTION = 2
     ADMISSION = 3

@@ -136,5 +136,4 @@ def _check_origin(value: bytes, index: int, queue: str) -> None:
 
 
 def piece_bytes(sections: Iterable[tuple[Target, Chunk]]) -> bytes:
-    """A piece of these sections."""
     return b"".join(part for target, chunk in sections for part in encode_section(target, chunk))

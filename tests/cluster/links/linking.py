@@ -130,7 +130,6 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def bodies(delivery: Delivery) -> list[bytes]:
-    """The bodies of a delivery."""
     return [body for run in delivery.runs for body in run.chunk.body_list(run.start, run.stop)]
 
 

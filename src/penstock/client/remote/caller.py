@@ -232,7 +232,6 @@ class RemoteCaller:
 
     @property
     def is_linked(self) -> bool:
-        """Whether there is a link."""
         return self._link is not None
 
     # -- carrying --

@@ -111,7 +111,6 @@ class HttpConnection(asyncio.Protocol):
     # -- what the parser does --
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
         if name.lower() == b"content-type":
             self._response.content_type = value.decode("latin-1")
 

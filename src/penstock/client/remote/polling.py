@@ -72,7 +72,6 @@ _NOTHING = msgspec.Raw(msgspec.msgpack.encode(None))
 
 
 async def connect_long_poll(address: Address, options: Options, listener: Listener) -> PollLink:
-    """A link by long poll."""
     return await _connect("long_poll", address, options, listener)
 
 

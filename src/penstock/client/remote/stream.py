@@ -35,9 +35,7 @@ class Carrier(Protocol):
         ...
 
     @property
-    def is_linked(self) -> bool:
-        """Whether there is a link."""
-        ...
+    def is_linked(self) -> bool: ...
 
     @property
     def credit_max(self) -> int:

@@ -80,8 +80,6 @@ def tls_of(address: Address, options: Options) -> ssl.SSLContext | None:
 
 
 class WebsocketLink(asyncio.Protocol):
-    """One websocket."""
-
     transport: TransportName = "websocket"
 
     def __init__(self, address: Address, options: Options, listener: Listener) -> None:

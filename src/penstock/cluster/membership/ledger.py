@@ -38,8 +38,6 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterRecord(_Record, frozen=True):
-    """The cluster itself."""
-
     identity: str
     shards: int
     entropy: bytes
@@ -70,8 +68,6 @@ class ShardRecord(_Record, frozen=True):
 
 
 class NodeRecord(_Record, frozen=True):
-    """A node."""
-
     incarnation: str
     """Another one each time that the node starts."""
     link: str
@@ -89,8 +85,6 @@ class NodeRecord(_Record, frozen=True):
 
 
 class LoadOfShard(msgspec.Struct, frozen=True):
-    """What a shard has to do."""
-
     rate: float = 0.0
     """Messages a second, in and out."""
     backlog: int = 0

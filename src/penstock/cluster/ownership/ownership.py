@@ -58,9 +58,7 @@ class Host(Protocol):
     """Where shards are served: `ShardHost`."""
 
     @property
-    def served(self) -> Mapping[int, AsyncShard]:
-        """The shards that are served here."""
-        ...
+    def served(self) -> Mapping[int, AsyncShard]: ...
 
     def add(self, shard: int, served: AsyncShard) -> None:
         """Serve a shard from now on."""
@@ -384,7 +382,6 @@ class ClaimedStore:
 
     @property
     def inner(self) -> Store:
-        """The store itself."""
         return self._store
 
     def commit(self, changes: Changes) -> None:

@@ -374,7 +374,6 @@ class Router:
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
-        """The time."""
         return self._clock.now_ms()
 
     @property

@@ -18,8 +18,6 @@ Allowance = tuple[int, int | None, int | None, int]
 
 
 class Waiter:
-    """One who waits."""
-
     __slots__ = (
         "attempt_id",
         "credit",

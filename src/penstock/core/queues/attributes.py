@@ -30,7 +30,6 @@ class TypedText(str):
 
     @classmethod
     def of(cls, value: str, type_: str) -> TypedText:
-        """The value with its type."""
         typed = cls(value)
         typed.type = type_
         return typed
@@ -47,7 +46,6 @@ class TypedBytes(bytes):
 
     @classmethod
     def of(cls, value: bytes, type_: str) -> TypedBytes:
-        """The value with its type."""
         typed = cls(value)
         typed.type = type_
         return typed

@@ -31,8 +31,6 @@ _DEDUP: Final = struct.Struct(">BQQQ")
 
 
 class LaneKind(IntEnum):
-    """What a lane is for."""
-
     NORMAL = 0
     """Messages in the order they were sent; a channel walks it with a cursor."""
     WAITING = 1

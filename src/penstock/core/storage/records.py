@@ -41,8 +41,6 @@ class Session(msgspec.Struct, array_like=True):
 
 
 class QueueRecord(msgspec.Struct, array_like=True):
-    """A queue."""
-
     name: str
     settings: dict[str, Any]
     """As `penstock.core.queues.config.stored_settings` says."""

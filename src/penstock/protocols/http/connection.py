@@ -354,7 +354,6 @@ class HttpConnection:
         self._fed_bytes = 0
 
     def on_body(self, piece: bytes) -> None:
-        """A piece of the body."""
         self._fed_bytes = 0
         if self._rejection is not None:
             return

@@ -313,7 +313,6 @@ class NsqHttp:
         await self._topics.create_channel(topic, channel)
 
     async def delete_channel(self, call: ApiCall) -> Answer:
-        """Delete a channel."""
         await self._topics.delete_channel(*self._owned_channel(call))
 
     async def empty_channel(self, call: ApiCall) -> Answer:

@@ -45,8 +45,6 @@ class PublishedCount(msgspec.Struct):
 
 
 class ClientDocument(msgspec.Struct):
-    """One client."""
-
     client_id: str
     hostname: str
     version: str

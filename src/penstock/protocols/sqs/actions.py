@@ -26,8 +26,6 @@ class Run(Protocol):
 
 
 class Action:
-    """One action."""
-
     __slots__ = ("decode", "name", "request", "run")
 
     def __init__(self, name: str, request: type[Shape], run: Run) -> None:

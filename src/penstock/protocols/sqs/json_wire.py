@@ -27,7 +27,6 @@ def malformed(error: Exception) -> SqsError:
 
 
 def respond_error(exchange: Exchange, error: SqsError) -> None:
-    """Answer with an error."""
     exchange.outcome = error.kind.code
     headers = (CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id), error_header(error))
     exchange.respond(error.kind.status, headers, encode_error(error))

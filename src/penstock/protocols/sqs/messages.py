@@ -62,7 +62,6 @@ class MessageActions(Unpacking):
     """The actions on one message, and what batches share with them."""
 
     def SendMessage(self, context: RequestContext, request: SendMessageRequest) -> Answer:
-        """Send a message."""
         queue = self.queue(context, request.queue_url, Send, may_create=True)
         draft = self.draft(context, request, queue)
 
@@ -237,7 +236,6 @@ class MessageActions(Unpacking):
         raise SqsError(RECEIPT_HANDLE_IS_INVALID, f'The input receipt handle "{handle}" is not a valid receipt handle.')
 
     def channel_name(self, queue: SqsQueue, channel_id: int) -> str | None:
-        """The name of a queue's channel."""
         for name, channel in self.shard.identity.queues[queue.name].channels.items():
             if channel.id == channel_id:
                 return name

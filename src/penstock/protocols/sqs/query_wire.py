@@ -257,7 +257,6 @@ def respond(exchange: Exchange, action: str, result: Shape | None) -> bool:
 
 
 def respond_error(exchange: Exchange, error: SqsError) -> None:
-    """Answer with an error."""
     exchange.outcome = error.kind.code
     headers = (CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id))
     exchange.respond(error.kind.status, headers, encode_error(error, exchange.request_id))

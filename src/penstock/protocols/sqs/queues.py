@@ -252,7 +252,6 @@ class QueueActions(BatchActions):
         )
 
     async def ListQueueTags(self, context: RequestContext, request: QueueRequest) -> ListQueueTagsResult:
-        """A queue's tags."""
         name = self.queue_name(context, request.queue_url, DescribeQueue, ChangeQueue)
         await self.learn(name, now=True)
         config = self.config(name)

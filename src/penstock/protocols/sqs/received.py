@@ -148,8 +148,6 @@ class Unpacking(ServiceBase):
 
 
 class DeliveredMessage(NamedTuple):
-    """One message of a delivery."""
-
     queue: str
     run: Run
     offset: int

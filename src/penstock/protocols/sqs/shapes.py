@@ -37,8 +37,6 @@ class Shape(msgspec.Struct, rename=wire_name, omit_defaults=True, gc=False):
 
 
 class CreateQueueRequest(Shape):
-    """CreateQueue."""
-
     queue_name: str | None = None
     attributes: dict[str, str] | None = None
     creation_tags: dict[str, str] | None = None
@@ -57,30 +55,22 @@ class QueueRequest(Shape):
 
 
 class GetQueueUrlRequest(Shape):
-    """GetQueueUrl."""
-
     queue_name: str | None = None
     queue_owner_aws_account_id: str | None = None
 
 
 class ListQueuesRequest(Shape):
-    """ListQueues."""
-
     queue_name_prefix: str | None = None
     next_token: str | None = None
     max_results: int | None = None
 
 
 class ListQueuesResult(Shape):
-    """ListQueues."""
-
     queue_urls: list[str] = []
     next_token: str | None = None
 
 
 class GetQueueAttributesRequest(Shape):
-    """GetQueueAttributes."""
-
     queue_url: str | None = None
     attribute_names: list[str] | None = None
 
@@ -92,50 +82,36 @@ class QueueAttributesResult(Shape):
 
 
 class SetQueueAttributesRequest(Shape):
-    """SetQueueAttributes."""
-
     queue_url: str | None = None
     attributes: dict[str, str] | None = None
 
 
 class ListDeadLetterSourceQueuesRequest(Shape):
-    """ListDeadLetterSourceQueues."""
-
     queue_url: str | None = None
     next_token: str | None = None
     max_results: int | None = None
 
 
 class ListDeadLetterSourceQueuesResult(Shape):
-    """ListDeadLetterSourceQueues."""
-
     source_queue_urls: list[str]
     next_token: str | None = None
 
 
 class TagQueueRequest(Shape):
-    """TagQueue."""
-
     queue_url: str | None = None
     tags: dict[str, str] | None = None
 
 
 class UntagQueueRequest(Shape):
-    """UntagQueue."""
-
     queue_url: str | None = None
     tag_keys: list[str] | None = None
 
 
 class ListQueueTagsResult(Shape):
-    """ListQueueTags."""
-
     tags: dict[str, str] = {}
 
 
 class AddPermissionRequest(Shape):
-    """AddPermission."""
-
     queue_url: str | None = None
     label: str | None = None
     aws_account_ids: list[str] | None = None
@@ -143,8 +119,6 @@ class AddPermissionRequest(Shape):
 
 
 class RemovePermissionRequest(Shape):
-    """RemovePermission."""
-
     queue_url: str | None = None
     label: str | None = None
 
@@ -163,8 +137,6 @@ class AttributeValue(Shape):
 
 
 class SendMessageRequest(Shape):
-    """SendMessage."""
-
     queue_url: str | None = None
     message_body: str | None = None
     delay_seconds: int | None = None
@@ -175,8 +147,6 @@ class SendMessageRequest(Shape):
 
 
 class SendMessageResult(Shape):
-    """SendMessage."""
-
     md5_of_message_body: str
     md5_of_message_attributes: str | None = None
     md5_of_message_system_attributes: str | None = None
@@ -185,8 +155,6 @@ class SendMessageResult(Shape):
 
 
 class SendMessageBatchRequestEntry(Shape):
-    """One message of a batch."""
-
     id: str | None = None
     message_body: str | None = None
     delay_seconds: int | None = None
@@ -197,8 +165,6 @@ class SendMessageBatchRequestEntry(Shape):
 
 
 class SendMessageBatchRequest(Shape):
-    """SendMessageBatch."""
-
     queue_url: str | None = None
     entries: list[SendMessageBatchRequestEntry] | None = None
 
@@ -224,15 +190,11 @@ class BatchResultErrorEntry(Shape):
 
 
 class SendMessageBatchResult(Shape):
-    """SendMessageBatch."""
-
     successful: list[SendMessageBatchResultEntry] = []
     failed: list[BatchResultErrorEntry] = []
 
 
 class ReceiveMessageRequest(Shape):
-    """ReceiveMessage."""
-
     queue_url: str | None = None
     attribute_names: list[str] | None = None
     message_system_attribute_names: list[str] | None = None
@@ -256,51 +218,37 @@ class Message(Shape):
 
 
 class ReceiveMessageResult(Shape):
-    """ReceiveMessage."""
-
     messages: list[Message] = []
 
 
 class DeleteMessageRequest(Shape):
-    """DeleteMessage."""
-
     queue_url: str | None = None
     receipt_handle: str | None = None
 
 
 class ChangeMessageVisibilityRequest(Shape):
-    """ChangeMessageVisibility."""
-
     queue_url: str | None = None
     receipt_handle: str | None = None
     visibility_timeout: int | None = None
 
 
 class DeleteMessageBatchRequestEntry(Shape):
-    """One message of a batch."""
-
     id: str | None = None
     receipt_handle: str | None = None
 
 
 class DeleteMessageBatchRequest(Shape):
-    """DeleteMessageBatch."""
-
     queue_url: str | None = None
     entries: list[DeleteMessageBatchRequestEntry] | None = None
 
 
 class ChangeMessageVisibilityBatchRequestEntry(Shape):
-    """One message of a batch."""
-
     id: str | None = None
     receipt_handle: str | None = None
     visibility_timeout: int | None = None
 
 
 class ChangeMessageVisibilityBatchRequest(Shape):
-    """ChangeMessageVisibilityBatch."""
-
     queue_url: str | None = None
     entries: list[ChangeMessageVisibilityBatchRequestEntry] | None = None
 
@@ -322,34 +270,24 @@ class SettledResult(Shape):
 
 
 class StartMessageMoveTaskRequest(Shape):
-    """StartMessageMoveTask."""
-
     source_arn: str | None = None
     destination_arn: str | None = None
     max_number_of_messages_per_second: int | None = None
 
 
 class StartMessageMoveTaskResult(Shape):
-    """StartMessageMoveTask."""
-
     task_handle: str
 
 
 class CancelMessageMoveTaskRequest(Shape):
-    """CancelMessageMoveTask."""
-
     task_handle: str | None = None
 
 
 class CancelMessageMoveTaskResult(Shape):
-    """CancelMessageMoveTask."""
-
     approximate_number_of_messages_moved: int
 
 
 class ListMessageMoveTasksRequest(Shape):
-    """ListMessageMoveTasks."""
-
     source_arn: str | None = None
     max_results: int | None = None
 
@@ -369,8 +307,6 @@ class MoveTask(Shape):
 
 
 class ListMessageMoveTasksResult(Shape):
-    """ListMessageMoveTasks."""
-
     results: list[MoveTask] = []
 
 

@@ -90,7 +90,6 @@ class StoredChunk:
         self.body = body
 
     def parts(self) -> Sequence[Buffer]:
-        """One part."""
         return (self.body,)
 
     @property
