@@ -238,7 +238,7 @@ def brokers(shards: Any) -> list[Broker]:
 def waiting(shards: Any, queue: str, channel: str = "main") -> int:
     """How many receives wait for messages of a queue."""
     found = [broker.queues[queue] for broker in brokers(shards) if queue in broker.queues]
-    return max(len(each.channels[channel].line) for each in found)
+    return max(len(each.channels[channel].wait_queue) for each in found)
 
 
 def stores_in(directory: Path) -> Callable[[int], Store]:

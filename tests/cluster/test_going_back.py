@@ -37,13 +37,13 @@ async def test_what_was_not_written_goes_back_to_the_next_owner_when_the_link_br
         session = await router.call(OpenSession(name="a connection", bound=True))
         if way == "push":
             await router.call(Subscribe(queue=name, credit=COUNT, session=session, ticket=Ticket(), in_flight=True))
-        connection, (guest,) = made.links["b"]._connection, made.servers["b"].guests
+        connection, (guest,) = made.links["b"]._connection, made.servers["b"].peer_links
         assert connection is not None
         waiting = [
             asyncio.create_task(router.call(Receive(queue=name, session=session, wait_ms=60_000)))
             for _ in range(COUNT if way == "receive" else 0)
         ]
-        await until(lambda: len(channel_of(made, name, shard).line) == (COUNT if way == "receive" else 1))
+        await until(lambda: len(channel_of(made, name, shard).wait_queue) == (COUNT if way == "receive" else 1))
         connection._transport.pause_reading()
         for _ in range(COUNT):
             await made.routers["b"].call(Send(queue=name, bodies=[BODY]))
@@ -67,7 +67,7 @@ async def test_what_comes_for_a_receive_that_was_given_up_goes_back_to_the_next_
         router = made.routers["a"]
         await router.call(CreateQueue(name=name, config=QueueConfig(lease_ms=LEASE_MS)))
         await router.call(Send(queue=name, bodies=[b"x"]))
-        connection, (guest,) = made.links["b"]._connection, made.servers["b"].guests
+        connection, (guest,) = made.links["b"]._connection, made.servers["b"].peer_links
         assert connection is not None
         connection._transport.pause_reading()
         receiving = asyncio.create_task(router.call(Receive(queue=name)))

@@ -186,14 +186,14 @@ async def test_groups_that_are_sent_while_the_queue_is_made_are_in_their_partiti
         await made.routers["a"].call(DeleteQueue(name=NAME))
         made.routers["b"].catalog.forget(NAME)
         served = made.hosts["a"].served[FIRST]
-        enqueue, created = served._enqueue, list[Call]()
+        put, created = served.put, list[Call]()
 
-        def enqueue_behind(call: Call) -> None:
+        def put_behind(call: Call, caller: object = None) -> None:
             if isinstance(call.command, Send | CommitWork) and not created:
                 created.append(served.submit(CreateQueue(name=NAME, config=fifo(3)), lambda _: None))
-            enqueue(call)
+            put(call, caller)
 
-        served._enqueue = enqueue_behind  # type: ignore[method-assign]
+        served.put = put_behind  # type: ignore[method-assign]
         first = send(0, 12, config=fifo(1))
         await made.routers[node].call(first if way == "send" else CommitWork(acks=[], sends=[first]))
         made.queue_id = (await made.routers["a"].call(CreateQueue(name=NAME, config=fifo(3)))).queue_id
@@ -324,7 +324,7 @@ async def test_a_receive_waits_in_all_partitions_of_the_queue_that_is_there(
     async with stale(tmp_path, before) as made:
         await made.make_again(after)
         waiting = asyncio.create_task(made.routers["b"].call(Receive(queue=NAME, wait_ms=3_600_000)))
-        await until(lambda: [len(part.channels["main"].line) for part in made.parts().values()] == [1] * after)
+        await until(lambda: [len(part.channels["main"].wait_queue) for part in made.parts().values()] == [1] * after)
         last = next(at for at, group in enumerate(GROUPS) if hashed(str(group), after) == after - 1)
         await made.routers["a"].call(send(last, last + 1))
         assert bodies(await waiting) == [BODIES[last]]
@@ -335,7 +335,7 @@ async def test_a_receive_waits_in_all_partitions_of_the_queue_that_is_there(
 async def test_a_receive_that_waits_is_told_when_its_queue_is_made_again(tmp_path: Path, before: int) -> None:
     async with stale(tmp_path, before) as made:
         waiting = asyncio.create_task(made.routers["b"].call(Receive(queue=NAME, wait_ms=3_600_000)))
-        await until(lambda: [len(part.channels["main"].line) for part in made.parts().values()] == [1] * before)
+        await until(lambda: [len(part.channels["main"].wait_queue) for part in made.parts().values()] == [1] * before)
         await made.make_again(2)
         with pytest.raises(QueueNotFound):
             await waiting

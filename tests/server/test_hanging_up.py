@@ -104,13 +104,13 @@ def test_a_long_poll_that_its_client_has_left_takes_no_message(
         async with site(tmp_path) as made:
             for _ in range(ROUNDS):
                 with poll(made) as connection:
-                    await made.until(lambda: len(made.channel.line) == 1)
+                    await made.until(lambda: len(made.channel.wait_queue) == 1)
                     hang_up(connection, how)
                     await made.shard.call(Send(queue="q", bodies=[b"x"]))
                     delivery = await made.shard.call(Receive(queue="q", wait_ms=PATIENCE_S * 1_000))
                     assert [run.attempt for run in delivery.runs] == [1]
                     await made.shard.call(PurgeQueue(name="q"))
-                    await made.until(lambda: not made.channel.line)
+                    await made.until(lambda: not made.channel.wait_queue)
 
     asyncio.run(main())
 
@@ -141,7 +141,7 @@ def test_what_was_half_written_to_a_client_is_ready_when_it_hangs_up(
     async def main() -> None:
         async with site(tmp_path) as made:
             with await asyncio.to_thread(client, made) as connection:
-                await made.until(lambda: len(made.channel.line) == 1)
+                await made.until(lambda: len(made.channel.wait_queue) == 1)
                 for _ in range(PUSHED):
                     await made.shard.call(Send(queue="q", bodies=[bytes(SIZE)]))
                 await made.until(lambda: made.channel.leased > 0)
@@ -157,7 +157,7 @@ def test_what_was_half_written_to_a_websocket_s_client_is_ready_when_that_does_n
     async def main() -> None:
         async with site(tmp_path, "[websocket]\nheartbeat_s = 0.5") as made:
             with await asyncio.to_thread(websocket_client, made):
-                await made.until(lambda: len(made.channel.line) == 1)
+                await made.until(lambda: len(made.channel.wait_queue) == 1)
                 for _ in range(PUSHED):
                     await made.shard.call(Send(queue="q", bodies=[bytes(SIZE)]))
                 await made.until(lambda: made.channel.leased > 0)

@@ -98,7 +98,7 @@ class Linked:
 
     def waiting(self, queue: str, shard: int = 0) -> int:
         """How many receives and subscriptions wait for messages of a queue."""
-        return len(self.host.served[shard].shard.broker.queues[queue].channels["main"].line)
+        return len(self.host.served[shard].shard.broker.queues[queue].channels["main"].wait_queue)
 
 
 def identity(node: str, secret: bytes = SECRET) -> LinkIdentity:

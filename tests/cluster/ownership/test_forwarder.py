@@ -12,7 +12,7 @@ import pytest
 
 from penstock.cluster.base import LinkBroken, ShardHost, ShardMoved
 from penstock.cluster.ownership import forwarder as forwarder_module
-from penstock.cluster.ownership.forwarder import PAUSE_S_MAX, Forwarder, Submit
+from penstock.cluster.ownership.forwarder import Forwarder, Submit
 from penstock.core.commands import Ack, Browse, Command, CommitWork, Receive, Send, TakeOutbox
 from penstock.core.errors import StoreError
 from penstock.core.queues.partition import partition_of
@@ -329,13 +329,3 @@ async def test_a_target_whose_disk_is_full_takes_the_outbox_when_there_is_space(
         await until(is_empty(host.served[0]))
         assert await bodies_in(host.served[1], name_at(1)) == [b"x"]
     await host.close()
-
-
-@in_loop
-async def test_pauses_double_up_to_a_limit() -> None:
-    shard = make_shard(0)
-    forwarder = Forwarder(shard, ShardHost().submit, pause_s=1.0)
-    for failures in range(1, 30):
-        longest_s = min(PAUSE_S_MAX, 2.0 ** (failures - 1))
-        assert longest_s / 2 <= forwarder._pause(failures) <= longest_s
-    await shard.close()

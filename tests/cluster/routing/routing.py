@@ -121,7 +121,7 @@ class ServedPair(Pair):
         """How many receives wait."""
         shard = home_of(queue, SHARDS)
         broker = self.hosts[self.owners[shard]].served[shard].identity
-        return len(broker.queues[queue].channels["main"].line)
+        return len(broker.queues[queue].channels["main"].wait_queue)
 
     def is_empty(self, queue: str) -> bool:
         """Whether everything in a queue is acknowledged."""

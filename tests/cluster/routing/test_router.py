@@ -209,7 +209,7 @@ async def test_a_wait_stands_in_all_partitions_and_takes_one_delivery_only() -> 
 
 def waiting(router: Router) -> int:
     queues = [served.identity.queues["q"] for served in router.served.values()]
-    return sum(len(queue.channels["main"].line) for queue in queues)
+    return sum(len(queue.channels["main"].wait_queue) for queue in queues)
 
 
 async def until(claim: Callable[[], bool]) -> None:

@@ -119,7 +119,7 @@ async def test_a_receive_that_waits_moves_with_its_shard_and_keeps_its_time() ->
             receiving = asyncio.create_task(made.router.call(Receive(queue=name, wait_ms=30_000)))
             brief = asyncio.create_task(made.router.call(Receive(queue=name, wait_ms=300)))
             queue = made.router.everywhere()[shard].identity.queues[name]
-            await until(lambda queue=queue: len(queue.channels["main"].line) == 2)  # type: ignore[misc]
+            await until(lambda queue=queue: len(queue.channels["main"].wait_queue) == 2)  # type: ignore[misc]
             await made.release(shard)
             made.tell()
             made.take(shard, here=not here)
@@ -205,7 +205,7 @@ async def test_what_a_receive_that_has_moved_here_got_when_it_was_given_up_goes_
         opened = Shard(store.open, made.clock, lambda: ENTROPY, 1, SHARDS)
         made.router._host.add(1, AsyncShard(opened, commit_in_thread=True))  # type: ignore[attr-defined]
         made.tell()
-        line = opened.broker.queues[name].channels["main"].line
+        line = opened.broker.queues[name].channels["main"].wait_queue
         await until(lambda: len(line) == 1)
         others = []
         for wait_ms in (30_000, 500):

@@ -281,7 +281,7 @@ class BrokenTraffic(Traffic):
     async def disturb(self) -> None:
         cuts = 0
         while cuts < DISTURBANCES:
-            for guest in list(self.made.servers[self.random.choice(NAMES)].guests):
+            for guest in list(self.made.servers[self.random.choice(NAMES)].peer_links):
                 guest.abort()
                 cuts += 1
             if self.random.random() < 0.2:

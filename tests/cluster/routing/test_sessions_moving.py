@@ -152,7 +152,7 @@ async def test_a_connection_that_ends_while_a_link_breaks_has_ended(tmp_path: Pa
         name, _ = queue_of(made, "b")
         router = made.routers["a"]
         session = await holding(router, name)
-        (guest,) = made.servers["b"].guests
+        (guest,) = made.servers["b"].peer_links
         guest._transport.pause_reading()
         ending = asyncio.create_task(router.call(EndSession(session=session)))
         await until(lambda: made.links["b"].in_flight == 1)
@@ -246,9 +246,9 @@ async def test_a_node_that_was_there_again_is_waited_for_anew(tmp_path: Path) ->
         name, _ = queue_of(made, "b")
         router = made.routers["a"]
         session = await holding(router, name)
-        (guest,) = made.servers["b"].guests
+        (guest,) = made.servers["b"].peer_links
         guest.abort()
-        await until(lambda: guest not in made.servers["b"].guests)
+        await until(lambda: guest not in made.servers["b"].peer_links)
         await router.call(Heartbeat(session=session))
         await asyncio.sleep(3.3)
         closed_s = time.monotonic()
@@ -263,7 +263,7 @@ async def test_a_node_whose_link_breaks_is_heard_of_again_although_it_has_nothin
         name, _ = queue_of(made, "b")
         router = made.routers["a"]
         await holding(router, name)
-        (guest,) = made.servers["b"].guests
+        (guest,) = made.servers["b"].peer_links
         guest.abort()
         assert (await made.routers["b"].call(Receive(queue=name, wait_ms=3_000))).count == 0
 
@@ -278,7 +278,7 @@ async def test_a_subscription_goes_on_over_the_next_link_although_the_owner_has_
         await router.call(CreateQueue(name=name))
         session = await router.call(OpenSession(name="a connection", bound=True))
         await router.call(Subscribe(queue=name, credit=1, session=session, ticket=ticket, in_flight=True))
-        (guest,) = made.servers["b"].guests
+        (guest,) = made.servers["b"].peer_links
         guest._transport.pause_reading()
         connection = made.links["b"]._connection
         assert connection is not None
@@ -306,9 +306,9 @@ async def test_a_subscription_goes_on_although_the_next_link_breaks_before_it_is
 
         place.submit = hold_first
         for _ in range(2):
-            (guest,) = made.servers["b"].guests
+            (guest,) = made.servers["b"].peer_links
             guest.abort()
-            await until(lambda guest=guest: bool(held) and guest not in made.servers["b"].guests)  # type: ignore[misc]
+            await until(lambda guest=guest: bool(held) and guest not in made.servers["b"].peer_links)  # type: ignore[misc]
         for body in (b"1", b"2"):
             await router.call(Send(queue=name, bodies=[body]))
         await until(lambda: bool(ticket.bodies or ticket.errors))
@@ -373,7 +373,7 @@ async def test_a_session_that_is_opened_after_its_link_broke_is_open_once(tmp_pa
         held = keep_openings_back(place, only_first=True)
         receiving = asyncio.create_task(router.call(Receive(queue=name, session=session)))
         await until(lambda: held)
-        (guest,) = made.servers["b"].guests
+        (guest,) = made.servers["b"].peer_links
         guest.abort()
         delivery = await receiving
         submit(*held[0])
@@ -427,7 +427,7 @@ async def test_a_session_that_is_opened_for_a_node_that_is_gone_ends(tmp_path: P
         await until(lambda: held)
         await made.links["b"].close()
         place.submit = submit  # type: ignore[method-assign]
-        await until(lambda: not made.servers["b"].guests)
+        await until(lambda: not made.servers["b"].peer_links)
         submit(*held[0])
         await until(lambda: records(made, shard) == (1, 1))
         await until(lambda: records(made, shard) == (0, 0))
