@@ -103,7 +103,7 @@ class Exit(IntEnum):
     NOTHING = 3
     """Nothing was there: no message to receive or to show, no such queue, channel, consumer or directory."""
     UNREACHABLE = 4
-    """The server does not answer, or another process has the directory: the same again later may work."""
+    """The server does not answer, or another process has the directory. Trying again later may work."""
     REFUSED = 5
     """The token is missing or wrong, or does not allow this."""
     INTERRUPTED = 130
