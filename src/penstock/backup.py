@@ -37,7 +37,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.core.errors import PenstockError, StoreError
+from penstock.core.errors import NotFound, PenstockError, StoreError
 from penstock.core.storage import keys
 from penstock.core.storage.keys import Kind
 from penstock.core.storage.records import Mark, Meta, OutboxTarget
@@ -101,7 +101,7 @@ def back_up(source: Path, target: Path, progress: Progress = lambda done, total:
 
 def _stores_of(source: Path) -> list[Path]:
     if not source.is_dir():
-        raise StoreError(f"there is no directory {source}")
+        raise NotFound(f"there is no directory {source}")
     refuse_cache(source)
     refuse_incomplete(source)
     stores = stores_in(source)

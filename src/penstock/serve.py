@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from penstock.cli.command import Option, Options, option_of
 from penstock.core.errors import PenstockError
+from penstock.store.errors import StoreLocked
 
 if TYPE_CHECKING:
     from penstock.server.settings import Settings
@@ -114,6 +115,10 @@ def refusals_told(section: str, given: Mapping[str, Any]) -> Iterator[None]:
         yield
     except PenstockError as error:
         text = str(error)
+        if isinstance(error, StoreLocked):
+            from penstock.store.lock import ADVICE
+
+            text = text.replace(ADVICE, "Stop that process, or serve another directory: --data.")
         for name, value in given.items() if isinstance(error, InvalidSettings) else ():
             if value is not None:
                 text = re.sub(rf"(?:\[{section}\] )?(?<!-)\b{name}(?= is )", f"--{name.replace('_', '-')}", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -524,3 +525,31 @@ def test_browsing_tells_priorities() -> None:
     with penstock.open(":memory:") as ps:
         ps.queue("orders").send("urgent", priority=7)
         assert [seen.priority for seen in ps._caller.call(Browse(queue="orders"))] == [7]
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    ended = subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    return ended.returncode, ended.stderr
+
+
+def test_a_place_that_is_none_is_told_in_the_words_of_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for arguments, status, words in (
+        (("export", str(tmp_path / "nowhere")), 3, "is not there: SOURCE is a data directory"),
+        (("export", str(file)), 3, "is a file: SOURCE is a data directory"),
+        (("import", str(file)), 2, "is a file: name a data directory or a server first"),
+        (("store", "backup", str(tmp_path / "nowhere"), str(tmp_path / "copy")), 3, "there is no directory"),
+    ):
+        ended, text = command(*arguments)
+        assert (ended, words in text, text.count("\n")) == (status, True, 1), text
+
+
+def test_a_second_server_on_a_directory_is_told_what_to_do_on_its_command_line(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "data"):
+        ended, text = command("serve", "--data", str(tmp_path / "data"), "--sqs-port", "0", "--http-port", "0")
+    assert ended == 4
+    assert text.strip().endswith("Stop that process, or serve another directory: --data.")
+    assert "penstock.connect" not in text

@@ -234,6 +234,8 @@ def receive(
                 for out in write([_received(message, ack) for message in batch], batch.bodies):
                     held.are_out(out)
     if not count:
+        if sys.stdout.isatty():
+            print(f"Received from {queue}: nothing", file=sys.stderr)
         raise click.exceptions.Exit(Exit.NOTHING)
 
 

@@ -19,6 +19,7 @@ from penstock.cli.command import Argument, Option
 from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, counted, print_done, progress
 from penstock.cli.store import Token, opened
+from penstock.core.errors import NotFound
 from penstock.store.file_modes import FILE_MODE
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ def export_queues(
 
     place = place_of(source)
     data, url = (place, None) if isinstance(place, Path) else (None, place)
+    if data is not None and not data.is_dir():
+        what = "is a file" if data.exists() else "is not there"
+        raise NotFound(f"{data} {what}: SOURCE is a data directory, or the address of a server")
     messages = 0
     with opened(data, url, token, read_only=True) as ps, _written(output) as file:
         found = Source(ps._caller)
@@ -145,6 +149,8 @@ def import_queues(
 
     place = place_of(target)
     data, url = (place, None) if isinstance(place, Path) else (None, place)
+    if data is not None and data.is_file():
+        raise click.BadParameter(f"{data} is a file: name a data directory or a server first", param_hint="TARGET")
     with _input(file) as (path, name), path.open("rb") as stream:
         checked = check_export(read_export(stream, name, path))
         with opened(data, url, token, creates=True) as ps, progress(f"importing {name}") as show:
@@ -179,6 +185,8 @@ def _input(file: Path | None) -> Iterator[tuple[Path, str]]:
     if file is not None and str(file) != "-":
         yield file, str(file)
         return
+    if sys.stdin.isatty():
+        print("penstock: reading an export from the terminal; Ctrl-D ends it", file=sys.stderr)
     with tempfile.NamedTemporaryFile(prefix="penstock-import-") as kept:
         shutil.copyfileobj(sys.stdin.buffer, kept)
         kept.flush()

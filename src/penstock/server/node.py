@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -118,6 +119,16 @@ class Ready(msgspec.Struct, frozen=True):
         return f"penstock {self.version} ready: {where}, data {self.data}"
 
 
+_PORTS = {"sqs": "--sqs-port", "http": "--http-port", "nsq": "--nsq-tcp-port", "nsq-http": "--nsq-http-port"}
+
+
+def cannot_listen(name: str, error: OSError) -> InvalidSettings:
+    """Why a front end has no port, and what to do about it."""
+    if error.errno != errno.EADDRINUSE or name not in _PORTS:
+        return InvalidSettings(f"{name} cannot listen: {error}")
+    return InvalidSettings(f"{name} cannot listen: its port is taken. Choose another with {_PORTS[name]}; 0 picks one")
+
+
 class Node:
     """`async with Node(settings, front_ends, version) as ready`, or `start` and `stop`."""
 
@@ -189,7 +200,7 @@ class Node:
             try:
                 listening[front_end.name] = await front_end.start(self.services)
             except OSError as error:
-                raise InvalidSettings(f"{front_end.name} cannot listen: {error}") from error
+                raise cannot_listen(front_end.name, error) from error
             self._started.append(front_end)
         return listening
 

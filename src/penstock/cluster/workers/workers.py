@@ -34,7 +34,7 @@ import msgspec
 
 from penstock.core.backoff import backoff
 from penstock.core.errors import PenstockError
-from penstock.server.node import Ready
+from penstock.server.node import Ready, cannot_listen
 from penstock.server.settings import InvalidSettings, Settings
 from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.file_modes import DIRECTORY_MODE
@@ -161,7 +161,7 @@ class SharedPort:
                 _bound(family, address, shared=False).close()  # others that share theirs would let us in
             self._held = _bound(family, address, shared=True)
         except OSError as error:
-            raise InvalidSettings(f"{name} cannot listen: {error}") from error
+            raise cannot_listen(name, error) from error
         self._family = family
         self._address = self._held.getsockname()
 
