@@ -179,6 +179,8 @@ def spoil(directory: Path, random: Random) -> str:
         elif how == "zero":
             block = random.choice(BLOCKS)
             at = random.randrange(size // block + 1) * block
+            if at < len(path.read_bytes().rstrip(b"\0")) <= at + block and path.suffix == ".segment":
+                continue  # the end of a journal, marks and all, as if its commits had never been: docs/store.md says so
             with open(path, "r+b") as file:
                 file.seek(at)
                 file.write(bytes(min(block, max(0, size - at))))
