@@ -108,6 +108,14 @@ def test_half_a_credential_in_the_environment_is_refused(environment: dict[str, 
         gathered(None, environment)
 
 
+def test_a_mistyped_credential_is_told_too() -> None:
+    environment = {"PENSTOCK_ACCESS_KEY_ID": "a", "PENSTOCK_SECRET_KEYFILE": "b"}
+    assert list(unknown_variables(environment, gathered(None, environment))) == [
+        "PENSTOCK_ACCESS_KEY_ID is no setting, perhaps PENSTOCK_ACCESS_KEY is meant",
+        "PENSTOCK_SECRET_KEYFILE is no setting, perhaps PENSTOCK_SECRET_KEY_FILE is meant",
+    ]
+
+
 def test_a_mistyped_variable_is_told_with_the_one_that_is_meant() -> None:
     told = list(unknown_variables({"PENSTOCK_SQS_PROT": "1", "PENSTOCK_TOKEN": "t", "PATH": "/bin"}, Settings()))
     assert told == ["PENSTOCK_SQS_PROT is no setting, perhaps PENSTOCK_SQS_PORT is meant"]

@@ -22,15 +22,8 @@ from penstock.server.settings import SECTIONS, CredentialSettings, InvalidSettin
 PREFIX = "PENSTOCK_"
 ACCESS_KEY, SECRET_KEY, SECRET_KEY_FILE = "PENSTOCK_ACCESS_KEY", "PENSTOCK_SECRET_KEY", "PENSTOCK_SECRET_KEY_FILE"
 """One credential, beside those of the file."""
-_OF_OTHERS = (
-    "PENSTOCK_CONFIG",
-    "PENSTOCK_URL",
-    "PENSTOCK_TOKEN",
-    "PENSTOCK_DATABASE",
-    "PENSTOCK_TEST_",
-    ACCESS_KEY,
-    SECRET_KEY,
-)
+_OF_CREDENTIALS = (ACCESS_KEY, SECRET_KEY, SECRET_KEY_FILE)
+_OF_OTHERS = ("PENSTOCK_CONFIG", "PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_DATABASE", "PENSTOCK_TEST_")
 """Variables, or their beginnings, that say something to the rest of Penstock."""
 _OF_KUBERNETES = re.compile(r"PENSTOCK_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?)")
 """What Kubernetes sets in every container, for services whose names begin with `penstock`."""
@@ -127,6 +120,7 @@ def unknown_variables(environment: Mapping[str, str], settings: Settings) -> Ite
     ['PENSTOCK_SQS_PROT is no setting, perhaps PENSTOCK_SQS_PORT is meant']
     """
     named = {settings.cluster.secret_env, *settings.kafka.properties_env.values()}
+    named |= set(_OF_CREDENTIALS)
     named |= {variable for each in settings.credentials for variable in (each.secret_key_env, each.token_env)}
     for name in sorted(environment):
         if not name.startswith(PREFIX) or name in named or name.startswith(_OF_OTHERS):
@@ -135,5 +129,5 @@ def unknown_variables(environment: Mapping[str, str], settings: Settings) -> Ite
             if _IS_AN_ADDRESS.match(environment[name]):
                 yield f"{name} is {environment[name]}, as Kubernetes sets it for a service: it is ignored"
         elif not _OF_KUBERNETES.fullmatch(name):
-            near = difflib.get_close_matches(name, VARIABLES, 1)
+            near = difflib.get_close_matches(name, [*VARIABLES, *_OF_CREDENTIALS], 1)
             yield f"{name} is no setting{f', perhaps {near[0]} is meant' if near else ''}"
