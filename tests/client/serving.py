@@ -29,6 +29,7 @@ class Server:
         *,
         settings: Settings | None = None,
         credentials: Credentials | None = None,
+        request_log: RequestLog | None = None,
         port: int = 0,
         sockets: bool = True,
         certificate: tuple[str, str] | None = None,
@@ -44,7 +45,7 @@ class Server:
             settings=self.settings,
             credentials=credentials or Credentials(),
             meter=RequestMeter(),
-            request_log=RequestLog(LogSettings(requests="none")),
+            request_log=request_log or RequestLog(LogSettings(requests="none")),
             metric_sources=[],
         )
         self._front = RestFrontEnd(port, __version__)

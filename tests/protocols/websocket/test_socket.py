@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 import time
 from collections.abc import Callable
@@ -23,7 +24,8 @@ from penstock.protocols.websocket.connection import Connection
 from penstock.protocols.websocket.dispatcher import Dispatcher
 from penstock.protocols.websocket.socket import Conversation, Flushes
 from penstock.server.auth import Credential, Credentials, Grant, Principal, Secret
-from penstock.server.settings import ServerSettings, Settings, WebsocketSettings
+from penstock.server.log import RequestLog
+from penstock.server.settings import LogSettings, ServerSettings, Settings, WebsocketSettings
 from tests.client.serving import Server
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
@@ -469,6 +471,18 @@ def test_with_credentials_pages_of_known_origins_may_call_with_a_token_in_the_fi
     stranger = Client(server, origin="https://console.example", hello=False)
     stranger.socket.send(pack([[0, ["Hello", 1, "guess"]]]))
     assert stranger.closed()[0] == 1008
+
+
+def test_whoever_tries_tokens_is_in_the_log(make_server: Callable[..., Server]) -> None:
+    credentials = Credentials([Credential("AK", Secret("s"), Principal("page", "AK", [Grant()]), Secret("token-1"))])
+    written = io.StringIO()
+    log = RequestLog(LogSettings(format="text", requests="errors"), written)
+    stranger = Client(make_server(credentials=credentials, request_log=log), hello=False)
+    stranger.socket.send(pack([[0, ["Hello", 1, "guess"]]]))
+    assert stranger.closed()[0] == 1008
+    log.flush()
+    assert "401" in written.getvalue() and "AccessDenied" in written.getvalue()
+    assert "guess" not in written.getvalue()
 
 
 def test_who_may_only_read_marks_nothing_as_done(make_server: Callable[..., Server]) -> None:

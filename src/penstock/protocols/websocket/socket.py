@@ -189,6 +189,11 @@ class Conversation:
         except BadFrame as error:
             raise Closing(UNREADABLE, str(error)) from None
         except PenstockError as error:
+            status = 401 if isinstance(error, AccessDenied) else 400
+            if self._services.request_log.wants(status):  # whoever tries tokens is seen
+                self._services.request_log.note(
+                    "websocket", status, 0.0, peer=self._peer, action="Hello", outcome=type(error).__name__
+                )
             await self._write(encode_answers(self._services.shard.now_ms(), [(0, Kind.ERROR, pack_error(error))]))
             raise Closing(REFUSED, str(error)) from None
 
