@@ -21,6 +21,8 @@ from penstock.core.queues.attributes import AttributeValue, TypedBytes, TypedTex
 from penstock.core.queues.origin import Origin
 
 VERSION = 1
+LABEL = "penstock-import"
+"""Of a queue that is being imported: the id of the export."""
 
 
 class InvalidExport(InvalidRequest):

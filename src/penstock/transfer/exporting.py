@@ -19,9 +19,11 @@ import msgspec
 from penstock.client.identity import Identity
 from penstock.core.commands import MAIN, Browse, Command, DescribeQueue, ListQueues, QueueInfo, QueueStats, Seen, Stats
 from penstock.core.delivery.states import State
+from penstock.core.errors import InvalidRequest
 from penstock.core.queues.config import QueueConfig
 from penstock.core.queues.origin import Origin
 from penstock.transfer.contents import (
+    LABEL,
     VERSION,
     ChannelLine,
     Head,
@@ -90,6 +92,11 @@ class Source:
     def queue(self, name: str) -> QueueLine:
         """A queue without its messages."""
         info: QueueInfo = self._caller.call(DescribeQueue(name=name))
+        if LABEL in info.config.labels:
+            raise InvalidRequest(
+                f"queue {name!r} is being imported, and its messages and limits are not all there: finish that import "
+                "(the same command again goes on), delete the queue, or export others with --queue"
+            )
         stats: Stats = self._caller.call(QueueStats(name=name))
         if stats.quarantined:
             self.quarantined[name] = stats.quarantined
