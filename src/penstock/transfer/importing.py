@@ -27,7 +27,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 
@@ -44,9 +44,13 @@ from penstock.core.commands import (
     PauseChannel,
     QueueInfo,
     QueueStats,
+    Send,
 )
 from penstock.core.errors import PenstockError, QueueExists, QueueNotFound, StoreError
-from penstock.core.queues.config import MESSAGE_BYTES_CEILING, QueueConfig, config_for, from_stored
+from penstock.core.handlers.checks import check_text
+from penstock.core.handlers.sending import Sending
+from penstock.core.queues.attributes import check_stored
+from penstock.core.queues.config import MESSAGE_BYTES_CEILING, QueueConfig, check_name, config_for, from_stored
 from penstock.core.storage.chunk import Chunk
 from penstock.transfer.contents import (
     LABEL,
@@ -55,12 +59,13 @@ from penstock.transfer.contents import (
     Item,
     MessageLine,
     QueueLine,
+    in_one_line,
     origin_of,
     stored_attributes,
 )
 from penstock.transfer.exporting import Caller
 from penstock.transfer.json_lines import is_arrow, read_json_lines
-from penstock.wire.pieces import CONTENT_TYPE, Target, piece_bytes, send_of
+from penstock.wire.pieces import CONTENT_TYPE, Target, check_history, piece_bytes, send_of
 
 BATCH_MESSAGES = 1_000
 BATCH_BYTES = 4 * 1024 * 1024
@@ -162,14 +167,57 @@ def check_export(items: Iterator[tuple[str, Head | Item]]) -> Checked:
                     names = checked.first_channels[queue]
                     checked.first_channels[queue] = tuple(each for each in names if each not in item.done_for)
                     is_first = False
-                stored_attributes(item.attributes)
+                _check_message(item, checked.lines[queue], checked.queues[queue])
                 checked.messages += 1
-        except ValueError as error:  # InvalidRequest and msgspec's are such
-            raise InvalidExport(f"{where}: {error}") from None
+        except (ValueError, OverflowError, RecursionError) as error:  # InvalidRequest and msgspec's are ValueErrors
+            raise InvalidExport(f"{where}: {in_one_line(error)}") from None
     return checked
 
 
+def _check_message(message: MessageLine, line: QueueLine, config: QueueConfig) -> None:
+    """All that a send of the message would refuse."""
+    attributes, origin = _stored(message, line)
+    try:
+        check_history(origin)
+    except ValueError as error:
+        raise ValueError(f"the message's history cannot be read: {error}") from None
+    if attributes is not None:
+        check_stored(attributes)
+    if message.dedup_id is not None:
+        check_text(_other_dedup_id(message), "dedup id (made of the message's id)")
+    send = Send(
+        queue=line.queue,
+        bodies=[message.content],
+        attributes=[attributes],
+        groups=[message.group],
+        dedup_ids=[message.dedup_id],
+        origins=[origin],
+        priority=message.priority,
+        due_ms=message.due_ms,
+    )
+    Sending.check_messages(send, without_limits(config), time.time_ns() // 1_000_000)
+
+
+def _stored(message: MessageLine, line: QueueLine) -> tuple[bytes | None, bytes]:
+    """Its attributes and its history, as a store keeps them."""
+    channel = line.channels[0].name if line.channels else MAIN
+    return stored_attributes(message.attributes), origin_of(message, line.queue, channel)
+
+
+def _other_dedup_id(message: MessageLine) -> str:
+    """For a message whose own one another message has."""
+    return f"{message.id} {message.sequence:x}"
+
+
+def without_limits(config: QueueConfig) -> QueueConfig:
+    """The settings of a queue while it is imported."""
+    return msgspec.structs.replace(config, message_bytes_max=MESSAGE_BYTES_CEILING, throughput_per_second=None)
+
+
 def _config(line: QueueLine) -> QueueConfig:
+    check_name(line.queue, "queue")
+    for channel in line.channels:
+        check_name(channel.name, "channel")
     config, _ = from_stored(line.settings)
     config = config_for(line.queue, config)
     config = msgspec.structs.replace(config, labels={k: v for k, v in config.labels.items() if k != LABEL})
@@ -266,6 +314,14 @@ def described(caller: Caller, name: str) -> QueueInfo | None:
         return None
 
 
+class _Stored(NamedTuple):
+    """A message, with what takes long to encode."""
+
+    message: MessageLine
+    attributes: bytes | None
+    origin: bytes
+
+
 class _QueueImport:
     """One queue on its way in."""
 
@@ -289,12 +345,7 @@ class _QueueImport:
         self._is_own = existing is None or existing.config.labels.get(LABEL) in (export_id, _whole(export_id))
         """Whether the queue has nothing in it but what this import brings."""
         if existing is None:
-            open_config = msgspec.structs.replace(
-                config,
-                message_bytes_max=MESSAGE_BYTES_CEILING,
-                throughput_per_second=None,
-                labels={**config.labels, LABEL: export_id},
-            )
+            open_config = msgspec.structs.replace(without_limits(config), labels={**config.labels, LABEL: export_id})
             existing = self._call(CreateQueue(name=self._name, config=open_config, channels=first_channels))
         self._mark = f"import {export_id} {existing.queue_id:x}"
         self._last: int = self._call(LastMark(name=self._mark))
@@ -305,7 +356,7 @@ class _QueueImport:
         self._sent = 0
         for name in first_channels if self._is_own else [each.name for each in line.channels]:
             self._make_channel(name)
-        self._batch: list[MessageLine] = []
+        self._batch: list[_Stored] = []
         self._batch_bytes = 0
         self._first_where = ""
         self._number = 0
@@ -323,12 +374,13 @@ class _QueueImport:
             if name in self._begun:
                 at = f"{self._name}/{name}"
                 self._done.repeated[at] = self._done.repeated.get(at, 0) + 1
-        size = len(message.content)
+        attributes, origin = _stored(message, self._line)
+        size = len(message.content) + len(attributes or b"") + len(origin)
         if self._batch and (len(self._batch) == BATCH_MESSAGES or self._batch_bytes + size > BATCH_BYTES):
             self._flush()
         if not self._batch:
             self._first_where = where
-        self._batch.append(message)
+        self._batch.append(_Stored(message, attributes, origin))
         self._batch_bytes += size
 
     def complete(self) -> None:
@@ -400,32 +452,33 @@ class _QueueImport:
         else:
             self._done.known += len(batch)
 
-    def _sections(self, batch: list[MessageLine]) -> list[Section]:
+    def _sections(self, batch: list[_Stored]) -> list[Section]:
         """Messages that follow each other, and are alike in priority and due time, go together: order stays."""
         now_ms = time.time_ns() // 1_000_000
         sections: list[Section] = []
-        run: list[MessageLine] = []
+        run: list[_Stored] = []
         kind = (0, 0)
-        for message in batch:
+        for each in batch:
+            message = each.message
             own = (message.priority, message.due_ms if message.due_ms > now_ms else 0)
             if run and own != kind:
                 sections.append(self._section(run, *kind))
                 run = []
             kind = own
-            run.append(message)
+            run.append(each)
         return [*sections, self._section(run, *kind)]
 
-    def _section(self, run: list[MessageLine], priority: int, due_ms: int) -> Section:
-        channel = self._line.channels[0].name if self._line.channels else MAIN
-        dedup_ids = [self._dedup_id(message) for message in run]
+    def _section(self, run: list[_Stored], priority: int, due_ms: int) -> Section:
+        messages = [each.message for each in run]
+        dedup_ids = [self._dedup_id(message) for message in messages]
         chunk = Chunk.of(
             0,
             0,
-            [message.content for message in run],
-            attributes=[stored_attributes(message.attributes) for message in run],
-            groups=[None if message.group is None else message.group.encode() for message in run],
+            [message.content for message in messages],
+            attributes=[each.attributes for each in run],
+            groups=[None if message.group is None else message.group.encode() for message in messages],
             dedup_ids=[None if each is None else each.encode() for each in dedup_ids],
-            origins=[origin_of(message, self._name, channel) for message in run],
+            origins=[each.origin for each in run],
         )
         delay_ms = max(0, due_ms - time.time_ns() // 1_000_000)  # for servers that know no due times of pieces
         return Target(self._name, priority, delay_ms, due_ms or None), chunk
@@ -438,4 +491,4 @@ class _QueueImport:
         if key not in self._dedup_ids:
             self._dedup_ids.add(key)
             return message.dedup_id
-        return f"{message.id} {message.sequence:x}"
+        return _other_dedup_id(message)
