@@ -14,6 +14,17 @@ from tests.client.node import ThreadedNode
 from tests.test_salvage import spoil
 from tests.transfer.test_transfer import write
 
+CREDENTIALS = """
+[[credentials]]
+name = "reader"
+access_key = "AKREAD"
+secret_key = "read-secret"
+token = "read-token"
+[[credentials.allow]]
+queues = ["r*"]
+rights = ["read"]
+"""
+
 
 def bodies(path: Path) -> list[str | None]:
     with path.open("rb") as file:
@@ -60,6 +71,17 @@ def test_an_export_without_a_queue_says_so(tmp_path: Path, capsys: pytest.Captur
         pass
     transfer.export_queues(str(tmp_path / "data"), output=tmp_path / "file")
     assert f"no queue was exported from {tmp_path / 'data'}: there is none" in capsys.readouterr().err
+
+
+def test_a_token_that_may_read_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with penstock.open(tmp_path / "node") as ps:
+        ps.queue("orders").send("tea")
+    node = ThreadedNode(tmp_path / "node", CREDENTIALS)
+    try:
+        transfer.export_queues(node.url, output=tmp_path / "file", token="read-token")
+    finally:
+        node.stop()
+    assert "there is none that this token may read" in capsys.readouterr().err
 
 
 def test_two_exports_to_one_file_do_not_mix(tmp_path: Path) -> None:
