@@ -23,6 +23,7 @@ from penstock.core.queues.attributes import TypedBytes, TypedText, encode_attrib
 from penstock.core.storage.chunk import Chunk
 from penstock.transfer.arrow_file import ArrowFile, read_arrow_file
 from penstock.transfer.contents import (
+    LABEL,
     AttributeLine,
     ChannelLine,
     FailureLine,
@@ -34,7 +35,7 @@ from penstock.transfer.contents import (
     QueueLine,
 )
 from penstock.transfer.exporting import Source
-from penstock.transfer.importing import LABEL, DirectoryPlace, Import, Section, check_export, read_export
+from penstock.transfer.importing import DirectoryPlace, Import, Section, check_export, read_export
 from penstock.transfer.json_lines import JsonLines, read_json_lines
 from penstock.wire.pieces import Target, send_of
 from tests.client.node import ThreadedNode
@@ -306,7 +307,7 @@ class Failing(DirectoryPlace):
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-@pytest.mark.parametrize("breaks_in", [0, 1, 3])
+@pytest.mark.parametrize("breaks_in", [0, 1, 3, 5, 7])
 def test_an_import_that_was_interrupted_goes_on_without_duplicates(
     tmp_path: Path, breaks_in: int, is_done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,7 +73,7 @@ def export_queues(
     messages = 0
     with opened(data, url, token, read_only=True) as ps, _written(output) as file:
         found = Source(ps._caller)
-        lines = [found.queue(name) for name in (queue or found.names())]
+        lines = [found.queue(name) for name in dict.fromkeys(queue or found.names())]
         writer = _writer(format, file, found.head(f"penstock {__version__}"), lines)
         with progress(f"exporting {source}") as show:
             for line in lines:
@@ -82,6 +83,12 @@ def export_queues(
                     messages += 1
                     show(messages, None)
         writer.close()
+    if not lines:
+        why = "there is none" if data is not None else "there is none that this token may read"
+        print(f"penstock: no queue was exported from {source}: {why}", file=sys.stderr)
+    for name, count in found.received.items():
+        text = f"{counted(count, 'message')} of {name} were received, are delivered once only, and not exported"
+        print(f"penstock: {text}", file=sys.stderr)
     for name, count in found.quarantined.items():
         print(f"penstock: {counted(count, 'message')} of {name} are damaged, and not exported", file=sys.stderr)
     for name, consumers in found.consumers.items():
@@ -111,8 +118,7 @@ def _written(output: Path | None) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    partial = output.with_name(f"{output.name}.partial")
-    partial.unlink(missing_ok=True)
+    partial = output.with_name(f"{output.name}.{uuid.uuid4().hex[:12]}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -116,8 +116,16 @@ class Connection:
         if self._connection is None:
             self._connection = self._connect()
         own = {} if self._where.token is None else {"authorization": f"Bearer {self._where.token}"}
-        self._connection.request(verb, path, body, {**headers, **own})
-        response = self._connection.getresponse()
+        try:
+            self._connection.request(verb, path, body, {**headers, **own})
+        except (BrokenPipeError, ConnectionResetError) as error:
+            # It hung up on the body. If it has said why (413), that is the answer; else asking again may help.
+            try:
+                response = self._connection.getresponse()
+            except _UNREACHABLE:
+                raise error from None
+        else:
+            response = self._connection.getresponse()
         if response.status >= 400:
             raise _refusal(response, f"{verb} {path}")
         return response

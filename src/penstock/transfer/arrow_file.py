@@ -14,11 +14,17 @@ from typing import Any, BinaryIO
 import msgspec
 import pyarrow as pa
 
-from penstock.transfer.contents import Head, InvalidExport, Item, MessageLine, QueueLine, body_fields
+from penstock.core.errors import InvalidRequest
+from penstock.transfer.contents import Head, InvalidExport, Item, MessageLine, QueueLine, body_fields, in_one_line
 from penstock.transfer.json_lines import read_head
 
 _HEAD, _QUEUES = b"penstock.export", b"penstock.queues"
 _ROWS = 5_000
+_FLUSH_BYTES = 64 * 1024 * 1024
+"""A column of a batch holds 2 GiB at most."""
+_INTEGERS = range(-(1 << 63), 1 << 63)
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, RecursionError, TypeError, KeyError, IndexError)
+"""What pyarrow and msgspec raise for a damaged file. A `UnicodeDecodeError` is a `ValueError`."""
 
 _FAILURES = pa.list_(
     pa.struct(
@@ -81,6 +87,7 @@ class ArrowFile:
         self._schema = SCHEMA.with_metadata(metadata)
         self._writer = pa.ipc.new_file(file, self._schema)
         self._rows: list[dict[str, Any]] = []
+        self._bytes = 0
         self._queue = ""
 
     def write(self, item: Item) -> None:
@@ -88,8 +95,17 @@ class ArrowFile:
         if isinstance(item, QueueLine):
             self._queue = item.queue
             return
+        for name, value in item.attributes.items():
+            if value.integer is not None and value.integer not in _INTEGERS:
+                raise InvalidRequest(
+                    f"queue {self._queue!r}, message {item.sequence}: attribute {name!r} is {value.integer}, and whole "
+                    "numbers in an Arrow file are below 2^63: export with --format jsonl"
+                )
         self._rows.append(_row(item, self._queue))
-        if len(self._rows) == _ROWS:
+        self._bytes += len(item.content) + sum(
+            len(value.text or "") * 4 + len(value.base64 or b"") for value in item.attributes.values()
+        )
+        if len(self._rows) == _ROWS or self._bytes >= _FLUSH_BYTES:
             self._flush()
 
     def close(self) -> None:
@@ -100,7 +116,7 @@ class ArrowFile:
     def _flush(self) -> None:
         if self._rows:
             self._writer.write_batch(pa.RecordBatch.from_pylist(self._rows, schema=self._schema))
-            self._rows = []
+            self._rows, self._bytes = [], 0
 
 
 def _row(message: MessageLine, queue: str) -> dict[str, Any]:
@@ -139,21 +155,25 @@ def read_arrow_file(file: BinaryIO, name: str) -> Iterator[tuple[str, Head | Ite
     """The head, then queues and messages, each with where it stands. `InvalidExport` says where something is wrong."""
     try:
         reader = pa.ipc.open_file(file)
-    except pa.ArrowInvalid as error:
-        raise InvalidExport(f"{name}: the file is damaged, or a part of an export: {error}") from None
-    metadata = reader.schema.metadata or {}
+        schema, batches = reader.schema, reader.num_record_batches
+        metadata = schema.metadata or {}
+    except _UNREADABLE as error:
+        raise InvalidExport(f"{name}: the file is damaged, or a part of an export: {in_one_line(error)}") from None
     if _HEAD not in metadata:
         raise InvalidExport(f"{name}: this is an Arrow file, and no export of Penstock")
     head = read_head(metadata[_HEAD], name)
     try:
         queues = {each.queue: each for each in msgspec.json.decode(metadata[_QUEUES], type=list[QueueLine])}
-    except (msgspec.DecodeError, KeyError) as error:
-        raise InvalidExport(f"{name}: the queues in its metadata cannot be read: {error}") from None
+    except _UNREADABLE as error:
+        raise InvalidExport(f"{name}: the queues in its metadata cannot be read: {in_one_line(error)}") from None
+    _check_schema(schema, name)
     yield name, head
     current = None
-    for number in range(reader.num_record_batches):
+    for number in range(batches):
         for row, where in _rows_of(reader, number, name):
             queue = row.pop("queue")
+            if queue is None:
+                raise InvalidExport(f"{where}: it names no queue")
             if queue != current:
                 if queue not in queues:
                     raise InvalidExport(f"{where}: queue {queue!r} is not in the metadata, or its rows lie apart")
@@ -164,6 +184,33 @@ def read_arrow_file(file: BinaryIO, name: str) -> Iterator[tuple[str, Head | Ite
         yield name, line
 
 
+def _check_schema(schema: pa.Schema, name: str) -> None:
+    """Columns that a later build has added are passed over, and those that may be null may be missing."""
+    for wanted in SCHEMA:
+        found = schema.get_all_field_indices(wanted.name)
+        if len(found) > 1 or (not found and not wanted.nullable):
+            raise InvalidExport(f"{name}: it has {len(found)} columns {wanted.name!r}, and needs one")
+        if found and not _fits(schema.field(found[0]).type, wanted.type):
+            raise InvalidExport(
+                f"{name}: column {wanted.name!r} is {in_one_line(schema.field(found[0]).type)}, and has to be "
+                f"{in_one_line(wanted.type)}"
+            )
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of a type can be read as another one: other programs write the large kinds of text and lists."""
+    if pa.types.is_struct(wanted):
+        if not pa.types.is_struct(found):
+            return False
+        places = [(found.get_all_field_indices(each.name), each.type) for each in wanted]
+        return all(len(at) == 1 and _fits(found.field(at[0]).type, type) for at, type in places)
+    if pa.types.is_list(wanted):
+        is_list = pa.types.is_list(found) or pa.types.is_large_list(found)
+        return is_list and _fits(found.value_type, wanted.value_type)
+    large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return bool(found == wanted or found == large.get(wanted))
+
+
 def _rows_of(reader: Any, number: int, name: str) -> Iterator[tuple[dict[str, Any], str]]:
     where = f"{name}, batch {number + 1}"
     try:
@@ -171,8 +218,8 @@ def _rows_of(reader: Any, number: int, name: str) -> Iterator[tuple[dict[str, An
         batch.validate(full=True)
         known = [each for each in SCHEMA.names if each in batch.schema.names]
         rows = batch.select(known).to_pylist()
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InvalidExport(f"{where}: it is damaged: {error}") from None
+    except _UNREADABLE as error:
+        raise InvalidExport(f"{where}: it is damaged: {in_one_line(error)}") from None
     for index, row in enumerate(rows):
         yield row, f"{where}, row {index + 1}"
 
@@ -180,11 +227,16 @@ def _rows_of(reader: Any, number: int, name: str) -> Iterator[tuple[dict[str, An
 def _message(row: dict[str, Any], where: str) -> MessageLine:
     try:
         fields = {key: value for key, value in row.items() if value is not None and key != "attributes"}
+        if "body" not in fields:
+            raise ValueError("it has no body")
         fields |= body_fields(fields.pop("body"))
-        fields["attributes"] = {each["name"]: _attribute(each) for each in row.get("attributes") or ()}
+        attributes = row.get("attributes") or ()
+        fields["attributes"] = {each["name"]: _attribute(each) for each in attributes}
+        if len(fields["attributes"]) < len(attributes):
+            raise ValueError("an attribute stands there twice")
         return msgspec.convert({"kind": "message", **fields}, MessageLine)
-    except (msgspec.ValidationError, KeyError) as error:
-        raise InvalidExport(f"{where}: it is damaged: {error}") from None
+    except _UNREADABLE as error:
+        raise InvalidExport(f"{where}: it is damaged: {in_one_line(error)}") from None
 
 
 def _attribute(stored: dict[str, Any]) -> dict[str, Any]:

@@ -11,16 +11,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from penstock.core.commands import Failure
 from penstock.core.errors import InvalidRequest
 from penstock.core.queues.attributes import AttributeValue, TypedBytes, TypedText, decode_attributes, encode_attributes
+from penstock.core.queues.config import PRIORITY_MAX
 from penstock.core.queues.origin import Origin
 
 VERSION = 1
+LABEL = "penstock-import"
+"""Of a queue that is being imported: the id of the export."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Whole = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Sequence numbers, and times in milliseconds."""
 
 
 class InvalidExport(InvalidRequest):
@@ -31,7 +39,7 @@ class Head(msgspec.Struct, tag="penstock-export", tag_field="kind", kw_only=True
     """The first line of an export."""
 
     version: int
-    id: str
+    id: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,100}\Z")]
     """An import knows by it what it has done before."""
     made_ms: int
     made_by: str = ""
@@ -67,9 +75,9 @@ class AttributeLine(msgspec.Struct, omit_defaults=True):
 class FailureLine(msgspec.Struct, omit_defaults=True):
     """A failed delivery."""
 
-    attempt: int
-    received_ms: int = 0
-    failed_ms: int = 0
+    attempt: Count
+    received_ms: Whole = 0
+    failed_ms: Whole = 0
     session: str = ""
     error: str = ""
 
@@ -79,17 +87,17 @@ class OriginLine(msgspec.Struct, omit_defaults=True):
 
     queue: str
     channel: str
-    sequence: int
-    attempts: int = 0
-    priority: int = 0
+    sequence: Whole
+    attempts: Count = 0
+    priority: Annotated[int, msgspec.Meta(ge=0, le=PRIORITY_MAX)] = 0
     failures: list[FailureLine] = []
 
 
 class MessageLine(msgspec.Struct, tag="message", tag_field="kind", kw_only=True, omit_defaults=True):
-    sequence: int
+    sequence: Whole
     """Its number in the queue that it was exported from: messages stand in this order."""
     id: str
-    sent_ms: int
+    sent_ms: Whole
     """When it was first sent."""
     body: str | None = None
     """If it is text (UTF-8)."""
@@ -99,9 +107,9 @@ class MessageLine(msgspec.Struct, tag="message", tag_field="kind", kw_only=True,
     group: str | None = None
     dedup_id: str | None = None
     priority: int = 0
-    due_ms: int = 0
+    due_ms: Whole = 0
     """When it can be received: sent with a delay, or waiting for its next try. 0: at once."""
-    attempts: int = 0
+    attempts: Count = 0
     """How often it was received."""
     failures: list[FailureLine] = []
     origin: OriginLine | None = None
@@ -123,6 +131,15 @@ class EndLine(msgspec.Struct, tag="end", tag_field="kind", kw_only=True, omit_de
 
 
 Item = QueueLine | MessageLine
+
+
+def in_one_line(said: object) -> str:
+    """What another library says, short enough for an error.
+
+    >>> in_one_line("Expected\\n   a number")
+    'Expected a number'
+    """
+    return " ".join(str(said).split())[:300]
 
 
 def body_fields(body: bytes) -> dict[str, Any]:

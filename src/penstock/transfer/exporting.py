@@ -19,9 +19,11 @@ import msgspec
 from penstock.client.identity import Identity
 from penstock.core.commands import MAIN, Browse, Command, DescribeQueue, ListQueues, QueueInfo, QueueStats, Seen, Stats
 from penstock.core.delivery.states import State
+from penstock.core.errors import ChunkDamaged, InvalidRequest
 from penstock.core.queues.config import QueueConfig
 from penstock.core.queues.origin import Origin
 from penstock.transfer.contents import (
+    LABEL,
     VERSION,
     ChannelLine,
     Head,
@@ -72,6 +74,8 @@ class Source:
         """Messages that are damaged, and not in the export, by queue."""
         self.consumers: dict[str, list[str]] = {}
         """Named consumers, which are not in the export, by queue."""
+        self.received: dict[str, int] = {}
+        """Messages that are delivered once only, and somebody has: they are not in the export, by queue."""
 
     @staticmethod
     def head(made_by: str) -> Head:
@@ -90,9 +94,13 @@ class Source:
     def queue(self, name: str) -> QueueLine:
         """A queue without its messages."""
         info: QueueInfo = self._caller.call(DescribeQueue(name=name))
+        if LABEL in info.config.labels:
+            raise InvalidRequest(
+                f"queue {name!r} is being imported, and its messages and limits are not all there: finish that import "
+                "(the same command again goes on), delete the queue, or export others with --queue"
+            )
         stats: Stats = self._caller.call(QueueStats(name=name))
-        if stats.quarantined:
-            self.quarantined[name] = stats.quarantined
+        self._count_damage(name, stats)
         if stats.consumers:
             self.consumers[name] = sorted(stats.consumers)
         channels = [ChannelLine(each, stats.channels[each].paused) for each in info.channels if each in stats.channels]
@@ -101,6 +109,10 @@ class Source:
         said = {key: value for key, value in settings.items() if getattr(info.config, key) != getattr(usual, key)}
         return QueueLine(queue=name, settings=said, channels=channels)
 
+    def _count_damage(self, name: str, stats: Stats) -> None:
+        if stats.quarantined:
+            self.quarantined[name] = stats.quarantined
+
     def messages(self, queue: QueueLine) -> Iterator[MessageLine]:
         """The messages that are not done, in order."""
         info: QueueInfo = self._caller.call(DescribeQueue(name=queue.queue))
@@ -108,12 +120,24 @@ class Source:
         looks = [self._look(queue.queue, channel) for channel in channels or [MAIN]]
         for sequence, group in groupby(heapq.merge(*looks, key=_sequence), key=_sequence):
             found = {channel: seen for _, channel, seen in group}
-            yield self._message(info, sequence, found, channels)
+            if info.config.policy == "consume_once":  # a channel that has received it must not get it again
+                found = {channel: seen for channel, seen in found.items() if seen.state is not State.LEASED}
+            if found:
+                yield self._message(info, sequence, found, channels)
+            else:
+                self.received[queue.queue] = self.received.get(queue.queue, 0) + 1
+        self._count_damage(queue.queue, self._caller.call(QueueStats(name=queue.queue)))
 
     def _look(self, queue: str, channel: str) -> Iterator[tuple[int, str, Seen]]:
-        after = -1
+        after, damage = -1, ""
         while True:
-            page: list[Seen] = self._caller.call(Browse(queue=queue, channel=channel, after=after, limit=_PAGE))
+            try:
+                page: list[Seen] = self._caller.call(Browse(queue=queue, channel=channel, after=after, limit=_PAGE))
+            except ChunkDamaged as error:  # it is put aside now: the next look passes over it
+                if str(error) == damage:
+                    raise
+                damage = str(error)
+                continue
             yield from ((seen.sequence, channel, seen) for seen in page)
             if not page:
                 return

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from penstock.transfer.contents import VERSION, EndLine, Head, InvalidExport, Item, MessageLine, QueueLine
+from penstock.transfer.contents import VERSION, EndLine, Head, InvalidExport, Item, MessageLine, QueueLine, in_one_line
 
 _decode_head = msgspec.json.Decoder(Head).decode
 _decode = msgspec.json.Decoder(QueueLine | MessageLine | EndLine).decode
@@ -56,8 +56,8 @@ def read_json_lines(file: BinaryIO, name: str) -> Iterator[tuple[str, Head | Ite
             raise InvalidExport(f"{where}: the line is cut short: this is a part of an export")
         try:
             item = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidExport(f"{where}: it is damaged: {error}") from None
+        except (ValueError, RecursionError) as error:  # msgspec's errors are such
+            raise InvalidExport(f"{where}: it is damaged: {in_one_line(error)}") from None
         if isinstance(item, EndLine):
             end = item
             continue
@@ -70,7 +70,7 @@ def read_json_lines(file: BinaryIO, name: str) -> Iterator[tuple[str, Head | Ite
         yield where, item
     if end is None:
         raise InvalidExport(f"{name}, line {number}: the end is missing: this is a part of an export")
-    if (end.queues or queues, end.messages or messages) != (queues, messages):
+    if end.queues not in (None, queues) or end.messages not in (None, messages):
         raise InvalidExport(
             f"{name}, line {number}: {end.queues} queues and {end.messages} messages were exported, and {queues} and "
             f"{messages} are here: lines are missing"
@@ -84,7 +84,7 @@ def read_head(line: bytes, name: str) -> Head:
         if msgspec.json.decode(fields["kind"]) != "penstock-export":
             raise KeyError("kind")
         version = msgspec.json.decode(fields["version"], type=int)
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         raise InvalidExport(f"{name}, line 1: this is no export of Penstock") from None
     if version > VERSION:
         raise InvalidExport(
@@ -92,8 +92,8 @@ def read_head(line: bytes, name: str) -> Head:
         )
     try:
         return _decode_head(line)
-    except msgspec.DecodeError as error:
-        raise InvalidExport(f"{name}, line 1: it is damaged: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidExport(f"{name}, line 1: it is damaged: {in_one_line(error)}") from None
 
 
 def is_arrow(path: Path) -> bool:

@@ -128,11 +128,16 @@ def _check_attributes(value: bytes, index: int, queue: str) -> None:
 def _check_origin(value: bytes, index: int, queue: str) -> None:
     """Refuse bytes that are no history: once they are in a queue, nobody could read the message they belong to."""
     try:
-        if len(value) > ORIGIN_BYTES_MAX:
-            raise ValueError(f"it has {len(value)} bytes, and may have {ORIGIN_BYTES_MAX}")
-        Origin.decode(value)
+        check_history(value)
     except ValueError as error:  # what msgspec raises is one
         raise InvalidRequest(f"message {index} for queue {queue!r}: its history cannot be read: {error}") from None
+
+
+def check_history(value: bytes) -> None:
+    """`ValueError` for bytes that are no history, or too long."""
+    if len(value) > ORIGIN_BYTES_MAX:
+        raise ValueError(f"it has {len(value)} bytes, and may have {ORIGIN_BYTES_MAX}")
+    Origin.decode(value)
 
 
 def piece_bytes(sections: Iterable[tuple[Target, Chunk]]) -> bytes:

@@ -110,6 +110,11 @@ class Sending:
             check_name(command.queue, "queue")
             for channel in command.channels:
                 check_name(channel, "channel")
+        return self.check_messages(command, config, self.broker.now_ms)
+
+    @classmethod
+    def check_messages(cls, command: Send, config: QueueConfig, now_ms: int) -> tuple[int, bytes | None]:
+        """Raise what is wrong with the messages of a send, whatever queues there are."""
         count = len(command.bodies)
         if not count:
             raise InvalidRequest("nothing to send: give at least one message")
@@ -121,16 +126,16 @@ class Sending:
             raise InvalidRequest(f"priority is {command.priority}: it must be from 0 to {PRIORITY_MAX}")
         if command.delay_ms is not None and not 0 <= command.delay_ms <= DELAY_MS_MAX:
             raise InvalidRequest(out_of_range("delay_ms", command.delay_ms, 0, DELAY_MS_MAX))
-        if command.due_ms is not None and command.due_ms > self.broker.now_ms + DELAY_MS_MAX:
+        if command.due_ms is not None and command.due_ms > now_ms + DELAY_MS_MAX:
             raise InvalidRequest(f"due is {command.due_ms / 1_000:.15g}: it must be within a hundred years")
         if config.is_fifo:
-            self._check_fifo(command, config)
+            cls._check_fifo(command, config)
         if command.groups or command.dedup_ids:
             for what, texts in (("group", command.groups), ("dedup id", command.dedup_ids)):
                 for text in texts or ():
                     if text is not None:
                         check_text(text, what)
-        return self._check_sizes(command, config)
+        return cls._check_sizes(command, config)
 
     @staticmethod
     def _check_fifo(command: Send, config: QueueConfig) -> None:
