@@ -22,12 +22,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
 from time import perf_counter, sleep
 from typing import Any
 
@@ -49,54 +46,7 @@ from penstock.core.commands import (
 from penstock.core.errors import PenstockError
 from penstock.server.shard import Call, Shard, ShardClosed, Step, Tick, Ticket, give_back
 from penstock.server.tally import pages_of_tallies
-
-# A thread that writes one thing after the other.
-#
-# An executor of the standard library would do as well, and takes half as long again to hand a job over: it makes a
-# future of each, with a lock and a condition, for who might wait for it. Here the job itself tells who has to hear of
-# its end.
-
-
-Job = Callable[[], None]
-
-
-class Writer:
-    """One thread. What it is given is done in that order; `close` waits for all of it, and so does the process's end.
-
-    >>> writer, done = Writer("example"), []
-    >>> writer.submit(lambda: done.append("first"))
-    >>> writer.submit(lambda: done.append("second"))
-    >>> writer.close()
-    >>> done
-    ['first', 'second']
-    """
-
-    def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
-        thread.start()
-        self._end = weakref.finalize(self, _end, self._jobs, thread)
-
-    def submit(self, job: Job) -> None:
-        """Have a job done. It must not raise."""
-        self._jobs.put(job)
-
-    def close(self) -> None:
-        """Wait until everything is done, and end the thread. Once more does nothing."""
-        self._end()
-
-
-def _work(jobs: SimpleQueue[Job | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job()
-        del job  # and what it holds on to
-
-
-def _end(jobs: SimpleQueue[Job | None], thread: threading.Thread) -> None:
-    jobs.put(None)
-    if thread is not threading.current_thread():
-        thread.join()
-
+from penstock.server.writer import Writer
 
 # Whether a commit should wait a moment for others to come along.
 #
