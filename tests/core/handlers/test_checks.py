@@ -53,7 +53,7 @@ def test_nothing_else_is_written() -> None:
         (c.Browse(queue="q", limit=0), InvalidRequest, "limit is 0"),
         (c.TallyQueues(limit=0), InvalidRequest, "limit is 0"),
         (c.CreateChannel(queue="q", channel="c", start="middle"), InvalidRequest, "start is 'middle'"),
-        (c.CreateChannel(queue="q", channel="c", offsets=[1, 2]), InvalidRequest, "there are 2 offsets"),
+        (c.CreateChannel(queue="q", channel="c", offsets=(1, 2)), InvalidRequest, "there are 2 offsets"),
         (c.CreateQueue(name="p", part=(3, 7)), InvalidRequest, "has 1 partitions, and no 3"),
         (c.QueueStats(name="q", of_queue=99), QueueReplaced, "another one has its name"),
         (c.QueueStats(name="gone", of_queue=99), QueueReplaced, "it is gone"),

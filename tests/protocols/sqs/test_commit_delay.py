@@ -59,7 +59,7 @@ class Connection:
         self._answered = asyncio.get_running_loop().create_future()
         headers = {"host": "x", "x-amz-target": f"AmazonSQS.{action}"}
         request = Request("POST", b"/", headers, json.dumps(parameters).encode())
-        self._front_end.handle(Exchange(self, request, 0.0))
+        self._front_end.handle(Exchange(self, request, False))
         body = await asyncio.wait_for(self._answered, PATIENCE_S)
         return json.loads(body or b"{}")
 

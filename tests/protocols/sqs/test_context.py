@@ -55,7 +55,7 @@ class Side:
         self._answered = asyncio.get_running_loop().create_future()
         headers = {"host": "x", "x-amz-target": f"AmazonSQS.{action}"}
         body = json.dumps(parameters, ensure_ascii=False).encode("utf-8", "replace")
-        exchange = Exchange(self, Request("POST", b"/", headers, body), 0.0)
+        exchange = Exchange(self, Request("POST", b"/", headers, body), False)
         self.front_end.handle(exchange)
         status, answer = await asyncio.wait_for(self._answered, PATIENCE_S)
         return status, answer, exchange.action, exchange.queue, exchange.outcome, exchange.principal

@@ -220,7 +220,7 @@ def test_changes_made_at_the_same_time_are_all_kept(server: Server, sqs: Any, ur
         for number in range(20):
             body = json.dumps({"QueueUrl": url, "Tags": {f"tag-{number}": "x"}}).encode()
             headers = {"host": "x", "x-amz-target": "AmazonSQS.TagQueue"}
-            exchange = Exchange(answered, Request("POST", b"/", headers, body), 0.0)  # type: ignore[arg-type]
+            exchange = Exchange(answered, Request("POST", b"/", headers, body), False)  # type: ignore[arg-type]
             loop.call_soon(server.front_end.handle, exchange)
 
     answered = Answered()

@@ -82,7 +82,7 @@ def statuses(server: Server, *requests: Request) -> list[int]:
 
     def handle() -> None:
         for request in requests:
-            server.front_end.handle(Exchange(caught, request, 0.0))
+            server.front_end.handle(Exchange(caught, request, False))
 
     server.do(handle)
     deadline = time.monotonic() + 60
