@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from urllib.parse import parse_qs, quote
 
 import msgspec
 
+from penstock.console import CONSOLE_POLICY, ConsoleFile, console_files
 from penstock.core.commands import Ack, CommitWork, EndSession, Heartbeat, OpenSession, QueueStats, Send, Sent, Stats
 from penstock.core.errors import OverLimit, PenstockError, QueueDamaged, QueueNotFound
 from penstock.protocols.bulk.operations import Bulk
@@ -264,6 +266,8 @@ class RestApp:
         }
         for path, page in pages.items():
             yield path, Page(self.context, page)
+        for path, file in console_files().items() if self._services.settings.rest.console else ():
+            yield path, Page(self.context, partial(self.console, file))
         by_path: dict[str, list[Operation]] = {}
         for each in operations:
             by_path.setdefault(each.path, []).append(each)
@@ -324,6 +328,17 @@ class RestApp:
     async def page(self, exchange: Exchange) -> Answer:
         """What the API can do, for people."""
         return _html(DOCS_PAGE, DOCS_POLICY)
+
+    async def console(self, file: ConsoleFile, exchange: Exchange) -> Answer:
+        """A file of the console. One that has its content's hash in its name may be kept for ever."""
+        headers = (
+            ("content-type", file.content_type),
+            ("cache-control", "public, max-age=31536000, immutable" if file.is_hashed else "no-cache"),
+            ("content-security-policy", CONSOLE_POLICY),
+            ("referrer-policy", "no-referrer"),
+            ("x-content-type-options", "nosniff"),
+        )
+        return 200, headers, file.content
 
     async def problems(self, exchange: Exchange) -> Answer:
         """Every error of the API."""

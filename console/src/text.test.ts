@@ -1,0 +1,29 @@
+import { expect, test } from "vitest";
+import { bodyBytes, bytes, command, duration, hex, normalised, prettyJson } from "./text";
+
+test("errors that differ in numbers, ids and quoted values are one group", () => {
+  const one = normalised("timeout after 30.5 s for order 'A-17' (0xdeadbeef)");
+  expect(one).toBe("timeout after <n> s for order <value> (<n>)");
+  expect(normalised('timeout after 9 s for order "B"  (0x1)')).toBe(one);
+  expect(normalised("no user 5f2c9a00-1111-4222-8333-444455556666")).toBe("no user <id>");
+  expect(normalised("connection refused")).not.toBe(normalised("connection reset"));
+});
+
+test("sizes and times are short", () => {
+  expect([bytes(0), bytes(1023), bytes(1536), bytes(10 * 1024 * 1024)]).toEqual(["0 B", "1023 B", "1.5 KiB", "10 MiB"]);
+  expect([duration(5), duration(61), duration(7500), duration(86400 * 3)]).toEqual(["5 s", "1 m", "2 h 5 m", "3 d"]);
+});
+
+test("a body in base64 is shown as its bytes", () => {
+  expect(hex(bodyBytes("/wBB", "base64"))).toMatch(/^00000000 {2}ff 00 41 +\.\.A$/);
+});
+
+test("only objects and arrays are indented as JSON", () => {
+  expect(prettyJson('{"a":1}')).toBe('{\n  "a": 1\n}');
+  expect(prettyJson("12")).toBeNull();
+  expect(prettyJson("{broken")).toBeNull();
+});
+
+test("a command can be pasted into a shell, whatever a name holds", () => {
+  expect(command("send", "orders", "it's $HOME")).toBe("penstock send orders 'it'\\''s $HOME'");
+});

@@ -1,0 +1,81 @@
+// Numbers, times and bodies as people read them. Nothing here touches the page.
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+export function bytes(count: number): string {
+  let unit = 0;
+  while (count >= 1024 && unit < UNITS.length - 1) {
+    count /= 1024;
+    unit += 1;
+  }
+  return `${unit && count < 10 ? count.toFixed(1) : Math.round(count)} ${UNITS[unit]}`;
+}
+
+export const number = (count: number): string => Math.round(count).toLocaleString("en-US");
+
+export const rate = (perSecond: number | null): string =>
+  perSecond === null ? "–" : perSecond === 0 ? "0" : perSecond < 10 ? perSecond.toFixed(1) : number(perSecond);
+
+/** How long ago, or how long still: `3 m`, `2 h 5 m`. */
+export function duration(seconds: number): string {
+  seconds = Math.max(0, Math.round(seconds));
+  if (seconds < 60) return `${seconds} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} m`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return minutes % 60 ? `${hours} h ${minutes % 60} m` : `${hours} h`;
+  return `${Math.floor(hours / 24)} d`;
+}
+
+export const moment = (seconds: number): string => {
+  const at = new Date(seconds * 1000);
+  return Number.isNaN(at.getTime()) ? String(seconds) : at.toISOString().replace("T", " ").slice(0, 19) + " UTC";
+};
+
+/** An error without what differs from case to case: numbers, ids, quoted values. */
+export function normalised(error: string): string {
+  return error
+    .replace(/\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b/gi, "<id>")
+    .replace(/\b0x[0-9a-f]+\b/gi, "<n>")
+    .replace(/\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b/gi, "<id>")
+    .replace(/'[^']*'|"[^"]*"/g, "<value>")
+    .replace(/\d+(\.\d+)*/g, "<n>")
+    .replace(/\s+/g, " ")
+    .trim();
+}
+
+/** The bytes of a body as the API gives it. */
+export function bodyBytes(body: string, encoding: string | undefined): Uint8Array<ArrayBuffer> {
+  if (encoding !== "base64") return new TextEncoder().encode(body);
+  const raw = atob(body);
+  return Uint8Array.from(raw, (character) => character.charCodeAt(0));
+}
+
+/** A hex dump: offset, sixteen bytes, and what of them is ASCII. */
+export function hex(data: Uint8Array, most = 4096): string {
+  const lines: string[] = [];
+  for (let at = 0; at < Math.min(data.length, most); at += 16) {
+    const row = data.subarray(at, Math.min(at + 16, data.length, most));
+    const codes = Array.from(row, (each) => each.toString(16).padStart(2, "0")).join(" ");
+    const ascii = Array.from(row, (each) => (each > 31 && each < 127 ? String.fromCharCode(each) : ".")).join("");
+    lines.push(`${at.toString(16).padStart(8, "0")}  ${codes.padEnd(47)}  ${ascii}`);
+  }
+  return lines.join("\n");
+}
+
+/** JSON, indented; null when the text is none. */
+export function prettyJson(text: string): string | null {
+  const start = text.trimStart()[0];
+  if (start !== "{" && start !== "[") return null;
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return null;
+  }
+}
+
+/** A word of a command line, as a POSIX shell needs it. */
+export const quoted = (word: string): string =>
+  /^[A-Za-z0-9_./:=@%+,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+
+export const command = (...words: string[]): string => ["penstock", ...words].map(quoted).join(" ");
