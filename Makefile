@@ -1,6 +1,6 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv lock run demo test coverage compile wheel wheel-test compiled check format docs bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
+.PHONY: help venv lock console run demo test coverage compile wheel wheel-test compiled check format docs bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -53,6 +53,9 @@ $(DOCUMENTING): $(SERVING)
 	@echo "Installing what the documentation needs into $(VENV) (once; about 120 MB)"
 	$(INSTALL) $(VERSIONS) --editable '.[docs]'
 	@touch $@
+
+console: ## Build the console's page from console/ into src/penstock/console/static (needs Node 20.19 or later; serving does not)
+	cd console && npm ci --no-audit --no-fund --loglevel=error && npm test && npm run build
 
 run: $(SERVING) ## Serve the queues in ./data: SQS on port 9324, REST and metrics on 9325, NSQ on 4150
 	@$(BIN)/python -m tools.run serve --data ./data

@@ -98,7 +98,7 @@ export interface Schema {
   minimum?: number;
   maximum?: number;
   description?: string;
-  default?: unknown;
+  "x-default"?: string;
   anyOf?: Schema[];
 }
 

@@ -166,8 +166,12 @@ export function Chart({ title, times, lines }: { title: string; times: number[];
       {
         width: place.clientWidth,
         height: 160,
-        cursor: { drag: { setScale: false } },
-        scales: { y: { range: (_, __, top) => [0, Math.max(1, (top ?? 0) * 1.1)] } },
+        cursor: { show: false },
+        legend: { live: false },
+        scales: {
+          x: { range: (_, from, to) => [Math.min(from ?? 0, (to ?? 0) - 60), to ?? 0] },
+          y: { range: (_, __, top) => [0, Math.max(1, (top ?? 0) * 1.1)] },
+        },
         axes: [axis, { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en-US")) }],
         series: [
           {},

@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import { call, get, post, queuePath, settingSchemas, type ChannelCounts, type Consumer, type QueueDescription, type Schema } from "./api";
 import { LiveCharts, rated } from "./overview";
 import { Ask, Button, Cli, Field, Trouble, usePolled } from "./parts";
-import { bytes, duration, moment, number } from "./text";
+import { bytes, duration, number } from "./text";
 
 type Asked =
   | { kind: "purge" }
@@ -44,7 +44,7 @@ export function Queue({ name, go }: { name: string; go: (path: string) => void }
                 ["Oldest", stats.oldest_sent_at === null ? "–" : duration(Date.now() / 1000 - stats.oldest_sent_at)],
                 ["Sent ever", number(stats.sent)],
                 ["Damaged", number(stats.quarantined)],
-                ["Created", moment(found.created_at).slice(0, 10)],
+                ["Age of the queue", duration(Date.now() / 1000 - found.created_at)],
               ] as const
             ).map(([label, value]) => (
               <div key={label}>
@@ -258,7 +258,7 @@ const range = (schema: Schema): string => {
   const of = schema.anyOf?.find((each) => each.type !== "null") ?? schema;
   const limits = of.minimum !== undefined && of.maximum !== undefined ? `${number(of.minimum)} to ${number(of.maximum)}` : "";
   const nothing = schema.anyOf?.some((each) => each.type === "null") ? "empty: none" : "";
-  const initial = schema.default === undefined ? "" : `default ${JSON.stringify(schema.default)}`;
+  const initial = schema["x-default"] === undefined ? "" : `default ${schema["x-default"]}`;
   return [limits, nothing, initial].filter(Boolean).join("; ");
 };
 const shownAs = (value: unknown): string =>

@@ -42,6 +42,7 @@ def flag_options(places: Mapping[str, Place]) -> dict[str, Any]:
         section = CLUSTER if name in (*OF_KAFKA, "engine") else "Options"
         about = setting.setting.help
         if setting.kind is bool:
+            flags = [f"{flag}/--no{flag[1:]}" if setting.default_text == "true" else flag for flag in flags]
             found[name] = Annotated[bool | None, Option(*flags, help=about, section=section)]
         elif setting.kind == list[str]:
             found[name] = Annotated[list[str] | None, Option(*flags, help=f"{about} Can be repeated.", section=section)]
@@ -53,7 +54,7 @@ def flag_options(places: Mapping[str, Place]) -> dict[str, Any]:
 def _serve_flags() -> dict[str, Place]:
     from penstock.server.sources import flags_of
 
-    return flags_of("server", "nsq", "sqs", "kafka", "cluster")
+    return flags_of("server", "rest", "nsq", "sqs", "kafka", "cluster")
 
 
 def _lookup_flags() -> dict[str, Place]:

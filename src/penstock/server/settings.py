@@ -298,9 +298,7 @@ class RestSettings(_Section, frozen=True):
         list[str],
         Setting("Web pages of these origins may call: `https://console.example.org`. None may by default."),
     ] = []
-    console: Annotated[
-        bool, Setting("Serve the console, a page for browsers, at `/`.", flag="--console/--no-console")
-    ] = True
+    console: Annotated[bool, Setting("Serve the console, a page for browsers, at `/`.", flag="--console")] = True
     requests_per_second: Annotated[
         float | None,
         Setting(

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from penstock.core.queues.config import DELAY_MS_MAX, LEASE_MS_MAX, PRIORITY_MAX, SETTINGS
-from penstock.core.settings import with_settings
+from penstock.core.settings import Declared, with_settings
 from penstock.protocols.rest.operations import Batch
 
 SEQUENCE_MAX = (1 << 62) - 1
@@ -46,7 +46,13 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-@with_settings(SETTINGS.values(), lambda setting: Annotated[Any, Meta(extra_json_schema=setting.schema())])
+def _described(setting: Declared) -> Any:
+    """With what a new queue has: not as `default`, since what a change leaves out stays as it is."""
+    initial = {"x-default": setting.default_text} if setting.default_text else {}
+    return Annotated[Any, Meta(extra_json_schema=setting.schema() | initial)]
+
+
+@with_settings(SETTINGS.values(), _described)
 class QueueSettings(Shape):
     """A queue's settings. Lengths of time are seconds; null means: no limit."""
 
