@@ -68,7 +68,7 @@ function App() {
   };
   return (
     <>
-      <a class="skip" href="#content" onClick={(event) => (event.preventDefault(), document.querySelector<HTMLElement>("main")?.focus())}>
+      <a class="skip" href="#content" onClick={(event) => (event.preventDefault(), document.getElementById("content")?.focus())}>
         Skip to the content
       </a>
       <header class="top">
@@ -105,6 +105,7 @@ function App() {
           </Button>
         )}
       </header>
+      <div id="content" tabIndex={-1}>
       {refused ? (
         <Login done={() => setRefused(false)} />
       ) : place === "queues" && name && part === "messages" ? (
@@ -120,6 +121,7 @@ function App() {
       ) : (
         <Overview go={go} />
       )}
+      </div>
       {help && <Help close={() => setHelp(false)} />}
     </>
   );
