@@ -333,7 +333,7 @@ class Resource:
         queue = self.broker.queues.get(name)
         if queue is None:
             self.broker.refuse_damaged(name)
-            raise QueueNotFound(f"there is no queue {name!r}: create it, or send to it, first")
+            raise QueueNotFound.of(name)
         return queue
 
     # -- sessions --
