@@ -402,8 +402,10 @@ class ClusterSettings(_Section, frozen=True):
         str | None,
         Setting("This node's name, which no other node has. None: the name of the machine.", flag="--node"),
     ] = None
-    link_host: Annotated[str, Setting("Where the other nodes reach this one. They must be able to.")] = "127.0.0.1"
-    link_port: Annotated[int, Setting("The port for them. 0 picks a free one.", 0, PORT_MAX, flag="--link-port")] = 9326
+    link_host: Annotated[str, Setting("The address at which the other nodes reach this one.")] = "127.0.0.1"
+    link_port: Annotated[
+        int, Setting("The port for other nodes. 0 picks a free one.", 0, PORT_MAX, flag="--link-port")
+    ] = 9326
     link_address: Annotated[
         str | None,
         Setting("HOST:PORT by which they reach it, if that is another one: behind a proxy, in a container."),

@@ -584,7 +584,9 @@ class Shard:
     def _withhold(self, step: Step) -> None:
         """Nobody gets messages in this step; they go back in the next one, if the shard is still ours then."""
         assert self._proof is not None
-        log.warning("shard %d: the process stood still; what it was about to hand out stays here", self.number)
+        log.warning(
+            "shard %d: the process was paused for too long; messages about to be delivered are kept back", self.number
+        )
         for call in (*self._unparked, *step.calls):
             if _holds_messages(call.reply):
                 self._undelivered += [call.reply] if isinstance(call.reply, Delivery) else []
