@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.compat.server import ROOT
+from tests.docs.terminal import Terminal
 from tools import new_user
 
 WITH_THIS_PYTHON = {**new_user.ENVIRONMENT, "PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"}
@@ -26,7 +28,7 @@ def cloned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def serving_as_made(directory: Path):
+def serving_as_made(directory: Path) -> AbstractContextManager[Terminal]:
     command = ["make", "--assume-old=.venv/.serving", "--assume-old=pyproject.toml", "run", f"PYTHON={sys.executable}"]
     return new_user.serving(command, directory, {**WITH_THIS_PYTHON, "PYTHONPATH": str(directory / "src")})
 
@@ -43,7 +45,7 @@ def test_a_command_that_fails_is_told_with_what_it_printed(cloned: Path, monkeyp
     page = cloned / "page.md"
     page.write_text("```\necho so far so good\n.venv/bin/python -c 'raise SystemExit(\"oh no\")'\n```\n")
     monkeypatch.setattr(new_user, "ROOT", cloned)
-    terminal = new_user.Terminal(cloned, dict.fromkeys(new_user.VARIABLES, "1"), cloned / "out")
+    terminal = Terminal(cloned, dict.fromkeys(new_user.VARIABLES, "1"), cloned / "out")
     with pytest.raises(new_user.Disappointed, match=r"page\.md: (?s:.*)so far so good(?s:.*)oh no"):
         new_user.paste(terminal, new_user.Stopwatch("test"), WITH_THIS_PYTHON, ["page.md"])
 

@@ -1,11 +1,11 @@
 """Build and try the image without a container engine: the Dockerfile's own steps, in directories, by chroot.
 
-    python -m tools.image build DIRECTORY [--plain]    # as root; --plain leaves out the compilation, which takes minutes
+    python -m tools.image build DIRECTORY [--plain]    # as root; --plain leaves out the compilation (minutes)
     python -m tools.image try DIRECTORY                # as root: run what was built, in a network of its own
 
-`make image-test` does both. The Dockerfile is read, so that the two cannot drift apart: an instruction that is not known
-here is an error. One thing is different: `python:3.13-slim` is made by debootstrap out of Debian's own Python of that
-version, without documentation and translations, as the slim images are. An image's own base may differ by some
+`make image-test` does both. The Dockerfile is read, so that the two cannot drift apart: an instruction that is not
+known here is an error. One thing is different: `python:3.13-slim` is made by debootstrap out of Debian's own Python of
+that version, without documentation and translations, as the slim images are. An image's own base may differ by some
 megabytes.
 """
 
@@ -22,7 +22,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tarfile
 import time
 import urllib.error
 import urllib.request
@@ -40,8 +39,17 @@ SUITES = {"3.11": "bookworm", "3.13": "trixie"}
 """The release of Debian that has a Python."""
 MIRROR = "http://deb.debian.org/debian"
 PACKAGES = ("python3", "python3-venv", "python3-pip", "ca-certificates")
+HEADERS = ("python3-dev",)
+"""A slim image has Python's headers, some 2 MB. Debian's package brings much more: only stages that build get it."""
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
-NOT_IN_SLIM = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/cache/apt", "var/lib/apt/lists")
+NOT_IN_SLIM = (
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/info",
+    "var/cache/apt",
+    "var/lib/apt/lists",
+)
 BYTES_MAX = 150_000_000
 """What a pull of the image may transfer."""
 STEP_SECONDS_MAX = 1_800
@@ -142,7 +150,9 @@ def build(where: Path, *, compiled: bool) -> None:
     made: dict[str, Path] = {}
     for stage, steps in stages(DOCKERFILE, where):
         shutil.rmtree(stage.root, ignore_errors=True)
-        _run(["cp", "--archive", "--reflink=auto", str(base(stage.base)), str(stage.root)])
+        _run(
+            ["cp", "--archive", "--reflink=auto", str(base(stage.base, *HEADERS[: bool(stage.name)])), str(stage.root)]
+        )
         directory = "/"
         with mounted(stage.root):
             for name, rest in steps:
@@ -160,24 +170,23 @@ def build(where: Path, *, compiled: bool) -> None:
             made[stage.name] = stage.root
 
 
-def base(image: str) -> Path:
-    """A directory that stands for `python:X.Y-slim`. Made at the first call, then kept."""
+def base(image: str, *more: str) -> Path:
+    """A directory that stands for `python:X.Y-slim`, with more packages. Made at the first call, then kept."""
     version = re.fullmatch(r"python:(3\.\d+)-slim", image)
     if version is None or version[1] not in SUITES:
         raise ImageError(f"{image}: known are {', '.join(f'python:{each}-slim' for each in SUITES)}")
     suite = SUITES[version[1]]
-    root = cache_directory() / f"{suite}-slim"
+    root = cache_directory() / "+".join((f"{suite}-slim", *more))
     if (root / "complete").exists():
         return root / "root"
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     bootstrap = program("debootstrap")
     environment = {**bootstrap.environment, "DEBOOTSTRAP_DIR": str(bootstrap.root / "usr/share/debootstrap")}
-    options = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
+    options = ["--variant=minbase", f"--include={','.join((*PACKAGES, *more))}"]
     _run([str(bootstrap.path), *options, suite, str(root / "root"), MIRROR], environment)
     for name in NOT_IN_SLIM:
-        for each in (root / "root" / name).glob("*"):
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        _empty(root / "root" / name)
     (root / "root/usr/local/bin/python").symlink_to("/usr/bin/python3")
     (root / "complete").touch()
     return root / "root"
@@ -231,6 +240,11 @@ def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -
         raise ImageError(f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stdout[-4_000:]}")
 
 
+def _empty(directory: Path) -> None:
+    for each in directory.iterdir():
+        shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
+
+
 def sizes(where: Path) -> dict[str, int]:
     """Bytes of the image as it lies on a disk, of its base, of what the Dockerfile adds, and as a pull transfers it."""
     stage = _image(where)
@@ -238,17 +252,14 @@ def sizes(where: Path) -> dict[str, int]:
     def on_disk(path: Path) -> int:
         return int(subprocess.check_output(["du", "--bytes", "--summarize", str(path)], text=True).split()[0])
 
-    class Counted:
-        bytes = 0
-
-        def write(self, data: bytes) -> int:
-            Counted.bytes += len(data)
-            return len(data)
-
-    with tarfile.open(fileobj=Counted(), mode="w|gz") as layers:
-        layers.add(stage.root, arcname=".")
+    packed = 0
+    layers = ["tar", "--create", "--gzip", "--file=-", f"--directory={stage.root}", "."]
+    with subprocess.Popen(layers, stdout=subprocess.PIPE) as packing:
+        assert packing.stdout is not None
+        while data := packing.stdout.read(1 << 20):
+            packed += len(data)
     whole, of_base = on_disk(stage.root), on_disk(base(stage.base))
-    return {"on disk": whole, "its base": of_base, "what is added": whole - of_base, "compressed": Counted.bytes}
+    return {"on disk": whole, "its base": of_base, "what is added": whole - of_base, "compressed": packed}
 
 
 def _image(where: Path) -> Stage:
@@ -265,9 +276,7 @@ def try_image(where: Path) -> None:
     _run(["mount", "-t", "proc", "proc", str(image.root / "proc")])
     (volume,) = image.volumes
     data = image.root / volume.lstrip("/")
-    shutil.rmtree(data / "journal", ignore_errors=True)
-    for each in data.iterdir():
-        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    _empty(data)
     uid = int(image.user.partition(":")[0])
 
     _check(uid != 0 and data.stat().st_uid == uid, f"{volume} belongs to the user {uid}, who is not root")
@@ -298,8 +307,7 @@ def try_image(where: Path) -> None:
         got = _ask("POST", "/v1/queues/orders/receive", "me:secret")
         _check(b'"kept"' in got, "another container on the same volume has the message")
     _check(process.returncode == 0, "and ends, too")
-    for each in data.iterdir():
-        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    _empty(data)
 
 
 @contextmanager

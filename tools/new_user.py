@@ -5,8 +5,8 @@
     python -m tools.new_user --compiled           # the wheel is the one that people get (minutes; needs a C compiler)
 
 By default every Python from 3.11 on that is on the PATH is tried. The clone holds what is committed. If the usual ports
-are taken, others are, and the commands are pasted with those. Prints times and sizes; the first command that does not do
-what its page says ends it with status 1.
+are taken, others are, and the commands are pasted with those. Prints times and sizes. The first command that does not
+do what its page says ends it with status 1.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def activated(directory: Path) -> dict[str, str]:
 
 def install(directory: Path, *what: str | Path) -> None:
     """`pip install` into `.venv`, at the versions that everybody tests with."""
-    pip = [directory / ".venv" / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    python = directory / ".venv" / "bin" / "python"
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run([*pip, "--constraint", ROOT / "constraints.txt", *what], directory)
 
 
@@ -192,7 +193,7 @@ def try_wheel(python: str, directory: Path, title: str, *, wheel: Path | None, c
         with watch.step("pip wheel, with the hot half compiled" if compiled else "pip wheel, plain Python"):
             wheel = build_wheel(python, directory, compiled=compiled)
     watch.size(wheel.name, wheel)
-    run([python, "-m", "venv", directory / ".venv"], directory)
+    run([python, "-m", "venv", str(directory / ".venv")], directory)
     with watch.step("pip install penstock"):
         install(directory, wheel)
     watch.size("the environment", directory / ".venv")
