@@ -70,6 +70,8 @@ def server_settings_table() -> str:
             flag = (each.setting.flag or "").split(",")[0]
             also = ", ".join(f"`{name}`" for name in (variables.get((section, each.field)), flag) if name)
             meaning = each.setting.help.removesuffix(".").replace("|", "\\|")
+            if each.setting.live:
+                meaning += " (live)"
             default = "this machine" if each.field == "node" else _value(each.field, each.default)
             rows.append(f"| `{each.field}` | {also} | {default} | {_range(each)} | {meaning} |")
         parts.append("\n".join([f"**`[{section}]`** {about}", "", *rows]))
