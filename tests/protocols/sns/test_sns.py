@@ -221,9 +221,7 @@ def test_filter_policies_choose_by_attributes_and_by_body(sns: Any, sqs: Any, na
     ]
     assert kinds == [["a4", "b5"], ["b1", "b3", "b5"]]
     wrong = {"FilterPolicy": '{"a": [{"prefix": 3}]}'}
-    code, message = error_of(
-        sns.subscribe, TopicArn=topic, Protocol="sqs", Endpoint=f"{ARN}{name}-c", Attributes=wrong
-    )
+    code, message = error_of(sns.subscribe, TopicArn=topic, Protocol="sqs", Endpoint=f"{ARN}{name}-c", Attributes=wrong)
     assert (code, message) == (
         "InvalidParameter",
         "Invalid parameter: FilterPolicy: prefix match pattern must be a string",
@@ -356,3 +354,10 @@ def test_an_unsigned_form_without_a_version_reaches_sns(server: Server, sns: Any
     request = urllib.request.Request(f"{server.url}/", data=f"Action=CreateTopic&Name={name}".encode(), method="POST")
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert f":{name}</TopicArn>" in answer.read().decode()
+
+
+def test_the_program_of_the_documentation_works(server: Server) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sns.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
+    assert "http://127.0.0.1:9324" in program
+    exec(program.replace("http://127.0.0.1:9324", server.url), {})
