@@ -242,9 +242,9 @@ def test_a_fifo_topic_keeps_order_and_drops_duplicates(sns: Any, sqs: Any, name:
     assert numbers[20:] == numbers[:2]
     found = received(sqs, url, 20)
     assert received(sqs, url, 1, patience_s=1.5) == []
-    for group in range(3):
-        bodies = [int(each["Body"]) for each in found if each["Attributes"]["MessageGroupId"] == f"g{group}"]
-        assert bodies == list(range(group, 20, 3))
+    for lane in range(3):
+        bodies = [int(each["Body"]) for each in found if each["Attributes"]["MessageGroupId"] == f"g{lane}"]
+        assert bodies == list(range(lane, 20, 3))
     code, message = error_of(sns.publish, TopicArn=topic, Message="x")
     assert (code, message) == (
         "InvalidParameter",
