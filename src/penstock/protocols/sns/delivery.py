@@ -46,6 +46,8 @@ log = logging.getLogger("penstock.sns")
 _SCAN_S = 2.0
 _RUN_MAX = 500
 _WAIT_MS = 20_000
+_GATHER_S = 0.02
+"""After a delivery, before the next: what is published meanwhile goes in one unit of work."""
 _PAUSE_S = 1.0
 """After an error of the store, before the next try."""
 _RAW_ATTRIBUTES_MAX = 10
@@ -159,6 +161,7 @@ class Deliveries:
                 outgoing = self._outgoing(delivery, found, wanted, f"{arn}:{subscription_id}", queue.config.is_fifo)
                 spans = [span for run in delivery.runs for span in run.spans()]
                 await self._settle(Ack(queue=name, channel=channel, spans=spans), found, outgoing)
+                await asyncio.sleep(_GATHER_S)
             except ShardClosed:
                 return
             except NotFound:
