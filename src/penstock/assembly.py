@@ -110,5 +110,8 @@ def sqs_header_check(services: Services) -> Handler:
 
 
 def sqs_handler(services: Services) -> Handler:
-    """The SQS front end of a node."""
-    return SqsFrontEnd(services.shard, services.settings.sqs, services.credentials, services.budget).handle
+    """The SQS front end of a node, with SNS; what is published to its topics is delivered from here."""
+    front_end = SqsFrontEnd(services.shard, services.settings.sqs, services.credentials, services.budget)
+    if not services.shard.read_only:
+        front_end.sns.deliveries.start()
+    return front_end.handle
