@@ -17,7 +17,7 @@ RUN PENSTOCK_COMPILE=1 python -m pip wheel --no-cache-dir --no-deps --wheel-dir 
     && python -m venv --without-pip /penstock \
     && python -m pip --python /penstock/bin/python install --no-cache-dir --constraint constraints.txt \
         "$(ls /wheels/penstock-*.whl)[kafka]" \
-    && find /penstock -type d \( -name tests -o -name __pycache__ \) -prune -exec rm -rf {} + \
+    && find /penstock -type d -name tests -prune -exec rm -rf {} + \
     && find /penstock -name '*.so' -exec strip --strip-unneeded {} +
 
 FROM python:${PYTHON}-slim

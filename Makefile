@@ -1,6 +1,6 @@
 # What a developer does, by name. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help venv lock console run demo test coverage compile wheel wheel-test compiled check format docs bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
+.PHONY: help venv lock console run demo test coverage compile wheel wheel-test new-user image-test compiled check format docs bench soak interop kafka-up kafka-down cluster-test cluster-soak clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -84,6 +84,13 @@ wheel-test: $(INSTALLED) ## Run the tests on the wheel in dist/, unpacked: the p
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/python -m zipfile -e dist/penstock-*.whl build/wheel
 	PYTHONPATH=$(CURDIR)/build/wheel $(BIN)/python -m pytest -o pythonpath="$(CURDIR)/build/wheel ." tests
+
+new-user: $(INSTALLED) ## Do what a new user does, from an empty clone and from a wheel, with every Python on the PATH (options: NEW_USER="--python P --compiled")
+	$(BIN)/python -m tools.new_user $(NEW_USER)
+
+image-test: $(SERVING) ## Build the image by the Dockerfile's steps without Docker, run it, say how large it is (needs root, and Debian's apt; minutes)
+	$(BIN)/python -m tools.image build build/image
+	$(BIN)/python -m tools.image try build/image
 
 compiled: compile ## Run the tests on the compiled package
 	PYTHONPATH=$(COMPILED) $(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." tests

@@ -1,7 +1,7 @@
 """Draw what the pages show of the code: `python -m docs.draw`, at the root of the repository, with `.venv`'s python.
 
-A drawn table stands between `<!-- name -->` and `<!-- /name -->`; pictures are files (`docs/pictures.py`). A test
-fails when a page or a picture and the code differ.
+A drawn table stands between `<!-- name -->` and `<!-- /name -->`; pictures and
+the reference are files (`docs/pictures.py`, `docs/reference.py`). A test fails when one of them and the code differ.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from docs import pictures, story
+from docs import pictures, reference, story
 from penstock.core.delivery.states import transition_table
 from penstock.core.queues import config
 from penstock.core.queues.config import DAY_MS, HOUR_MS, MINUTE_MS, SETTINGS
@@ -70,6 +70,8 @@ def server_settings_table() -> str:
             flag = (each.setting.flag or "").split(",")[0]
             also = ", ".join(f"`{name}`" for name in (variables.get((section, each.field)), flag) if name)
             meaning = each.setting.help.removesuffix(".").replace("|", "\\|")
+            if each.setting.live:
+                meaning += " (live)"
             default = "this machine" if each.field == "node" else _value(each.field, each.default)
             rows.append(f"| `{each.field}` | {also} | {default} | {_range(each)} | {meaning} |")
         parts.append("\n".join([f"**`[{section}]`** {about}", "", *rows]))
@@ -166,5 +168,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 if __name__ == "__main__":
     for each in PAGES:
         (DOCS / each).write_text(drawn(each))
+    for file, page in reference.PAGES.items():
+        (DOCS / file).write_text(page())
     for file, picture in pictures.PICTURES.items():
         (DOCS / file).write_text(picture())

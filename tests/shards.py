@@ -25,7 +25,7 @@ from penstock.cluster.links.settings import LinkIdentity
 from penstock.cluster.ownership.forwarder import Forwarder
 from penstock.cluster.routing.router import RETRY_TIMEOUT_S, Router
 from penstock.core.broker import Broker
-from penstock.server.clock import Clock, ManualClock, SystemClock
+from penstock.server.clock import Clock, SystemClock
 from penstock.server.node import Node
 from penstock.server.shard import Shard, Tick
 from penstock.server.shards import Shards
@@ -34,6 +34,7 @@ from penstock.store.base import Store
 from penstock.store.embedded import open_store
 from penstock.store.memory import MEMORY, MemoryStore
 from tests import clustered
+from tests.clock import ManualClock
 from tests.clustered import ClusterClock, LentRouter
 
 SHARDS = clustered.SHARDS if clustered.NODES else int(os.environ.get("PENSTOCK_TEST_SHARDS", "1"))

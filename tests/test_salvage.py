@@ -33,9 +33,9 @@ from penstock.store.embedded import EmbeddedStore, open_embedded
 from penstock.store.errors import StoreLocked
 from penstock.store.journal.frames import FRAMES_START
 from penstock.store.layout import CLUSTER_NAME, JOURNAL_NAME, TABLE_NAME
-from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, BrokerDriver, attempts_of, bodies_of, spans_of
+from tests.core.driver import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, BrokerDriver, attempts_of, bodies_of, spans_of
 from tests.store import flips
-from tests.store.flips import DAMAGED, ENTROPY, OPTIONS, START_MS, Content, Flipper, here
+from tests.store.flips import DAMAGED, ENTROPY, OPTIONS, Content, Flipper, here
 from tests.store.salvages import Salvages
 
 FLIPS = 10

@@ -128,7 +128,9 @@ def compile_in(output: Path, names: list[str]) -> None:
     A C file for each module: with one file for all of them, the C compiler takes much longer.
     """
     warnings_off = {"CFLAGS": f"-w {os.environ.get('CFLAGS', '')}"}
-    environment = os.environ | warnings_off | {"PYTHONPATH": str(output), "MYPYPATH": str(output)}
+    # pip's build environment is on PYTHONPATH, and has the compiler
+    path = os.pathsep.join(filter(None, (str(output), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | warnings_off | {"PYTHONPATH": path, "MYPYPATH": str(output)}
     command = [sys.executable, str(ROOT / "tools" / "compile_modules.py"), *names]
     done = subprocess.run(
         command, cwd=output, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -273,9 +273,9 @@ function Redrives({ queue, moved }: { queue?: string; moved?: () => Promise<void
         <div key={each.task} class="bar redrive">
           <span class="mono">{each.queue}</span>
           <span class={`tag ${each.status}`}>{each.status}</span>
-          <progress max={Math.max(1, each.moved + each.to_move)} value={each.status === "done" ? Math.max(1, each.moved + each.to_move) : each.moved} aria-label={`Redrive ${each.task}`} />
+          <progress max={Math.max(1, each.to_move)} value={each.status === "done" ? Math.max(1, each.to_move) : each.moved} aria-label={`Redrive ${each.task}`} />
           <span>
-            {number(each.moved)} moved{each.status === "running" && `, ${number(each.to_move)} left at most`}{each.skipped > 0 && `, ${number(each.skipped)} skipped`}
+            {number(each.moved)} moved{each.status === "running" && ` of ${number(each.to_move)} at most`}{each.skipped > 0 && `, ${number(each.skipped)} skipped`}
             {each.error && `: ${each.error}`}
           </span>
           {each.status === "running" && (

@@ -57,21 +57,19 @@ def run(chosen: Settings, ready_file: Path | None, read_again: Callable[[], Sett
         from penstock.cluster.workers.workers import Workers
 
         workers = Workers(chosen, ports(chosen), __version__)
-        process.run(
-            workers, ready_file, _greeting(chosen), partial(log.warning, "SIGHUP: workers take a restart instead")
-        )
+        process.run(workers, ready_file, _greeting(chosen), partial(_take_again, workers.take_settings, read_again))
     else:
         served = node(chosen)
-        process.run(served, ready_file, _greeting(chosen), partial(_take_again, served, read_again))
+        process.run(served, ready_file, _greeting(chosen), partial(_take_again, served.take_settings, read_again))
 
 
-def _take_again(served: Node, read_again: Callable[[], Settings]) -> None:
+def _take_again(take: Callable[[Settings], str], read_again: Callable[[], Settings]) -> None:
     try:
-        served.take_settings(read_again())
+        told = take(read_again())
     except PenstockError as error:
         log.error("SIGHUP: everything stays as it was: %s", error)
     else:
-        log.warning("SIGHUP: credentials and the level of the log were read again")
+        log.warning("SIGHUP: %s", told)
 
 
 def _greeting(chosen: Settings) -> Callable[[Ready], str]:
@@ -112,5 +110,8 @@ def sqs_header_check(services: Services) -> Handler:
 
 
 def sqs_handler(services: Services) -> Handler:
-    """The SQS front end of a node."""
-    return SqsFrontEnd(services.shard, services.settings.sqs, services.credentials, services.budget).handle
+    """The SQS front end of a node, with SNS; what is published to its topics is delivered from here."""
+    front_end = SqsFrontEnd(services.shard, services.settings.sqs, services.credentials, services.budget)
+    if not services.shard.read_only:
+        front_end.sns.deliveries.start()
+    return front_end.handle

@@ -115,4 +115,6 @@ def _allow_many_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 < hard < FEWEST:
         raise InvalidSettings(f"the limit of open files is {hard}: a server needs {FEWEST} at least, raise ulimit -n")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # macOS takes no more than this for what it calls unlimited
+    soft = 10_240 if sys.platform == "darwin" and hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

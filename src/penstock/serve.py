@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from penstock.cli.command import Option, Options, option_of
 from penstock.core.errors import PenstockError
 from penstock.store.errors import StoreLocked
+from penstock.store.layout import foreign_file
 
 if TYPE_CHECKING:
     from penstock.server.settings import Settings
@@ -83,6 +84,11 @@ def serve(config: Config = None, ready_file: ReadyFile = None, **flags: ServeFla
         if of_kafka and chosen.server.engine != "kafka":
             # Whoever forgets the engine would have a server of its own, and take it for one of many.
             raise InvalidSettings(f"{', '.join(of_kafka)}: for one of many nodes; say --engine kafka as well")
+        if chosen.server.engine != "kafka" and (name := foreign_file(Path(chosen.server.data))):
+            raise InvalidSettings(
+                f"--data: {chosen.server.data} has other files in it ({name}) and no queues: "
+                "name a new or empty directory"
+            )
         from penstock import assembly
 
         _begin_log(chosen)

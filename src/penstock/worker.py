@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
 import msgspec
 
 from penstock import __version__, assembly, process
 from penstock.cluster.workers.node import WorkerNode
-from penstock.cluster.workers.workers import Task
+from penstock.cluster.workers.workers import CLOSE, Task
 from penstock.core.errors import PenstockError
 from penstock.server.log import configure
 from penstock.server.node import Ready
+from penstock.server.settings import Settings
+
+log = logging.getLogger("penstock.worker")
 
 EXIT_REFUSED = 2
 
@@ -31,6 +36,7 @@ class Parent:
         self._control = control
         self._received = b""
         self._may_close: asyncio.Event | None = None
+        self._take_settings: Callable[[Settings], object] = lambda _: None
         self._is_gone = False
         self._is_serving = False
         self._is_stopping = False
@@ -50,9 +56,10 @@ class Parent:
         self._is_serving = True
         self._send(msgspec.json.encode(ready))
 
-    def watch(self) -> None:
-        """Stop in order when the parent is gone."""
+    def watch(self, take_settings: Callable[[Settings], object]) -> None:
+        """Stop in order when the parent is gone, and follow the settings that it sends."""
         self._may_close = asyncio.Event()
+        self._take_settings = take_settings
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control, self._hear)
 
@@ -74,9 +81,17 @@ class Parent:
         except OSError:
             data = b""
         assert self._may_close is not None
-        if b"close" in data:
-            self._may_close.set()
-        elif not data:
+        self._received += data
+        while b"\n" in self._received:
+            line, self._received = self._received.split(b"\n", 1)
+            if line == CLOSE:
+                self._may_close.set()
+            elif self._is_serving and not self._is_stopping:
+                try:
+                    self._take_settings(msgspec.json.decode(line, type=Settings))
+                except PenstockError as error:  # a file that the parent could still read
+                    log.error("the settings stay as they were: %s", error)
+        if not data:
             asyncio.get_running_loop().remove_reader(self._control)
             self._is_gone = True
             self._may_close.set()
@@ -101,7 +116,7 @@ class _Watched:
         self._parent = parent
 
     async def __aenter__(self) -> Ready:
-        self._parent.watch()
+        self._parent.watch(self._node.take_settings)
         return await self._node.start()
 
     async def __aexit__(self, *_: object) -> None:

@@ -372,6 +372,30 @@ def test_wrong_usage_is_one_line_that_names_the_help(command: str) -> None:
     assert re.fullmatch(r"penstock: .+\. `penstock[a-z ]* --help` says more\.\n", ended.err)
 
 
+@pytest.mark.parametrize("command", ["send orders tea", "queue create orders", "serve"])
+def test_no_store_is_made_among_the_files_of_somebody_else(tmp_path: Path, command: str) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    ended = run(*command.split(), "--data", str(tmp_path))
+    assert (ended.status, ended.err.count("\n")) == (Exit.USAGE, 1)
+    assert f"{tmp_path} has other files in it (thesis.tex) and no queues: name a new or empty directory" in ended.err
+    assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_new_volume_counts_as_an_empty_directory(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    assert run("send", "orders", "tea", "--data", str(tmp_path)).status == Exit.OK
+
+
+def test_errors_advise_what_the_command_line_can_do(shell: Shell) -> None:
+    shell("send", "orders", "tea", "milk")
+    ended = shell.ended("queue", "delete", "nosuch", "--yes")
+    assert (ended.status, ended.err.count("\n")) == (Exit.NOTHING, 1)
+    assert "there is no queue 'nosuch': check the name" in ended.err
+    shell("consumer", "move", "orders", "audit", "2")
+    ended = shell.ended("consumer", "move", "orders", "audit", "1")
+    assert "to move it back, say --allow-rewind" in ended.err
+
+
 def test_settings_are_changed_one_by_one(shell: Shell) -> None:
     backoff = '{"shape": "fixed", "base_ms": 50}'
     shell("queue", "create", "orders", "--policy", "consume_times", "--consume-times", "3", "--retention", "none")
@@ -611,7 +635,11 @@ def test_the_token_decides_what_is_allowed(directory: Path, monkeypatch: pytest.
         ps.queue("orders").send(b"tea")
     node = ThreadedNode(directory, CREDENTIALS)
     try:
-        assert run("receive", "orders", "--url", node.url).status == Exit.REFUSED
+        ended = run("receive", "orders", "--url", node.url)
+        assert ended.status == Exit.REFUSED
+        assert ended.err == (
+            "penstock: this server needs a token, and none was given: set PENSTOCK_TOKEN, or give --token\n"
+        )
         assert run("receive", "orders", "--url", node.url, "--token", "a-wrong-one").status == Exit.REFUSED
         monkeypatch.setenv("PENSTOCK_TOKEN", "a-token-that-only-the-reader-has")
         assert bodies(run("receive", "orders", "--url", node.url, "--json").rows) == ["tea"]

@@ -400,7 +400,7 @@ def test_what_left_and_is_too_large_to_be_sent_again_is_of_unknown_outcome(
 def test_what_never_left_is_not_sent(site: Site) -> None:
     orders = site.connect(site.proxy.url, timeout=0.5).queue("orders")
     site.loop.run(site.proxy.stop())
-    eventually(lambda: orders._caller.transport is None)
+    eventually(lambda: orders._caller.transport is None)  # type: ignore[attr-defined]
     with pytest.raises(penstock.NotSent):
         orders.send(b"a")
     assert site.count("Send") == 0
@@ -409,7 +409,7 @@ def test_what_never_left_is_not_sent(site: Site) -> None:
 def test_a_client_may_give_up_reconnecting(site: Site) -> None:
     orders = site.connect(site.proxy.url, retry_for=0.2, timeout=60).queue("orders")
     site.loop.run(site.proxy.stop())
-    eventually(lambda: orders._caller.transport is None)
+    eventually(lambda: orders._caller.transport is None)  # type: ignore[attr-defined]
     started = time.monotonic()
     with pytest.raises(penstock.ConnectionLost):
         orders.send(b"a")

@@ -241,7 +241,7 @@ def test_credit_that_never_left_is_given_again(loop: LoopThread) -> None:
         for _ in range(2):
             stream.top_up()
             carrier.carried[-1].settle(None, penstock.NotSent("the connection stands"))
-        assert [each.command.credit for each in carrier.carried] == [10, 10, 10]
+        assert [each.command.credit for each in carrier.carried] == [10, 10, 10]  # type: ignore[attr-defined]
         assert len(asked) == 2
 
     loop.run(main())

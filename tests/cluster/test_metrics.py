@@ -122,7 +122,7 @@ async def test_a_node_of_an_earlier_version_is_asked_for_each_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cannot read the newer command, and says so."""
-    decode = link_server.decode_commands
+    decode = link_server.decode_commands  # type: ignore[attr-defined]
 
     def as_before(payload: bytes) -> tuple[list[Numbered], list[int]]:
         numbered, withdrawn = decode(payload)

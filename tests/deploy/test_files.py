@@ -13,18 +13,13 @@ import pytest
 import yaml
 
 from penstock.server.sources import ACCESS_KEY, SECRET_KEY, VARIABLES, gathered
+from tools.image import DOCKERFILE, ImageError, instructions, stages
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "penstock"
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 OURS = {*VARIABLES, ACCESS_KEY, SECRET_KEY, "PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_COMPILE"}
-
-
-def instructions(path: Path) -> list[tuple[str, str]]:
-    """What a Dockerfile says, line by line: instruction and arguments."""
-    text = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE))
-    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +47,23 @@ def test_the_image_is_told_settings_that_there_are_and_a_health_check_that_is_se
     ignored = (ROOT / ".dockerignore").read_text()
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "constraints.txt", "src", "tools"):
         assert f"!{name}\n" in ignored
+
+
+def test_the_image_can_be_built_without_an_engine_and_says_how_it_is_run(tmp_path: Path) -> None:
+    """`make image-test` does it, as root; here it is only read."""
+    (build, made), (image, copied) = stages(DOCKERFILE, tmp_path)
+    assert build.base == image.base == "python:3.13-slim"
+    assert ("COPY", "src src") in made and ("COPY", "--from=build /penstock /penstock") in copied
+    assert (image.user, image.volumes, image.directory) == ("10001:10001", ["/data"], "/data")
+    assert (image.entrypoint, image.command, image.stop_signal) == (["penstock"], ["serve"], "SIGTERM")
+    assert image.health[:2] == ["python", "-c"]
+    assert image.environment["PATH"].startswith("/penstock/bin:/usr/local/sbin")
+
+
+def test_an_instruction_that_the_build_without_an_engine_does_not_know_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM python:3.13-slim\nADD a b\n")
+    with pytest.raises(ImageError, match="has ADD"):
+        list(stages(tmp_path / "Dockerfile", tmp_path))
 
 
 def test_credentials_of_the_image_open_the_server_to_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from bench import report, run
-from docs import pictures
+from docs import pictures, reference
 from tests.docs.page import DOCS
 
 ROOT = DOCS.parent
@@ -19,6 +19,27 @@ ROOT = DOCS.parent
 @pytest.mark.parametrize("file", pictures.PICTURES)
 def test_a_picture_shows_what_the_code_does(file: str) -> None:
     assert (DOCS / file).read_text() == pictures.PICTURES[file](), "run: python -m docs.draw"
+
+
+@pytest.mark.parametrize("file", reference.PAGES)
+def test_a_page_of_the_reference_says_what_the_code_says(file: str) -> None:
+    assert (DOCS / file).read_text() == reference.PAGES[file](), "run: python -m docs.draw"
+
+
+def test_the_reference_has_every_metric_of_the_package() -> None:
+    page = reference.PAGES["reference/metrics.md"]()
+    sources = "\n".join(path.read_text() for path in (ROOT / "src" / "penstock").rglob("*.py"))
+    written = set(re.findall(r'(?:MetricFamily|family_of)\(\s*"(penstock_\w+)"', sources))
+    assert len(written) > 20
+    assert not [name for name in written if f"`{name}" not in page]
+
+
+def test_the_reference_explains_every_error_code_of_nsq() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "src" / "penstock" / "protocols" / "nsq").glob("*.py"))
+    written = set(re.findall(r'"(E_[A-Z_]+)"', sources))
+    assert len(written) > 8
+    page = reference.PAGES["reference/errors.md"]()
+    assert not [code for code in written if f"| `{code}` |" not in page]
 
 
 def test_the_page_of_benchmarks_is_made_of_the_newest_run() -> None:

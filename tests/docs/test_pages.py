@@ -11,8 +11,8 @@ from tests.docs.terminal import beside_make_run
 
 FOLDERS = ("start", "concepts", "coming-from", "how-to")
 PAGES = sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md"))
-ELSEWHERE = {"how-to/postgresql.md", "how-to/spark.md", "how-to/cluster.md"}
-"""Pages whose programs need more than a server: see test_pages_with_more.py."""
+ELSEWHERE = {"how-to/postgresql.md", "how-to/spark.md", "how-to/cluster.md", "how-to/upgrade.md"}
+"""Pages whose programs need more than a server, or a port of their own: see test_pages_with_more.py."""
 
 
 def name_of(page: Path) -> str:

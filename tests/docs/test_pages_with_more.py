@@ -44,6 +44,11 @@ def test_the_guide_to_clusters_works_as_pasted(tmp_path: Path, kafka: KafkaClust
         follow(HOW_TO / "cluster.md", terminal, {"127.0.0.1:19092": kafka.bootstrap, **ports})
 
 
+def test_the_guide_to_upgrades_works_as_pasted(tmp_path: Path) -> None:
+    with beside_make_run(tmp_path) as terminal:
+        follow(HOW_TO / "upgrade.md", terminal, {"19325": str(free_port())})
+
+
 def test_the_guide_to_monitoring_names_metrics_that_the_server_has(tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("THIS TEST DID NOT RUN: curl is not installed")

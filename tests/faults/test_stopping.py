@@ -40,7 +40,7 @@ def test_a_call_between_the_end_of_the_store_and_that_of_the_connections_goes_to
             again = await served(tmp_path, server.port)
             sent, message, stats = await asyncio.gather(*outcomes)
             await again.stop()
-            return sent.sequence, message.body, stats.sent
+            return sent.sequence, message.body, stats.sent  # type: ignore[attr-defined]
 
     sequence, body, sent = asyncio.run(run())
     assert (sequence, body) == (1, b"before")

@@ -321,7 +321,8 @@ def test_hostile_bodies_are_shown_as_text(browser: Browser, server: Server) -> N
 def test_a_login_can_fail_and_a_role_may_not_do_everything(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve(
         "[[credentials]]\naccess_key = 'A'\ntoken = 'all'\n"
-        "[[credentials]]\naccess_key = 'R'\ntoken = 'reader'\nread = ['orders']\nwrite = []\nadmin = []"
+        "[[credentials]]\naccess_key = 'R'\ntoken = 'reader'\n"
+        "[[credentials.allow]]\nqueues = 'orders'\nrights = ['read']"
     )
     with server.client(headers={"authorization": "Bearer all"}) as client:
         client.post("/v1/queues/orders/messages", json={"body": "x"})

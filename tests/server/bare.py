@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.core.commands import Command
-from penstock.server.clock import ManualClock
 from penstock.server.shard import Call, Shard, Step
 from tests.client.adapter import ENTROPY
+from tests.clock import ManualClock
 from tests.server.stores import TroubledStore
 
 

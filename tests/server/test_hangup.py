@@ -1,8 +1,10 @@
-"""SIGHUP: credentials and the level of the log are read again, all or nothing."""
+"""SIGHUP: credentials, limits and the level of the log are read again, all or nothing."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +57,61 @@ def test_settings_that_cannot_be_followed_change_nothing(server: Served, config:
     hang_up(server, "everything stays as it was")
     assert said in server.log
     assert status(server, "A:first secret") == 200
+
+
+def statuses_of_many(server: Served, count: int) -> list[int]:
+    head = "GET /v1/queues HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer A:first secret\r\n\r\n"
+    return [server.talk("http", head)[0] for _ in range(count)]
+
+
+def post_status(server: Served, port: str, path: str, nbytes: int) -> int:
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer A:first secret\r\n"
+    body = '{"body": "' + "x" * nbytes + '"}'
+    return server.talk(port, f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}")[0]
+
+
+def test_limits_are_read_again_and_what_takes_a_restart_is_named(server: Served, config: Path) -> None:
+    send = "/v1/queues/orders/messages"
+    assert post_status(server, "http", send, 2_000) in (200, 201)
+    config.write_text(f"{FIRST}[http]\nbody_bytes_max = 1000\n[sqs]\nregion = 'eu-west-1'\n")
+    hang_up(server, "changed: [http] body_bytes_max; only a restart takes: [sqs] region")
+    assert post_status(server, "http", send, 2_000) == 413
+    config.write_text(FIRST)
+    server.process.send_signal(signal.SIGHUP)
+    until(lambda: post_status(server, "http", send, 2_000) in (200, 201))
+
+
+def test_the_rate_of_callers_is_read_again(tmp_path: Path) -> None:
+    config = tmp_path / "penstock.toml"
+    with served(tmp_path, f"{FIRST}[rest]\nrequests_per_second = 0.001\nrequests_burst = 3\n") as server:
+        assert statuses_of_many(server, 5) == [200, 200, 200, 429, 429]
+        config.write_text(f"{FIRST}[rest]\nrequests_per_second = 1000.0\nrequests_burst = 50\n")
+        hang_up(server, "changed: [rest] requests_per_second, [rest] requests_burst")
+        until(lambda: statuses_of_many(server, 5) == [200] * 5)
+        config.write_text(FIRST)
+        hang_up(server, "only a restart takes: [rest] requests_per_second")
+
+
+def test_every_worker_reads_again_and_so_does_one_that_is_started_later(tmp_path: Path) -> None:
+    config, send = tmp_path / "penstock.toml", "/v1/queues/orders/messages"
+    with served(tmp_path, FIRST, "--workers", "2") as server:
+        config.write_text(FIRST.replace("first", "second") + "[http]\nbody_bytes_max = 1000\n")
+        hang_up(server, "changed: [http] body_bytes_max")
+        until(lambda: {status(server, "A:first secret") for _ in range(20)} == {401})
+        assert {status(server, "A:second secret") for _ in range(20)} == {200}
+        children = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True).stdout
+        for pid in children.split():
+            os.kill(int(pid), signal.SIGKILL)
+        until(lambda: status_or_none(server, "A:second secret") == 200)
+        assert {status(server, "A:first secret") for _ in range(20)} == {401}
+        config.write_text("[server]\nsqs_port = 'x'")
+        hang_up(server, "everything stays as it was")
+        assert status(server, "A:second secret") == 200
+        assert post_status(server, "http", send, 2_000) in (401, 413)
+
+
+def status_or_none(server: Served, token: str) -> int | None:
+    try:
+        return status(server, token)
+    except (OSError, ValueError, IndexError):
+        return None

@@ -15,10 +15,10 @@ import pytest
 
 import penstock
 from penstock.client.aio.penstock import AsyncPenstock
-from penstock.server.clock import ManualClock
 from penstock.server.shard import Shard
 from penstock.server.tasks import AsyncShard
 from tests.client.adapter import ENTROPY, World
+from tests.clock import ManualClock
 from tests.server.stores import Gate, TroubledStore
 
 

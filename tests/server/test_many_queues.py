@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.commands import Ack, CreateQueue, DeleteQueue, Receive, Send
@@ -174,7 +175,7 @@ def test_a_scrape_makes_a_bounded_number_of_lines_in_a_turn(tmp_path: Path, monk
 
     async def main() -> None:
         async with crowded(tmp_path, f"[metrics]\nqueues = {QUEUES}") as (_, ready), turns() as counted:
-            generate = metrics.generate_latest
+            generate = generate_latest
 
             def counting(*arguments: Any) -> bytes:
                 text: bytes = generate(*arguments)

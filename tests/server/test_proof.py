@@ -19,12 +19,12 @@ from penstock.core.commands import (
     Subscribe,
 )
 from penstock.core.errors import PenstockError
-from penstock.server.clock import ManualClock
 from penstock.server.proof import PROOF_S, Proof
 from penstock.server.shard import Call, Shard, Step
 from penstock.server.tasks import AsyncShard
 from penstock.store.errors import CommitFailed, StoreDamaged
 from tests.client.adapter import ENTROPY
+from tests.clock import ManualClock
 from tests.server.bare import bodies, spans
 from tests.server.stores import TroubledStore
 

@@ -4,6 +4,7 @@ import pickle
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,7 +213,7 @@ def test_the_examples_of_the_documentation_are_right_and_name_every_key() -> Non
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     for example in examples:
         parse(example)
-    structs = (*SECTIONS.values(), HandshakeRule, CredentialSettings, Allowance)
+    structs: tuple[Any, ...] = (*SECTIONS.values(), HandshakeRule, CredentialSettings, Allowance)
     keys = {key for struct in structs for key in struct.__struct_fields__}
     missing = [key for key in keys if not re.search(rf"\b{key}\b", text) and not key.startswith("nsq_")]
     assert examples

@@ -15,10 +15,10 @@ from penstock.core.commands import (
     Span,
     Subscribe,
 )
-from penstock.server.clock import ManualClock
 from penstock.server.shard import Call, Shard
 from penstock.server.tasks import AsyncShard, in_order
 from penstock.store.memory import MemoryStore
+from tests.clock import ManualClock
 from tests.server.stores import TroubledStore
 from tests.server.test_subscriptions import Subscriber
 

@@ -8,10 +8,10 @@ import pytest
 
 import penstock
 from penstock.core.commands import Command, Delivery, Heartbeat, OpenSession, Receive, Send, SetCredit, Subscribe
-from penstock.server.clock import ManualClock
 from penstock.server.shard import Call, Shard
 from penstock.server.tasks import AsyncShard
 from tests.client.adapter import ENTROPY, World
+from tests.clock import ManualClock
 from tests.server.bare import BareShard, bodies
 from tests.server.stores import Gate, TroubledStore
 
@@ -57,7 +57,7 @@ def _gathered(world: World) -> int:
     driver = world._driver
     inner = getattr(driver, "_inner", driver)
     if world.ps.__class__.__name__ == "Driven" and not world.commit_in_thread:
-        return len(world._loop.loop._ready)  # type: ignore[union-attr]
+        return len(world._loop.loop._ready)  # type: ignore[union-attr, attr-defined]
     return len(inner._inbox)
 
 

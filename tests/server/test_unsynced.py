@@ -29,10 +29,10 @@ from penstock.core.commands import (
 from penstock.core.errors import InvalidConfig, StoreError
 from penstock.core.queues.config import QueueConfig
 from penstock.core.queues.reserve import AHEAD
-from penstock.server.clock import ManualClock
 from penstock.server.shard import APART_MS, FULL_PAUSE_MS, Call, Shard
 from penstock.server.tasks import AsyncShard
 from penstock.store.errors import CommitFailed, DiskFull
+from tests.clock import ManualClock
 from tests.server.stores import Gate, TroubledStore
 from tests.server.test_subscriptions import Subscriber
 

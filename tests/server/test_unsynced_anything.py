@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from penstock.core.commands import Ack, Command, CreateQueue, Delivery, OpenSession, Send, Span, Subscribe
 from penstock.core.queues import reserve
 from penstock.core.queues.config import QueueConfig
-from penstock.server.clock import ManualClock
 from penstock.server.shard import FULL_PAUSE_MS, Call, Shard, Step
 from penstock.server.tasks import _AHEAD, in_order
+from tests.clock import ManualClock
 from tests.server.stores import TroubledStore
 from tests.server.test_subscriptions import Subscriber
 

@@ -39,9 +39,9 @@ from penstock.core.errors import PenstockError, StoreError
 from penstock.core.queues import reserve
 from penstock.core.queues.config import QueueConfig
 from penstock.core.storage.changes import Changes
-from penstock.server.clock import ManualClock
 from penstock.server.shard import Call, Shard
 from penstock.server.tasks import AsyncShard
+from tests.clock import ManualClock
 from tests.server.stores import TroubledStore
 
 MOVES = 250

@@ -34,7 +34,8 @@ from penstock.core.queues.config import QueueConfig
 from penstock.core.queues.queue import Queue
 from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk
-from penstock.salvage import Finding, Salvaged, check, salvage, stores_in
+from penstock.raw_directory import Finding
+from penstock.salvage import Salvaged, check, salvage, stores_in
 from penstock.store.layout import BALLAST_NAME, CLUSTER_NAME
 from tests.core.driver import HOUR_MS, BrokerDriver, spans_of
 from tests.store.flips import ENTROPY, SHARDS, Content, _copy_sparsely, fill, flip, go_on, here, opened

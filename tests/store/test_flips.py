@@ -17,9 +17,10 @@ from penstock.store.embedded import open_embedded, open_store
 from penstock.store.errors import StoreDamaged
 from penstock.store.layout import TABLE_NAME
 from penstock.store.table import SqliteTable
+from tests.core.driver import START_MS
 from tests.store import flips
 from tests.store.conformance import changes_of
-from tests.store.flips import ENTROPY, OPTIONS, SHARDS, START_MS, Content, Flipper, here, judge
+from tests.store.flips import ENTROPY, OPTIONS, SHARDS, Content, Flipper, here, judge
 
 FLIPS = 200
 

@@ -42,7 +42,7 @@ from penstock.store.journal import kafka as kafka_journal
 from penstock.store.journal import kafka_topics
 from penstock.store.journal.kafka import KafkaJournal
 from penstock.store.journal.kafka_options import KafkaOptions
-from penstock.store.journal.kafka_records import FORMAT_VERSION, MARKER_KEY
+from penstock.store.journal.kafka_records import FORMAT_VERSION, MARKER_KEY, Assembly
 from penstock.store.journal.kafka_topics import check_topic, made_client, prepare_topics, topic_config
 from penstock.store.kafka import POSITION_NAME, CachePosition, KafkaStore, open_kafka, read_position, write_position
 from penstock.store.layout import TABLE_NAME
@@ -218,8 +218,8 @@ def test_a_cache_is_used_again_and_nothing_is_read_twice(
 ) -> None:
     before = position_of(home)
     taken: list[bytes] = []
-    take = kafka_journal.Assembly.take
-    monkeypatch.setattr(kafka_journal.Assembly, "take", lambda *it: (taken.append(it[1]), take(*it)))
+    take = Assembly.take
+    monkeypatch.setattr(Assembly, "take", lambda *it: (taken.append(it[1]), take(*it)))
     assert reopened(options, home) == MODEL
     assert position_of(home).table == before.table
     assert taken == []

@@ -14,13 +14,12 @@ import pytest
 
 from penstock.core.errors import ChunkDamaged, StoreError
 from penstock.store import file_modes as private
-from penstock.store import lock as lock_module
 from penstock.store import table as table_module
 from penstock.store import view as view_module
 from penstock.store.disk import RealDisk
 from penstock.store.embedded import StoreOptions, open_embedded
 from penstock.store.errors import CommitFailed, DiskFull, StoreDamaged, StoreLocked
-from penstock.store.inspection import sealed_meta
+from penstock.store.inspection import inspect, sealed_meta
 from penstock.store.journal.file import FileJournal
 from penstock.store.layout import JOURNAL_NAME, LOCK_NAME, TABLE_NAME
 from penstock.store.lock import DirectoryLock
@@ -47,7 +46,7 @@ def test_a_file_system_that_locks_files_only_is_locked_by_the_file(
             raise OSError(errno.ENOLCK, "no locks for directories")
         lock(descriptor, operation)
 
-    monkeypatch.setattr(lock_module.fcntl, "flock", files_only)
+    monkeypatch.setattr(fcntl, "flock", files_only)
     held = DirectoryLock(tmp_path)
     with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
         DirectoryLock(tmp_path)
@@ -59,7 +58,7 @@ def test_a_full_disk_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*_arguments: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(lock_module.os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", full)
     held = DirectoryLock(tmp_path)
     with pytest.raises(StoreLocked, match="is in use by another process"):
         DirectoryLock(tmp_path)
@@ -77,7 +76,7 @@ def test_a_lock_that_cannot_be_made_leaves_nothing_open(tmp_path: Path) -> None:
 def test_who_may_not_read_a_directory_is_told_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_embedded(tmp_path).close()
     private.check_readable(tmp_path)
-    monkeypatch.setattr(private.os, "access", lambda path, mode: mode == os.F_OK)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK)
     with pytest.raises(StoreError, match=rf"this user may not read {tmp_path}: .* \(number {os.getuid()}\)"):
         private.check_readable(tmp_path)
 
@@ -137,7 +136,6 @@ def test_a_view_that_was_closed_says_so(tmp_path: Path) -> None:
 
 def test_a_view_of_a_table_out_of_order_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_embedded(tmp_path).close()
-    inspect = view_module.inspect
     monkeypatch.setattr(view_module, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(view_module, "inspect", lambda *given: inspect(*given)._replace(misplaced=True))
     with pytest.raises(StoreDamaged, match="records are out of order"):

@@ -369,7 +369,7 @@ def move(
     queue: Name,
     consumer: ConsumerName,
     offset: Annotated[int, Argument(min=0, help="The offset of the first message that it has not read.")],
-    allow_rewind: Annotated[bool, Option("--allow-rewind", help="Allow to move backwards.")] = False,
+    allow_rewind: Annotated[bool, Option("--allow-rewind", help="Let the consumer move backwards.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Move a consumer to an offset: it has read everything before that. Creates the consumer if it is not there."""

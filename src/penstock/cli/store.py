@@ -17,7 +17,7 @@ import click
 from penstock.cli.command import Argument, Group, Option
 from penstock.cli.exits import Exit
 from penstock.cli.output import AsJson, counted, print_done, print_json, print_rows, progress
-from penstock.store.layout import CLUSTER_NAME, is_store
+from penstock.store.layout import CLUSTER_NAME, foreign_file, is_store
 
 if TYPE_CHECKING:
     from penstock import Penstock
@@ -88,9 +88,11 @@ def _speaking_of(options: dict[str, Any]) -> Iterator[None]:
     """A refused value is named as it was given: `--max-receives`, and not `max_receives`."""
     try:
         yield
-    except ValueError as error:
-        from penstock.core.errors import InvalidRequest
+    except Exception as error:
+        from penstock.core.errors import InvalidRequest, RewindRefused
 
+        if isinstance(error, RewindRefused):
+            raise RewindRefused(str(error).replace("say allow_rewind", "say --allow-rewind")) from None
         name = re.split("[ :.]", str(error), maxsplit=1)[0]
         if not isinstance(error, InvalidRequest) or options.get(name) is None or name in _ARGUMENTS:
             raise
@@ -126,8 +128,22 @@ def opened(
         with _directory(place, read_only=read_only, creates=creates) as ps:
             yield ps
     else:
-        with _server(place, token or os.environ.get("PENSTOCK_TOKEN"), timeout) as ps:
+        token = token or os.environ.get("PENSTOCK_TOKEN")
+        with _speaking_of_tokens(token), _server(place, token, timeout) as ps:
             yield ps
+
+
+@contextmanager
+def _speaking_of_tokens(token: str | None) -> Iterator[None]:
+    """A server that asks for a token: the error says where to give it."""
+    try:
+        yield
+    except Exception as error:
+        from penstock.core.errors import AccessDenied
+
+        if token is not None or not isinstance(error, AccessDenied):
+            raise
+        raise AccessDenied(f"{error}: set PENSTOCK_TOKEN, or give --token") from None
 
 
 def chosen(data: Path | None, url: str | None) -> Path | str:
@@ -150,6 +166,11 @@ def _directory(directory: Path, *, read_only: bool, creates: bool) -> Penstock:
         raise click.BadParameter(f"{directory} is a file: name the directory that has the queues", param_hint="--data")
     if not creates:
         require_store(directory)
+    elif name := foreign_file(directory):
+        raise click.BadParameter(
+            f"{directory} has other files in it ({name}) and no queues: name a new or empty directory",
+            param_hint="--data",
+        )
     try:
         return penstock.open(directory, read_only=read_only)
     except penstock.StoreLocked as error:

@@ -258,7 +258,7 @@ class ClusterNode(Node):
         try:
             await super().stop()
         except StoreError as error:  # fenced meanwhile: leases that were not committed are lost, and nothing else
-            log.warning("a shard could not be closed in order; its next owner waits: %s", error)
+            log.warning("a shard could not be closed cleanly; its next owner has to wait: %s", error)
         finally:
             await self._opened.aclose()
 

@@ -693,7 +693,7 @@ class Broker:
         if of_queue:
             check_queue_id(queue, name, of_queue)
         if queue is None:
-            raise QueueNotFound(f"there is no queue {name!r}: create it, or send to it, first")
+            raise QueueNotFound.of(name)
         return queue
 
     def find_channel(self, queue: Queue, name: str) -> Channel:

@@ -79,7 +79,16 @@ class NotFound(PenstockError, LookupError):
 
 
 class QueueNotFound(NotFound):
-    """No queue of that name."""
+    """No queue of that name.
+
+    >>> str(QueueNotFound.of("orders"))
+    "there is no queue 'orders': check the name. Creating a queue, or sending to it, makes it"
+    """
+
+    @classmethod
+    def of(cls, queue: str) -> QueueNotFound:
+        """The error for a queue that is not there."""
+        return cls(f"there is no queue {queue!r}: check the name. Creating a queue, or sending to it, makes it")
 
 
 class QueueReplaced(QueueNotFound):

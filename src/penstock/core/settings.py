@@ -52,6 +52,8 @@ class Setting(NamedTuple):
     """A server's: the option of the command line, where there is one, with commas between its names."""
     is_secret: bool = False
     """It is not shown when it is refused."""
+    live: bool = False
+    """A server's: a running server takes a change of it, at SIGHUP."""
     example: str = ""
     """Of a setting with parts: one as JSON, for whoever gives something else."""
 

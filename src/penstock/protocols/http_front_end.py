@@ -93,6 +93,11 @@ class HttpFrontEnd:
         """What a client may ask of this front end."""
         return services.settings.http
 
+    def take_limits(self, services: Services) -> None:
+        """Connections look at the server's limits."""
+        assert self._server is not None
+        self._server.limits = self.limits(services)
+
     def stop_accepting(self) -> None:
         """Take no new connections, close idle ones."""
         assert self._server is not None

@@ -151,6 +151,11 @@ class Budget:
         """The most that was held since memory was last given back."""
         self._is_trim_planned = False
 
+    def follow(self, room_timeout_s: float, body_bytes_per_s_min: int) -> None:
+        """Other settings, for claims and bodies that begin now."""
+        for budget in (self, self.making, self.unauthenticated):
+            budget.room_timeout_s, budget.body_bytes_per_s_min = room_timeout_s, body_bytes_per_s_min
+
     def share(self) -> Share:
         """For one more connection."""
         return Share(self)

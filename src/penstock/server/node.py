@@ -36,7 +36,7 @@ from penstock.server.events import Recorder
 from penstock.server.log import RequestLog
 from penstock.server.metrics import RequestMeter, Source, store_families, traffic_families
 from penstock.server.partition_map import PartitionMaps
-from penstock.server.settings import DeclaredQueue, InvalidSettings, Settings, events_config
+from penstock.server.settings import SECTIONS, DeclaredQueue, InvalidSettings, Settings, events_config
 from penstock.server.shard import Shard
 from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard
@@ -92,6 +92,10 @@ class FrontEnd(Protocol):
         """Listen."""
         ...
 
+    def take_limits(self, services: Services) -> None:
+        """The settings that a running server takes have changed: follow those that were copied."""
+        ...
+
     def stop_accepting(self) -> None:
         """Take no new connections, close idle ones."""
         ...
@@ -129,13 +133,23 @@ def cannot_listen(name: str, error: OSError) -> InvalidSettings:
     return InvalidSettings(f"{name} cannot listen: its port is taken. Choose another with {_PORTS[name]}; 0 picks one")
 
 
+def told_of_taking(new: Sequence[str], later: Sequence[str]) -> str:
+    """What a reload did, in a line.
+
+    >>> told_of_taking(["[log] level"], ["[server] host"])
+    'credentials were read again; changed: [log] level; only a restart takes: [server] host'
+    """
+    changed = f"; changed: {', '.join(new)}" if new else ""
+    return f"credentials were read again{changed}" + (f"; only a restart takes: {', '.join(later)}" if later else "")
+
+
 class Node:
     """`async with Node(settings, front_ends, version) as ready`, or `start` and `stop`."""
 
     def __init__(
         self, settings: Settings, front_ends: Sequence[FrontEnd], version: str, *, clock: Clock | None = None
     ) -> None:
-        self._settings = settings
+        self._settings = settings.taking(settings)[0]  # its sections are this node's own: `take_settings` changes them
         self._front_ends = list(front_ends)
         self._version = version
         self._clock = clock or SystemClock()
@@ -153,8 +167,8 @@ class Node:
         assert self._services is not None, "the node was not started"
         return self._services
 
-    def take_settings(self, settings: Settings) -> None:
-        """Follow other settings, as far as a running server can: credentials, and the level of the log.
+    def take_settings(self, settings: Settings) -> str:
+        """Follow other settings, as far as a running server can, and say what came of it.
 
         Raises `InvalidSettings`, and changes nothing, if they cannot be followed.
         """
@@ -162,8 +176,21 @@ class Node:
         credentials = settings.open_credentials()
         if credentials.are_required != self.services.credentials.are_required:
             raise InvalidSettings("the first credential, or none any more, takes a restart")
+        taken, new, later = self._settings.taking(settings)
+        taken.check()
         self.services.credentials.become(credentials)
-        logging.getLogger().setLevel(settings.log.level.upper())
+        for title, struct in SECTIONS.items():
+            # whoever holds a section sees what is new in it
+            for name in struct.__struct_fields__:
+                msgspec.structs.force_setattr(
+                    getattr(self._settings, title), name, getattr(getattr(taken, title), name)
+                )
+        limits = taken.server
+        self.services.budget.follow(limits.room_timeout_s, limits.body_bytes_per_s_min)
+        for front_end in self._started:
+            front_end.take_limits(self.services)
+        logging.getLogger().setLevel(taken.log.level.upper())
+        return told_of_taking(new, later)
 
     async def start(self) -> Ready:
         """Open the store, declare the queues, listen. If anything of that fails, nothing is left open."""

@@ -105,7 +105,7 @@ class ServerSettings(_Section, frozen=True):
     commit_in_thread: Annotated[
         bool, Setting("Keep the event loop free while a commit is on its way to the disk. It costs throughput.")
     ] = False
-    stop_grace_s: Annotated[float, Setting("How long a stop waits for requests in flight.", 0)] = 10.0
+    stop_grace_s: Annotated[float, Setting("How long a stop waits for requests in flight.", 0, live=True)] = 10.0
     buffer_bytes_max: Annotated[
         int,
         Setting(
@@ -116,10 +116,12 @@ class ServerSettings(_Section, frozen=True):
     ] = 256 * 1024 * 1024
     room_timeout_s: Annotated[
         float,
-        Setting("How long a request waits for its part of that. Then its client is told to try again.", above=0),
+        Setting(
+            "How long a request waits for its part of that. Then its client is told to try again.", above=0, live=True
+        ),
     ] = 15.0
     body_bytes_per_s_min: Annotated[
-        int, Setting("How fast a large body has to come: so much a second, in every ten seconds.", above=0)
+        int, Setting("How fast a large body has to come: so much a second, in every ten seconds.", above=0, live=True)
     ] = 16 * 1024
 
     def check_hosts(self) -> None:
@@ -135,21 +137,27 @@ class ServerSettings(_Section, frozen=True):
 class HttpLimits(_Section, frozen=True):
     """What an HTTP client may ask of the server."""
 
-    header_bytes_max: Annotated[int, Setting("A request's header. 431 above.", 1)] = 32 * 1024
-    body_bytes_max: Annotated[int, Setting("A request's body. 413 above.", 1)] = 8 * 1024 * 1024
-    connections_max: Annotated[int, Setting("503 above.", 1)] = 10_000
+    header_bytes_max: Annotated[int, Setting("A request's header. 431 above.", 1, live=True)] = 32 * 1024
+    body_bytes_max: Annotated[int, Setting("A request's body. 413 above.", 1, live=True)] = 8 * 1024 * 1024
+    connections_max: Annotated[int, Setting("503 above.", 1, live=True)] = 10_000
     pipelined_max: Annotated[
         int,
-        Setting("Requests that may wait behind the one in flight. Beyond, the connection is not read from.", 1),
+        Setting(
+            "Requests that may wait behind the one in flight. Beyond, the connection is not read from.", 1, live=True
+        ),
     ] = 32
     header_timeout_s: Annotated[
-        float, Setting("From a request's first byte to the end of its header. 408 after.", above=0)
+        float, Setting("From a request's first byte to the end of its header. 408 after.", above=0, live=True)
     ] = 10.0
     body_timeout_s: Annotated[
         float,
-        Setting("From the header's end to the body's: 408 after. A client has as long to read a response.", above=0),
+        Setting(
+            "From the header's end to the body's: 408 after. A client has as long to read a response.",
+            above=0,
+            live=True,
+        ),
     ] = 60.0
-    idle_timeout_s: Annotated[float, Setting("Between two requests of a connection.", above=0)] = 120.0
+    idle_timeout_s: Annotated[float, Setting("Between two requests of a connection.", above=0, live=True)] = 120.0
 
 
 class SqsSettings(_Section, frozen=True):
@@ -200,15 +208,17 @@ class NsqSettings(_Section, frozen=True):
         Setting("A client that is silent for so long is gone. Heartbeats come twice in that time.", above=0),
     ] = 60.0
     heartbeat_interval_max_s: Annotated[float, Setting("The longest that a client may ask for.", above=0)] = 60.0
-    ready_max: Annotated[int, Setting("RDY: messages that one client may have in flight.", 1)] = 2_500
+    ready_max: Annotated[int, Setting("RDY: messages that one client may have in flight.", 1, live=True)] = 2_500
     output_buffer_bytes_max: Annotated[int, Setting("The largest buffer that a client may ask for.", 1)] = 64 * 1024
     output_buffer_timeout_min_s: Annotated[float, Setting("The shortest that a client may ask for.", above=0)] = 0.025
     output_buffer_timeout_max_s: Annotated[float, Setting("The longest that a client may ask for.", above=0)] = 30.0
     output_buffer_timeout_s: Annotated[
         float, Setting("How long messages may wait for others to go with them.", above=0)
     ] = 0.25
-    channel_consumers_max: Annotated[int, Setting("Clients that may subscribe to one channel. 0: any number.", 0)] = 0
-    connections_max: Annotated[int, Setting("Beyond, connections are closed at once.", 1)] = 10_000
+    channel_consumers_max: Annotated[
+        int, Setting("Clients that may subscribe to one channel. 0: any number.", 0, live=True)
+    ] = 0
+    connections_max: Annotated[int, Setting("Beyond, connections are closed at once.", 1, live=True)] = 10_000
     in_flight_max: Annotated[int, Setting("Messages that a channel of a topic created here may have in flight.", 1)] = (
         1_000_000
     )
@@ -304,35 +314,42 @@ class RestSettings(_Section, frozen=True):
         Setting(
             "What each caller may ask for, over REST and the websocket together. 429 above. None: any number.",
             above=0,
+            live=True,
         ),
     ] = None
-    requests_burst: Annotated[int, Setting("How many requests may come at once, if there were few before.", 1)] = 100
-    receive_max: Annotated[int, Setting("Messages of one receive.", 1)] = 10_000
-    wait_max_s: Annotated[float, Setting("How long a receive may wait.", above=0)] = 300.0
+    requests_burst: Annotated[
+        int, Setting("How many requests may come at once, if there were few before.", 1, live=True)
+    ] = 100
+    receive_max: Annotated[int, Setting("Messages of one receive.", 1, live=True)] = 10_000
+    wait_max_s: Annotated[float, Setting("How long a receive may wait.", above=0, live=True)] = 300.0
     response_bytes_max: Annotated[
-        int, Setting("Bytes of bodies in one response. What is beyond stays where it is.", 1)
+        int, Setting("Bytes of bodies in one response. What is beyond stays where it is.", 1, live=True)
     ] = 32 * 1024 * 1024
-    sessions_max: Annotated[int, Setting("Sessions that are open at once.", 1)] = 100_000
+    sessions_max: Annotated[int, Setting("Sessions that are open at once.", 1, live=True)] = 100_000
 
 
 class WebsocketSettings(_Section, frozen=True):
     """What a client of the websocket, or one that polls for commands, may ask of the server."""
 
-    connections_max: Annotated[int, Setting("503 above.", 1)] = 10_000
-    frame_bytes_max: Annotated[int, Setting("A larger frame from a client ends the connection.", 1)] = 64 * 1024 * 1024
-    requests_max: Annotated[int, Setting("Requests of one client without an answer. Beyond, they are refused.", 1)] = (
-        10_000
+    connections_max: Annotated[int, Setting("503 above.", 1, live=True)] = 10_000
+    frame_bytes_max: Annotated[int, Setting("A larger frame from a client ends the connection.", 1, live=True)] = (
+        64 * 1024 * 1024
     )
-    receive_max: Annotated[int, Setting("Messages of one delivery, and of one page of browsing or reading.", 1)] = (
-        10_000
-    )
+    requests_max: Annotated[
+        int, Setting("Requests of one client without an answer. Beyond, they are refused.", 1, live=True)
+    ] = 10_000
+    receive_max: Annotated[
+        int, Setting("Messages of one delivery, and of one page of browsing or reading.", 1, live=True)
+    ] = 10_000
     answer_bytes_max: Annotated[
         int,
         Setting(
-            "Bytes of bodies in one answer, about: a delivery is cut by the average size of its queue's messages.", 1
+            "Bytes of bodies in one answer, about: a delivery is cut by the average size of its queue's messages.",
+            1,
+            live=True,
         ),
     ] = 32 * 1024 * 1024
-    credit_max: Annotated[int, Setting("Credit that one push may be given at a time.", 1)] = 100_000
+    credit_max: Annotated[int, Setting("Credit that one push may be given at a time.", 1, live=True)] = 100_000
     heartbeat_s: Annotated[
         float,
         Setting("How often a connection is asked whether it is alive. It has as long to answer.", above=0),
@@ -363,7 +380,9 @@ class LogSettings(_Section, frozen=True):
     """What is logged, and how."""
 
     format: Annotated[Literal["json", "text"], Setting("For programs, or for people.")] = "text"
-    level: Annotated[Literal["debug", "info", "warning", "error"], Setting("The least that is logged.")] = "info"
+    level: Annotated[Literal["debug", "info", "warning", "error"], Setting("The least that is logged.", live=True)] = (
+        "info"
+    )
     requests: Annotated[
         Literal["all", "errors", "none"],
         Setting("Which requests get a line of their own: errors are those with status 400 and up."),
@@ -403,8 +422,10 @@ class ClusterSettings(_Section, frozen=True):
         str | None,
         Setting("This node's name, which no other node has. None: the name of the machine.", flag="--node"),
     ] = None
-    link_host: Annotated[str, Setting("Where the other nodes reach this one. They must be able to.")] = "127.0.0.1"
-    link_port: Annotated[int, Setting("The port for them. 0 picks a free one.", 0, PORT_MAX, flag="--link-port")] = 9326
+    link_host: Annotated[str, Setting("The address at which the other nodes reach this one.")] = "127.0.0.1"
+    link_port: Annotated[
+        int, Setting("The port for other nodes. 0 picks a free one.", 0, PORT_MAX, flag="--link-port")
+    ] = 9326
     link_address: Annotated[
         str | None,
         Setting("HOST:PORT by which they reach it, if that is another one: behind a proxy, in a container."),
@@ -631,6 +652,35 @@ class Settings(_Section, frozen=True):
         """These settings, with some of a section's overridden: those that are not None."""
         given = {name: value for name, value in overrides.items() if value is not None}
         return msgspec.structs.replace(self, **{section: msgspec.structs.replace(getattr(self, section), **given)})
+
+    def taking(self, others: Settings) -> tuple[Settings, list[str], list[str]]:
+        """These settings, with what a running server can take of others; what of that is new; and what takes a restart.
+
+        >>> before, wanted = parse("[http]\\nconnections_max = 5"), parse("[server]\\nsqs_port = 1")
+        >>> after, new, later = before.taking(wanted)
+        >>> after.http.connections_max, after.server.sqs_port, new, later
+        (10000, 9324, ['[http] connections_max'], ['[server] sqs_port'])
+        """
+        taken: dict[str, Any] = {"credentials": others.credentials}
+        new, later = [], []
+        for title, struct in SECTIONS.items():
+            here, there = getattr(self, title), getattr(others, title)
+            live = {}
+            for each in declared(struct).values():
+                name = each.field
+                was, wanted = getattr(here, name), getattr(there, name)
+                if was == wanted:
+                    continue
+                # to be limited at all, or no longer, is decided when front ends are made
+                if each.setting.live and (was is None) == (wanted is None):
+                    live[name] = wanted
+                    new.append(f"[{title}] {name}")
+                else:
+                    later.append(f"[{title}] {name}")
+            taken[title] = msgspec.structs.replace(here, **live)
+        if self.queues != others.queues:
+            later.append("[[queues]]")
+        return msgspec.structs.replace(self, **taken), new, later
 
     def kafka_options(self) -> KafkaOptions:
         """What the store has to know of the cluster and of Kafka."""

@@ -179,8 +179,8 @@ class Step:
         """Committed, and `finish` has to follow before anybody is settled."""
 
 
-_NOTED: frozenset[type[Command]] = frozenset({Receive, Subscribe, CancelWait})
-"""Commands whose end the shard's own books have to know of."""
+_NOTED: frozenset[type[Command]] = frozenset({Subscribe, CancelWait})
+"""Commands whose end the shard's own books have to know of, besides receives."""
 
 
 class _CallFailed(Exception):
@@ -331,13 +331,17 @@ class Shard:
 
         With a proof, the step is left open: the driver lets `finish` end it, right before it settles the calls.
         """
-        assert step.changes is not None
+        changes = step.changes
+        assert changes is not None
         try:
-            self._commit(step.changes)
-            if self._proof is None:
-                self._end(step)
-            else:
+            if self._proof is not None:
+                self._commit(changes)
                 step.is_open = True
+                return
+            self._store.commit(changes)
+            self.broker.committed(changes)
+            self._lazy_since_ms = None
+            self._end(step)
         except DiskFull as error:
             self._survive_full_disk(step, error)
         except Exception as error:
@@ -551,7 +555,10 @@ class Shard:
         if step.parked:
             calls = self._park(step, calls)
         for call in calls:
-            if type(call.command) in _NOTED:
+            kind = type(call.command)
+            if kind is Receive:
+                call.command.ticket = None  # type: ignore[attr-defined]
+            elif kind in _NOTED:
                 self._note(call)
         step.answered += calls
         if step.woken:
@@ -584,7 +591,9 @@ class Shard:
     def _withhold(self, step: Step) -> None:
         """Nobody gets messages in this step; they go back in the next one, if the shard is still ours then."""
         assert self._proof is not None
-        log.warning("shard %d: the process stood still; what it was about to hand out stays here", self.number)
+        log.warning(
+            "shard %d: the process was paused for too long; messages about to be delivered are kept back", self.number
+        )
         for call in (*self._unparked, *step.calls):
             if _holds_messages(call.reply):
                 self._undelivered += [call.reply] if isinstance(call.reply, Delivery) else []

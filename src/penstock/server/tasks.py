@@ -95,6 +95,7 @@ class CommitDelay:
 
 log = logging.getLogger("penstock.shard")
 
+_NOT_PASSED_ON = "an answer could not be passed on"
 _TOGETHER_MAX = 256
 """So many calls are enough for a step."""
 _PATIENT_ACK_S = 0.01
@@ -124,7 +125,9 @@ class CallbackCall(Call):
     __slots__ = ("home", "number", "on_settled", "shard")
 
     def __init__(self, command: Command, on_settled: Callable[[Call], None], home: Any = None) -> None:
-        super().__init__(command)
+        self.command = command  # what a `Call` begins with, without another call
+        self.reply = self.error = None
+        self.parked_ms = 0
         self.on_settled = on_settled
         self.home = home
         """Who took it, for who has to withdraw it: an `AsyncShard`, or, with many shards, a place's own record."""
@@ -240,7 +243,9 @@ class AsyncShard:
             self._step_late()
         else:
             self._is_urgent = True
-            self._step_soon()
+            if not self._busy:
+                self._busy = True
+                self._next_step = self._loop.call_soon(self._step)
 
     def withdraw(self, call: CallbackCall) -> None:
         """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
@@ -534,8 +539,8 @@ class AsyncShard:
         for ticket in tickets:
             try:
                 ticket.settle()
-            except Exception:  # a bug of one who waits must not keep the shard from going on for the others
-                log.exception("an answer could not be passed on")
+            except Exception:  # as in `_end`
+                log.exception(_NOT_PASSED_ON)
 
     def _tell(self, step: Step) -> None:
         """Tell the listeners what has come with a step."""
@@ -547,7 +552,11 @@ class AsyncShard:
     def _end(self, step: Step) -> None:
         if step.is_open:
             self.shard.finish(step)
-        self._settle(step.answered)
+        for ticket in step.answered:
+            try:
+                ticket.settle()
+            except Exception:  # a bug of one who waits must not keep the shard from going on for the others
+                log.exception(_NOT_PASSED_ON)
         if step.events or step.outbox:
             self._tell(step)
         self._busy = False

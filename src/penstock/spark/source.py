@@ -199,7 +199,7 @@ def find_all(
     there = {part.queue for part in found}
     missing = [queue for queue in queues if queue not in there]
     if missing and options.queues is not None:
-        raise InvalidOption(f"there is no queue {', '.join(map(repr, missing))}: create it, or send to it, first")
+        raise InvalidOption(f"there is no queue {', '.join(map(repr, missing))}: check the name")
     if options.assigned is not None:
         found = _assigned(options.assigned, found)
     for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):

@@ -7,6 +7,7 @@ in memory that tears, loses and delays what was not synced.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,23 @@ BUFFERS_PER_WRITE_MAX: int = min(1024, os.sysconf("SC_IOV_MAX"))
 """How many buffers one `pwritev` may take."""
 
 _ZEROS = bytes(1 << 20)
+
+
+def sync(descriptor: int) -> None:
+    """Return when what was written to a file is durable.
+
+    macOS has no `fdatasync`, and its `fsync` leaves data in the drive's cache: there it is `F_FULLFSYNC`. File systems
+    that cannot do that (a network's, say) refuse it, and get `fsync`. Not tried on macOS.
+    """
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(descriptor)
+        return
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # type: ignore[attr-defined,unused-ignore]
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+            raise
+        os.fsync(descriptor)
 
 
 def is_full(error: OSError) -> bool:
@@ -120,8 +138,8 @@ class RealFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def sync(self) -> None:
-        """One `fdatasync`."""
-        os.fdatasync(self._descriptor)
+        """One `fdatasync`, or what does the same."""
+        sync(self._descriptor)
 
     def size(self) -> int:
         """`fstat`."""
@@ -133,8 +151,11 @@ class RealFile:
         if size <= before:
             return
         try:
-            os.posix_fallocate(self._descriptor, before, size - before)
             start = before
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._descriptor, before, size - before)
+            else:
+                zeros = True  # macOS: only what was written has blocks behind it
             while zeros and start < size:
                 start += os.pwrite(self._descriptor, _ZEROS[: size - start], start)
         except OSError:

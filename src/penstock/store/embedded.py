@@ -205,8 +205,21 @@ class EmbeddedStore:
         layers = self._layers
         if layers[0].live_bytes + (layers[1].live_bytes if len(layers) > 1 else 0) > self._options.unapplied_bytes_max:
             self._wait_for_applier()
-        if changes.chunks:
-            self._check_space(changes)
+        put_bytes = 0
+        for chunk in changes.chunks.values():
+            if chunk is not None:
+                put_bytes += chunk.nbytes
+        if put_bytes:
+            if self._no_room is not None and self._applier is None:
+                self._apply_or_note()
+            if self._no_room is not None:
+                raise DiskFull(str(self._no_room)) from self._no_room
+            if self._options.content_bytes_max is not None:
+                self._check_content(put_bytes, self._options.content_bytes_max)
+            self._unchecked_bytes += put_bytes
+            if self._unchecked_bytes >= SPACE_CHECK_BYTES:
+                self._check_disk(put_bytes)
+                self._unchecked_bytes = 0
         if ahead is not None and ahead.is_wanted:
             ahead.before_sync()
         try:
@@ -257,24 +270,6 @@ class EmbeddedStore:
         return self._unapplied_bytes() > self._options.unapplied_bytes_max
 
     # Space.
-
-    def _check_space(self, changes: Changes) -> None:
-        put_bytes = 0
-        for chunk in changes.chunks.values():
-            if chunk is not None:
-                put_bytes += chunk.nbytes
-        if put_bytes == 0:
-            return
-        if self._no_room is not None and self._applier is None:
-            self._apply_or_note()
-        if self._no_room is not None:
-            raise DiskFull(str(self._no_room)) from self._no_room
-        if self._options.content_bytes_max is not None:
-            self._check_content(put_bytes, self._options.content_bytes_max)
-        self._unchecked_bytes += put_bytes
-        if self._unchecked_bytes >= SPACE_CHECK_BYTES:
-            self._check_disk(put_bytes)
-            self._unchecked_bytes = 0
 
     def _check_content(self, put_bytes: int, content_bytes_max: int) -> None:
         content_bytes = self._table.used_bytes + self._unapplied_bytes()

@@ -274,7 +274,7 @@ class _Opening:
             try:
                 write_position(self._home, found)
             except OSError as error:  # the one that is there is behind, which does no harm
-                log.warning("shard %d: how far the cache has got cannot be written down: %s", self._shard, error)
+                log.warning("shard %d: the position of the cache cannot be written: %s", self._shard, error)
 
         return save
 

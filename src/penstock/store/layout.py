@@ -29,3 +29,21 @@ def is_store(directory: Path) -> bool:
     False
     """
     return any((directory / name).exists() for name in (TABLE_NAME, JOURNAL_NAME, BALLAST_NAME))
+
+
+_HARMLESS = {LOCK_NAME, "lost+found"}
+"""What is in a directory of which nobody has made anything yet: a new volume, or a start that was cut short."""
+
+
+def foreign_file(directory: Path) -> str | None:
+    """A name that shows that a directory is somebody else's, so that no store must be made in it; None if it is ours.
+
+    >>> foreign_file(Path("/nowhere")) is None, foreign_file(Path("/usr")) is None
+    (True, False)
+    """
+    if not directory.is_dir() or is_store(directory) or (directory / CLUSTER_NAME).exists():
+        return None
+    found = sorted(each for each in directory.iterdir() if each.name not in _HARMLESS)
+    if any(is_store(each) for each in found):  # the stores of several shards
+        return None
+    return found[0].name if found else None

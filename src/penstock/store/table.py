@@ -66,7 +66,7 @@ def _seal_everything(connection: sqlite3.Connection) -> None:
     """Seal a table that was written without seals. Bodies of chunks are not read."""
     (records,) = connection.execute("SELECT count(*) FROM records").fetchone()
     if records > SEALING_TOLD_RECORDS:
-        log.info("sealing %d records, once, so that damage is seen from now on", records)
+        log.info("adding checksums to %d records, once, so that damage is noticed from now on", records)
     connection.create_function("seal_of", 2, seal_of, deterministic=True)
     connection.create_function("seal_of_meta", 2, seal_of_meta, deterministic=True)
     connection.execute("UPDATE records SET seal = seal_of(key, value)")
@@ -349,6 +349,7 @@ class SqliteTable:
             execute("PRAGMA auto_vacuum = INCREMENTAL")
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
+        execute("PRAGMA fullfsync = ON")  # of effect on macOS only: see `disk.sync`
         execute("PRAGMA secure_delete = OFF")
         execute("PRAGMA cache_size = -8192")
         execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")

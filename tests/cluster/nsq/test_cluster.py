@@ -23,7 +23,7 @@ def four(started: Cluster) -> Cluster:
     """Tests share the processes, each with a topic of its own; one that another test left dead is started again."""
     for process in (*started.lookups, *started.nodes):
         if process.process.poll() is not None:
-            process.start()
+            process.start()  # type: ignore[attr-defined]
     return started
 
 

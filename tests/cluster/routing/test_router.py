@@ -47,8 +47,8 @@ from penstock.core.errors import (
     SessionNotFound,
 )
 from penstock.core.queues.config import QueueConfig
-from penstock.server.clock import ManualClock
 from penstock.store.memory import MemoryStore
+from tests.clock import ManualClock
 from tests.shards import open_router
 
 SHARDS = 3

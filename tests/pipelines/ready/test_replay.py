@@ -74,7 +74,7 @@ def test_a_replay_that_broke_off_goes_on_and_sends_nothing_twice(
 ) -> None:
     state = tmp_path / "state.json"
     monkeypatch.setattr(module, "PIECE_MESSAGES", 100)
-    real, left = module.write_json, [4]
+    real, left = module.write_json, [4]  # type: ignore[attr-defined]
 
     def write(file: Path, content: Any) -> None:
         if left[0] == 0:

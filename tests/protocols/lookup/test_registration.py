@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from penstock.protocols.lookup import wire
 from penstock.protocols.lookup.registry import Identity, Load
 from penstock.protocols.nsq import registration as module
 from penstock.protocols.nsq.registration import LookupRegistration, State
@@ -182,7 +183,7 @@ async def test_a_lookup_is_told_of_many_topics_a_bounded_number_in_a_turn(
     lookup: RunningLookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turn, made = 0, Counter[int]()
-    register = module.wire.register
+    register = wire.register
 
     async def count_turns() -> None:
         nonlocal turn
@@ -195,7 +196,7 @@ async def test_a_lookup_is_told_of_many_topics_a_bounded_number_in_a_turn(
         made[turn] += 1
         return register(topic, channel)
 
-    monkeypatch.setattr(module.wire, "register", counting)
+    monkeypatch.setattr(wire, "register", counting)
     other = asyncio.create_task(count_turns())
     state: State = {f"topic-{number:04d}": Load(1, 0, {"ch": (1, 0)}) for number in range(2_000)}
     async with registered(state, lookup.address, heartbeat_s=0.1):

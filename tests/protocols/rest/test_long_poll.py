@@ -102,7 +102,7 @@ def test_a_delivery_to_a_client_that_is_gone_is_given_back(server: Server, http:
 
         app = server.node.services.shard
         for each in list(_transports(server)):
-            each.close()
+            each.close()  # type: ignore[attr-defined]
         app.submit(Send(queue=name, bodies=[b"a"]), lambda _: None)
 
     server.do(end_and_send)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +114,13 @@ def test_every_operation_is_in_the_document(called: Server) -> None:
     names = [operation.name for operation in operations]
     assert len(set(names)) == len(names)
     assert all(operation.summary and operation.tag for operation in operations)
+
+
+def test_every_shape_that_the_document_refers_to_is_in_it(called: Server) -> None:
+    text = httpx.get(f"{called.url}/v1/openapi.json").text
+    referred = set(re.findall(r'"#/components/schemas/(\w+)"', text))
+    assert len(referred) > 20
+    assert referred <= set(json.loads(text)["components"]["schemas"])
 
 
 def test_the_document_needs_credentials_only_where_the_server_does(called: Server, tmp_path: Any) -> None:

@@ -19,12 +19,12 @@ from penstock.protocols.sqs.server import SqsFrontEnd
 from penstock.protocols.sqs.service import Numbered
 from penstock.protocols.sqs.shapes import DeleteMessageBatchRequestEntry
 from penstock.server.auth import Credentials
-from penstock.server.clock import ManualClock
 from penstock.server.settings import SqsSettings
 from penstock.server.shard import Call, Shard
 from penstock.server.shards import Shards
 from penstock.server.tasks import AsyncShard, CallbackCall
 from penstock.store.memory import MemoryStore
+from tests.clock import ManualClock
 
 PATIENCE_S = 60.0
 ENTROPY = bytes(range(64))

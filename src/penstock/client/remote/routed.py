@@ -534,7 +534,7 @@ class RoutedCaller:
         try:
             self._take_map(await fetch_partitions(address, self._options), address)
         except NotSent as error:
-            log.info("%s; what it does not own it is asked to forward", error)
+            log.info("%s; it is asked to forward commands for other nodes", error)
             self._refresh_soon()
         finally:
             self._catching_up = None

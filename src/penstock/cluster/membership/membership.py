@@ -119,7 +119,7 @@ class Membership:
                 self._turn(reader, group)
         except Exception as error:
             if isinstance(error, PenstockError):  # it says what is wrong
-                log.error("the node has no place in the cluster: %s", error)
+                log.error("the node cannot join the cluster: %s", error)
             else:
                 log.exception("the node has lost its place in the cluster")
             self._tell(self._on_failed, error)

@@ -168,7 +168,7 @@ class Forwarder:
         self._refused += taken.refused
         self._stale += taken.stale
         if taken.refused:
-            log.warning("queues of shard %d did not take %d messages: they are in *.refused", target, taken.refused)
+            log.warning("queues of shard %d refused %d messages: they are in *.refused", target, taken.refused)
         if taken.stale:
             log.warning("%d acks of units of work came too late to shard %d", taken.stale, target)
 

@@ -278,7 +278,7 @@ class Ownership:
             elif owned_shard.served is not None:
                 await owned_shard.served.close(ShardMoved(owned_shard.shard))
         except Exception as error:
-            log.warning("shard %d was not released in order; its next owner waits: %s", owned_shard.shard, error)
+            log.warning("shard %d was not released cleanly; its next owner has to wait: %s", owned_shard.shard, error)
         if owned_shard.reason and not self._stopping:
             failures = self._failures[owned_shard.shard] = self._failures[owned_shard.shard] + 1
             if failures > 1:  # the first time, whatever was wrong may be over
@@ -427,7 +427,7 @@ class ClaimedStore:
                 self._claim = msgspec.structs.replace(self._claim, is_released=True)
                 self.commit(Changes())
         except StoreError as error:
-            log.warning("a shard could not be released in writing; its next owner waits: %s", error)
+            log.warning("the release of a shard could not be recorded; its next owner has to wait: %s", error)
         finally:
             self._store.close()
 

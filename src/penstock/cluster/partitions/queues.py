@@ -78,7 +78,7 @@ class SplitQueues:
             await self.describe(name)
             queue = self._router.catalog.find(name)
             if queue is None:  # it has come here, and gone, meanwhile
-                raise QueueNotFound(f"there is no queue {name!r}: create it, or send to it, first")
+                raise QueueNotFound.of(name)
         shards = shards_of(name, queue.config.partitions, self._router.shards)
         channels = {each: channel.id for each, channel in queue.channels.items()}
         return SplitQueue(name, queue.id, queue.config, shards, channels)

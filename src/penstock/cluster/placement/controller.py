@@ -284,7 +284,10 @@ class Controller:
 
     def _group_is_silent(self, why: str) -> None:
         if not self._is_group_silent:
-            log.warning("Kafka does not say which nodes are alive (%s): those count that are heard", why)
+            log.warning(
+                "Kafka does not say which nodes are alive (%s): nodes that write to the partitions topic count",
+                why,
+            )
         self._members, self._is_group_silent = None, True
 
     def _shard_load(self, number: int) -> ShardLoad:

@@ -106,6 +106,11 @@ def labelled(families: Iterable[Metric], worker: int) -> list[Metric]:
     return found
 
 
+def up_family() -> GaugeMetricFamily:
+    """Where it is counted which workers answer."""
+    return GaugeMetricFamily("penstock_worker_up", "Whether a worker answers.", labels=("worker",))
+
+
 log = logging.getLogger("penstock.worker")
 
 LOCK_TIMEOUT_S = 15.0
@@ -265,7 +270,7 @@ class WorkerNode(Node):
         """What every worker counts, whichever was asked. One that does not answer is down."""
         asked = [asyncio.wait_for(self._ask_for_metrics(index), METRICS_S_MAX) for index in range(self._workers)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        up = GaugeMetricFamily("penstock_worker_up", "Whether a worker answers.", labels=("worker",))
+        up = up_family()
         told: list[Metric] = [up]
         for index, answer in enumerate(answers):
             is_up = not isinstance(answer, BaseException)

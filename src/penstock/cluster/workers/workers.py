@@ -12,8 +12,8 @@ Each worker has listening sockets of its own for the same ports (SO_REUSEPORT), 
 the connections out evenly, and what is sent to a worker that died is not stuck in a queue that nobody reads. The parent
 keeps a socket that is bound and does not listen, so that the ports stay taken while a worker is away.
 
-A control socket carries lines of JSON: from the parent the worker's `Task`, then `"close"`; from the worker its
-`Ready`, then `"settled"`.
+A control socket carries lines of JSON: from the parent the worker's `Task`, then `Settings` whenever they have changed,
+then `"close"`; from the worker its `Ready`, then `"settled"`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import msgspec
 
 from penstock.core.backoff import backoff
 from penstock.core.errors import PenstockError
-from penstock.server.node import Ready, cannot_listen
+from penstock.server.node import Ready, cannot_listen, told_of_taking
 from penstock.server.settings import InvalidSettings, Settings
 from penstock.store.cache_directory import refuse_cache, refuse_incomplete
 from penstock.store.file_modes import DIRECTORY_MODE
@@ -55,6 +55,7 @@ WELL_S = 30.0
 STOP_MARGIN_S = 10.0
 """What a worker gets to stop beyond its own grace, before it is killed."""
 STEP_S = 0.005
+CLOSE = b'"close"'
 LINE_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -243,11 +244,11 @@ class Worker:
         """Whether there is a process."""
         return self.process is not None and self.process.returncode is None
 
-    def tell_to_close(self) -> None:
-        """All have answered their requests."""
+    def tell(self, line: bytes) -> None:
+        """`CLOSE`: all have answered their requests. Or settings, as JSON."""
         if self._writer is not None:
             with contextlib.suppress(ConnectionError):
-                self._writer.write(b'"close"\n')
+                self._writer.write(line + b"\n")
 
     def signal(self, number: signal.Signals) -> None:
         """Pass a signal on."""
@@ -317,6 +318,23 @@ class Workers:
         first = self.workers[0].ready
         assert first is not None
         return Ready(self._version, os.getpid(), server.data, first.listening)
+
+    def take_settings(self, settings: Settings) -> str:
+        """Let every worker follow other settings, as far as a running one can, and say what came of it.
+
+        Raises `InvalidSettings`, and changes nothing, if they cannot be followed.
+        """
+        settings.check()
+        credentials = settings.open_credentials()
+        if credentials.are_required != bool(self._settings.credentials):
+            raise InvalidSettings("the first credential, or none any more, takes a restart")
+        taken, new, later = self._settings.taking(settings)
+        taken.check()
+        self._settings = taken  # a worker that is started again begins with them
+        logging.getLogger().setLevel(taken.log.level.upper())
+        for worker in self.workers:
+            worker.tell(msgspec.json.encode(taken))
+        return told_of_taking(new, later)
 
     async def _launch(self, worker: Worker) -> None:
         listeners = {shared.name: shared.listener() for shared in self._shared}
@@ -395,4 +413,4 @@ class Workers:
         while not all(worker.is_settled or not worker.is_running for worker in running):
             await asyncio.sleep(STEP_S)
         for worker in running:
-            worker.tell_to_close()
+            worker.tell(CLOSE)

@@ -194,29 +194,28 @@ class Acknowledgement:
         first, last, attempt = span
         for window in self.windows.values():
             entries = window.wholly_leased(first, last + 1, attempt)
-            if entries:
-                self._ack_whole(window, entries)
-                return last + 1 - first, []
+            if not entries:
+                continue
+            # Neighbours, each leased as a whole: messages that were sent one by one are acked many at a time.
+            channel, is_heard = self.channel, self.queue.broker.message_events is not None
+            fifo = channel.fifo if self.queue.is_fifo else None
+            for entry in entries:
+                channel.acked += entry.count
+                if channel.subscribers:
+                    channel.freed(entry.holder, entry.count)
+                if is_heard:
+                    self._note("acked", window, entry, entry.base, entry.stop)
+                if fifo is not None:
+                    for sequence in range(entry.base, entry.stop):
+                        fifo.settle(sequence)
+            channel.finish_leased(window, entries)
+            return last + 1 - first, []
         if first == last:
             if self._ack_one(first, attempt):
                 return 1, []
         elif self._ack_together(first, last + 1, attempt):
             return last + 1 - first, []
         return self._settle(span, Event.ACK, self._ack_run)
-
-    def _ack_whole(self, window: Window, entries: list[Entry]) -> None:
-        """Neighbouring entries, each leased as a whole: messages that were sent one by one are acked many at a time."""
-        channel, is_heard = self.channel, self.queue.broker.message_events is not None
-        for entry in entries:
-            channel.acked += entry.count
-            if channel.subscribers:
-                channel.freed(entry.holder, entry.count)
-            if is_heard:
-                self._note("acked", window, entry, entry.base, entry.stop)
-            if channel.fifo is not None:
-                for sequence in range(entry.base, entry.stop):
-                    channel.fifo.settle(sequence)
-        channel.finish_leased(window, entries)
 
     def _ack_one(self, sequence: int, attempt: int) -> bool:
         """One message of a spread entry, leased on that attempt: the common case of one by one."""

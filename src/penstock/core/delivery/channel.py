@@ -360,7 +360,8 @@ class Channel:
 
     def watch(self, window: Window, deadline_ms: int) -> None:
         """Something in a window ends, or comes due, at this time: be called then."""
-        window.watch(deadline_ms)
+        if window.earliest_ms is None or deadline_ms < window.earliest_ms:
+            window.earliest_ms = deadline_ms
         if self.scheduled_ms is None or deadline_ms < self.scheduled_ms:
             self.scheduled_ms = deadline_ms
             self.queue.broker.schedule(deadline_ms, "channel", self)
@@ -460,7 +461,8 @@ class Channel:
 
     def save(self) -> None:
         """Write the channel's record."""
-        self.count()
+        if self.acked != self._counted_acked or self.failed != self._counted_failed or self.dead != self._counted_dead:
+            self.count()
         parts = [
             _HEAD.pack(
                 self.paused,

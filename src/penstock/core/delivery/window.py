@@ -348,11 +348,6 @@ class Window:
 
     # -- counting --
 
-    def watch(self, deadline_ms: int) -> None:
-        """Something ends, or comes due, at this time."""
-        if self.earliest_ms is None or deadline_ms < self.earliest_ms:
-            self.earliest_ms = deadline_ms
-
     def uncount(self, entry: Entry, first: int, stop: int) -> None:
         """Some messages are no longer what they were."""
         if not entry.is_whole or stop - first != entry.count:

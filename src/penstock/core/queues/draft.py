@@ -107,13 +107,13 @@ class Draft:
 
     __slots__ = ("_parts", "base", "count", "place", "sent_ms", "size")
 
-    def __init__(self, place: Place, base: int, sent_ms: int) -> None:
+    def __init__(self, place: Place, base: int, sent_ms: int, messages: Messages, size: int) -> None:
         self.place = place
         self.base = base
         self.sent_ms = sent_ms
-        self.count = 0
-        self.size = 0
-        self._parts: list[Messages] = []
+        self.count = len(messages.bodies)
+        self.size = size
+        self._parts = [messages]
 
     def takes(self, place: Place, now_ms: int, count: int, size: int) -> bool:
         """Whether these messages can go into the same chunk."""
@@ -125,7 +125,7 @@ class Draft:
         )
 
     def add(self, messages: Messages, size: int) -> int:
-        """Add messages; returns the first one's sequence number."""
+        """Add more messages; returns the first one's sequence number."""
         first = self.base + self.count
         self._parts.append(messages)
         self.count += len(messages.bodies)

@@ -150,13 +150,14 @@ class Queue:
             for part, part_size in messages.parts():
                 self.append(part, place, part_size, now_ms)
             return first
-        draft = self.draft
-        if draft is None or not draft.takes(place, now_ms, count, size):
+        draft, first = self.draft, self.next_sequence
+        if draft is not None and draft.takes(place, now_ms, count, size):
+            first = draft.add(messages, size)
+        else:
             if draft is not None:
                 self.seal()
-            draft = self.draft = Draft(place, self.next_sequence, now_ms)
+            self.draft = Draft(place, first, now_ms, messages, size)
             self.broker.drafts[self] = None
-        first = draft.add(messages, size)
         self.next_sequence += count
         self.sent += count
         # Nobody may be handed a sequence number that a crash would give to another message.
@@ -195,7 +196,9 @@ class Queue:
         self.messages += key.messages
         self.size += key.size
         self._dirty[self] = None
-        self._watch_retention(key.aged_ms)
+        retention_ms, watched_ms = self.config.retention_ms, self._retention_ms
+        if retention_ms is not None and (watched_ms is None or key.aged_ms + retention_ms < watched_ms):
+            self._watch_retention(key.aged_ms)
 
     def _announce(self, key: ChunkKey, chunk: Chunk, now_ms: int) -> None:
         if key.lane not in self.lanes:

@@ -39,8 +39,14 @@ class WriteBuffer:
     def put(self, key: ChunkKey, chunk: Chunk) -> None:
         """Write a chunk with the next commit."""
         packed = key.packed
+        cache = self._cache
         self.changes.chunks[packed] = chunk
-        self._remember(packed, chunk)
+        if packed in cache:
+            self._cached_bytes -= cache[packed].size
+        cache[packed] = chunk
+        self._cached_bytes += chunk.size
+        if self._cached_bytes > CACHE_BYTES:
+            self._evict()
 
     def delete(self, key: ChunkKey) -> None:
         """Delete a chunk with the next commit; one that was to be written by the same commit is simply not written."""
@@ -58,8 +64,10 @@ class WriteBuffer:
         """A chunk by its key; `ChunkDamaged` if what is stored is not what was written."""
         chunk = self._cache.get(key.packed)
         if chunk is None:
-            chunk = self._read(key)
-            self._remember(key.packed, chunk)
+            chunk = self._cache[key.packed] = self._read(key)
+            self._cached_bytes += chunk.size
+            if self._cached_bytes > CACHE_BYTES:
+                self._evict()
         return chunk
 
     def _read(self, key: ChunkKey) -> Chunk:
@@ -77,12 +85,8 @@ class WriteBuffer:
             raise ChunkDamaged(f"it says of itself that it holds {chunk.count} messages from {chunk.base} on")
         return chunk
 
-    def _remember(self, packed: bytes, chunk: Chunk) -> None:
+    def _evict(self) -> None:
         cache = self._cache
-        if packed in cache:
-            self._cached_bytes -= cache[packed].size
-        cache[packed] = chunk
-        self._cached_bytes += chunk.size
         while self._cached_bytes > CACHE_BYTES and len(cache) > 1:
             self._cached_bytes -= cache.pop(next(iter(cache))).size
 

@@ -72,11 +72,11 @@ class Outbox:
         fits = len(messages) <= CHUNK_MESSAGES_MAX and (size <= CHUNK_SIZE_MAX or len(messages) == 1)
         for part, part_size in ((messages, size),) if fits else messages.parts():
             known, draft = self.drafts.get(target, (None, None))
-            if draft is None or known != effect or not draft.takes(_NOWHERE, now_ms, len(part), part_size):
+            if draft is not None and known == effect and draft.takes(_NOWHERE, now_ms, len(part), part_size):
+                draft.add(part, part_size)
+            else:
                 self._seal(target)
-                draft = Draft(_NOWHERE, 0, now_ms)
-                self.drafts[target] = (effect, draft)
-            draft.add(part, part_size)
+                self.drafts[target] = (effect, Draft(_NOWHERE, 0, now_ms, part, part_size))
 
     def add_send(self, target: int, send: Send, size: int) -> Sent:
         """A send of a unit of work is to be done in another shard."""

@@ -3,7 +3,7 @@
 How it works. Times go into a histogram whose buckets grow with the time: sixteen to each doubling, so that a bucket's
 middle is at most 2.2 % off. There are two histograms, each for half of the window. The older one is thrown away when a
 half has passed; so an answer covers between a half and the whole of the window, as nsqd's does. To note a run of
-messages is one addition to one bucket, or one `bincount`: its size does not matter, and neither does the number of
+messages is one addition to one bucket: its size does not matter, and neither does the number of
 messages for the memory, which is 2 x 3 KB.
 """
 
@@ -63,12 +63,6 @@ class LatencyWindow:
         """This many messages took this long."""
         if self.percentiles:
             self._current(now_s)[_bucket(latency_ms)] += count
-
-    def note_many(self, latencies_ms: NDArray[np.float64] | NDArray[np.int64], now_s: float) -> None:
-        """Messages that took these times."""
-        if self.percentiles and len(latencies_ms):
-            counts = np.bincount(_buckets(latencies_ms), minlength=_BUCKETS)
-            self._current(now_s).__iadd__(counts.astype(np.uint32))
 
     def result(self, now_s: float) -> LatencyResult:
         """The percentiles now."""
@@ -130,12 +124,6 @@ def _bucket(latency_ms: float) -> int:
     if latency_ms < _FLOOR_MS:
         return 0
     return min(int(np.log2(latency_ms / _FLOOR_MS) * _PER_DOUBLING) + 1, _BUCKETS - 1)
-
-
-def _buckets(latencies_ms: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.int64]:
-    scaled = np.log2(np.maximum(latencies_ms, _FLOOR_MS / 2) / _FLOOR_MS) * _PER_DOUBLING
-    buckets: NDArray[np.int64] = np.clip(np.floor(scaled).astype(np.int64) + 1, 0, _BUCKETS - 1)
-    return buckets
 
 
 def _middle_ms(bucket: int) -> float:

@@ -103,6 +103,9 @@ class NsqFrontEnd:
         services.extras[TCP_ADDRESS] = address
         return address
 
+    def take_limits(self, services: Services) -> None:
+        """Connections look at the settings themselves."""
+
     def stop_accepting(self) -> None:
         """Take no new connections; close each as soon as its commands are answered."""
         assert self._server is not None and self._endpoint is not None

@@ -106,11 +106,6 @@ class Topics:
 
     # -- what is there --
 
-    def channels_of(self, topic: str) -> list[str]:
-        """A topic's channels; none if there is no such topic."""
-        queue = self.shard.identity.queues.get(topic)
-        return [] if queue is None else list(queue.channels)
-
     def clients(self, topic: str, channel: str) -> list[Client]:
         """Who is subscribed to a channel."""
         return list(self._clients.get((topic, channel), ()))

@@ -22,7 +22,7 @@ from penstock.protocols.hosts import STATUS
 from penstock.protocols.http import PLAIN_TEXT, Exchange, Handler, HeaderCheck, Headers, HttpLimits, Observer, Terms
 from penstock.protocols.http_front_end import HttpFrontEnd
 from penstock.protocols.rest import pages as problem_pages
-from penstock.protocols.rest.caller import Caller
+from penstock.protocols.rest.caller import Caller, rates_of
 from penstock.protocols.rest.contents import milliseconds
 from penstock.protocols.rest.endpoint import Endpoint, EndpointContext, Parameters, Route, not_allowed, not_found
 from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
@@ -481,6 +481,13 @@ class RestFrontEnd(HttpFrontEnd):
         """Those of `[http]`; bodies have theirs by operation."""
         limits = services.settings.http
         return msgspec.structs.replace(limits, body_bytes_max=max(limits.body_bytes_max, _AT_ONCE_BYTES))
+
+    def take_limits(self, services: Services) -> None:
+        """Besides: what callers are counted with."""
+        super().take_limits(services)
+        rates, settings = rates_of(services), services.settings.rest
+        if rates is not None and settings.requests_per_second is not None:
+            rates.follow(settings.requests_per_second, settings.requests_burst)
 
     def stop_accepting(self) -> None:
         """Health goes on being told until the store is closed: see `drain`."""

@@ -144,6 +144,10 @@ class RateLimit:
         self._buckets: dict[str, tuple[float, float]] = {}
         """Caller -> calls left, and when that was."""
 
+    def follow(self, per_second: float, burst: int) -> None:
+        """Count in another way from now on."""
+        self._per_second, self._burst = per_second, burst
+
     def wait_s(self, caller: str, now_s: float) -> float:
         """0 if the caller may call now, which is counted; else how long it should wait, which is not."""
         left, seen_s = self._buckets.get(caller, (float(self._burst), now_s))

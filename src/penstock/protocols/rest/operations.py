@@ -205,7 +205,8 @@ def document(operations: Sequence[Operation], version: str, *, needs_credentials
     for operation in operations:
         described = _described(operation, schemas, components)
         paths.setdefault(operation.path, {})[operation.method.lower()] = described
-    queries = {operation.query.__name__ for operation in operations if operation.query not in (None, operation.body)}
+    referred = [shape for operation in operations for shape in (operation.body, operation.result)]
+    queries = {each.query.__name__ for each in operations if each.query is not None and each.query not in referred}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": version, "description": _ABOUT, "license": {"name": "Apache-2.0"}},
@@ -332,7 +333,7 @@ class Resource:
         queue = self.broker.queues.get(name)
         if queue is None:
             self.broker.refuse_damaged(name)
-            raise QueueNotFound(f"there is no queue {name!r}: create it, or send to it, first")
+            raise QueueNotFound.of(name)
         return queue
 
     # -- sessions --

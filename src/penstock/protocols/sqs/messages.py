@@ -91,12 +91,28 @@ class MessageActions(Unpacking):
     def ReceiveMessage(self, context: RequestContext, request: ReceiveMessageRequest) -> Answer:
         """Receive messages, now or as soon as there are any."""
         queue = self.queue(context, request.queue_url, Receive, may_create=True)
-        self._check_receive(request, queue)
+        count, limit = request.max_number_of_messages, self.limits.receive_max
+        if count is not None and not 1 <= count <= limit:
+            raise invalid_value(count, "MaxNumberOfMessages", f"Must be between 1 and {limit}, if provided.")
+        wait_s, limit = request.wait_time_seconds, self.limits.wait_seconds_max
+        if wait_s is not None and not 0 <= wait_s <= limit:
+            raise invalid_value(wait_s, "WaitTimeSeconds", f"Must be >= 0 and <= {limit}, if provided.")
+        visibility_s = request.visibility_timeout
+        if visibility_s is not None:
+            check_visibility(visibility_s)
+        attempt_id = request.receive_request_attempt_id
+        if attempt_id is not None:
+            if not queue.is_fifo:
+                raise invalid_value(
+                    attempt_id,
+                    "ReceiveRequestAttemptId",
+                    "The request include parameter that is not valid for this queue type.",
+                )
+            check_token(attempt_id, "ReceiveRequestAttemptId")
         wants_more = (
             request.message_system_attribute_names or request.attribute_names or request.message_attribute_names
         )
         wanted = Wanted.of(request) if wants_more else NOTHING
-        wait_s, visibility_s = request.wait_time_seconds, request.visibility_timeout
 
         def answer(delivery: Delivery | None) -> ReceiveMessageResult:
             if delivery is None or not delivery.runs:
@@ -106,10 +122,10 @@ class MessageActions(Unpacking):
         return context.receive(
             Receive(
                 queue=queue.name,
-                limit=request.max_number_of_messages or 1,
+                limit=count or 1,
                 wait_ms=queue.config.receive_wait_ms if wait_s is None else wait_s * _SECOND_MS,
                 lease_ms=None if visibility_s is None else visibility_s * _SECOND_MS,
-                attempt_id=request.receive_request_attempt_id,
+                attempt_id=attempt_id,
             ),
             answer,
         )
@@ -199,27 +215,6 @@ class MessageActions(Unpacking):
         limit = self.limits.delay_seconds_max
         if not 0 <= delay_s <= limit:
             raise invalid_value(delay_s, "DelaySeconds", f"DelaySeconds must be >= 0 and <= {limit}.")
-
-    # -- receiving --
-
-    def _check_receive(self, request: ReceiveMessageRequest, queue: SqsQueue) -> None:
-        count, limit = request.max_number_of_messages, self.limits.receive_max
-        if count is not None and not 1 <= count <= limit:
-            raise invalid_value(count, "MaxNumberOfMessages", f"Must be between 1 and {limit}, if provided.")
-        wait_s, limit = request.wait_time_seconds, self.limits.wait_seconds_max
-        if wait_s is not None and not 0 <= wait_s <= limit:
-            raise invalid_value(wait_s, "WaitTimeSeconds", f"Must be >= 0 and <= {limit}, if provided.")
-        if request.visibility_timeout is not None:
-            check_visibility(request.visibility_timeout)
-        attempt_id = request.receive_request_attempt_id
-        if attempt_id is not None:
-            if not queue.is_fifo:
-                raise invalid_value(
-                    attempt_id,
-                    "ReceiveRequestAttemptId",
-                    "The request include parameter that is not valid for this queue type.",
-                )
-            check_token(attempt_id, "ReceiveRequestAttemptId")
 
     # -- settling --
 

@@ -3,6 +3,9 @@
 Clients that wait for each response before they ask again, as SDKs do, are named to the shard: those who come together
 share their commits (`server/tasks.py`). Receives need no commit, and are not waited for.
 
+SNS is served here as well (`protocols/sns/`): its requests are told by the service that they are signed for, or by the
+version and the action of an unsigned form.
+
 The protocol is JSON if the header `X-Amz-Target` is there, and Query if not. The path is `/`, or a queue's URL.
 """
 
@@ -13,6 +16,9 @@ import time
 import uuid
 
 from penstock.protocols.http import Exchange, Handler, Request
+from penstock.protocols.sns import wire as sns_wire
+from penstock.protocols.sns.service import ACTIONS as SNS_ACTIONS
+from penstock.protocols.sns.service import SnsService
 from penstock.protocols.sqs import json_wire, query_wire
 from penstock.protocols.sqs.actions import Service, actions_of
 from penstock.protocols.sqs.context import RequestContext
@@ -51,6 +57,7 @@ class SqsFrontEnd:
         self._ids = f"{entropy[:8]}-{entropy[8:12]}-4{entropy[12:15]}-8{entropy[15:18]}-"
         """What the ids of all requests start with; they end with a number."""
         self._last_id = 0
+        self.sns = SnsService(shard, settings)
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
@@ -59,6 +66,7 @@ class SqsFrontEnd:
         request = exchange.request
         target = request.headers.get("x-amz-target")
         is_json = target is not None or _is_json(request)
+        is_sns = not is_json and service_of(request) == "sns"
         try:
             if is_json:
                 action = self._targets.get(target or "")
@@ -77,6 +85,10 @@ class SqsFrontEnd:
             fields = _form(request)
             if request.method == "GET" and not self._credentials.are_required and _may_be_a_page(request):
                 raise SqsError(ACCESS_DENIED, "A browser may not call actions with GET here: use POST.")
+            is_sns = is_sns or is_for_sns(fields)
+            if is_sns:
+                self.sns.handle(exchange, principal, fields, self.base_url(request).rsplit("/", 2)[0])
+                return
             named = self._actions.get(fields.get("Action", ""))
             if named is None:
                 raise SqsError(
@@ -88,11 +100,15 @@ class SqsFrontEnd:
             decoded = query_wire.decode(fields, named.request)
             RequestContext(exchange, self, principal, named, decoded, is_json=False).begin()
         except SqsError as refusal:
-            (json_wire if is_json else query_wire).respond_error(exchange, refusal)
+            if is_sns:
+                sns_wire.respond_error(exchange, refusal)
+            else:
+                (json_wire if is_json else query_wire).respond_error(exchange, refusal)
 
     def _principal(self, exchange: Exchange) -> Principal:
         """Who has signed a request."""
-        principal = verify(exchange.request, self._credentials, int(time.time() * 1_000))
+        request = exchange.request
+        principal = verify(request, self._credentials, int(time.time() * 1_000), service_of(request))
         exchange.is_known = True
         return principal
 
@@ -124,11 +140,28 @@ def check_header(credentials: Credentials) -> Handler:
         if not credentials.are_required:
             return
         try:
-            exchange.is_known = is_signed_by_head(exchange.request, credentials, int(time.time() * 1_000))
+            request = exchange.request
+            exchange.is_known = is_signed_by_head(request, credentials, int(time.time() * 1_000), service_of(request))
         except SqsError as error:
             _refuse(exchange, error)
 
     return look
+
+
+def service_of(request: Request) -> str:
+    """The service that a request was signed for: `sns`, or else `sqs`."""
+    signed = request.headers.get("authorization", "")
+    return "sns" if "/sns/aws4_request" in signed or "%2Fsns%2Faws4_request" in request.query else "sqs"
+
+
+def is_for_sns(fields: dict[str, str]) -> bool:
+    """Whether a form that nobody signed is for SNS: by its version, or by an action that SQS does not have.
+
+    >>> is_for_sns({"Action": "Publish"}), is_for_sns({"Action": "AddPermission"})
+    (True, False)
+    """
+    action = fields.get("Action", "")
+    return fields.get("Version") == "2010-03-31" or (action in SNS_ACTIONS and not action.endswith("Permission"))
 
 
 def _refuse(exchange: Exchange, error: SqsError) -> None:

@@ -122,7 +122,7 @@ def principal_of(services: Services, headers: Headers, token: str | None) -> Pri
     scheme, _, given = headers.get("authorization", "").partition(" ")
     offered = given.strip() if scheme.lower() == "bearer" else token
     if offered is None:
-        raise AccessDenied("this server needs a token: connect with token=..., or send Authorization: Bearer")
+        raise AccessDenied("this server needs a token, and none was given")
     principal = services.credentials.check_bearer(offered)
     if principal is None:
         raise AccessDenied("the token is not one that this server knows")

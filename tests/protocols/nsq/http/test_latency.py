@@ -22,7 +22,8 @@ def exact(latencies_ms: Sequence[float], quantile: float) -> float:
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=200))
 def test_percentiles_are_within_a_bucket_of_the_exact_ones(latencies_ms: list[int]) -> None:
     window = LatencyWindow(QUANTILES)
-    window.note_many(np.array(latencies_ms), now_s=0.0)
+    for latency_ms in latencies_ms:
+        window.note(latency_ms, 1, now_s=0.0)
     result = window.result(now_s=0.0)
     assert result.count == len(latencies_ms)
     assert result.percentiles is not None
@@ -35,7 +36,8 @@ def test_a_run_noted_at_once_counts_as_its_messages_one_by_one(runs: list[tuple[
     together, one_by_one = LatencyWindow(QUANTILES), LatencyWindow(QUANTILES)
     for latency_ms, count in runs:
         together.note(latency_ms, count, now_s=0.0)
-        one_by_one.note_many(np.full(count, latency_ms), now_s=0.0)
+        for _ in range(count):
+            one_by_one.note(latency_ms, 1, now_s=0.0)
     assert together.counts(0.0).tolist() == one_by_one.counts(0.0).tolist()
 
 
@@ -59,15 +61,14 @@ def test_a_silent_window_is_forgotten_whole() -> None:
 def test_nothing_is_kept_when_no_percentiles_are_wanted() -> None:
     window = LatencyWindow([])
     window.note(1.0, 10, now_s=0.0)
-    window.note_many(np.ones(3), now_s=0.0)
     assert window.result(0.0).percentiles is None
     assert window.counts(0.0).sum() == 0
 
 
 def test_negative_times_of_a_clock_that_was_set_back_count_as_none() -> None:
     window = LatencyWindow([0.5])
-    window.note(-5.0, 1, now_s=0.0)
-    window.note_many(np.array([-3, 0]), now_s=0.0)
+    for latency_ms in (-5.0, -3.0, 0.0):
+        window.note(latency_ms, 1, now_s=0.0)
     result = window.result(0.0)
     assert result.percentiles is not None
     assert (result.count, result.percentiles[0].value) == (3, 0.0)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import nsq_tools
-from tests.protocols.nsq.clients.servers import HOST, Lookup, Process, free_port, http_call, listens
+from tests.ports import free_port
+from tests.protocols.nsq.clients.servers import HOST, Lookup, Process, http_call, listens
 
 
 class Nsqadmin(Process):

@@ -1,0 +1,237 @@
+"""Filter policies: which messages a subscription gets. Pure: text in, a predicate out.
+
+A policy is a JSON object. Each key has a list of conditions, one of which must hold; all keys must hold. With the scope
+`MessageBody` keys nest as the body does. `$or` has a list of policies, one of which must hold. A policy is checked when
+it is set, and compiled to closures, so that a whole run of messages is filtered without reading it again.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.protocols.sns.wire import invalid
+from penstock.protocols.sqs.errors import SqsError
+
+Values = list[Any]
+"""What a message has under a key: the values of an attribute, or of the places in the body that a path leads to."""
+Test = Callable[[Any], bool]
+Filter = Callable[[Mapping[str, Any]], bool]
+
+_POLICY_BYTES_MAX = 256 * 1024
+_KEYS_MAX = 5
+_COMBINATIONS_MAX = 150
+_NUMBER_MAX = 10**9
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "=": lambda value, bound: value == bound,
+    "<": lambda value, bound: value < bound,
+    "<=": lambda value, bound: value <= bound,
+    ">": lambda value, bound: value > bound,
+    ">=": lambda value, bound: value >= bound,
+}
+
+
+def _wrong(reason: str) -> SqsError:
+    return invalid(f"FilterPolicy: {reason}")
+
+
+def compile_policy(text: str, *, of_body: bool) -> Filter:
+    """The predicate of a policy, over attributes (`attribute_values`) or over a body; `SqsError` if it is not valid.
+
+    >>> wanted = compile_policy('{"kind": ["order", {"prefix": "re"}], "size": [{"numeric": [">", 3]}]}', of_body=False)
+    >>> wanted({"kind": ["return"], "size": [4]}), wanted({"kind": ["order"], "size": [3]}), wanted({"size": [9]})
+    (True, False, False)
+    """
+    if len(text.encode()) > _POLICY_BYTES_MAX:
+        raise _wrong("Filter policy is too large")
+    try:
+        policy = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        raise _wrong("failed to parse JSON.") from None
+    if not isinstance(policy, dict):
+        raise _wrong("Filter policy must be a JSON object")
+    counts: list[int] = []
+    found = _object(policy, of_body, 1, counts)
+    if len(counts) > _KEYS_MAX:
+        raise _wrong(f"Filter policy can not have more than {_KEYS_MAX} keys")
+    if math.prod(counts) > _COMBINATIONS_MAX:
+        raise _wrong("Filter policy is too complex")
+    return found
+
+
+def _object(policy: dict[str, Any], of_body: bool, depth: int, counts: list[int]) -> Filter:
+    parts: list[Filter] = []
+    for key, rule in policy.items():
+        if key == "$or" and isinstance(rule, list) and len(rule) >= 2 and all(isinstance(each, dict) for each in rule):
+            either = [_object(each, of_body, depth, counts) for each in rule]
+            parts.append(lambda message, either=either: any(each(message) for each in either))  # type: ignore[misc]
+        elif isinstance(rule, dict):
+            if not of_body:
+                raise _wrong("Filter policy scope MessageAttributes does not support nested filter policy")
+            if not rule:
+                raise _wrong("Empty objects are not allowed as a filter policy")
+            inner = _object(rule, of_body, depth + 1, counts)
+            parts.append(
+                lambda message, key=key, inner=inner: any(  # type: ignore[misc]
+                    isinstance(each, dict) and inner(each) for each in _flat(message.get(key))
+                )
+            )
+        elif isinstance(rule, list):
+            if not rule:
+                raise _wrong("Empty arrays are not allowed")
+            counts.append(len(rule) * depth)
+            parts.append(_leaf(key, rule))
+        else:
+            raise _wrong(f'"{key}" must be an object or an array')
+    return lambda message: all(part(message) for part in parts)
+
+
+def _flat(value: Any) -> Values:
+    """A value, or the values of lists in it.
+
+    >>> _flat([1, [2, 3]]), _flat("a")
+    ([1, 2, 3], ['a'])
+    """
+    if not isinstance(value, list):
+        return [value]
+    return [inner for each in value for inner in _flat(each)]
+
+
+def _leaf(key: str, rule: list[Any]) -> Filter:
+    """One of the conditions holds for one of the values under the key."""
+    tests: list[Test] = []
+    exists: set[bool] = set()
+    for condition in rule:
+        if isinstance(condition, dict) and list(condition) == ["exists"]:
+            if not isinstance(condition["exists"], bool):
+                raise _wrong("exists match pattern must be either true or false.")
+            exists.add(condition["exists"])
+        else:
+            tests.append(_test(condition))
+
+    def holds(message: Mapping[str, Any]) -> bool:
+        if key not in message:
+            return False in exists
+        if True in exists:
+            return True
+        return any(test(value) for value in _flat(message[key]) for test in tests)
+
+    return holds
+
+
+def _test(condition: Any) -> Test:
+    if condition is None or isinstance(condition, bool | str):
+        return lambda value: type(value) is type(condition) and value == condition
+    if isinstance(condition, int | float):
+        return lambda value: _is_number(value) and value == condition
+    if not isinstance(condition, dict):
+        raise _wrong("Match value must be String, number, true, false, or null")
+    if len(condition) != 1:
+        raise _wrong("Only one key allowed in match expression")
+    ((name, argument),) = condition.items()
+    if name == "anything-but":
+        if isinstance(argument, dict):
+            if len(argument) != 1 or next(iter(argument)) not in ("prefix", "suffix"):
+                raise _wrong("Unsupported anything-but pattern")
+            inner = [_test(argument)]
+        else:
+            listed = argument if isinstance(argument, list) else [argument]
+            if not listed or not all(isinstance(each, str) or _is_number(each) for each in listed):
+                raise _wrong("Inside anything but list, start|null|boolean is not supported.")
+            inner = [_test(each) for each in listed]
+        return lambda value: not any(test(value) for test in inner)
+    if name in ("prefix", "suffix", "equals-ignore-case", "cidr"):
+        if not isinstance(argument, str):
+            raise _wrong(f"{name} match pattern must be a string")
+        if name == "prefix":
+            return lambda value: isinstance(value, str) and value.startswith(argument)
+        if name == "suffix":
+            return lambda value: isinstance(value, str) and value.endswith(argument)
+        if name == "equals-ignore-case":
+            folded = argument.casefold()
+            return lambda value: isinstance(value, str) and value.casefold() == folded
+        try:
+            network = ipaddress.ip_network(argument, strict=False)
+        except ValueError:
+            raise _wrong("Malformed CIDR, one '/' required") from None
+        return lambda value: _is_in(value, network)
+    if name == "numeric":
+        return _numeric(argument)
+    raise _wrong(f"Unrecognized match type {name}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_in(value: Any, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        return ipaddress.ip_address(value) in network
+    except ValueError:
+        return False
+
+
+def _numeric(argument: Any) -> Test:
+    """`["=", 3]`, or a bound, or two: `[">", 0, "<=", 150]`."""
+    if not isinstance(argument, list) or not argument:
+        raise _wrong("Value of numeric must be an array.")
+    bounds = list(zip(argument[::2], argument[1::2], strict=False))
+    if len(argument) % 2 or len(bounds) > 2:
+        raise _wrong("Too many elements in numeric expression, or a value is missing")
+    for operator, bound in bounds:
+        if not isinstance(operator, str) or operator not in _COMPARE:
+            raise _wrong(f"Unrecognized numeric range operator: {operator}")
+        if not _is_number(bound):
+            raise _wrong(f"Value of {operator} must be numeric")
+        if not -_NUMBER_MAX <= bound <= _NUMBER_MAX:
+            raise _wrong(f"Value of {operator} must be from -{_NUMBER_MAX} to {_NUMBER_MAX}")
+    if len(bounds) == 2:
+        (first, low), (second, high) = bounds
+        if first not in (">", ">=") or second not in ("<", "<="):
+            raise _wrong("Bad numeric range operator")
+        if low >= high:
+            raise _wrong("Bottom must be less than top")
+    tests = [(_COMPARE[operator], bound) for operator, bound in bounds]
+    return lambda value: _is_number(value) and all(compare(value, bound) for compare, bound in tests)
+
+
+def attribute_values(attributes: Mapping[str, tuple[str, Any]]) -> dict[str, Values]:
+    """Message attributes (type and value) as policies see them: numbers as numbers, arrays as their values.
+
+    >>> attribute_values({"n": ("Number", "1.0"), "l": ("String.Array", '["a", 1]'), "b": ("Binary", b"x")})
+    {'n': [1.0], 'l': ['a', 1], 'b': []}
+    """
+    found: dict[str, Values] = {}
+    for name, (kind, value) in attributes.items():
+        if kind.startswith("Binary"):
+            found[name] = []  # it exists, and equals nothing
+        elif kind == "String.Array":
+            try:
+                found[name] = _flat(msgspec.json.decode(value))
+            except (msgspec.DecodeError, RecursionError):
+                found[name] = []
+        elif kind.startswith("Number"):
+            found[name] = [float(value)]
+        else:
+            found[name] = [value]
+    return found
+
+
+def body_values(body: bytes) -> Mapping[str, Any] | None:
+    """A body as policies see it; None if it is not a JSON object: then no policy holds."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def chosen(wanted: Filter, messages: Iterable[Mapping[str, Any] | None]) -> list[int]:
+    """The indexes of a run's messages that a policy wants."""
+    return [index for index, message in enumerate(messages) if message is not None and wanted(message)]

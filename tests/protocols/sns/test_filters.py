@@ -1,0 +1,127 @@
+"""Filter policies: against a naive reading of them, and what is refused."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.protocols.sns.filters import compile_policy
+from penstock.protocols.sqs.errors import SqsError
+
+
+def matches(condition: Any, value: Any) -> bool:
+    """One condition, read naively."""
+    if not isinstance(condition, dict):
+        return json.dumps(condition) == json.dumps(value) or (
+            not isinstance(condition, bool)
+            and not isinstance(value, bool)
+            and isinstance(condition, int | float)
+            and isinstance(value, int | float)
+            and condition == value
+        )
+    ((name, argument),) = condition.items()
+    match name:
+        case "anything-but":
+            inner = [argument] if isinstance(argument, dict) else argument
+            return all(not matches(each, value) for each in inner)
+        case "prefix":
+            return isinstance(value, str) and value[: len(argument)] == argument
+        case "suffix":
+            return isinstance(value, str) and (value[-len(argument) :] if argument else "") == argument
+        case "equals-ignore-case":
+            return isinstance(value, str) and value.lower() == argument.lower()
+        case "cidr":
+            try:
+                return isinstance(value, str) and ipaddress.ip_address(value) in ipaddress.ip_network(argument)
+            except ValueError:
+                return False
+        case "numeric":
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return False
+            pairs = zip(argument[::2], argument[1::2], strict=True)
+            return all(eval(f"a {'==' if o == '=' else o} b", {"a": value, "b": b}) for o, b in pairs)
+    raise AssertionError(name)
+
+
+def leaves(value: Any) -> list[Any]:
+    return [leaf for each in value for leaf in leaves(each)] if isinstance(value, list) else [value]
+
+
+def model(policy: dict[str, Any], message: dict[str, Any]) -> bool:
+    """A whole policy, read naively."""
+    for key, rule in policy.items():
+        if key == "$or":
+            holds = any(model(each, message) for each in rule)
+        elif isinstance(rule, dict):
+            holds = any(isinstance(each, dict) and model(rule, each) for each in leaves(message.get(key)))
+        else:
+            holds = False
+            for condition in rule:
+                if isinstance(condition, dict) and "exists" in condition:
+                    holds |= (key in message) == condition["exists"]
+                elif key in message:
+                    holds |= any(matches(condition, value) for value in leaves(message[key]))
+        if not holds:
+            return False
+    return True
+
+
+texts = st.sampled_from(["", "a", "A", "ab", "ba", "10.0.0.1", "192.168.1.7"])
+numbers = st.integers(-3, 3) | st.sampled_from([0.5, -1.5])
+scalars = texts | numbers | st.booleans() | st.none()
+ranges = st.tuples(st.sampled_from([">", ">="]), st.integers(-3, 0), st.sampled_from(["<", "<="]), st.integers(1, 3))
+conditions = (
+    scalars
+    | st.fixed_dictionaries({"prefix": texts})
+    | st.fixed_dictionaries({"suffix": texts})
+    | st.fixed_dictionaries({"equals-ignore-case": texts})
+    | st.fixed_dictionaries({"cidr": st.sampled_from(["10.0.0.0/24", "192.168.0.0/16"])})
+    | st.fixed_dictionaries({"exists": st.booleans()})
+    | st.fixed_dictionaries({"numeric": ranges.map(list) | st.tuples(st.just("="), numbers).map(list)})
+    | st.fixed_dictionaries({"anything-but": st.lists(texts | numbers, min_size=1, max_size=2)})
+    | st.fixed_dictionaries({"anything-but": st.fixed_dictionaries({"prefix": texts})})
+)
+rules = st.lists(conditions, min_size=1, max_size=2)
+keys = st.sampled_from(["k", "l"])
+flat = st.dictionaries(keys, rules, min_size=1, max_size=2)
+either = st.fixed_dictionaries(
+    {"$or": st.lists(st.dictionaries(keys, rules, min_size=1, max_size=1), min_size=2, max_size=2)}
+)
+nested = st.dictionaries(keys, st.dictionaries(keys, rules, min_size=1, max_size=1), min_size=1, max_size=2)
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=2))
+messages = st.dictionaries(keys, values, max_size=2)
+
+
+@given(flat | either | nested, messages)
+def test_a_compiled_policy_is_the_naive_reading(policy: dict[str, Any], message: dict[str, Any]) -> None:
+    assert compile_policy(json.dumps(policy), of_body=True)(message) == model(policy, message)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ("{", "failed to parse JSON."),
+        ("[]", "Filter policy must be a JSON object"),
+        ('{"a": []}', "Empty arrays are not allowed"),
+        ('{"a": "b"}', '"a" must be an object or an array'),
+        ('{"a": {"b": ["c"]}}', "Filter policy scope MessageAttributes does not support nested filter policy"),
+        ('{"a": [{"prefix": "a", "suffix": "b"}]}', "Only one key allowed in match expression"),
+        ('{"a": [{"colour": "b"}]}', "Unrecognized match type colour"),
+        ('{"a": [{"exists": "yes"}]}', "exists match pattern must be either true or false."),
+        ('{"a": [{"numeric": ["<", "b"]}]}', "Value of < must be numeric"),
+        ('{"a": [{"numeric": [">", 5, "<", 2]}]}', "Bottom must be less than top"),
+        ('{"a": [{"numeric": ["~", 5]}]}', "Unrecognized numeric range operator: ~"),
+        ('{"a": [{"cidr": "x/33"}]}', "Malformed CIDR, one '/' required"),
+        ('{"a":[1],"b":[1],"c":[1],"d":[1],"e":[1],"f":[1]}', "Filter policy can not have more than 5 keys"),
+        (json.dumps({"a": list(range(13)), "b": list(range(13))}), "Filter policy is too complex"),
+    ],
+)
+def test_a_policy_that_is_not_valid_is_refused(policy: str, reason: str) -> None:
+    with pytest.raises(SqsError) as caught:
+        compile_policy(policy, of_body=False)
+    assert caught.value.message == f"Invalid parameter: FilterPolicy: {reason}"

@@ -1,0 +1,36 @@
+"""How far a message walks through the code: these figures may fall, and not rise.
+
+To see the way itself: `python -m tools.walk --calls "SQS Send"`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.server import shard
+from tools.walk import walks
+
+CALLS_MAX = {
+    "SQS SendMessage": 90,
+    "SQS ReceiveMessage": 95,
+    "SQS DeleteMessage": 94,
+    "NSQ PUB to FIN": 237,
+    "websocket send to ack": 376,
+}
+FILES_MAX = {
+    "SQS SendMessage": 25,
+    "SQS ReceiveMessage": 25,
+    "SQS DeleteMessage": 26,
+    "NSQ PUB to FIN": 32,
+    "websocket send to ack": 44,
+}
+
+
+@pytest.mark.skipif(not str(shard.__file__).endswith(".py"), reason="calls of compiled code cannot be counted")
+def test_no_message_walks_further_than_before() -> None:
+    found = asyncio.run(walks())
+    assert {title: len(walk.calls) for title, walk in found.items() if len(walk.calls) > CALLS_MAX[title]} == {}
+    assert {title: walk.files for title, walk in found.items() if walk.files > FILES_MAX[title]} == {}
+    assert min(len(walk.calls) for walk in found.values()) > 50, "nothing was counted"
