@@ -222,17 +222,25 @@ function useTheme(): string {
 
 /** Rows that j and k walk through and Enter opens. */
 export function useRows(count: number, open: (index: number) => void): [number, (index: number) => void] {
-  const [at, setAt] = useState(-1);
+  const [at, show] = useState(-1);
+  // Keys come faster than the page is drawn: they find the latest row here.
+  const now = useRef({ at, count, open });
+  now.current = { ...now.current, count, open };
+  const setAt = (index: number) => {
+    now.current.at = index;
+    show(index);
+  };
   useEffect(() => {
     const key = (event: KeyboardEvent) => {
       if (isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.key === "j") setAt((now) => Math.min(count - 1, now + 1));
-      else if (event.key === "k") setAt((now) => Math.max(0, now - 1));
-      else if (event.key === "Enter" && at >= 0 && event.target === document.body) open(at);
+      const { at, count, open } = now.current;
+      if (event.key === "j") setAt(Math.min(count - 1, at + 1));
+      else if (event.key === "k") setAt(Math.max(0, at - 1));
+      else if (event.key === "Enter" && at >= 0 && at < count && event.target === document.body) open(at);
     };
     addEventListener("keydown", key);
     return () => removeEventListener("keydown", key);
-  }, [count, open, at]);
+  }, []);
   useEffect(() => document.querySelector("tr.at")?.scrollIntoView({ block: "nearest" }), [at]);
   return [at, setAt];
 }
