@@ -458,17 +458,12 @@ class HttpConnection:
         """As `answer` with 200, for header lines that are ASCII, and known to be as they have to be."""
         server = self._server
         request = exchange.request
-        is_usual = exchange.keeps_alive and not server.is_draining and not self._is_eof and request.method != "HEAD"
-        if not is_usual or "connection" in request.headers or len(body) > _JOIN_BYTES_MAX:
+        if not exchange.keeps_alive or server.is_draining or self._is_eof or "connection" in request.headers:
             pairs = [_pair(line) for line in lines.splitlines()]
             self.answer(exchange, 200, pairs, body)
             return
         head = f"{server.ok_lines}{lines}content-length: {len(body)}\r\n\r\n".encode("ascii")
-        self._end_exchange(exchange)
-        if not self._unsent:  # as `_put` does
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._unsent.append(head + body)
-        self._after_response(exchange, 200, True)
+        self._write(exchange, 200, head, body, True)
 
     async def answer_in_parts(
         self, exchange: Exchange, status: int, headers: Headers, parts: Iterable[Any], nbytes: int | None
@@ -555,10 +550,7 @@ class HttpConnection:
         if not keeps_alive:
             self._close_after_response()
             return
-        if self._reading == _IDLE and not self._is_write_paused:
-            self.deadline = self._server.idle_until
-        else:
-            self._set_deadline()
+        self._set_deadline()
         if (self._waiting or self._rejection is not None or self._is_read_paused) and not self._is_pumping:
             self._pump()
 
