@@ -155,25 +155,6 @@ def test_forgotten_deduplication_ids_stay_forgotten_over_a_restart(tmp_path: Any
 # -- visibility --
 
 
-def test_a_late_change_of_visibility_holds_while_nobody_else_got_the_message(
-    server: Server, sqs: Any, url: str
-) -> None:
-    sqs.send_message(QueueUrl=url, MessageBody="x")
-    (message,) = receive(sqs, url, VisibilityTimeout=5)
-    server.advance(6)
-    sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=20)
-    assert receive(sqs, url) == []
-    counts = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["ApproximateNumberOfMessagesNotVisible"])
-    assert counts["Attributes"] == {"ApproximateNumberOfMessagesNotVisible": "1"}
-    server.advance(21)
-    (again,) = receive(sqs, url, AttributeNames=["ApproximateReceiveCount"])
-    assert again["Attributes"] == {"ApproximateReceiveCount": "2"}
-    with refused("InvalidParameterValue") as refusal:
-        sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=20)
-    assert "is not available for visibility timeout change." in refusal.message
-    sqs.delete_message(QueueUrl=url, ReceiptHandle=again["ReceiptHandle"])
-
-
 def test_a_late_change_in_a_fifo_queue_is_refused(server: Server, sqs: Any, fifo_url: str) -> None:
     sqs.send_message(QueueUrl=fifo_url, MessageBody="x", MessageGroupId="g", MessageDeduplicationId="d")
     (message,) = receive(sqs, fifo_url, VisibilityTimeout=5)

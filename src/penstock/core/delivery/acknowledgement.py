@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.commands import Refused, Settled, Span
-from penstock.core.delivery.columns import HELD_FROM, LEASED, READY, runs_of
+from penstock.core.delivery.columns import HELD_FROM, LEASED, runs_of
 from penstock.core.delivery.runs import cut, gaps
 from penstock.core.delivery.states import TRANSITIONS, Event, allowed
 from penstock.core.delivery.window import Entry, Window
@@ -90,18 +90,6 @@ def _forgotten(event: Event, attempt: int, opened_ms: int) -> Judge:
         mask &= (states != LEASED) | (columns.holder[rows] < HELD_FROM)
         if event != Event.ACK:
             mask &= (states != LEASED) | (columns.received_ms[rows] < opened_ms)
-        return mask
-
-    return judge
-
-
-def _lapsed(attempt: int) -> Judge:
-    """Approves of messages whose lease on that attempt ran out, and that nobody got since."""
-
-    def judge(window: Window, rows: slice) -> NDArray[np.bool_]:
-        columns = window.columns
-        mask: NDArray[np.bool_] = columns.state[rows] == READY
-        mask &= columns.attempts[rows] == attempt
         return mask
 
     return judge
@@ -508,13 +496,6 @@ class Acknowledgement:
             done += acked
             self.channel.acked += acked
             self.channel.touch()
-        if left and event == Event.EXTEND and not self.queue.config.is_fifo and not self.queue.leases_are_durable:
-            still_left: list[Part] = []
-            for low, high in left:
-                found, stale = self._walk(low, high, _lapsed(span.attempt), self._again(event, span.attempt, apply))
-                done += found
-                still_left += stale
-            left = still_left
         if left:
             found, left = self._settle_forgotten(left, event, span.attempt, apply)
             done += found
@@ -524,10 +505,6 @@ class Acknowledgement:
 
     def _settle_forgotten(self, wanted: list[Part], event: Event, attempt: int, apply: Apply) -> tuple[int, list[Part]]:
         """Apply something to those messages whose delivery was forgotten, as if it had not been."""
-        return self._walk_forgotten(wanted, event, attempt, self._again(event, attempt, apply))
-
-    def _again(self, event: Event, attempt: int, apply: Apply) -> Apply:
-        """Leases messages again on an attempt, then applies something to them."""
 
         def lease_and_apply(window: Window, entry: Entry, first: int, stop: int) -> None:
             if event == Event.ACK:
@@ -537,7 +514,7 @@ class Acknowledgement:
                 window.withdraw(first, stop)
             apply(window, entry, first, stop)
 
-        return lease_and_apply
+        return self._walk_forgotten(wanted, event, attempt, lease_and_apply)
 
     def _walk_forgotten(self, wanted: list[Part], event: Event, attempt: int, apply: Apply) -> tuple[int, list[Part]]:
         """As `_walk`, over messages whose delivery on that attempt was forgotten. What lies ahead is brought in."""
