@@ -37,7 +37,7 @@ CHECKS = [
     response_schema_conformance,
     status_code_conformance,
 ]
-OPERATIONS = 49
+OPERATIONS = 50
 KNOWN = {"queue": "known", "channel": "main", "consumer": "reader"}
 
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from penstock.core.commands import CreateQueue
+from penstock.protocols.rest.queues import error_group
 from penstock.server import overview
 from penstock.server.overview import Overview
 from tests.protocols.rest.asking import done, receive, refused, send
@@ -146,3 +147,30 @@ def test_a_look_is_shared_by_all_who_ask_at_once() -> None:
         return shards.looks
 
     assert asyncio.run(ask()) == 1
+
+
+def test_dead_letters_are_grouped_by_what_their_errors_have_in_common(http: httpx.Client, name: str) -> None:
+    done(http.post("/v1/queues", json={"name": name, "settings": {"max_receives": 1}}), 201)
+    assert done(http.get(f"/v1/queues/{name}/dead-letters/groups"))["groups"] == []
+    send(http, name, *(f"body {number}" for number in range(250)))
+    for number, message in enumerate(receive(http, name, max=250)):
+        error = f"timeout after {number} s" if number % 5 else f"no customer 'c-{number}'\nTraceback {number}"
+        done(http.post(f"/v1/queues/{name}/release", json={"receipt": message["receipt"], "error": error}))
+    found = done(http.get(f"/v1/queues/{name}/dead-letters/groups"))
+    assert [(group["group"], group["count"]) for group in found["groups"]] == [
+        ("timeout after # s", 200),
+        ("no customer #", 50),
+    ]
+    assert (found["queue"], found["looked_at"], found["next"]) == (f"{name}.dead", 250, None)
+    assert found["groups"][0]["first_at"] <= found["groups"][0]["last_at"]
+    assert found["groups"][0]["sample"]["body"] == "body 1"
+    assert found["groups"][0]["sample"]["failures"][0]["error"] == "timeout after 1 s"
+    later = done(http.get(f"/v1/queues/{name}/dead-letters/groups?after={found['groups'][0]['sample']['sequence']}"))
+    assert later["looked_at"] < 250
+
+
+@pytest.mark.parametrize("error", ["'" * 100_000, "9." * 100_000, "a1" * 100_000, "\n", "", "\x00'\ud83d"])
+def test_an_error_of_any_shape_has_a_group_at_once(error: str) -> None:
+    began_s = time.perf_counter()
+    assert 1 <= len(error_group(error)) <= 200
+    assert time.perf_counter() - began_s < 0.5

@@ -354,6 +354,34 @@ class ChannelList(Result):
     channels: list[ChannelCounts]
 
 
+class ErrorGroup(Result, omit_defaults=False):
+    """Dead letters that failed for the same reason: their last errors differ in numbers, ids and quoted text only."""
+
+    group: str
+    count: int
+    first_at: float
+    last_at: float
+    """When the first and the last of them failed for good."""
+    sample: SeenMessage
+
+
+class ErrorGroups(Result, omit_defaults=False):
+    """Dead letters by reason, the most frequent first."""
+
+    queue: str
+    """The dead-letter queue in which they are."""
+    groups: list[ErrorGroup]
+    looked_at: int
+    next: int | None
+    """There are more dead letters: ask again with `after` this number. null: these are all."""
+
+
+class ErrorGroupsQuery(Shape):
+    """From where to look."""
+
+    after: Annotated[int, Meta(ge=-1, le=SEQUENCE_MAX)] = -1
+
+
 class NewRedrive(Shape):
     """Which messages of a (dead-letter) queue go back, and where to."""
 
