@@ -13,11 +13,11 @@ from penstock.server import shard
 from tools.walk import walks
 
 CALLS_MAX = {
-    "SQS SendMessage": 90,
-    "SQS ReceiveMessage": 95,
-    "SQS DeleteMessage": 94,
-    "NSQ PUB to FIN": 237,
-    "websocket send to ack": 376,
+    "SQS SendMessage": 99,
+    "SQS ReceiveMessage": 102,
+    "SQS DeleteMessage": 103,
+    "NSQ PUB to FIN": 250,
+    "websocket send to ack": 392,
 }
 FILES_MAX = {
     "SQS SendMessage": 25,

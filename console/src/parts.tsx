@@ -161,7 +161,8 @@ export function Chart({ title, times, lines }: { title: string; times: number[];
     if (!at.current) return;
     const place = at.current;
     const colour = (name: string) => getComputedStyle(place).getPropertyValue(name).trim();
-    const axis = { stroke: colour("--dim"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false } };
+    const font = `12px ${getComputedStyle(place).fontFamily}`;
+    const axis = { font, stroke: colour("--dim"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false } };
     plot.current = new uPlot(
       {
         width: place.clientWidth,
@@ -169,7 +170,7 @@ export function Chart({ title, times, lines }: { title: string; times: number[];
         cursor: { show: false },
         legend: { live: false },
         scales: {
-          x: { range: (_, from, to) => [Math.min(from ?? 0, (to ?? 0) - 60), to ?? 0] },
+          x: { range: (plot) => [Math.min(plot.data[0][0] ?? 0, (plot.data[0].at(-1) ?? 0) - 60), plot.data[0].at(-1) ?? 0] },
           y: { range: (_, __, top) => [0, Math.max(1, (top ?? 0) * 1.1)] },
         },
         axes: [axis, { ...axis, size: 56, values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en-US")) }],

@@ -135,7 +135,7 @@ def test_queues_are_declared_in_seconds_and_become_the_cores_settings() -> None:
             "[server]\nsqs_port = 'x'",
             r"penstock.toml: \[server\] sqs_port is 'x': it must be a whole number from 0 to 65535",
         ),
-        ("[sqs]\nlimits = 'loose'", r"\[sqs\] limits is 'loose': it must be strict or relaxed"),
+        ("[sqs]\nlimits = 'loose'", r"\[sqs\] limits is 'loose': it must be aws, strict or relaxed"),
         ("[[credentials]]\nsecret_key = 'b'", "missing required field `access_key`"),
         ("server = 3", "Expected `object`, got `int`"),
         ("[server\n", "is not TOML"),

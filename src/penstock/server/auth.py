@@ -125,6 +125,11 @@ class Principal:
         """Whether it has this right on any queue, whichever."""
         return any(right in grant.rights for grant in self._grants)
 
+    @property
+    def grants(self) -> tuple[Grant, ...]:
+        """Everything that it may do."""
+        return self._grants
+
     def __repr__(self) -> str:
         return f"Principal({self.name!r})"
 

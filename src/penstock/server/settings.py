@@ -164,13 +164,13 @@ class SqsSettings(_Section, frozen=True):
     """How the SQS front end presents itself."""
 
     limits: Annotated[
-        Literal["strict", "relaxed"],
+        Literal["aws", "strict", "relaxed"],
         Setting(
-            "AWS's limits, or wider ones for tests: what AWS limits for its own sake (sizes, waits, batch entries) "
-            "goes as far as Penstock can.",
+            "`aws`: AWS's limits. `strict`: also its pauses of 60 seconds after DeleteQueue and PurgeQueue. `relaxed`: "
+            "what AWS limits for its own sake (sizes, waits, batch entries) goes as far as Penstock can.",
             flag="--sqs-limits",
         ),
-    ] = "strict"
+    ] = "aws"
     region: Annotated[str, Setting("In ARNs. Signatures for any region are accepted.")] = "us-east-1"
     account: Annotated[str, Setting("12 digits, in ARNs and queue URLs.")] = "000000000000"
     auto_create: Annotated[

@@ -179,8 +179,8 @@ class Step:
         """Committed, and `finish` has to follow before anybody is settled."""
 
 
-_NOTED: frozenset[type[Command]] = frozenset({Subscribe, CancelWait})
-"""Commands whose end the shard's own books have to know of, besides receives."""
+_NOTED: frozenset[type[Command]] = frozenset({Receive, Subscribe, CancelWait})
+"""Commands whose end the shard's own books have to know of."""
 
 
 class _CallFailed(Exception):
@@ -331,17 +331,13 @@ class Shard:
 
         With a proof, the step is left open: the driver lets `finish` end it, right before it settles the calls.
         """
-        changes = step.changes
-        assert changes is not None
+        assert step.changes is not None
         try:
-            if self._proof is not None:
-                self._commit(changes)
+            self._commit(step.changes)
+            if self._proof is None:
+                self._end(step)
+            else:
                 step.is_open = True
-                return
-            self._store.commit(changes)
-            self.broker.committed(changes)
-            self._lazy_since_ms = None
-            self._end(step)
         except DiskFull as error:
             self._survive_full_disk(step, error)
         except Exception as error:
@@ -555,10 +551,7 @@ class Shard:
         if step.parked:
             calls = self._park(step, calls)
         for call in calls:
-            kind = type(call.command)
-            if kind is Receive:
-                call.command.ticket = None  # type: ignore[attr-defined]
-            elif kind in _NOTED:
+            if type(call.command) in _NOTED:
                 self._note(call)
         step.answered += calls
         if step.woken:

@@ -95,7 +95,6 @@ class CommitDelay:
 
 log = logging.getLogger("penstock.shard")
 
-_NOT_PASSED_ON = "an answer could not be passed on"
 _TOGETHER_MAX = 256
 """So many calls are enough for a step."""
 _PATIENT_ACK_S = 0.01
@@ -125,9 +124,7 @@ class CallbackCall(Call):
     __slots__ = ("home", "number", "on_settled", "shard")
 
     def __init__(self, command: Command, on_settled: Callable[[Call], None], home: Any = None) -> None:
-        self.command = command  # what a `Call` begins with, without another call
-        self.reply = self.error = None
-        self.parked_ms = 0
+        super().__init__(command)
         self.on_settled = on_settled
         self.home = home
         """Who took it, for who has to withdraw it: an `AsyncShard`, or, with many shards, a place's own record."""
@@ -243,9 +240,7 @@ class AsyncShard:
             self._step_late()
         else:
             self._is_urgent = True
-            if not self._busy:
-                self._busy = True
-                self._next_step = self._loop.call_soon(self._step)
+            self._step_soon()
 
     def withdraw(self, call: CallbackCall) -> None:
         """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
@@ -539,8 +534,8 @@ class AsyncShard:
         for ticket in tickets:
             try:
                 ticket.settle()
-            except Exception:  # as in `_end`
-                log.exception(_NOT_PASSED_ON)
+            except Exception:  # a bug of one who waits must not keep the shard from going on for the others
+                log.exception("an answer could not be passed on")
 
     def _tell(self, step: Step) -> None:
         """Tell the listeners what has come with a step."""
@@ -552,11 +547,7 @@ class AsyncShard:
     def _end(self, step: Step) -> None:
         if step.is_open:
             self.shard.finish(step)
-        for ticket in step.answered:
-            try:
-                ticket.settle()
-            except Exception:  # a bug of one who waits must not keep the shard from going on for the others
-                log.exception(_NOT_PASSED_ON)
+        self._settle(step.answered)
         if step.events or step.outbox:
             self._tell(step)
         self._busy = False

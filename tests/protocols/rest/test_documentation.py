@@ -70,7 +70,7 @@ def test_every_example_runs_and_prints_what_it_says(serve: Callable[..., Server]
         assert (run.returncode != 0) == example.fails, told
         if example.printed is not None:
             assert fits(example.printed, last_value(run.stdout)), told
-    assert number == 19
+    assert number == 20
 
 
 def last_value(printed: str) -> Any:

@@ -16,7 +16,7 @@ _names = itertools.count(1)
 @pytest.fixture(scope=clustered.SERVER_SCOPE)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Limits as on AWS. Tests share it, each with queues of its own."""
-    server = Server(tmp_path_factory.mktemp("strict") / "data")
+    server = Server(tmp_path_factory.mktemp("aws") / "data")
     yield server
     server.stop()
 
@@ -29,6 +29,14 @@ def sqs(server: Server) -> Any:
 @pytest.fixture(scope=clustered.SERVER_SCOPE)
 def relaxed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("relaxed") / "data", SqsSettings(limits="relaxed"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope=clustered.SERVER_SCOPE)
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With AWS's pauses."""
+    server = Server(tmp_path_factory.mktemp("pauses") / "data", SqsSettings(limits="strict"))
     yield server
     server.stop()
 

@@ -170,7 +170,7 @@ def test_visibility_changes_entry_by_entry(server: Server, sqs: Any, url: str) -
     answer = sqs.change_message_visibility_batch(QueueUrl=url, Entries=batch)
     assert [entry["Id"] for entry in answer["Successful"]] == ["0", "1"]
     assert {entry["Id"]: entry["Code"] for entry in answer["Failed"]} == {
-        "2": "AWS.SimpleQueueService.MessageNotInflight",
+        "2": "InvalidParameterValue",
         "3": "InvalidParameterValue",
         "4": "MissingParameter",
     }

@@ -303,13 +303,16 @@ def test_visibility_ends_twelve_hours_after_the_receive(server: Server, sqs: Any
             sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=bad)
 
 
-def test_a_message_that_is_not_in_flight_keeps_its_visibility(sqs: Any, url: str) -> None:
+def test_a_deleted_message_has_no_visibility_to_change(sqs: Any, url: str) -> None:
     sqs.send_message(QueueUrl=url, MessageBody="x")
     (message,) = receive(sqs, url)
     sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-    with refused("AWS.SimpleQueueService.MessageNotInflight") as refusal:
+    with refused("InvalidParameterValue") as refusal:
         sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=5)
-    assert refusal.shape == "MessageNotInflight"
+    assert refusal.message == (
+        f"Value {message['ReceiptHandle']} for parameter ReceiptHandle is invalid. Reason: Message does not exist or "
+        "is not available for visibility timeout change."
+    )
 
 
 def test_a_restart_forgets_neither_messages_nor_receipts(tmp_path: Any) -> None:

@@ -111,7 +111,7 @@ def test_a_queue_that_is_not_there_is_not_found_by_any_action(sqs: Any, server: 
 
 def test_an_address_that_is_no_queues_is_invalid(sqs: Any) -> None:
     with refused("InvalidAddress", 404):
-        sqs.get_queue_attributes(QueueUrl="just-a-name")
+        sqs.get_queue_attributes(QueueUrl="http://localhost/")
 
 
 def test_lists_are_complete_and_in_order_and_come_in_pages(sqs: Any, name: str) -> None:
@@ -140,7 +140,18 @@ def test_a_token_that_was_not_given_out_is_refused(sqs: Any) -> None:
         sqs.list_queues(MaxResults=1, NextToken="!!!")
 
 
-def test_a_deleted_queue_is_gone_with_its_messages(server: Server, sqs: Any, name: str, url: str) -> None:
+def test_a_deleted_queue_can_be_created_again_at_once(sqs: Any, name: str, url: str) -> None:
+    sqs.send_message(QueueUrl=url, MessageBody="x")
+    sqs.delete_queue(QueueUrl=url)
+    sqs.create_queue(QueueName=name)
+    assert "Messages" not in sqs.receive_message(QueueUrl=url)
+    sqs.purge_queue(QueueUrl=url)
+    sqs.purge_queue(QueueUrl=url)
+
+
+def test_strict_limits_keep_a_deleted_queues_name_for_a_minute(strict: Server, name: str) -> None:
+    server, sqs = strict, strict.client()
+    url = sqs.create_queue(QueueName=name)["QueueUrl"]
     sqs.send_message(QueueUrl=url, MessageBody="x")
     sqs.delete_queue(QueueUrl=url)
     with refused("AWS.SimpleQueueService.NonExistentQueue"):
@@ -170,7 +181,9 @@ def test_a_purge_takes_everything_also_what_is_in_flight_or_delayed(server: Serv
     assert "Messages" not in sqs.receive_message(QueueUrl=url)
 
 
-def test_a_queue_is_purged_once_a_minute(server: Server, sqs: Any, name: str, url: str) -> None:
+def test_strict_limits_let_a_queue_be_purged_once_a_minute(strict: Server, name: str) -> None:
+    server, sqs = strict, strict.client()
+    url = sqs.create_queue(QueueName=name)["QueueUrl"]
     sqs.purge_queue(QueueUrl=url)
     with refused("AWS.SimpleQueueService.PurgeQueueInProgress", 403) as refusal:
         sqs.purge_queue(QueueUrl=url)

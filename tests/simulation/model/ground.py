@@ -118,6 +118,7 @@ class Ground:
         live = {sequence for channel in queue.channels.values() for sequence in channel.copies}
         live |= {message.sequence for message in queue.held()}
         most = self._stored_most(queue)
+        queue.dedup.clear()
         right = purged is None or len(live) <= purged <= most
         demand(right, f"purged {purged} messages, from {len(live)} to {most} expected")
         for sequence in list(queue.messages):

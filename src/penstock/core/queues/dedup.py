@@ -66,6 +66,19 @@ class Dedup:
             self.unsaved.pop(bucket, None)
             changes.drop(keys.dedup_bucket(self.queue_id, bucket))
 
+    def clear(self, changes: Changes) -> None:
+        """Forget every id: the messages are gone, and the same ones may be sent again.
+
+        >>> dedup = Dedup(queue_id=1)
+        >>> dedup.remember((None, "a"), sequence=7, now_ms=0)
+        >>> dedup.clear(Changes())
+        >>> dedup.find((None, "a"), now_ms=1) is None
+        True
+        """
+        for bucket in self._buckets:
+            changes.drop(keys.dedup_bucket(self.queue_id, bucket))
+        self._known, self._buckets, self.unsaved = {}, {}, {}
+
     def set_clock_back(self, now_ms: int, changes: Changes) -> None:
         """The clock may have been ahead until now: no id is known for longer than five minutes from now."""
         latest_ms = now_ms + DEDUP_WINDOW_MS

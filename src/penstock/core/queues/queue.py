@@ -428,6 +428,7 @@ class Queue:
         for key in self.quarantined:
             self.write_buffer.changes.delete_record(keys.record(Kind.QUARANTINE, self.id, key.packed))
         self.quarantined.clear()
+        self.dedup.clear(self.write_buffer.changes)
         self.messages = self.size = 0
         if self.held_from is not None:
             self.held_from = self.next_sequence

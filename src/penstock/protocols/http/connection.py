@@ -10,14 +10,15 @@ import logging
 import math
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
 
 from penstock.protocols.http.body import BLOCK_BYTES, BodyLeft, BodyRefused, BodyStream
-from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers, Request, Upgraded
+from penstock.protocols.http.exchange import PLAIN_TEXT, Exchange, Headers, Parts, Request, Upgraded
 from penstock.server.budget import BUSY, GROWTH_BYTES, GROWTH_TIMEOUT_S, Pace, Share
 from penstock.server.descriptors import CUT_OFF, NO_ROOM, REFUSED, room_for
 
@@ -458,20 +459,15 @@ class HttpConnection:
         """As `answer` with 200, for header lines that are ASCII, and known to be as they have to be."""
         server = self._server
         request = exchange.request
-        is_usual = exchange.keeps_alive and not server.is_draining and not self._is_eof and request.method != "HEAD"
-        if not is_usual or "connection" in request.headers or len(body) > _JOIN_BYTES_MAX:
+        if not exchange.keeps_alive or server.is_draining or self._is_eof or "connection" in request.headers:
             pairs = [_pair(line) for line in lines.splitlines()]
             self.answer(exchange, 200, pairs, body)
             return
         head = f"{server.ok_lines}{lines}content-length: {len(body)}\r\n\r\n".encode("ascii")
-        self._end_exchange(exchange)
-        if not self._unsent:  # as `_put` does
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._unsent.append(head + body)
-        self._after_response(exchange, 200, True)
+        self._write(exchange, 200, head, body, True)
 
     async def answer_in_parts(
-        self, exchange: Exchange, status: int, headers: Headers, parts: Iterable[Any], nbytes: int | None
+        self, exchange: Exchange, status: int, headers: Headers, parts: Parts, nbytes: int | None
     ) -> bool:
         """As `answer`, part by part, as fast as the client reads. For `Exchange.respond_in_parts`."""
         is_chunked = nbytes is None and not exchange.request.is_old
@@ -484,14 +480,17 @@ class HttpConnection:
         self._put(self._head(status, headers, framing, keeps_alive, exchange))
         if exchange.request.method != "HEAD":
             try:
-                for part in parts:
-                    if exchange.is_gone:
-                        return False
-                    if len(part):
-                        self._write_part(part, is_chunked)
-                    if self._is_write_paused:
-                        self._drained = asyncio.get_running_loop().create_future()
-                        await self._drained
+                if isinstance(parts, AsyncGenerator):
+                    async with aclosing(parts):
+                        async for part in parts:
+                            if exchange.is_gone:
+                                return False
+                            await self._put_part(part, is_chunked)
+                else:
+                    for part in parts:
+                        if exchange.is_gone:
+                            return False
+                        await self._put_part(part, is_chunked)
             except BaseException:  # the client has to see that something is missing
                 self.leave()
                 raise
@@ -502,6 +501,13 @@ class HttpConnection:
         self._end_exchange(exchange)
         self._after_response(exchange, status, keeps_alive)
         return True
+
+    async def _put_part(self, part: Any, is_chunked: bool) -> None:
+        if len(part):
+            self._write_part(part, is_chunked)
+        if self._is_write_paused:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
 
     def _write_part(self, part: Any, is_chunked: bool) -> None:
         self.flush()
@@ -555,10 +561,7 @@ class HttpConnection:
         if not keeps_alive:
             self._close_after_response()
             return
-        if self._reading == _IDLE and not self._is_write_paused:
-            self.deadline = self._server.idle_until
-        else:
-            self._set_deadline()
+        self._set_deadline()
         if (self._waiting or self._rejection is not None or self._is_read_paused) and not self._is_pumping:
             self._pump()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -11,6 +11,8 @@ from penstock.protocols.http.body import BodyStream
 from penstock.server.budget import Share
 
 Headers = Sequence[tuple[str, str]]
+Parts = Iterable[Any] | AsyncGenerator[Any, None]
+"""The bytes of an answer; or, if they come over time, a generator of them. It is closed when the client is gone."""
 PLAIN_TEXT: Headers = (("content-type", "text/plain; charset=utf-8"),)
 
 
@@ -118,7 +120,7 @@ class Answering(Protocol):
         ...
 
     async def answer_in_parts(
-        self, exchange: Exchange, status: int, headers: Headers, parts: Iterable[Any], nbytes: int | None
+        self, exchange: Exchange, status: int, headers: Headers, parts: Parts, nbytes: int | None
     ) -> bool:
         """As `answer`, part by part, as fast as the client reads."""
         ...
@@ -235,7 +237,7 @@ class Exchange:
         connection.answer_well(self, lines, body)
         return True
 
-    async def respond_in_parts(self, status: int, headers: Headers, parts: Iterable[Any], nbytes: int | None) -> bool:
+    async def respond_in_parts(self, status: int, headers: Headers, parts: Parts, nbytes: int | None) -> bool:
         """As `respond`, part by part, as fast as the client reads. `nbytes`: of all of them, if that is known."""
         connection = self.connection
         if connection is None or (self.on_abandoned is not None and connection.has_hung_up()):

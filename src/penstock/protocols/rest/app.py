@@ -27,6 +27,7 @@ from penstock.protocols.rest.contents import milliseconds
 from penstock.protocols.rest.endpoint import Endpoint, EndpointContext, Parameters, Route, not_allowed, not_found
 from penstock.protocols.rest.messages import Messages, sends_of, sort_receipts
 from penstock.protocols.rest.operations import JSON, Operation, Resource, document, operation, operations_of
+from penstock.protocols.rest.overview import Live, Overviews
 from penstock.protocols.rest.pages import DOCS_PAGE, DOCS_POLICY
 from penstock.protocols.rest.problems import RestError, invalid, render_problem
 from penstock.protocols.rest.queues import Channels, DeadLetterQueues, Queues, Redrives, Server
@@ -232,6 +233,7 @@ def resources_of(services: Services, version: str) -> list[Resource]:
         RecordReading(services),
         VirtualQueues(services, messages),
         Server(services, version),
+        Overviews(services, version),
     ]
 
 
@@ -243,13 +245,15 @@ class RestApp:
         self._version = version
         self._process = ProcessMetrics()
         self.context = EndpointContext(services, observer)
-        operations = list(operations_of(resources_of(services, version)))
+        resources = resources_of(services, version)
+        operations = list(operations_of(resources))
+        overviews = next(each for each in resources if isinstance(each, Overviews))
         described = document(operations, version, needs_credentials=services.credentials.are_required)
         self._document = msgspec.json.encode(described)
         origins = services.settings.rest.cors_origins
         self._cors = Cors(origins) if origins else None
         self._routes = Routes()
-        for path, route in self._found([*operations, *operations_of([Bulk(services)])]):
+        for path, route in self._found([*operations, *operations_of([Bulk(services), Live(services, overviews)])]):
             self._routes.add(path, route)
 
     def _found(self, operations: list[Operation]) -> Iterable[tuple[str, Route]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -167,7 +167,7 @@ class Reply:
     def __init__(
         self,
         content_type: str,
-        parts: Iterable[bytes | memoryview],
+        parts: Iterable[bytes | memoryview] | AsyncGenerator[bytes, None],
         headers: Headers = (),
         nbytes: int | None = None,
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,9 @@ from penstock.protocols.rest.shapes import (
     ChannelList,
     DeadLetters,
     DeadLettersQuery,
+    ErrorGroup,
+    ErrorGroups,
+    ErrorGroupsQuery,
     NamedCounts,
     NewChannel,
     NewQueue,
@@ -56,6 +60,7 @@ from penstock.protocols.rest.shapes import (
     Redrive,
     RedriveList,
     RedrivesQuery,
+    SeenMessage,
     ServerStats,
 )
 from penstock.server.auth import TO_SEE
@@ -287,6 +292,27 @@ def _channel_counts(channel: ChannelStats) -> ChannelCounts:
 # -- dead letters ------------------------------------------------------------------------------------------------------
 
 _LOOKED_AT_A_TIME = 1_000
+_GROUPED_AT_A_TIME = 100
+_GROUPED_MAX = 20_000
+"""Dead letters that one request looks at."""
+_GROUPS_MAX = 200
+_GROUP_LENGTH_MAX = 200
+_SAMPLE_LENGTH_MAX = 4_000
+"""Of a body; of base64 as well, and it stays base64 because it can be divided by 4."""
+_VARYING = re.compile(
+    r"""'[^'\n]{0,500}'|"[^"\n]{0,500}"|\b0x[0-9A-Fa-f]+\b|"""
+    r"""\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b|\b(?=[A-Fa-f]*\d)[0-9A-Fa-f]{12,}\b|\d+(?:\.\d+)*"""
+)
+
+
+def error_group(error: str) -> str:
+    """What an error has in common with others of its kind: its first line, without numbers, ids and quoted text.
+
+    >>> error_group("Timeout: no answer from 10.0.0.7 after 3.5 s for order 'A-17'")
+    'Timeout: no answer from # after # s for order #'
+    """
+    line = error.strip().partition("\n")[0][: 5 * _GROUP_LENGTH_MAX]
+    return _VARYING.sub("#", line)[:_GROUP_LENGTH_MAX].rstrip() or "no error was given"
 
 
 class DeadLetterQueues(Resource):
@@ -329,6 +355,53 @@ class DeadLetterQueues(Resource):
             ],
             next=page[-1].sequence if len(page) < len(seen) or len(seen) == query.limit else None,
         )
+
+    @operation("GET", "/v1/queues/{queue}/dead-letters/groups")
+    async def group_dead_letters(self, caller: Caller, queue: str, query: ErrorGroupsQuery) -> ErrorGroups:
+        """Group the dead letters of a queue by their last error, without numbers, ids and quoted text.
+
+        One request looks at 20,000 messages of the dead-letter queue: go on while `next` is given, and add up.
+        """
+        caller.need(queue, Browse)
+        target = self.queue(queue).config.dead_letter or dead_letter_name(queue)
+        caller.need(target, Browse)
+        await self.shard.know(target)
+        dead = self.broker.queues.get(target)
+        if dead is None:
+            self.broker.refuse_damaged(target)
+            return ErrorGroups(queue=target, groups=[], looked_at=0, next=None)
+        groups: dict[str, ErrorGroup] = {}
+        after, looked_at, following = query.after, 0, None
+        await caller.room_for(self.shard, target, _GROUPED_AT_A_TIME, self.services.settings)
+        while True:
+            seen: list[Seen] = await self.shard.call(Browse(queue=target, after=after, limit=_GROUPED_AT_A_TIME))
+            for one in seen:
+                message = seen_message(self.broker, dead.id, one)
+                if message.origin is not None and message.origin.queue == queue and message.failures:
+                    _count_in(groups, message)
+            looked_at += len(seen)
+            if len(seen) < _GROUPED_AT_A_TIME:
+                break
+            after = seen[-1].sequence
+            if looked_at >= _GROUPED_MAX:
+                following = after
+                break
+        found = sorted(groups.values(), key=lambda group: (-group.count, group.group))
+        return ErrorGroups(queue=target, groups=found, looked_at=looked_at, next=following)
+
+
+def _count_in(groups: dict[str, ErrorGroup], message: SeenMessage) -> None:
+    last = message.failures[-1]
+    name = error_group(last.error)
+    if name not in groups and len(groups) >= _GROUPS_MAX:
+        name = "other errors"
+    group = groups.get(name)
+    if group is None:
+        message.body = message.body[:_SAMPLE_LENGTH_MAX]
+        groups[name] = ErrorGroup(group=name, count=1, first_at=last.failed_at, last_at=last.failed_at, sample=message)
+        return
+    group.count += 1
+    group.first_at, group.last_at = min(group.first_at, last.failed_at), max(group.last_at, last.failed_at)
 
 
 class Redrives(Resource):

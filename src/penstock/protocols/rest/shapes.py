@@ -360,6 +360,34 @@ class ChannelList(Result):
     channels: list[ChannelCounts]
 
 
+class ErrorGroup(Result, omit_defaults=False):
+    """Dead letters that failed for the same reason: their last errors differ in numbers, ids and quoted text only."""
+
+    group: str
+    count: int
+    first_at: float
+    last_at: float
+    """When the first and the last of them failed for good."""
+    sample: SeenMessage
+
+
+class ErrorGroups(Result, omit_defaults=False):
+    """Dead letters by reason, the most frequent first."""
+
+    queue: str
+    """The dead-letter queue in which they are."""
+    groups: list[ErrorGroup]
+    looked_at: int
+    next: int | None
+    """There are more dead letters: ask again with `after` this number. null: these are all."""
+
+
+class ErrorGroupsQuery(Shape):
+    """From where to look."""
+
+    after: Annotated[int, Meta(ge=-1, le=SEQUENCE_MAX)] = -1
+
+
 class NewRedrive(Shape):
     """Which messages of a (dead-letter) queue go back, and where to."""
 
@@ -532,6 +560,131 @@ class ServerStats(Result, omit_defaults=False):
     failed: int
     dead: int
     sessions: int
+
+
+# -- what people watch -------------------------------------------------------------------------------------------------
+
+
+class RatesPerSecond(Result, omit_defaults=False):
+    """Messages a second, since the look before."""
+
+    sent: float
+    delivered: float
+    acked: float
+    failed: float
+    dead: float
+
+
+class Totals(Result, omit_defaults=False):
+    """Every queue that the caller may read, added up."""
+
+    queues: int
+    messages: int
+    bytes: int
+    ready: int
+    leased: int
+    delayed: int
+    sent: int
+    acked: int
+    failed: int
+    dead: int
+    quarantined: int
+
+
+class Alarm(Result, omit_defaults=False):
+    """Something that a person should look at."""
+
+    kind: Literal["damaged", "dead letters", "disk"]
+    queue: str | None
+    text: str
+
+
+class Disk(Result, omit_defaults=False):
+    """Where the data directory is."""
+
+    free_bytes: int
+    size_bytes: int
+
+
+class ServerOverview(Result, omit_defaults=False):
+    """The server at a moment."""
+
+    version: str
+    uptime: float
+    totals: Totals
+    rates: RatesPerSecond | None
+    """null: nobody has looked for a while. Ask again in a second."""
+    alarms: list[Alarm]
+    disk: Disk | None
+    """For who may administer a queue, where there is a data directory."""
+    memory_bytes: int | None
+    """Of this process, for who may administer a queue."""
+
+
+class OverviewQueuesQuery(Shape):
+    """Which queues, and in which order."""
+
+    prefix: Annotated[str, Meta(max_length=128)] = ""
+    contains: Annotated[str, Meta(max_length=128)] = ""
+    sort: Literal["name", "messages", "bytes", "ready", "leased", "delayed", "dead", "sent", "acked", "failed"] = "name"
+    """`sent`, `acked` and `failed` are by rate."""
+    descending: bool = False
+    after: Annotated[int, Meta(ge=0)] = 0
+    """How many queues to skip."""
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+
+
+class QueueRow(Result, omit_defaults=False):
+    """A queue in the list."""
+
+    name: str
+    fifo: bool
+    messages: int
+    bytes: int
+    ready: int
+    leased: int
+    delayed: int
+    dead: int
+    quarantined: int
+    oldest_sent_at: float | None
+    paused: list[str]
+    """Channels that are paused."""
+    rates: RatesPerSecond | None
+    spark: list[float]
+    """Messages sent a second, at the last looks; empty if there were none."""
+
+
+class QueueRows(Result, omit_defaults=False):
+    """A page of queues."""
+
+    queues: list[QueueRow]
+    total: int
+    """How many queues fit."""
+    next: int | None
+    """Ask again with `after` this number; null at the end."""
+
+
+class LiveQuery(Shape):
+    """What to watch."""
+
+    queue: Name | None = None
+    """Also this queue by itself."""
+
+
+class RightsOn(Result, omit_defaults=False):
+    """Rights on the queues whose names match one of the patterns."""
+
+    queues: list[str]
+    rights: list[Literal["read", "write", "admin"]]
+
+
+class Me(Result, omit_defaults=False):
+    """Who calls, and what it may do."""
+
+    name: str
+    grants: list[RightsOn]
+    needs_credentials: bool
+    """False: this server asks nobody who he is."""
 
 
 # -- virtual queues ----------------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ LABEL = "sqs."
 KMS_REUSE_SECONDS = "300"
 
 FIFO_ONLY = frozenset({"FifoQueue", "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"})
+_NEEDS_FIFO = frozenset({"DeduplicationScope", "FifoThroughputLimit"})
+"""AWS says of these what they need; of the other two, on a standard queue, that it does not know them."""
 COUNTS = frozenset(
     {
         "ApproximateNumberOfMessages",
@@ -79,7 +81,7 @@ def settings_of(name: str, config: QueueConfig, arns: Arns) -> dict[str, str]:
         if config.is_fifo or attribute not in FIFO_ONLY
     }
     found["MaximumMessageSize"] = str(message_bytes_max(config))
-    found["SqsManagedSseEnabled"] = "false"
+    found["SqsManagedSseEnabled"] = "true"
     target = dead_letter_target(name, config)
     if target is not None:
         found["RedrivePolicy"] = msgspec.json.encode(
@@ -158,6 +160,10 @@ class AttributeReader:
         labels = dict(before.labels)
         changes: dict[str, Any] = {}
         for name, text in attributes.items():
+            if name in _NEEDS_FIFO and not self._is_fifo:
+                raise SqsError(
+                    INVALID_ATTRIBUTE_NAME, f"You can specify the {name} only when FifoQueue is set to true."
+                )
             if name not in SETTABLE or (name in FIFO_ONLY and not self._is_fifo):
                 raise _unknown(name)
             _READERS[name](self, name, text, changes, labels)
@@ -179,7 +185,8 @@ class AttributeReader:
     @staticmethod
     def _check_encryption(attributes: Mapping[str, str], labels: dict[str, str]) -> None:
         """KMS or SQS's own, not both: what is set last wins, unless both are set at once."""
-        if attributes.get("KmsMasterKeyId") and attributes.get("SqsManagedSseEnabled") == "true":
+        is_managed = attributes.get("SqsManagedSseEnabled", "").lower() == "true"
+        if attributes.get("KmsMasterKeyId") and is_managed:
             raise SqsError(
                 INVALID_ATTRIBUTE_NAME,
                 "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or "
@@ -187,7 +194,7 @@ class AttributeReader:
             )
         if attributes.get("KmsMasterKeyId"):
             labels["sqs.SqsManagedSseEnabled"] = "false"
-        elif attributes.get("SqsManagedSseEnabled") == "true":
+        elif is_managed:
             labels.pop("sqs.KmsMasterKeyId", None)
             labels.pop("sqs.KmsDataKeyReusePeriodSeconds", None)
 
@@ -196,7 +203,7 @@ class AttributeReader:
     @staticmethod
     def _number(name: str, text: str, low: int, high: int) -> int:
         if not _INTEGER.match(text) or not low <= int(text) <= high:
-            raise _bad_value(name, f"Must be from {low} to {high}.")
+            raise _bad_value(name)
         return int(text)
 
     def _setting(self, name: str, text: str, changes: dict[str, Any], _labels: dict[str, str]) -> None:
@@ -204,7 +211,7 @@ class AttributeReader:
         setting, sqs = _DECLARED[name]
         if sqs.words:
             if text not in sqs.words:
-                raise _bad_value(name, f"Must be {' or '.join(sqs.words)}.")
+                raise _bad_value(name)
             changes[setting.field] = sqs.words[text]
         elif setting.kind is bool:
             changes[setting.field] = _boolean(name, text)
@@ -224,7 +231,7 @@ class AttributeReader:
         labels["sqs.MaximumMessageSize"] = str(size)
 
     def _fifo(self, name: str, text: str, _changes: dict[str, Any], _labels: dict[str, str]) -> None:
-        if text != "true":
+        if text.lower() != "true":
             raise _bad_value(name, "Modifying queue type is not supported.")
 
     def _policy(self, name: str, text: str, _changes: dict[str, Any], labels: dict[str, str]) -> None:
@@ -322,7 +329,7 @@ class AttributeReader:
 
 def _boolean(name: str, text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise _bad_value(name, "Must be true or false.")
+        raise _bad_value(name)
     return text.lower() == "true"
 
 

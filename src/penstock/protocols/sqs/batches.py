@@ -193,7 +193,7 @@ class BatchActions(MessageActions):
             return Extend(queue=queue.name, channel=one.channel, spans=one.spans, lease_ms=lease_ms)
 
         def refusal(entry: SettleEntry, error: PenstockError) -> SqsError:
-            return not_changed(error, _visibility_s(entry))
+            return not_changed(error, entry.receipt_handle, _visibility_s(entry))
 
         return self._settle(context, queue, entries, command, refusal)
 

@@ -1,4 +1,4 @@
-"""What SQS allows. `strict` is as AWS documents it; `relaxed` is for tests that will not wait, or that go further."""
+"""What SQS allows. `aws` is what AWS allows, `strict` has its pauses as well, and `relaxed` goes further."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-LimitsName = Literal["strict", "relaxed"]
+LimitsName = Literal["aws", "strict", "relaxed"]
 
 MESSAGE_BYTES_CEILING = 1024 * 1024
 """The largest MaximumMessageSize."""
@@ -24,9 +24,9 @@ SOURCES_ALLOWED_MAX = 10
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits that differ between the two.
+    """The limits that differ between the three.
 
-    >>> STRICT.batch_entries_max, RELAXED.batch_entries_max
+    >>> AWS.batch_entries_max, RELAXED.batch_entries_max
     (10, 1000)
     """
 
@@ -47,9 +47,11 @@ class Limits(msgspec.Struct, frozen=True):
     @property
     def is_strict(self) -> bool:
         """Whether these are AWS's own."""
-        return self.name == "strict"
+        return self.name != "relaxed"
 
 
+AWS = Limits("aws", 10, MESSAGE_BYTES_CEILING, 10, 900, 20, 10, 0, 0, False)
+"""The pauses are AWS's infrastructure, and no promise to anybody."""
 STRICT = Limits("strict", 10, MESSAGE_BYTES_CEILING, 10, 900, 20, 10, 60_000, 60_000, False)
 RELAXED = Limits("relaxed", 1_000, 256 * 1024 * 1024, 1_000, 366 * 24 * 3600, 3600, 100, 0, 0, True)
-LIMITS: dict[str, Limits] = {"strict": STRICT, "relaxed": RELAXED}
+LIMITS: dict[str, Limits] = {"aws": AWS, "strict": STRICT, "relaxed": RELAXED}

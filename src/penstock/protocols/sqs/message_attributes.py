@@ -35,7 +35,8 @@ BASE64 = AttributeValue(data_type="String", string_value="base64")
 
 ALLOWED = "the set of allowed characters is #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF"
 _NOT_ALLOWED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\Z")
+_NAME = re.compile(r"[\w-]+(\.[\w-]+)*\Z")
+"""Letters of any script: AWS takes more than its documentation says."""
 _RESERVED = ("aws.", "amazon.")
 _NAME_LENGTH_MAX = 256
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)

@@ -14,7 +14,6 @@ from penstock.protocols.sqs.context import Answer, RequestContext
 from penstock.protocols.sqs.errors import (
     INVALID_MESSAGE_CONTENTS,
     INVALID_PARAMETER_VALUE,
-    MESSAGE_NOT_INFLIGHT,
     RECEIPT_HANDLE_IS_INVALID,
     SqsError,
     from_core,
@@ -149,7 +148,7 @@ class MessageActions(Unpacking):
 
         def answer(settled: Settled) -> None:
             if settled.refused:
-                raise not_changed(settled.refused[0].error, visibility_s)
+                raise not_changed(settled.refused[0].error, request.receipt_handle, visibility_s)
 
         lease_ms = visibility_s * _SECOND_MS
         return context.ask(Extend(queue=queue.name, channel=channel, spans=[span], lease_ms=lease_ms), answer)
@@ -297,7 +296,7 @@ def expired(handle: str | None) -> SqsError:
     return invalid_value(handle, "ReceiptHandle", "The receipt handle has expired.")
 
 
-def not_changed(error: PenstockError, visibility_s: int) -> SqsError:
+def not_changed(error: PenstockError, handle: str | None, visibility_s: int) -> SqsError:
     """Why a message's visibility was not changed."""
     if isinstance(error, LeaseTooLong):
         return invalid_value(
@@ -306,5 +305,7 @@ def not_changed(error: PenstockError, visibility_s: int) -> SqsError:
             f"Total VisibilityTimeout for the message is beyond the limit [{VISIBILITY_SECONDS_MAX} seconds].",
         )
     if isinstance(error, StaleReceipt):
-        return SqsError(MESSAGE_NOT_INFLIGHT, "The specified message isn't in flight.")
+        return invalid_value(
+            handle, "ReceiptHandle", "Message does not exist or is not available for visibility timeout change."
+        )
     return from_core(error)

@@ -62,12 +62,13 @@ def queue_url(base: str, name: str) -> str:
 class Urls:
     """Reads names out of queue URLs, and remembers those it has read.
 
-    >>> Urls(needs_account=True).name("http://localhost:9324/000000000000/orders.fifo")
+    >>> Urls().name("http://localhost:9324/000000000000/orders.fifo")
     'orders.fifo'
+    >>> Urls().name("orders"), Urls().name("http://localhost:9324/queue/us-east-1/000000000000/orders")
+    ('orders', 'orders')
     """
 
-    def __init__(self, needs_account: bool) -> None:
-        self._needs_account = needs_account
+    def __init__(self) -> None:
         self._known: dict[str, str] = {}
 
     def name(self, url: str) -> str:
@@ -85,7 +86,7 @@ class Urls:
         _, separator, rest = url.partition("://")
         path = rest.partition("/")[2] if separator else url
         segments = path.partition("?")[0].strip("/").split("/")
-        if not segments[-1] or (self._needs_account and len(segments) < 2):
+        if not segments[-1]:
             raise SqsError(INVALID_ADDRESS, f"The address {url} is not valid for this endpoint.")
         return unquote(segments[-1])
 

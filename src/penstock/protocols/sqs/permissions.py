@@ -99,8 +99,7 @@ def _check(request: AddPermissionRequest) -> None:
             raise invalid_value(account, "PrincipalId", "Unable to verify.")
     for action in request.actions:
         if action not in SHAREABLE:
-            allowed = ", ".join(sorted(SHAREABLE))
-            raise invalid_value(f"SQS:{action}", "ActionName", f"Only the queue owner may do it. Use: {allowed}.")
+            raise invalid_value(f"SQS:{action}", "ActionName", "Only the queue owner is allowed to invoke this action.")
     if len(request.actions) > _ACTIONS_MAX:
         raise SqsError(OVER_LIMIT, f"{len(request.actions)} Actions were found, maximum allowed is {_ACTIONS_MAX}.")
 

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from penstock.protocols.http import Exchange
-from penstock.protocols.sqs.errors import MALFORMED_INPUT, QUEUE_DOES_NOT_EXIST, SqsError
+from penstock.protocols.sqs.errors import MALFORMED_INPUT, QUEUE_DOES_NOT_EXIST, UNKNOWN_OPERATION, SqsError
 from penstock.protocols.sqs.message_attributes import only_allowed
 from penstock.protocols.sqs.shapes import Shape
 
@@ -151,7 +151,7 @@ def _members(tree: _Tree) -> dict[str, Any]:
             else:
                 members[many.member] = [_item(each) for each in _in_order(node)]
         elif many is not None and not many.key:
-            members[many.member] = [node]
+            members[many.member] = [node] if node else []  # an SDK writes an empty list so
         elif isinstance(node, dict):
             continue
         elif name in _INTEGERS:
@@ -254,6 +254,13 @@ def respond(exchange: Exchange, action: str, result: Shape | None) -> bool:
     """Answer with a result; False if the client is gone."""
     headers = (CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id))
     return exchange.respond(200, headers, encode(action, result, exchange.request_id))
+
+
+def respond_unknown(exchange: Exchange) -> None:
+    """Answer a request that names no action, as AWS does: before it is taken for one of SQS's."""
+    exchange.outcome = UNKNOWN_OPERATION.code
+    headers = (CONTENT_TYPE, ("x-amzn-requestid", exchange.request_id))
+    exchange.respond(404, headers, b"<UnknownOperationException/>\n")
 
 
 def respond_error(exchange: Exchange, error: SqsError) -> None:

@@ -77,7 +77,7 @@ class QueueActions(BatchActions):
         targets = self._targets(context, attributes)
         self.check_rights(context, name, CreateQueue)
         tags = request.creation_tags or {}
-        check_tags(tags)
+        check_tags(name, tags)
         await self.learn(name, *targets, now=True)
         existing = self.config(name)
         if existing is None:
@@ -96,9 +96,12 @@ class QueueActions(BatchActions):
     def _kind(self, attributes: dict[str, str]) -> Kind | None:
         """What kind of queue is asked for, if any is. AWS knows no standard queue that says so."""
         is_fifo = attributes.get("FifoQueue")
-        if is_fifo is None or is_fifo == "true":
-            return None if is_fifo is None else "fifo"
-        if self.limits.is_strict or is_fifo != "false":
+        if is_fifo is None:
+            return None
+        is_fifo = is_fifo.lower()
+        if is_fifo == "true":
+            return "fifo"
+        if not self.limits.any_queue_name or is_fifo != "false":
             raise SqsError(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
         del attributes["FifoQueue"]
         return "standard"
@@ -238,7 +241,7 @@ class QueueActions(BatchActions):
         if not tags:
             await self.existing(name)
             raise missing("Tags")
-        await self.change(name, lambda config: {"tags": check_tags(config.tags | tags)})
+        await self.change(name, lambda config: {"tags": check_tags(name, config.tags | tags)})
 
     async def UntagQueue(self, context: RequestContext, request: UntagQueueRequest) -> None:
         """Take tags away; those that are not there are fine."""
@@ -267,10 +270,10 @@ def _exists(attribute: str) -> SqsError:
     )
 
 
-def check_tags(tags: dict[str, str]) -> dict[str, str]:
+def check_tags(name: str, tags: dict[str, str]) -> dict[str, str]:
     """A queue's tags, or what is wrong with them."""
     if len(tags) > TAGS_MAX:
-        raise SqsError(INVALID_PARAMETER_VALUE, f"Too many tags added for queue: {len(tags)}, at most {TAGS_MAX}.")
+        raise SqsError(INVALID_PARAMETER_VALUE, f"Too many tags added for queue {name}.")
     for key, value in tags.items():
         if not 1 <= len(key) <= _TAG_KEY_LENGTH_MAX:
             raise invalid_value(key, "TagKey", f"Must be 1 to {_TAG_KEY_LENGTH_MAX} in length.")

@@ -28,8 +28,12 @@ SYSTEM_ATTRIBUTES = frozenset(
         "MessageGroupId",
         "AWSTraceHeader",
         "DeadLetterQueueSourceArn",
+        "PenstockDeadLetterReason",
+        "PenstockDeadLetterReceiveCount",
     }
 )
+BY_NAME_ONLY = frozenset({"PenstockDeadLetterReason", "PenstockDeadLetterReceiveCount"})
+"""What AWS does not have: who asks for `All` gets what AWS has."""
 NOT_TEXT = "\0"
 """Stands for a body that is no text which SQS could carry: none has this character."""
 ANONYMOUS_SENDER = "AIDAPENSTOCK"
@@ -108,7 +112,7 @@ class Unpacking(ServiceBase):
             message.attributes = {
                 name: value
                 for name, value in system.items()
-                if value is not None and (wants_all or name in wanted.system)
+                if value is not None and (name in wanted.system or (wants_all and name not in BY_NAME_ONLY))
             }
         own = {} if wanted.own is None else message_attributes.from_stored(stored, wanted.own)
         if is_encoded:
@@ -122,11 +126,14 @@ class Unpacking(ServiceBase):
     ) -> dict[str, str | None]:
         chunk = delivered.run.chunk
         sent_ms, receives, source = chunk.sent_ms, delivered.attempt, None
+        reason = failed_receives = None
         if origin is not None:
             sent_ms = origin.sent_ms
             if self._is_dead_letter(origin, delivered.queue):
                 receives += origin.attempts
                 source = self.arns.of(origin.queue)
+                failed_receives = str(origin.attempts)
+                reason = (origin.failures[-1].error or None) if origin.failures else None
         return {
             "SenderId": str(stored.get(message_attributes.STORED_SENDER, ANONYMOUS_SENDER)),
             "SentTimestamp": str(sent_ms),
@@ -137,6 +144,8 @@ class Unpacking(ServiceBase):
             "MessageGroupId": chunk.group(delivered.position),
             "AWSTraceHeader": _optional_text(stored.get(message_attributes.STORED_TRACE_HEADER)),
             "DeadLetterQueueSourceArn": source,
+            "PenstockDeadLetterReason": reason,
+            "PenstockDeadLetterReceiveCount": failed_receives,
         }
 
     def _is_dead_letter(self, origin: Origin, queue: str) -> bool:

@@ -37,6 +37,8 @@ from penstock.server.settings import ServerSettings, SqsSettings
 from penstock.server.shards import Shards
 
 _ADDRESSES_REMEMBERED_MAX = 100
+_OF_NO_QUEUE = frozenset({"CreateQueue", "ListQueues"})
+"""Actions that a GET of a queue's own URL cannot name."""
 
 
 class SqsFrontEnd:
@@ -89,14 +91,13 @@ class SqsFrontEnd:
             if is_sns:
                 self.sns.handle(exchange, principal, fields, self.base_url(request).rsplit("/", 2)[0])
                 return
-            named = self._actions.get(fields.get("Action", ""))
-            if named is None:
-                raise SqsError(
-                    UNKNOWN_OPERATION,
-                    f"The action {fields['Action']} is not valid for this endpoint."
-                    if fields.get("Action")
-                    else "The request must contain the parameter Action.",
-                )
+            asked = fields.get("Action")
+            if not asked:
+                query_wire.respond_unknown(exchange)
+                return
+            named = self._actions.get(asked)
+            if named is None or (request.method == "GET" and request.path != "/" and asked in _OF_NO_QUEUE):
+                raise SqsError(UNKNOWN_OPERATION, f"The action {asked} is not valid for this endpoint.")
             decoded = query_wire.decode(fields, named.request)
             RequestContext(exchange, self, principal, named, decoded, is_json=False).begin()
         except SqsError as refusal:

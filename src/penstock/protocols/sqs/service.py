@@ -133,7 +133,7 @@ class ServiceBase:
     def __init__(self, shard: Shards, settings: SqsSettings) -> None:
         self.shard = shard
         self.limits = LIMITS[settings.limits]
-        self.urls = Urls(needs_account=self.limits.is_strict)
+        self.urls = Urls()
         self.arns = Arns(settings.region, settings.account)
         self.account = settings.account
         self._queues: dict[str, SqsQueue] = {}

@@ -1,0 +1,234 @@
+"""What people watch: the server at a moment, its queues in any order, a stream of both; and who they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.core.commands import QueueStats, Stats
+from penstock.core.errors import OverLimit, QueueDamaged, QueueNotFound
+from penstock.protocols.rest.caller import Caller
+from penstock.protocols.rest.contents import seconds_of
+from penstock.protocols.rest.operations import JSON, Reply, Resource, operation
+from penstock.protocols.rest.shapes import (
+    Alarm,
+    Disk,
+    LiveQuery,
+    Me,
+    OverviewQueuesQuery,
+    QueueRow,
+    QueueRows,
+    RatesPerSecond,
+    RightsOn,
+    ServerOverview,
+    Totals,
+)
+from penstock.server.auth import ANYBODY, Principal
+from penstock.server.node import Services
+from penstock.server.overview import LOOK_S, Overview, Rates, Row, added_up
+
+EVENT_STREAM = "text/event-stream"
+_STREAMS_MAX = 100
+_ALARMS_MAX = 50
+_INLINE_MAX = 1_000
+"""More rows than this are walked in a thread: the loop has others to serve."""
+_DISK_FREE_MIN = 0.05
+
+
+class Overviews(Resource):
+    """What people watch."""
+
+    tag = "server"
+
+    def __init__(self, services: Services, version: str) -> None:
+        super().__init__(services)
+        self._version = version
+        self._started_s = time.monotonic()
+        self._overview: Overview | None = None
+
+    @operation("GET", "/v1/me")
+    async def who_am_i(self, caller: Caller) -> Me:
+        """Say who the caller is, and what it may do."""
+        grants = [RightsOn(queues=list(each.queues), rights=list(each.rights)) for each in caller.principal.grants]
+        return Me(name=caller.principal.name, grants=grants, needs_credentials=self.services.credentials.are_required)
+
+    @operation("GET", "/v1/overview")
+    async def server_overview(self, caller: Caller) -> ServerOverview:
+        """Show the server at a moment: every queue that the caller may read, added up, and how fast they move.
+
+        Rates are there from the second look on, while somebody looks at least every 15 seconds.
+        """
+        return await self.seen_by(caller.principal)
+
+    @operation("GET", "/v1/overview/queues")
+    async def overview_queues(self, caller: Caller, query: OverviewQueuesQuery) -> QueueRows:
+        """List the queues that the caller may read, in any order, with their rates: a page at a time."""
+        rows = await self._look()
+        principal, key = caller.principal, _KEYS[query.sort]
+
+        def fitting() -> list[Row]:
+            found = [
+                row
+                for row in rows
+                if row.name.startswith(query.prefix)
+                and query.contains in row.name
+                and (principal is ANYBODY or principal.may(row.name, QueueStats))
+            ]
+            found.sort(key=key, reverse=query.descending)
+            return found
+
+        found = fitting() if len(rows) <= _INLINE_MAX else await asyncio.to_thread(fitting)
+        page = found[query.after : query.after + query.limit]
+        shown: list[QueueRow] = []
+        await self.shard.know(*(row.name for row in page))
+        for row in page:
+            with contextlib.suppress(QueueNotFound, QueueDamaged):
+                shown.append(self._shown(row, await self.shard.call(QueueStats(name=row.name))))
+        end = query.after + len(page)
+        return QueueRows(queues=shown, total=len(found), next=end if page and end < len(found) else None)
+
+    async def row(self, name: str) -> QueueRow | None:
+        """A queue at the last look; None if it was not there, or is gone."""
+        assert self._overview is not None
+        row = self._overview.rows.get(name)
+        if row is not None:
+            with contextlib.suppress(QueueNotFound, QueueDamaged):
+                await self.shard.know(name)
+                return self._shown(row, await self.shard.call(QueueStats(name=name)))
+        return None
+
+    async def _look(self) -> Sequence[Row]:
+        if self._overview is None:
+            self._overview = Overview(self.shard)
+        return await self._overview.look()
+
+    async def seen_by(self, principal: Principal) -> ServerOverview:
+        """The server, as far as somebody may read it."""
+        rows = await self._look()
+
+        def added() -> tuple[int, dict[str, int], Rates | None, list[Alarm]]:
+            mine = rows if principal is ANYBODY else [row for row in rows if principal.may(row.name, QueueStats)]
+            return len(mine), *added_up(mine), list(_alarms_of(mine))
+
+        found = added() if len(rows) <= _INLINE_MAX else await asyncio.to_thread(added)
+        queues, counts, rates, alarms = found
+        disk = memory = None
+        if principal.has("admin"):
+            disk, memory = self._disk(), _memory_bytes()
+            if disk is not None and disk.free_bytes < _DISK_FREE_MIN * disk.size_bytes:
+                text = f"the disk has {disk.free_bytes // 2**20} MiB left, less than {_DISK_FREE_MIN:.0%}: make room"
+                alarms.insert(0, Alarm(kind="disk", queue=None, text=text))
+        return ServerOverview(
+            version=self._version,
+            uptime=time.monotonic() - self._started_s,
+            totals=Totals(queues=queues, **counts),
+            rates=None if rates is None else RatesPerSecond(**rates._asdict()),
+            alarms=alarms,
+            disk=disk,
+            memory_bytes=memory,
+        )
+
+    def _shown(self, row: Row, stats: Stats) -> QueueRow:
+        known = self.broker.queues.get(row.name)
+        assert self._overview is not None
+        return QueueRow(
+            name=row.name,
+            fifo=known is not None and known.config.kind == "fifo",
+            messages=row.messages,
+            bytes=row.bytes,
+            ready=row.ready,
+            leased=row.leased,
+            delayed=row.delayed,
+            dead=row.dead,
+            quarantined=row.quarantined,
+            oldest_sent_at=seconds_of(stats.oldest_ms),
+            paused=[channel.name for channel in stats.channels.values() if channel.paused],
+            rates=None if row.rates is None else RatesPerSecond(**row.rates._asdict()),
+            spark=self._overview.spark(row.name),
+        )
+
+    def _disk(self) -> Disk | None:
+        data = self.services.settings.server.data
+        if not Path(data).is_dir():
+            return None
+        usage = shutil.disk_usage(data)
+        return Disk(free_bytes=usage.free, size_bytes=usage.total)
+
+
+class Live(Resource):
+    """A stream of the overview. It is no part of the OpenAPI document, which knows no answers without an end."""
+
+    tag = "server"
+
+    def __init__(self, services: Services, overviews: Overviews) -> None:
+        super().__init__(services)
+        self._overviews = overviews
+        self._streams = 0
+
+    @operation("GET", "/v1/live", offers=(EVENT_STREAM, JSON))
+    async def live(self, caller: Caller, query: LiveQuery) -> Reply:
+        """Stream the overview, once a second, as server-sent events; with `queue`, that queue's counts as well.
+
+        Every event is a JSON object: that of `/v1/overview`, and, as `queue`, a row of `/v1/overview/queues`.
+        """
+        if query.queue is not None:
+            caller.need(query.queue, QueueStats)
+        if self._streams >= _STREAMS_MAX:
+            raise OverLimit(f"{_STREAMS_MAX} streams are open: close some first")
+        return Reply(EVENT_STREAM, self._events(caller.principal, query.queue))
+
+    async def _events(self, principal: Principal, queue: str | None) -> AsyncGenerator[bytes, None]:
+        self._streams += 1
+        try:
+            while not self.services.is_stopping:
+                event = msgspec.to_builtins(await self._overviews.seen_by(principal))
+                if queue is not None:
+                    event["queue"] = await self._overviews.row(queue)
+                yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._streams -= 1
+
+
+def _by_rate(name: str) -> Callable[[Row], tuple[float, str]]:
+    return lambda row: (getattr(row.rates, name) if row.rates is not None else 0.0, row.name)
+
+
+def _by_count(name: str) -> Callable[[Row], tuple[float, str]]:
+    return lambda row: (getattr(row, name), row.name)
+
+
+_KEYS: dict[str, Callable[[Row], tuple[float, str]]] = {
+    "name": lambda row: (0, row.name),
+    **{name: _by_count(name) for name in ("messages", "bytes", "ready", "leased", "delayed", "dead")},
+    **{name: _by_rate(name) for name in ("sent", "acked", "failed")},
+}
+
+
+def _alarms_of(rows: Sequence[Row]) -> list[Alarm]:
+    found: list[Alarm] = []
+    for row in rows:
+        if len(found) >= _ALARMS_MAX:
+            break
+        if row.quarantined:
+            text = f"{row.quarantined} messages of {row.name} are damaged and not delivered: run penstock store check"
+            found.append(Alarm(kind="damaged", queue=row.name, text=text))
+        if row.rates is not None and row.rates.dead:
+            text = f"{row.name} sends {row.rates.dead:.3g} messages a second to its dead-letter queue"
+            found.append(Alarm(kind="dead letters", queue=row.name, text=text))
+    return found
+
+
+def _memory_bytes() -> int | None:
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,152 @@
+"""All queues at a moment, and how fast they move: for people who watch.
+
+Nothing is counted here, and nothing runs while nobody watches. Whoever asks gets a *look*: the tallies of all queues,
+taken a page at a time (see `tally`), so that others get their turn in between. A look is shared by all who ask within
+`LOOK_S`; on a server with so many queues that a look takes long, it is kept for ten times as long as it took. Rates are
+the difference between two looks. The first look has none: they are there from the second one on.
+
+A delivery ends in an ack or a failure, or is still a lease. So the deliveries between two looks are the acks, the
+failures and the growth of the leases; messages that were purged while somebody held them are missing in that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.core.commands import QueueTally
+from penstock.server.shards import Shards
+
+LOOK_S = 1.0
+"""How long a look is fresh."""
+_STALE_S = 15.0
+"""Nobody watched for so long: a rate over that time would tell of the past."""
+_SPARK_POINTS = 30
+_SHARE = 10
+"""Looking takes a tenth of the time at most."""
+_ROWS_PER_TURN = 2_000
+
+
+class Rates(NamedTuple):
+    """Messages a second."""
+
+    sent: float = 0.0
+    delivered: float = 0.0
+    acked: float = 0.0
+    failed: float = 0.0
+    dead: float = 0.0
+
+
+class Row(NamedTuple):
+    """A queue at a moment, all its partitions together."""
+
+    name: str
+    messages: int
+    bytes: int
+    quarantined: int
+    ready: int
+    leased: int
+    delayed: int
+    sent: int
+    acked: int
+    failed: int
+    dead: int
+    rates: Rates | None = None
+    """None: it was not there a look before, or there was no look before."""
+
+    def plus(self, part: Row) -> Row:
+        """Another partition of the same queue counted in."""
+        return self._replace(**{name: getattr(self, name) + getattr(part, name) for name in _SUMMED})
+
+    def moved_since(self, before: Row, seconds: float) -> Row:
+        """The same with its rates.
+
+        >>> before, now = Row("a", 5, 50, 0, 5, 0, 0, 5, 0, 0, 0), Row("a", 5, 50, 0, 1, 4, 0, 9, 4, 2, 0)
+        >>> now.moved_since(before, 2.0).rates
+        Rates(sent=2.0, delivered=5.0, acked=2.0, failed=1.0, dead=0.0)
+        """
+        sent, acked, failed, dead = (
+            max(0, getattr(self, each) - getattr(before, each)) for each in ("sent", "acked", "failed", "dead")
+        )
+        delivered = max(0, acked + failed + self.leased - before.leased)
+        return self._replace(rates=Rates(*(each / seconds for each in (sent, delivered, acked, failed, dead))))
+
+
+_SUMMED = Row._fields[1:-1]
+
+
+def added_up(rows: Iterable[Row]) -> tuple[dict[str, int], Rates | None]:
+    """What rows have together; rates only if one of them has any."""
+    counts = dict.fromkeys(_SUMMED, 0)
+    rates: list[Rates] = []
+    for row in rows:
+        for name, value in zip(_SUMMED, row[1:-1], strict=True):
+            counts[name] += value
+        if row.rates is not None:
+            rates.append(row.rates)
+    return counts, Rates(*map(sum, zip(*rates, strict=True))) if rates else None
+
+
+class Overview:
+    """The last look at all queues of a server. `rows` are by name, and replaced as a whole."""
+
+    def __init__(self, shards: Shards, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._shards = shards
+        self._clock_s = clock_s
+        self._looking = asyncio.Lock()
+        self._looked_s: float | None = None
+        self._fresh_s = LOOK_S
+        self._sparks: dict[str, deque[float]] = {}
+        """Messages sent a second, look by look; only of queues that somebody sent to lately."""
+        self.rows: dict[str, Row] = {}
+
+    async def look(self) -> Sequence[Row]:
+        """Every queue, by name, as it was a moment ago."""
+        async with self._looking:
+            if self._looked_s is None or self._clock_s() - self._looked_s >= self._fresh_s:
+                await self._take()
+        return tuple(self.rows.values())
+
+    async def _take(self) -> None:
+        began_s = self._clock_s()
+        found: dict[str, Row] = {}
+        async for page in self._shards.tallies(local=False):
+            for tally in page:
+                row, part = _row(tally), found.get(tally.name)
+                if part is not None:
+                    row = row.plus(part)
+                found[row.name] = row
+        seconds = began_s - self._looked_s if self._looked_s is not None else 0.0
+        if 0 < seconds <= max(_STALE_S, 2 * self._fresh_s):
+            for number, (name, row) in enumerate(found.items(), 1):
+                if name in self.rows:
+                    found[name] = row.moved_since(self.rows[name], seconds)
+                    self._draw(found[name])
+                if number % _ROWS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+            for name in [name for name, spark in self._sparks.items() if name not in found or not any(spark)]:
+                del self._sparks[name]
+        else:
+            self._sparks.clear()
+        self.rows = dict(sorted(found.items()))
+        self._looked_s = began_s
+        self._fresh_s = max(LOOK_S, _SHARE * (self._clock_s() - began_s))
+
+    def _draw(self, row: Row) -> None:
+        sent = row.rates.sent if row.rates is not None else 0.0
+        spark = self._sparks.get(row.name)
+        if spark is not None:
+            spark.append(sent)
+        elif sent:
+            self._sparks[row.name] = deque([sent], _SPARK_POINTS)
+
+    def spark(self, name: str) -> list[float]:
+        """How many messages a second were sent to a queue, look by look, the last one last; empty if none were."""
+        return list(self._sparks.get(name, ()))
+
+
+def _row(tally: QueueTally) -> Row:
+    return Row(tally.name, *tally[3:])

@@ -1,0 +1,176 @@
+"""What people watch, over REST."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.core.commands import CreateQueue
+from penstock.protocols.rest.queues import error_group
+from penstock.server import overview
+from penstock.server.overview import Overview
+from tests.protocols.rest.asking import done, receive, refused, send
+from tests.protocols.rest.serving import Server
+
+_CREDENTIALS = """
+[[credentials]]
+name = "shop"
+access_key = "AK1"
+secret_key = "a long secret of the shop"
+token = "token-of-the-shop"
+[[credentials.allow]]
+queues = ["shop-*"]
+rights = ["read"]
+
+[[credentials]]
+name = "boss"
+access_key = "AK2"
+secret_key = "a long secret of the boss"
+token = "token-of-the-boss"
+"""
+_SHOP = {"authorization": "Bearer token-of-the-shop"}
+_BOSS = {"authorization": "Bearer token-of-the-boss"}
+
+
+def _rows(http: httpx.Client, **query: Any) -> Any:
+    return done(http.get("/v1/overview/queues", params=query))
+
+
+def test_rates_are_what_a_client_counts(serve: Callable[..., Server]) -> None:
+    with serve().client() as http:
+        send(http, "orders", "first")
+        assert done(http.get("/v1/overview"))["rates"] is None
+        began_s = time.monotonic()
+        send(http, "orders", *map(str, range(500)))
+        for message in receive(http, "orders", max=200):
+            done(http.post("/v1/queues/orders/ack", json={"receipt": message["receipt"]}))
+        receive(http, "orders", max=50)
+        time.sleep(max(0.0, overview.LOOK_S + 0.1 - (time.monotonic() - began_s)))
+        before_s = time.monotonic()
+        seen = done(http.get("/v1/overview"))
+        seconds = before_s - began_s
+        for name, count in {"sent": 500, "delivered": 250, "acked": 200, "failed": 0, "dead": 0}.items():
+            assert seen["rates"][name] == pytest.approx(count / seconds, rel=0.1), name
+        totals = seen["totals"]
+        assert (totals["queues"], totals["ready"], totals["leased"], totals["acked"]) == (1, 251, 50, 200)
+        row = _rows(http)["queues"][0]
+        assert row["rates"]["sent"] == pytest.approx(seen["rates"]["sent"])
+        assert row["spark"] == [pytest.approx(seen["rates"]["sent"])]
+        assert row["oldest_sent_at"] is not None
+        assert seen["disk"]["free_bytes"] > 0
+        assert seen["memory_bytes"] > 0
+
+
+def test_queues_are_listed_in_any_order_a_page_at_a_time(serve: Callable[..., Server]) -> None:
+    with serve().client() as http:
+        for count, name in enumerate(("a-1", "b-1.fifo", "c-2", "d-2"), 1):
+            fields = {"group": "g", "dedup_id": name} if name.endswith("fifo") else {}
+            for number in range(count):
+                send(http, name, str(number), **(fields and {"group": "g", "dedup_id": str(number)}))
+        done(http.post("/v1/queues/c-2/channels/main/pause"))
+        first = _rows(http, sort="ready", descending=True, limit=3)
+        assert [row["name"] for row in first["queues"]] == ["d-2", "c-2", "b-1.fifo"]
+        assert (first["total"], first["next"]) == (4, 3)
+        assert [row["paused"] for row in first["queues"]] == [[], ["main"], []]
+        assert [row["fifo"] for row in first["queues"]] == [False, False, True]
+        rest = _rows(http, sort="ready", descending=True, limit=3, after=first["next"])
+        assert ([row["name"] for row in rest["queues"]], rest["next"]) == (["a-1"], None)
+        assert [row["name"] for row in _rows(http, contains="-2")["queues"]] == ["c-2", "d-2"]
+        assert _rows(http, after=50) == {"queues": [], "total": 4, "next": None}
+
+
+def test_who_may_read_some_queues_sees_those_only(serve: Callable[..., Server]) -> None:
+    with serve(_CREDENTIALS).client() as http:
+        for name in ("shop-1", "secret"):
+            done(http.post(f"/v1/queues/{name}/messages", json={"body": "x"}, headers=_BOSS), 201)
+        seen = done(http.get("/v1/overview", headers=_SHOP))
+        assert (seen["totals"]["queues"], seen["totals"]["messages"]) == (1, 1)
+        assert (seen["disk"], seen["memory_bytes"]) == (None, None)
+        assert done(http.get("/v1/overview", headers=_BOSS))["totals"]["queues"] == 2
+        rows = done(http.get("/v1/overview/queues", headers=_SHOP))
+        assert ([row["name"] for row in rows["queues"]], rows["total"]) == (["shop-1"], 1)
+        refused(http.get("/v1/live", params={"queue": "secret"}, headers=_SHOP), 403, "access_denied")
+        refused(http.get("/v1/overview"), 401, "unauthorized")
+        with http.stream("GET", "/v1/live", params={"queue": "shop-1"}, headers=_SHOP) as stream:
+            event = next(line for line in stream.iter_lines() if line)
+        assert "secret" not in event
+        assert json.loads(event.removeprefix("data: "))["totals"]["queues"] == 1
+        me = done(http.get("/v1/me", headers=_SHOP))
+        assert (me["name"], me["grants"]) == ("shop", [{"queues": ["shop-*"], "rights": ["read"]}])
+
+
+def test_the_stream_tells_of_what_happens_and_ends_with_the_server(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with server.client() as http, server.client() as other:
+        send(http, "orders", "one")
+        with other.stream("GET", "/v1/live", params={"queue": "orders"}, headers={"accept": "*/*"}) as stream:
+            assert stream.headers["content-type"] == "text/event-stream"
+            events = (json.loads(line.removeprefix("data: ")) for line in stream.iter_lines() if line)
+            assert next(events)["queue"]["ready"] == 1
+            send(http, "orders", "two")
+            event = next(each for each in events if each["queue"]["ready"] == 2)
+            assert event["rates"]["sent"] > 0
+            began_s = time.monotonic()
+            server.stop()
+            list(events)
+            assert time.monotonic() - began_s < 10
+
+
+def test_thousands_of_queues_are_all_counted(serve: Callable[..., Server]) -> None:
+    server = serve()
+    for number in range(3_000):
+        server.call(CreateQueue(name=f"queue-{number:05}"))
+    with server.client() as http:
+        assert _rows(http, sort="ready", limit=2)["total"] == 3_000
+        assert done(http.get("/v1/overview"))["totals"]["queues"] == 3_000
+
+
+def test_a_look_is_shared_by_all_who_ask_at_once() -> None:
+    class Shards:
+        looks = 0
+
+        async def tallies(self, *, local: bool) -> Any:
+            self.looks += 1
+            await asyncio.sleep(0)
+            yield []
+
+    async def ask() -> int:
+        shards = Shards()
+        seen = Overview(shards)  # type: ignore[arg-type]
+        await asyncio.gather(*(seen.look() for _ in range(20)))
+        return shards.looks
+
+    assert asyncio.run(ask()) == 1
+
+
+def test_dead_letters_are_grouped_by_what_their_errors_have_in_common(http: httpx.Client, name: str) -> None:
+    done(http.post("/v1/queues", json={"name": name, "settings": {"max_receives": 1}}), 201)
+    assert done(http.get(f"/v1/queues/{name}/dead-letters/groups"))["groups"] == []
+    send(http, name, *(f"body {number}" for number in range(250)))
+    for number, message in enumerate(receive(http, name, max=250)):
+        error = f"timeout after {number} s" if number % 5 else f"no customer 'c-{number}'\nTraceback {number}"
+        done(http.post(f"/v1/queues/{name}/release", json={"receipt": message["receipt"], "error": error}))
+    found = done(http.get(f"/v1/queues/{name}/dead-letters/groups"))
+    assert [(group["group"], group["count"]) for group in found["groups"]] == [
+        ("timeout after # s", 200),
+        ("no customer #", 50),
+    ]
+    assert (found["queue"], found["looked_at"], found["next"]) == (f"{name}.dead", 250, None)
+    assert found["groups"][0]["first_at"] <= found["groups"][0]["last_at"]
+    assert found["groups"][0]["sample"]["body"] == "body 1"
+    assert found["groups"][0]["sample"]["failures"][0]["error"] == "timeout after 1 s"
+    later = done(http.get(f"/v1/queues/{name}/dead-letters/groups?after={found['groups'][0]['sample']['sequence']}"))
+    assert later["looked_at"] < 250
+
+
+@pytest.mark.parametrize("error", ["'" * 100_000, "9." * 100_000, "a1" * 100_000, "\n", "", "\x00'\ud83d"])
+def test_an_error_of_any_shape_has_a_group_at_once(error: str) -> None:
+    began_s = time.perf_counter()
+    assert 1 <= len(error_group(error)) <= 200
+    assert time.perf_counter() - began_s < 0.5
