@@ -265,6 +265,14 @@ class AsyncShard:
         """Every queue in numbers, some at a time: they are all here."""
         return pages_of_tallies(self.call)
 
+    async def ask_each(self, command: Command) -> list[tuple[int, Any]]:
+        """Ask every shard the same: there is this one."""
+        return [(0, await self.call(command))]
+
+    async def ask_shard(self, shard: int, command: Command) -> Any:
+        """Ask one shard: this one."""
+        return await self.call(command)
+
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for queues that are unknown: there are none."""
 

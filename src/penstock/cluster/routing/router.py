@@ -355,6 +355,16 @@ class Router:
                 found.append(tally_of(await self.ask(shard, QueueStats(name=name))))
         return found
 
+    async def ask_each(self, command: Command) -> list[tuple[int, Any]]:
+        """Ask every shard the same, one after the other."""
+        return [(shard, await self.ask(shard, msgspec.structs.replace(command))) for shard in range(self.shards)]
+
+    async def ask_shard(self, shard: int, command: Command) -> Any:
+        """Ask one shard, by its number."""
+        if not 0 <= shard < self.shards:
+            raise InvalidRequest(f"there is no shard {shard}: they count from 0, and there are {self.shards}")
+        return await self.ask(shard, command)
+
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for what is unknown among these queues, and the queues of these receipts."""
         asked: list[DescribeQueue] = [DescribeQueue(name=name) for name in names if self.unknown(name, now=now)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +32,7 @@ from penstock.core.commands import (
 )
 from penstock.core.errors import ChannelNotFound, NotFound, QueueDamaged, QueueNotFound, TaskNotFound
 from penstock.core.queues.config import SETTINGS, QueueConfig, dead_letter_name, kind_of, read_changes
+from penstock.core.queues.origin import error_group
 from penstock.protocols.rest.caller import Caller
 from penstock.protocols.rest.contents import milliseconds, seconds_of, seen_message
 from penstock.protocols.rest.messages import Messages
@@ -296,23 +296,8 @@ _GROUPED_AT_A_TIME = 100
 _GROUPED_MAX = 20_000
 """Dead letters that one request looks at."""
 _GROUPS_MAX = 200
-_GROUP_LENGTH_MAX = 200
 _SAMPLE_LENGTH_MAX = 4_000
 """Of a body; of base64 as well, and it stays base64 because it can be divided by 4."""
-_VARYING = re.compile(
-    r"""'[^'\n]{0,500}'|"[^"\n]{0,500}"|\b0x[0-9A-Fa-f]+\b|"""
-    r"""\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b|\b(?=[A-Fa-f]*\d)[0-9A-Fa-f]{12,}\b|\d+(?:\.\d+)*"""
-)
-
-
-def error_group(error: str) -> str:
-    """What an error has in common with others of its kind: its first line, without numbers, ids and quoted text.
-
-    >>> error_group("Timeout: no answer from 10.0.0.7 after 3.5 s for order 'A-17'")
-    'Timeout: no answer from # after # s for order #'
-    """
-    line = error.strip().partition("\n")[0][: 5 * _GROUP_LENGTH_MAX]
-    return _VARYING.sub("#", line)[:_GROUP_LENGTH_MAX].rstrip() or "no error was given"
 
 
 class DeadLetterQueues(Resource):
