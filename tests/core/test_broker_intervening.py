@@ -220,9 +220,7 @@ def test_whatever_an_operator_does_every_message_is_handed_out_as_often_as_it_sh
             groups = None if kind == "standard" else [chance.choice("abc") for _ in range(count)]
             delay = 0 if kind == "fifo" else chance.choice([0, 0, MINUTE_MS, DAY_MS])
             ids = [str(chance.random()) for _ in range(count)]
-            sent = driver.do(
-                c.Send(queue="q", bodies=[b"x"] * count, groups=groups, dedup_ids=ids, delay_ms=delay)
-            )
+            sent = driver.do(c.Send(queue="q", bodies=[b"x"] * count, groups=groups, dedup_ids=ids, delay_ms=delay))
             due |= {sent.sequence(at): driver.now_ms + delay for at in range(count)}
         elif action == "receive":
             delivery = driver.receive(chance.randint(1, 4))

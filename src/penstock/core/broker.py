@@ -11,7 +11,8 @@ Time never goes back here: a step with an earlier `now` happens at the latest ti
 The commands are done in rooms of their own, each by a method with its name: `Catalog` has queues and channels,
  `Sending`, `Receiving` and `Acknowledging` what happens to messages, `UnitsOfWork` what happens together,
 `SessionRegister` who holds leases, `Reading` what is read without a lease, `Redrives` what is moved back, `Intervening`
-what an operator does to messages by number. `Moves` does no commands: it puts messages into other queues. Here is what they share: state, time, names, and the stored form.
+what an operator does to messages by number. `Moves` does no commands: it puts messages into other queues. Here is what
+they share: state, time, names, and the stored form.
 """
 
 from __future__ import annotations

@@ -990,7 +990,7 @@ class SessionInfo(msgspec.Struct):
 
 
 class ListSessions(Command):
-    """Who holds leases: sessions by number, with what each holds in which channel. Replies with a list of `SessionInfo`.
+    """Who holds leases: sessions by number, with what each holds where. Replies with a list of `SessionInfo`.
 
     What is held by no session comes as session 0.
     """
@@ -1221,9 +1221,7 @@ class LookUp(Command):
     What is not there any more (done in every channel, or gone by retention) is left out.
     """
 
-    traits = Traits(
-        reply=list[Life], queue="queue", right="read", public=True, repeat=Repeat.READ, split=Split.NUMBERS
-    )
+    traits = Traits(reply=list[Life], queue="queue", right="read", public=True, repeat=Repeat.READ, split=Split.NUMBERS)
 
     queue: str
     sequences: list[int]

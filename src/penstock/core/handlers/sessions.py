@@ -119,9 +119,7 @@ class SessionRegister:
                 continue
             session = broker.sessions[number]
             found.append(
-                SessionInfo(
-                    number, session.name, session.ttl_ms, session.seen_ms, session.holder, session.bound, held
-                )
+                SessionInfo(number, session.name, session.ttl_ms, session.seen_ms, session.holder, session.bound, held)
             )
         return found
 

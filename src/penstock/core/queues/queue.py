@@ -702,7 +702,7 @@ class Queue:
         return found
 
     def bring_near_for(self, channel: Channel, first: int, stop: int, now_ms: int) -> None:
-        """What waits far ahead of a run of sequence numbers, shared or a channel's own, comes near: somebody names it."""
+        """What waits far ahead, of a run of messages, shared or a channel's own, comes near: somebody names it."""
         for lane, order in self._far_of(0, channel.id):
             base = max(0, first - CHUNK_MESSAGES_MAX)
             for key in list(takewhile(lambda key: key.base < stop, self._keys_of(lane, order, base))):

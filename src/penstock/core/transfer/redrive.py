@@ -179,7 +179,9 @@ class Redrives:
                 _end(task, "done")
                 break
             task.cursor = seen.sequence
-            wanted = (selected is None or seen.sequence in selected) and _wanted(task, seen)
+            wanted = (selected is None or seen.sequence in selected) and is_wanted(
+                seen, task.match_error, task.match_group
+            )
             if wanted and self._move(task, queue, channel, seen, now_ms):
                 task.moved += 1
             else:
@@ -241,15 +243,14 @@ def _allowance(task: RedriveTask, now_ms: int) -> int:
     return min(_STEP_MESSAGES, (now_ms - task.paced_ms) * task.per_second // 1_000)
 
 
-def _wanted(task: RedriveTask, seen: Seen) -> bool:
-    if task.match_error is None and task.match_group is None:
+def is_wanted(seen: Seen, error: str | None, group: str | None) -> bool:
+    """Whether a message has failed with such an error, and its last one is of that kind."""
+    if error is None and group is None:
         return True
     data = seen.chunk.origin(seen.index)
     origin = None if data is None else Origin.decode(data)
-    if task.match_group is not None:
+    if group is not None:
         failures = failures_of(origin, seen.failures, seen.sequence)
-        if not failures or error_group(failures[-1].error) != task.match_group:
+        if not failures or error_group(failures[-1].error) != group:
             return False
-    if task.match_error is None:
-        return True
-    return origin is not None and any(task.match_error in failure.error for failure in origin.failures)
+    return error is None or (origin is not None and any(error in failure.error for failure in origin.failures))
