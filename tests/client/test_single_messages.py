@@ -62,4 +62,4 @@ def test_explain_prints_the_life_of_a_message(tmp_path: Path) -> None:
         assert text in told.stdout
     deleted = _penstock("message", "delete", "orders", sent.id, data=tmp_path / "data")
     assert deleted.stdout == "1 deleted\n", deleted.stderr
-    assert _penstock("explain", sent.id, data=tmp_path / "data").returncode == 1
+    assert _penstock("explain", sent.id, data=tmp_path / "data").returncode == 3

@@ -32,7 +32,7 @@ def explain(
 ) -> None:
     """Tell the whole life of a message: where it is, every delivery and its error, who holds it, when it is due.
 
-    It is looked for in its queue, and among its dead letters. Exit status 1 when it is done, or gone.
+    It is looked for in its queue, and among its dead letters. Exit status 3 when it is done, or gone.
 
     penstock explain 9e3779b9-7f4a-7c15-0000-0000000000ff
     """

@@ -14,7 +14,7 @@ from penstock.core.queues.origin import Origin, failures_of
 
 
 class MessageLife:
-    """A message as it is now: where it stands in each channel, who holds it, when it is due, and what happened to it."""
+    """A message as it is now: where it stands in each channel, who holds it, when it is due, what happened."""
 
     __slots__ = ("_identity", "_life")
 

@@ -1228,7 +1228,7 @@ class LookUp(Command):
 
 
 class NameQueue(Command):
-    """The name of the queue with this number, which message ids hold; None if it is gone, or not the caller's to know."""
+    """The name of the queue with this number, which message ids hold; None if it is gone, or not for the caller."""
 
     traits = Traits(reply=str | None, right="any", public=True, repeat=Repeat.READ, home=Home.ALL)
 

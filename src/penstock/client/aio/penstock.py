@@ -243,9 +243,7 @@ class AsyncPenstock:
         if opened is not None:
             name = await self._caller.call(NameQueue(queue_id=opened[0]))
         if opened is None or name is None:
-            raise MessageNotFound(
-                f"there is no message {message_id!r}: it is no id of this store, or its queue is gone"
-            )
+            raise MessageNotFound(f"there is no message {message_id!r}: its queue is gone, or never was")
         try:
             return await self.queue(name).look_up(opened[1])
         except MessageNotFound:

@@ -240,7 +240,7 @@ class Receiver:
     def reschedule_messages(
         self, messages: Iterable[str | int], *, due: Moment | None = None, delay: Seconds | None = None
     ) -> int:
-        """Make messages due at another time: at `due`, or in `delay` seconds. Leases end, as with `release_messages`."""
+        """Make messages due at another time: at `due`, or in `delay` seconds. Leases end first."""
         if (due is None) == (delay is None):
             raise InvalidRequest("give either due or delay")
         return self._reschedule(messages, moment_ms(due, "due") or 0, length_ms(delay, "delay"))

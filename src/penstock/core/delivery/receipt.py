@@ -72,7 +72,8 @@ def open_message_id(realm: int, text: str) -> tuple[int, int] | None:
 def opened_with(own: str, text: str) -> int | None:
     """The sequence number in a message id, if it is of the same queue as another id; None if it is not.
 
-    >>> opened_with(message_id(7, 12, 0), message_id(7, 12, 255)), opened_with(message_id(7, 12, 0), message_id(7, 9, 1))
+    >>> own = message_id(7, 12, 0)
+    >>> opened_with(own, message_id(7, 12, 255)), opened_with(own, message_id(7, 9, 1))
     (255, None)
     """
     if _ID.fullmatch(text) is None or text[:18] != own[:18]:
