@@ -37,7 +37,7 @@ VERSIONS = Versions(oldest=2, newest=4)
 
 2   the first build's
 3   `TallyQueues`
-4   `LookUp`, `DeleteMessages`, `RescheduleMessages`, `NameQueue`, `ListSessions`
+4   `LookUp`, `DeleteMessages`, `RescheduleMessages`, `NameQueue`, `ListSessions`, `CountQueues`
 """
 NONCE_BYTES = 32
 HANDSHAKE_BYTES_MAX = 4_096
