@@ -141,7 +141,7 @@ def test_a_container_with_keys_refuses_other_ones(engine: Engine) -> None:
     with PenstockContainer(access_key="me", secret_key="secret") as container:
         server = container.endpoints
         boto3.client("sqs", **server.boto3).list_queues()
-        with pytest.raises(ClientError, match="SignatureDoesNotMatch|InvalidClientTokenId"):
+        with pytest.raises(ClientError, match=r"SignatureDoesNotMatch|InvalidClientTokenId"):
             boto3.client("sqs", **{**server.boto3, "aws_secret_access_key": "wrong"}).list_queues()
         with server.connect() as ps:
             ps.queue("orders").send(b"tea")
