@@ -348,6 +348,8 @@ class AsyncShard:
         """
         if self._next_step is None or self._has_stepped_now or self._callers or not self._inbox:
             return False
+        if self.shard.left_early_ms < 0:
+            return False
         *others, call = self._inbox
         if others and (self._patient_timer is None or not all(map(_is_patient, others))):
             return False

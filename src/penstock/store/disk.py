@@ -25,23 +25,6 @@ BUFFERS_PER_WRITE_MAX: int = min(1024, os.sysconf("SC_IOV_MAX"))
 _ZEROS = bytes(1 << 20)
 
 
-def sync(descriptor: int) -> None:
-    """Return when what was written to a file is durable.
-
-    macOS has no `fdatasync`, and its `fsync` leaves data in the drive's cache: there it is `F_FULLFSYNC`. File systems
-    that cannot do that (a network's, say) refuse it, and get `fsync`. Not tried on macOS.
-    """
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(descriptor)
-        return
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # type: ignore[attr-defined,unused-ignore]
-    except OSError as error:
-        if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
-            raise
-        os.fsync(descriptor)
-
-
 def is_full(error: OSError) -> bool:
     """Whether an error means that there is no space.
 
@@ -138,8 +121,20 @@ class RealFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def sync(self) -> None:
-        """One `fdatasync`, or what does the same."""
-        sync(self._descriptor)
+        """One `fdatasync`, or what does the same.
+
+        macOS has no `fdatasync`, and its `fsync` leaves data in the drive's cache: there it is `F_FULLFSYNC`. File
+        systems that cannot do that (a network's, say) refuse it, and get `fsync`. Not tried on macOS.
+        """
+        if hasattr(os, "fdatasync"):
+            os.fdatasync(self._descriptor)
+            return
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_FULLFSYNC)  # type: ignore[attr-defined,unused-ignore]
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+            os.fsync(self._descriptor)
 
     def size(self) -> int:
         """`fstat`."""

@@ -349,7 +349,7 @@ class SqliteTable:
             execute("PRAGMA auto_vacuum = INCREMENTAL")
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
-        execute("PRAGMA fullfsync = ON")  # of effect on macOS only: see `disk.sync`
+        execute("PRAGMA fullfsync = ON")  # of effect on macOS only: see `RealFile.sync`
         execute("PRAGMA secure_delete = OFF")
         execute("PRAGMA cache_size = -8192")
         execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")

@@ -20,7 +20,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -31,16 +30,7 @@ from penstock.client.remote.address import TRANSPORTS, Address, Options, Transpo
 from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.link import Link, UpgradeRefused
 from penstock.client.remote.prefetch import Prefetcher, acknowledging_parts
-from penstock.client.remote.request import (
-    Outstanding,
-    Pages,
-    Settle,
-    check_loop,
-    late_delivery,
-    merged,
-    spans_of,
-    told,
-)
+from penstock.client.remote.request import Calling, Outstanding, Pages, Settle, merged, spans_of
 from penstock.client.remote.stream import Stream
 from penstock.core.backoff import backoff
 from penstock.core.commands import (
@@ -106,7 +96,7 @@ CONNECT: dict[TransportName, Connect] = {
 """How to get a link of each transport."""
 
 
-class RemoteCaller:
+class RemoteCaller(Calling):
     """Carries commands to a server. `await RemoteCaller.connect(...)` makes one that is connected."""
 
     read_only = False
@@ -150,29 +140,6 @@ class RemoteCaller:
         return caller
 
     # -- for the API --
-
-    async def call(self, command: Command) -> Any:
-        """The reply, or the error raised."""
-        check_loop(self._loop)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        outstanding = self.submit(command, partial(resolve, future))
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.withdraw(outstanding)
-            late = late_delivery(future)
-            if late is not None:
-                self.give_back(late)
-            raise
-        finally:
-            del future, outstanding  # they have the error, whose traceback leads here
-
-    async def tell(self, command: Command, seconds: float) -> None:
-        """As `call`, for who waits so long for the answer at most; the command goes on without them."""
-        check_loop(self._loop)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self.submit(command, partial(resolve, future))
-        await told(future, seconds)
 
     def submit(self, command: Command, settle: Settle) -> Outstanding:
         """As `call`, without a task: `settle` is called with the reply or the error."""
@@ -616,16 +583,6 @@ def _wait_s(receive: Receive) -> float:
 def _copied(error: PenstockError) -> PenstockError:
     """Each caller raises an exception of its own."""
     return type(error)(str(error))
-
-
-def resolve(future: asyncio.Future[Any], reply: Any, error: BaseException | None) -> None:
-    """Give a future the reply or the error, if somebody still waits."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(reply)
-    else:
-        future.set_exception(error)
 
 
 def _ignore(_reply: Any, _error: BaseException | None) -> None:

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,12 +41,12 @@ import msgspec
 
 from penstock.client.listening import PushTarget
 from penstock.client.remote.address import Address, Options, TransportName
-from penstock.client.remote.caller import RemoteCaller, resolve
+from penstock.client.remote.caller import RemoteCaller
 from penstock.client.remote.http import HttpConnection
 from penstock.client.remote.identity import RemoteIdentity
 from penstock.client.remote.lanes import ANYWHERE, Lane, RoutedCall, lane_of
 from penstock.client.remote.member import MemberCaller, Taken
-from penstock.client.remote.request import Outstanding, Pages, Settle, check_loop, late_delivery, spans_of, told
+from penstock.client.remote.request import Calling, Outstanding, Pages, Settle, spans_of
 from penstock.client.remote.routed_stream import RoutedStream
 from penstock.client.remote.stream import Stream
 from penstock.client.remote.websocket import tls_of
@@ -162,7 +161,7 @@ class RoutingCounts(msgspec.Struct):
     """How often they were left to that node all the same, to be forwarded."""
 
 
-class RoutedCaller:
+class RoutedCaller(Calling):
     """Carries commands to the owners of their queues. `await RoutedCaller.connect(...)` makes one that is connected."""
 
     read_only = False
@@ -213,29 +212,6 @@ class RoutedCaller:
         return caller
 
     # -- for the API --
-
-    async def call(self, command: Command) -> Any:
-        """The reply, or the error raised."""
-        check_loop(self._loop)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        routed = self.submit(command, partial(resolve, future))
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.withdraw(routed)
-            late = late_delivery(future)
-            if late is not None:
-                self.give_back(late)
-            raise
-        finally:
-            del future, routed  # they have the error, whose traceback leads here
-
-    async def tell(self, command: Command, seconds: float) -> None:
-        """As `call`, for who waits so long for the answer at most; the command goes on without them."""
-        check_loop(self._loop)
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self.submit(command, partial(resolve, future))
-        await told(future, seconds)
 
     def submit(self, command: Command, settle: Settle) -> Outstanding:
         """As `call`, without a task: `settle` is called with the reply or the error."""

@@ -262,9 +262,10 @@ class Acknowledgement:
         self.channel.acked += stop - first
         if self.queue.broker.message_events is not None:
             self._note("acked", window, entry, first, stop)
-        if self.channel.fifo is not None:
+        fifo = self.channel.dispatch.fifo
+        if fifo is not None:
             for sequence in range(first, stop):
-                self.channel.fifo.settle(sequence)
+                fifo.settle(sequence)
         self.channel.finish(window, entry, first, stop)
 
     def _note(self, what: What, window: Window, entry: Entry, first: int, stop: int) -> None:

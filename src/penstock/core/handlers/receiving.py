@@ -285,7 +285,7 @@ class Receiving:
     def serve(self, awake: dict[Channel, None]) -> None:
         """Give those who wait what these channels have."""
         for channel in awake:
-            while channel.wait_queue and not channel.paused and (ready := channel.ready):
+            while channel.wait_queue.waiters and not channel.paused and (ready := channel.ready):
                 room = channel.queue.config.in_flight_max - channel.leased
                 if room <= 0 or not self._serve_next(channel, min(ready, room)):
                     break
@@ -310,10 +310,12 @@ class Receiving:
                 channel.received(waiter.session, runs)
             return True
         self._keep(waiter)
-        count = 0
+        count = size = 0
         for run in runs:
             count += run.stop - run.start
-        waiter.take(count, 0 if waiter.room_bytes is None else sum(run.nbytes for run in runs))
+            if waiter.room_bytes is not None:
+                size += run.nbytes
+        waiter.take(count, size)
         if waiter.is_open:
             channel.wait_queue.join_once(waiter)
         return True

@@ -1088,13 +1088,6 @@ class Queue:
             self.next_sequence = self.reserve.end
             self.touch()
 
-    def may_leave_early(self, runs: list[Run]) -> bool:
-        """Whether messages may leave before what this step does to them is on the disk."""
-        if self.reserve is None or not self.config.deliver_unsynced:
-            return False
-        synced = self.reserve.synced
-        return all(run.chunk.base + run.stop <= synced for run in runs)
-
     def save_config(self) -> None:
         """Write the queue's name and configuration."""
         settings = stored_settings(self.config, self.later_settings)
