@@ -30,6 +30,7 @@ from penstock.core.commands import (
     Delivery,
     ForgetOutbox,
     Handlers,
+    MessageEvent,
     OutboxEntry,
     ReadOutbox,
     RedriveTask,
@@ -58,7 +59,6 @@ from penstock.core.handlers.receiving import Receiving
 from penstock.core.handlers.sending import Sending
 from penstock.core.handlers.sessions import SessionRegister
 from penstock.core.handlers.work import UnitsOfWork
-from penstock.core.message_events import MessageEvent
 from penstock.core.queues.config import DEDUP_WINDOW_MS
 from penstock.core.queues.partition import SHARD_SHIFT, SHARDS_MAX, partition_of
 from penstock.core.queues.queue import Queue
@@ -643,7 +643,6 @@ class Broker:
         self.quarantine.refuse(name)
 
     def channel_name(self, queue_id: int, channel_id: int) -> str | None:
-        """The name of a channel by the ids in a receipt."""
         queue = self.queues_by_id.get(queue_id)
         if queue is None:
             return None
@@ -667,7 +666,6 @@ class Broker:
         return key
 
     def receipt(self, queue_id: int, channel_id: int, sequence: int, attempt: int) -> str:
-        """What a receiver holds to settle a message later."""
         return Receipt(queue_id, channel_id, sequence, attempt).seal(self.receipt_key(queue_id))
 
     def open_receipt(self, text: str) -> Receipt:

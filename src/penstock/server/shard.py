@@ -872,7 +872,6 @@ class Shard:
 
     @property
     def reports(self) -> list[Damage]:
-        """The last reports of damaged chunks."""
         return list(self._reports)
 
     def tell_outbox(self, targets: list[int]) -> None:

@@ -166,12 +166,10 @@ class RealDisk:
     """The operating system's file systems."""
 
     def open(self, path: Path, *, writable: bool, create: bool = False) -> RealFile:
-        """Open a file; with `create`, make a new one, or empty the one that is there."""
         flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT | os.O_TRUNC if create else 0)
         return RealFile(os.open(path, flags | os.O_CLOEXEC, FILE_MODE))
 
     def names(self, directory: Path) -> list[str]:
-        """The names in a directory, in any order."""
         return os.listdir(directory)
 
     def make_directory(self, directory: Path) -> None:
@@ -186,11 +184,9 @@ class RealDisk:
         self.sync_directory(directory.parent)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename a file. Durable after `sync_directory`."""
         os.rename(source, target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file. Durable after `sync_directory`."""
         os.unlink(path)
 
     def sync_directory(self, directory: Path) -> None:

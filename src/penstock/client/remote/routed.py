@@ -41,13 +41,11 @@ import msgspec
 
 from penstock.client.listening import PushTarget
 from penstock.client.remote.address import Address, Options, TransportName
-from penstock.client.remote.caller import RemoteCaller
+from penstock.client.remote.caller import RemoteCaller, RemoteIdentity
 from penstock.client.remote.http import HttpConnection
-from penstock.client.remote.identity import RemoteIdentity
-from penstock.client.remote.lanes import ANYWHERE, Lane, RoutedCall, lane_of
+from penstock.client.remote.lanes import ANYWHERE, Lane, RoutedCall, RoutedStream, lane_of
 from penstock.client.remote.member import MemberCaller, Taken
 from penstock.client.remote.request import Calling, Outstanding, Pages, Settle, spans_of
-from penstock.client.remote.routed_stream import RoutedStream
 from penstock.client.remote.stream import Stream
 from penstock.client.remote.websocket import tls_of
 from penstock.core.backoff import backoff
@@ -214,7 +212,6 @@ class RoutedCaller(Calling):
     # -- for the API --
 
     def submit(self, command: Command, settle: Settle) -> Outstanding:
-        """As `call`, without a task: `settle` is called with the reply or the error."""
         if type(command) is Browse:
             return self._submit(command, Pages(command, self._submit, settle).settle)
         return self._submit(command, settle)
@@ -240,7 +237,6 @@ class RoutedCaller(Calling):
         call.carried = (caller.carry if is_whole else caller.submit)(call.command, call.settled)
 
     def withdraw(self, outstanding: Outstanding) -> None:
-        """Who waited for this has left, and hears no more of it. Messages that come all the same go back."""
         assert isinstance(outstanding, RoutedCall)
         outstanding.settle = _ignore
         carried, lane = outstanding.carried, outstanding.lane
@@ -259,7 +255,6 @@ class RoutedCaller(Calling):
         return self._home.frame_bytes_max
 
     def give_back(self, delivery: Delivery) -> None:
-        """Nobody wants these messages: as if they had never been handed out."""
         self.submit(GiveBack(queue=delivery.queue, channel=delivery.channel, spans=spans_of(delivery)), _ignore)
 
     def flush(self) -> None:
@@ -280,7 +275,6 @@ class RoutedCaller(Calling):
         return None if inner is None else RoutedStream(lane, inner, channel, lease_ms, push_target)
 
     async def sleep(self, seconds: float) -> None:
-        """Let some time pass."""
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
@@ -465,13 +459,11 @@ class RoutedCaller(Calling):
     # -- commands that were refused --
 
     def route_of(self, member: MemberCaller, command: Command) -> int:
-        """The map by which a command goes to a member, which refuses it if that is not so any more; 0: forward it."""
         name = self._name_of(command)
         lane = self._lanes.get(name) if name else None
         return lane.strict_version if lane is not None and lane.caller is member else 0
 
     def moved(self, member: MemberCaller, taken: Taken, map_version: int) -> None:
-        """A member's node did not do a command: by that map it is another node's."""
         self.counts.refusals += 1
         name = self._name_of(taken.outstanding.command)
         lane = self._lanes.get(name) if name else None

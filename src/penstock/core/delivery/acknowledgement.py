@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.commands import Refused, Settled, Span
+from penstock.core.commands import MessageEvent, Refused, Settled, Span, What
 from penstock.core.delivery.columns import HELD_FROM, LEASED, runs_of
 from penstock.core.delivery.runs import cut, gaps
 from penstock.core.delivery.states import TRANSITIONS, Event, allowed
 from penstock.core.delivery.window import Entry, Window
 from penstock.core.errors import LeaseTooLong, StaleReceipt
-from penstock.core.message_events import MessageEvent, What
 from penstock.core.queues.config import LEASE_MS_MAX
 
 if TYPE_CHECKING:

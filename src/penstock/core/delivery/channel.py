@@ -19,13 +19,12 @@ from penstock.core.commands import ChannelStats, Failure, Run
 from penstock.core.delivery.acknowledgement import Acknowledgement
 from penstock.core.delivery.attempts import Attempts
 from penstock.core.delivery.columns import DELAYED, HELD_FROM, LEASED, READY
-from penstock.core.delivery.cursor import UPCOMING_MAX, Cursor
 from penstock.core.delivery.demand import Waiter, WaitQueue
 from penstock.core.delivery.dispatch import Dispatch
 from penstock.core.delivery.groups import FifoIndex
 from penstock.core.delivery.redelivery import HORIZON_MS, LEASE_EXPIRED, Redelivery
 from penstock.core.delivery.states import Event, State, after
-from penstock.core.delivery.window import Entry, Window
+from penstock.core.delivery.window import UPCOMING_MAX, Cursor, Entry, Window
 from penstock.core.errors import ChunkDamaged
 from penstock.core.storage import keys
 from penstock.core.storage.chunk import Chunk

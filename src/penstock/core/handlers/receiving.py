@@ -14,6 +14,7 @@ from penstock.core.commands import (
     AddCredit,
     CancelWait,
     Delivery,
+    MessageEvent,
     Receive,
     Run,
     SetCredit,
@@ -24,7 +25,6 @@ from penstock.core.delivery.channel import Channel
 from penstock.core.delivery.demand import Allowance, Waiter
 from penstock.core.errors import ChunkDamaged, InvalidRequest, OverLimit, PenstockError, SessionNotFound
 from penstock.core.handlers.checks import check_lease, check_limit, check_text
-from penstock.core.message_events import MessageEvent
 from penstock.core.queues.queue import Queue
 
 if TYPE_CHECKING:

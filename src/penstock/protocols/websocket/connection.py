@@ -179,7 +179,6 @@ class Connection:
     # -- what comes --
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
         self._read_bytes += len(data)
         if self._later or self._messages or self.share.is_waiting:
             self._later += data
@@ -379,7 +378,6 @@ class Connection:
         self.answers.hold(self._unread_bytes)
 
     def resume_writing(self) -> None:
-        """The client has read."""
         self._pongs_unread = 0
         self.answers.let_go(self._unread_bytes)
         self._unread_bytes = 0
@@ -431,7 +429,6 @@ class Connection:
         self._abort_later()
 
     def leave(self) -> None:
-        """Close at once."""
         self._transport.abort()
 
     def _end(self) -> None:
