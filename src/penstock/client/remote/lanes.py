@@ -16,7 +16,6 @@ from penstock.core.traits import Home
 from penstock.wire.order import CallLine
 
 if TYPE_CHECKING:
-    from penstock.client.remote.lanes import Lane, RoutedStream
     from penstock.client.remote.member import MemberCaller, Taken
 
 _OF_A_CONNECTION = frozenset({Home.SESSION, Home.SUBSCRIPTION, Home.SHARD})
