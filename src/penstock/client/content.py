@@ -24,11 +24,9 @@ class Identity(Protocol):
 
     def message_id(self, queue_id: int, sequence: int) -> str:
         """A message's id, in the form of a UUID."""
-        ...
 
     def receipt(self, queue_id: int, channel_id: int, sequence: int, attempt: int) -> str:
         """What settles one delivery of a message."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,11 +101,9 @@ class Ticket(Protocol):
 
     def take(self, delivery: Delivery) -> None:
         """Keep a delivery; `settle` follows when it may leave."""
-        ...
 
     def settle(self) -> None:
         """Everything taken is committed as far as it has to be: pass it on."""
-        ...
 
 
 class Call:

@@ -145,11 +145,9 @@ class Host(Place, Protocol):
     @property
     def served(self) -> Mapping[int, AsyncShard]:
         """They, by number, as they are now."""
-        ...
 
     async def close(self) -> None:
         """Commit what is left, end every wait, close."""
-        ...
 
 
 def _span(owners: tuple[str, ...], first: int) -> int:
