@@ -577,6 +577,8 @@ class Ack(Command):
     """Messages named by their receipts, besides those in `spans`."""
     patient: bool = False
     """The reply is not urgent: it may be left for some milliseconds, to be committed with something else."""
+    in_time: bool = False
+    """Only while the lease lasts. Without it, an ack that comes late counts if nobody else has got the message."""
 
 
 class AckSequences(Command):
@@ -670,6 +672,9 @@ class Extend(Command):
     channel: str = MAIN
     receipts: list[str] = []
     """Messages named by their receipts, besides those in `spans`."""
+    late: bool = False
+    """Also of a delivery that is over, on a standard queue: a message that is ready is leased again, and one that
+    somebody else has by now stays with him for so long."""
 
     @property
     def repeat(self) -> Repeat:
