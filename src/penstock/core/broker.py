@@ -664,7 +664,7 @@ class Broker:
         return self.meta.realm
 
     def message_id(self, queue_id: int, sequence: int) -> str:
-        """The identity of a message, in the shape of a UUID: derived, never stored."""
+        """The identity of a message, a UUID: derived, never stored."""
         return message_id(self.meta.realm, queue_id, sequence)
 
     def receipt_key(self, queue_id: int) -> bytes:

@@ -565,8 +565,8 @@ class Settled(msgspec.Struct):
     """Of `AckSequences`: how many of the messages were sent when, as (time, count)."""
 
 
-class Ack(Command):
-    """The work is done. Replies with `Settled`."""
+class _FirstAck(Command):
+    """`Ack` as it was first. What comes later comes last, and builds before pass over it while it says nothing."""
 
     traits = Traits(reply=Settled, queue="queue", right="read", public=True, split=Split.SPANS, turn=Turn.SETTLE)
 
@@ -577,6 +577,11 @@ class Ack(Command):
     """Messages named by their receipts, besides those in `spans`."""
     patient: bool = False
     """The reply is not urgent: it may be left for some milliseconds, to be committed with something else."""
+
+
+class Ack(_FirstAck, kw_only=True):
+    """The work is done. Replies with `Settled`."""
+
     in_time: bool = False
     """Only while the lease lasts. Without it, an ack that comes late counts if nobody else has got the message."""
 
@@ -653,8 +658,8 @@ class GiveBack(Command):
     if the store crashed before it had written the first lease."""
 
 
-class Extend(Command):
-    """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
+class _FirstExtend(Command):
+    """`Extend` as it was first."""
 
     traits = Traits(
         reply=Settled,
@@ -672,14 +677,19 @@ class Extend(Command):
     channel: str = MAIN
     receipts: list[str] = []
     """Messages named by their receipts, besides those in `spans`."""
-    late: bool = False
-    """Also of a delivery that is over, on a standard queue: a message that is ready is leased again, and one that
-    somebody else has by now stays with him for so long."""
 
     @property
     def repeat(self) -> Repeat:
         """What was given back cannot be given back again."""
         return Repeat.HARMLESS if self.lease_ms else Repeat.NAMED
+
+
+class Extend(_FirstExtend, kw_only=True):
+    """A heartbeat: the lease ends `lease_ms` from now. 0 gives the message back. Replies with `Settled`."""
+
+    late: bool = False
+    """Also of a delivery that is over, on a standard queue: a message that is ready is leased again, and one that
+    somebody else has by now stays with him for so long."""
 
 
 class AlreadyDone(msgspec.Struct, tag=True):
@@ -1347,5 +1357,7 @@ class ListRedrives(Command):
     queue: str | None = None
 
 
-COMMANDS: tuple[type[Command], ...] = tuple(Command.__subclasses__())
+COMMANDS: tuple[type[Command], ...] = tuple(
+    latest for each in Command.__subclasses__() for latest in each.__subclasses__() or [each]
+)
 """Every command of the core, in the order in which they stand here."""

@@ -99,7 +99,7 @@ class Names(Protocol):
         ...
 
     def message_id(self, queue_id: int, sequence: int) -> str:
-        """The identity of a message, in the shape of a UUID."""
+        """The identity of a message, a UUID."""
         ...
 
     def receipt_key(self, queue_id: int) -> bytes:

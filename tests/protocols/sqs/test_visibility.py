@@ -1,4 +1,4 @@
-"""Visibility as AWS was observed to have it: late receipts, groups of FIFO queues, and what the counts say meanwhile."""
+"""Visibility as AWS was observed to have it: late receipts, groups of FIFO queues, and the counts meanwhile."""
 
 from __future__ import annotations
 

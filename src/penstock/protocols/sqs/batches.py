@@ -143,7 +143,7 @@ class BatchActions(MessageActions):
         ]
 
     def _message_ids(self, queue: SqsQueue, sent: Sent, count: int) -> list[str]:
-        ids = queue.ids if sent.queue_id == queue.id else self.numbered(sent.queue_id)
+        ids = queue.ids if sent.queue_id == queue.id else self.message_ids(sent.queue_id)
         if sent.sequences is None:
             return ids.texts(sent.first, count)
         return [ids.text(sequence) for sequence in sent.sequences]

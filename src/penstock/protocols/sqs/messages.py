@@ -70,7 +70,7 @@ class MessageActions(Unpacking):
                 md5(draft.body),
                 draft.md5_of_attributes,
                 draft.md5_of_system_attributes,
-                (queue.ids if sent.queue_id == queue.id else self.numbered(sent.queue_id)).text(sequence),
+                (queue.ids if sent.queue_id == queue.id else self.message_ids(sent.queue_id)).text(sequence),
                 sequence_number(sequence) if queue.is_fifo else None,
             )
 
