@@ -37,7 +37,8 @@ VERSIONS = Versions(oldest=2, newest=4)
 
 2   the first build's
 3   `TallyQueues`
-4   `LookUp`, `DeleteMessages`, `RescheduleMessages`, `NameQueue`, `ListSessions`; `in_time` of `Ack`, `late` of `Extend`
+4   `LookUp`, `DeleteMessages`, `RescheduleMessages`, `NameQueue`, `ListSessions`;
+    `in_time` of `Ack`, `late` of `Extend`
 """
 NONCE_BYTES = 32
 HANDSHAKE_BYTES_MAX = 4_096
