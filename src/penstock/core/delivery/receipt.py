@@ -81,14 +81,9 @@ class MessageIds:
 
     def text(self, sequence: int) -> str:
         """The id of the message with this number."""
-        return self._known.get(sequence) or self._make(sequence)
-
-    def texts(self, first: int, count: int) -> list[str]:
-        """The ids of so many messages from a number on."""
-        known, make = self._known.get, self._make
-        return [known(sequence) or make(sequence) for sequence in range(first, first + count)]
-
-    def _make(self, sequence: int) -> str:
+        known = self._known.get(sequence)
+        if known is not None:
+            return known
         if sequence > _SEQUENCES:
             return _earlier_id(*self._earlier, sequence)
         low = ((self._queue | sequence) ^ self._key) * _MIX_1 & _LOW
@@ -102,6 +97,11 @@ class MessageIds:
             self._known.clear()
         self._known[sequence] = text
         return text
+
+    def texts(self, first: int, count: int) -> list[str]:
+        """The ids of so many messages from a number on."""
+        known, make = self._known.get, self.text
+        return [known(sequence) or make(sequence) for sequence in range(first, first + count)]
 
 
 def _scrambled(number: int) -> int:
