@@ -136,7 +136,6 @@ class ShardHost:
         return MappingProxyType(self._served)
 
     def add(self, shard: int, served: AsyncShard) -> None:
-        """Serve a shard from now on."""
         assert shard not in self._served, f"shard {shard} is served here already"
         self._served[shard] = served
 
@@ -174,7 +173,6 @@ class ShardHost:
         return call
 
     def withdraw(self, call: CallbackCall) -> None:
-        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
         if call.home is None:
             call.on_settled = _ignore
         else:

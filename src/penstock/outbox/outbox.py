@@ -45,8 +45,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 from sqlalchemy.sql.functions import FunctionElement
 
-from penstock.client.bodies import Body, encode_body
-from penstock.client.content import Content
+from penstock.client.content import Body, Content, encode_body
 from penstock.client.times import Moment, Seconds, length_ms, moment_ms
 from penstock.core.errors import InvalidRequest, MessageTooLarge
 from penstock.core.queues.attributes import Attributes, encode_attributes

@@ -171,6 +171,13 @@ class SqsSettings(_Section, frozen=True):
     ] = "aws"
     region: Annotated[str, Setting("In ARNs. Signatures for any region are accepted.")] = "us-east-1"
     account: Annotated[str, Setting("12 digits, in ARNs and queue URLs.")] = "000000000000"
+    accounts: Annotated[
+        Literal["one", "many"],
+        Setting(
+            "`one`: every caller sees the same queues. `many`: every account has queues of its own in every region.",
+            flag="--sqs-accounts",
+        ),
+    ] = "one"
     auto_create: Annotated[
         bool, Setting("Create a queue when it is first used, instead of saying that it does not exist.")
     ] = False
@@ -591,6 +598,8 @@ class CredentialSettings(_Section, frozen=True):
     token_file: str | None = None
     name: str | None = None
     """Whom the key stands for, in logs and as SQS's SenderId."""
+    account: str | None = None
+    """Its AWS account, 12 digits, where SQS has many of them."""
     allow: list[Allowance] | None = None
 
     def __repr__(self) -> str:
@@ -706,7 +715,7 @@ class Settings(_Section, frozen=True):
         self.server.check_hosts()
         if (self.server.tls_certificate is None) != (self.server.tls_key is None):
             raise InvalidSettings("[server] tls_certificate and tls_key go together: give both, or neither")
-        if not (len(self.sqs.account) == 12 and self.sqs.account.isdigit() and self.sqs.account.isascii()):
+        if not is_account(self.sqs.account):
             raise InvalidSettings(f"[sqs] account is {self.sqs.account!r}: an account has 12 digits")
         self._check_nsq()
         self._check_rest()
@@ -797,6 +806,15 @@ SECTIONS: dict[str, type[_Section]] = {
 """The tables of penstock.toml that are there once, by their names."""
 
 
+def is_account(text: str) -> bool:
+    """Whether a text can be the number of an AWS account.
+
+    >>> is_account("123456789012"), is_account("AKIAEXAMPLE")
+    (True, False)
+    """
+    return len(text) == 12 and text.isdigit() and text.isascii()
+
+
 def _need_kafka_client() -> None:
     try:
         import confluent_kafka  # noqa: F401
@@ -814,8 +832,11 @@ def events_config(events: EventSettings) -> QueueConfig:
 
 def _credential(settings: CredentialSettings) -> Credential:
     grants = [Grant()] if settings.allow is None else [_grant(allowance) for allowance in settings.allow]
-    principal = Principal(settings.name or settings.access_key, settings.access_key, grants)
     where = f"the credentials of {settings.access_key!r}"
+    account = settings.account or ""
+    if account and not is_account(account):
+        raise InvalidSettings(f"{where}: account is {account!r}: an account has 12 digits")
+    principal = Principal(settings.name or settings.access_key, settings.access_key, grants, account=account)
     if not settings.access_key:
         raise InvalidSettings(f"{where}: neither the access key nor the secret may be empty")
     token = _kept_secret(settings, "token", where)

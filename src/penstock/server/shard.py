@@ -246,8 +246,8 @@ class Shard:
         """Called likewise with the shards for which something is new in the outbox. They must not raise."""
         self._recorder: Recorder | None = None
         self._delivers_unsynced = False
-        self._left_early_ms = -APART_MS
-        """When something left early for the last time."""
+        self.left_early_ms = -APART_MS
+        """When something left early for the last time; below 0: nothing has."""
         self._first_session = 0
         """Sessions with lower numbers are from before this process: those that are bound are gone."""
         self.broker: Broker
@@ -295,7 +295,7 @@ class Shard:
             if self.broker.must_commit or is_overdue or (self._proof is not None and self._must_prove(step)):
                 if self._delivers_unsynced and step.woken:
                     self._let_leave_early(step)
-                if step.now_ms - self._left_early_ms < APART_MS:
+                if step.now_ms - self.left_early_ms < APART_MS:
                     step.is_apart = True
                 else:
                     step.changes = self.broker.take_changes()
@@ -368,7 +368,7 @@ class Shard:
 
     def may_step_now(self, call: Call) -> bool:
         """Whether a call sends messages that somebody is likely to get before they are committed."""
-        return self.clock.now_ms() - self._left_early_ms < APART_MS and self.may_leave_early(call)
+        return self.clock.now_ms() - self.left_early_ms < APART_MS and self.may_leave_early(call)
 
     def _let_leave_early(self, step: Step) -> None:
         """Find what subscribers need not wait for. It has left from now on, whatever becomes of the step.
@@ -383,7 +383,7 @@ class Shard:
             if ticket in self._subscribers and broker.may_leave_early(delivery):
                 step.early.append((ticket, delivery))
                 broker.left_early(ticket, delivery)
-                self._left_early_ms = step.now_ms
+                self.left_early_ms = step.now_ms
             else:
                 step.woken.append((ticket, delivery))
 
@@ -872,7 +872,6 @@ class Shard:
 
     @property
     def reports(self) -> list[Damage]:
-        """The last reports of damaged chunks."""
         return list(self._reports)
 
     def tell_outbox(self, targets: list[int]) -> None:

@@ -66,6 +66,28 @@ class Store(Protocol):
         ...
 
 
+class ReadThrough:
+    """A store around another one: what is read comes from that one."""
+
+    _store: Store
+
+    def read_chunk(self, key: bytes) -> Buffer:
+        return self._store.read_chunk(key)
+
+    def list_chunks(self, prefix: bytes, start: bytes, limit: int) -> list[bytes]:
+        return self._store.list_chunks(prefix, start, limit)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._store.scan(prefix)
+
+    def flaws(self) -> Sequence[Flaw]:
+        return self._store.flaws()
+
+    @property
+    def stats(self) -> StoreStats:
+        return self._store.stats
+
+
 class Table(Protocol):
     """What outlives the journal. One thread applies; reads may come from several others at the same time."""
 

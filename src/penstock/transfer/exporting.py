@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from penstock.client.identity import Identity
+from penstock.client.content import Identity
 from penstock.core.commands import MAIN, Browse, Command, DescribeQueue, ListQueues, QueueInfo, QueueStats, Seen, Stats
 from penstock.core.delivery.states import State
 from penstock.core.errors import ChunkDamaged, InvalidRequest

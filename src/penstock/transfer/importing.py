@@ -97,7 +97,6 @@ class DirectoryPlace:
         self.caller = caller
 
     def send(self, sections: list[Section], mark: tuple[str, int]) -> bool:
-        """Send all of it in one commit. False if that was done before."""
         sends = [send_of(target, chunk) for target, chunk in sections]
         return not isinstance(self.caller.call(CommitWork(acks=[], sends=sends, mark=mark)), AlreadyDone)
 
@@ -114,7 +113,6 @@ class ServerPlace:
         self._token = f"import-{uuid.uuid4().hex}"
 
     def send(self, sections: list[Section], mark: tuple[str, int]) -> bool:
-        """Send all of it in one commit. False if that was done before."""
         name, number = mark
         piece = piece_bytes(sections)
         self._connection.fetch("PUT", f"/v1/bulk/staging/{self._token}/{number}", piece, {"content-type": CONTENT_TYPE})

@@ -28,8 +28,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.core.errors import PenstockError, StoreError
-from penstock.wire.requests import BadFrame
-from penstock.wire.versions import Versions
+from penstock.wire.requests import BadFrame, Versions
 
 MAGIC = b"PSLK"
 VERSIONS = Versions(oldest=2, newest=3)

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from penstock.client.remote.address import Address, Options
-from penstock.client.remote.caller import RemoteCaller
-from penstock.client.remote.identity import RemoteIdentity
+from penstock.client.remote.caller import RemoteCaller, RemoteIdentity
 from penstock.client.remote.link import Link
 from penstock.client.remote.request import Outstanding
 from penstock.core.commands import Command

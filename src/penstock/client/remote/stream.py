@@ -88,7 +88,6 @@ class Stream:
     # -- for the listener --
 
     def top_up(self) -> None:
-        """Let as many messages come as there is room for."""
         if self.is_over or self._stopped is not None:
             return
         wanted = min(self._push_target.room(), self._carrier.credit_max)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from penstock.client.identity import Identity
+from penstock.client.content import Identity
 from penstock.client.listening import PushTarget
 from penstock.core.commands import Command, Damage
 

@@ -229,7 +229,6 @@ class Router:
         return call.result()
 
     def submit(self, command: Command, on_settled: Callable[[Call], None], caller: object = None) -> CallbackCall:
-        """As `call`, without a task: `on_settled` is called in the loop when the call is settled. It must not raise."""
         kind = command.__class__
         call = Routed(command, on_settled, self, caller)
         traits = kind.traits
@@ -279,7 +278,6 @@ class Router:
         return call
 
     def withdraw(self, call: CallbackCall) -> None:
-        """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
         assert isinstance(call, Routed)
         call.on_settled = ignore
         if call.is_over:
@@ -370,7 +368,6 @@ class Router:
                 raise answer
 
     async def sleep(self, seconds: float) -> None:
-        """Let some time pass."""
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
@@ -558,7 +555,6 @@ class Router:
     # -- on the way back --
 
     def settled(self, call: Routed) -> None:
-        """A call has come back, with an error, or with something to be noted."""
         self.pending.discard(call)
         error = call.error
         if self.remote_calls.lines and not (error is not None and self._is_worth_repeating(call, error)):

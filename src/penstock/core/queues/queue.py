@@ -24,15 +24,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.commands import CatalogEvent, Damage, QueueInfo, QueueTally, Run, Seen, Stats
+from penstock.core.commands import CatalogEvent, Damage, MessageEvent, QueueInfo, QueueTally, Run, Seen, Stats
 from penstock.core.delivery.channel import HORIZON_MS, Channel
 from penstock.core.delivery.columns import DONE
-from penstock.core.delivery.cursor import Cursor
 from penstock.core.delivery.runs import cut
 from penstock.core.delivery.states import Event, State
-from penstock.core.delivery.window import Entry, Window, failed_later
+from penstock.core.delivery.window import Cursor, Entry, Window, failed_later
 from penstock.core.errors import ChunkDamaged
-from penstock.core.message_events import MessageEvent
 from penstock.core.queues.config import (
     DAY_MS,
     HOUR_MS,
@@ -1087,13 +1085,6 @@ class Queue:
         if self.reserve is not None and self.next_sequence < self.reserve.end:
             self.next_sequence = self.reserve.end
             self.touch()
-
-    def may_leave_early(self, runs: list[Run]) -> bool:
-        """Whether messages may leave before what this step does to them is on the disk."""
-        if self.reserve is None or not self.config.deliver_unsynced:
-            return False
-        synced = self.reserve.synced
-        return all(run.chunk.base + run.stop <= synced for run in runs)
 
     def save_config(self) -> None:
         """Write the queue's name and configuration."""

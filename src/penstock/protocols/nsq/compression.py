@@ -72,7 +72,6 @@ class Deflate:
         return self._packer.compress(data) + self._packer.flush(zlib.Z_SYNC_FLUSH)
 
     def add(self, data: bytes) -> None:
-        """Something was read."""
         self._read += data
 
     def take(self) -> bytes:
@@ -114,7 +113,6 @@ class Snappy:
         return packed
 
     def add(self, data: bytes) -> None:
-        """Something was read."""
         self._read += data
 
     def take(self) -> bytes:

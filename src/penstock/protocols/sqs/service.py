@@ -19,7 +19,7 @@ from penstock.protocols.sqs.context import RequestContext, UnknownQueue, ask
 from penstock.protocols.sqs.errors import ACCESS_DENIED, SqsError, missing, no_such_queue
 from penstock.protocols.sqs.limits import LIMITS, MESSAGE_BYTES_CEILING, NAME_LENGTH_MAX, STORED_OVERHEAD_BYTES
 from penstock.protocols.sqs.message_attributes import STORED_SENDER
-from penstock.protocols.sqs.names import Arns, Urls
+from penstock.protocols.sqs.names import URL_LENGTH_REMEMBERED_MAX, Arns, Scopes
 from penstock.server.auth import ANYBODY, Principal
 from penstock.server.settings import SqsSettings
 from penstock.server.shards import QueueView, Shards
@@ -133,11 +133,8 @@ class ServiceBase:
     def __init__(self, shard: Shards, settings: SqsSettings) -> None:
         self.shard = shard
         self.limits = LIMITS[settings.limits]
-        self.urls = Urls()
-        self.arns = Arns(settings.region, settings.account)
-        self.account = settings.account
-        self._queues: dict[str, SqsQueue] = {}
-        """By URL. Not the queues themselves: one that is deleted must not stay because somebody knew it."""
+        self.arns = Arns(settings.region, settings.account, are_many=settings.accounts == "many")
+        self.scopes = Scopes(self.arns)
         self._numbered: dict[int, Numbered] = {}
         self._seals: dict[int, Seal] = {}
         self._recent = Recent()
@@ -154,8 +151,9 @@ class ServiceBase:
         url = url or context.path_url
         if not url:
             raise missing("QueueUrl")
-        known = self._queues.get(url)
-        name = self.urls.name(url) if known is None else known.name
+        scope = context.scope
+        known: SqsQueue | None = scope.queues.get(url)
+        name = scope.name(url) if known is None else known.name
         context.queue = name
         principal = context.principal
         if principal is not ANYBODY and not principal.may(name, kind):
@@ -168,9 +166,11 @@ class ServiceBase:
             broker.refuse_damaged(name)
             raise UnknownQueue(name, may_create)
         if known is None or known.config is not queue.config or known.id != queue.id:
-            if len(self._queues) >= _QUEUES_MAX:
-                self._queues.clear()
-            known = self._queues[url] = SqsQueue(queue, self.seal(queue.id), self.numbered(queue.id))
+            if len(scope.queues) >= _QUEUES_MAX:
+                scope.queues.clear()
+            known = SqsQueue(queue, self.seal(queue.id), self.numbered(queue.id))
+            if len(url) <= URL_LENGTH_REMEMBERED_MAX:
+                scope.queues[url] = known
         return known
 
     async def make_known(self, name: str, may_create: bool) -> None:
@@ -221,7 +221,7 @@ class ServiceBase:
         url = url or context.path_url
         if not url:
             raise missing("QueueUrl")
-        name = self.urls.name(url)
+        name = context.scope.name(url)
         self.check_rights(context, name, *kinds)
         return name
 
@@ -250,14 +250,20 @@ class ServiceBase:
         after: str = "",
         dead_letters_to: str | None = None,
     ) -> list[str]:
-        """Queues that the caller may know of, in order; at least so many, if there are."""
+        """Queues of the caller's account and region that it may know of, in order; at least so many, if there are. Or
+        the sources of a queue's dead letters, which are where that is.
+        """
         found: list[str] = []
         limit = min(max(enough, _NAMES_ASKED_MIN), _NAMES_ASKED)
         while len(found) < enough:
             page: list[str] = await ask(
                 ListQueues(prefix=prefix, after=after, limit=limit, dead_letters_to=dead_letters_to)
             )
-            found += [name for name in page if context.principal.may_see(name)]
+            found += [
+                name
+                for name in page
+                if (dead_letters_to is not None or context.scope.has(name)) and context.principal.may_see(name)
+            ]
             if len(page) < limit:
                 break
             after = page[-1]
