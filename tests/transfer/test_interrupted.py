@@ -9,7 +9,15 @@ import pytest
 
 import penstock
 from penstock.cli import transfer
-from penstock.core.commands import ChangeQueue, Command, CommitWork, CreateChannel, CreateQueue, DescribeQueue, PauseChannel
+from penstock.core.commands import (
+    ChangeQueue,
+    Command,
+    CommitWork,
+    CreateChannel,
+    CreateQueue,
+    DescribeQueue,
+    PauseChannel,
+)
 from penstock.core.errors import InvalidRequest, StoreError
 from penstock.transfer.contents import LABEL, ChannelLine, Item, MessageLine, QueueLine
 from penstock.transfer.importing import DirectoryPlace, Import, Section, check_export, read_export
