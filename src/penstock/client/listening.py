@@ -74,15 +74,12 @@ class PushTarget(Protocol):
 
     def take(self, delivery: Delivery) -> bool:
         """Messages came; False if they are not wanted any more. May be called in any thread, and must not wait."""
-        ...
 
     def room(self) -> int:
         """How many messages may be on their way: asked where they are handed on, so that none is counted twice."""
-        ...
 
     def ask(self) -> None:
         """Look at the stream again: it may need to be topped up, or it is over. May be called in any thread."""
-        ...
 
 
 class HandlerTimes:
@@ -114,7 +111,6 @@ class Counted(Protocol):
     @property
     def in_hand(self) -> int:
         """Messages that are leased here and not settled."""
-        ...
 
 
 class ListenerMetrics:
@@ -204,7 +200,6 @@ class Grouped(Protocol):
     @property
     def group(self) -> str | None:
         """Its group."""
-        ...
 
 
 M = TypeVar("M", bound=Grouped)

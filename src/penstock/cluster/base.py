@@ -57,15 +57,12 @@ class Place(Protocol):
         self, shard: int, command: Command, on_settled: Callable[[Call], None], caller: object = None
     ) -> CallbackCall:
         """Take a command to a shard."""
-        ...
 
     def withdraw(self, call: CallbackCall) -> None:
         """Whoever submitted this receive has left, and hears no more of it. Messages that it got go back."""
-        ...
 
     def give_back(self, shard: int, delivery: Delivery) -> None:
         """Messages that a shard has handed out, and nobody takes, are ready again."""
-        ...
 
 
 class NodeAddress(msgspec.Struct, frozen=True):
@@ -108,11 +105,9 @@ class ClusterMaps(Protocol):
 
     def current(self) -> ClusterMap:
         """The newest version."""
-        ...
 
     def on_change(self, listener: Callable[[ClusterMap], None]) -> None:
         """Have a function called, in the loop, with every new version."""
-        ...
 
 
 # -- the shards of this process ----------------------------------------------------------------------------------------

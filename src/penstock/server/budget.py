@@ -75,12 +75,10 @@ class Sized(Protocol):
     @property
     def messages(self) -> int:
         """How many it holds."""
-        ...
 
     @property
     def size(self) -> int:
         """How many bytes they have together."""
-        ...
 
 
 def asked_bytes(queue: Sized | None, count: int, bytes_max: int) -> int:

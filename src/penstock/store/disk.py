@@ -39,29 +39,23 @@ class File(Protocol):
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Write as many of the bytes as the operating system takes at once, and say how many (at most 1024 buffers)."""
-        ...
 
     def read(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes from `offset`; fewer only at the end of the file."""
-        ...
 
     def sync(self) -> None:
         """Return when what was written is durable."""
-        ...
 
     def size(self) -> int:
         """How long the file is, in bytes."""
-        ...
 
     def reserve(self, size: int, *, zeros: bool = True) -> None:
         """Make the file `size` bytes long, with real blocks behind them; raise and leave it as it was if they are not
         there.
         """
-        ...
 
     def close(self) -> None:
         """Let go of the file."""
-        ...
 
 
 class Disk(Protocol):
@@ -69,31 +63,24 @@ class Disk(Protocol):
 
     def open(self, path: Path, *, writable: bool, create: bool = False) -> File:
         """Open a file; with `create`, make a new one, or empty the one that is there."""
-        ...
 
     def names(self, directory: Path) -> list[str]:
         """The names in a directory, in any order."""
-        ...
 
     def make_directory(self, directory: Path) -> None:
         """Make a directory durably; no error if it is there."""
-        ...
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename a file. Durable after `sync_directory`."""
-        ...
 
     def remove(self, path: Path) -> None:
         """Remove a file. Durable after `sync_directory`."""
-        ...
 
     def sync_directory(self, directory: Path) -> None:
         """Make the names in a directory durable."""
-        ...
 
     def free_bytes(self, directory: Path) -> int:
         """How much more fits on the disk that holds a directory."""
-        ...
 
 
 class RealFile:

@@ -60,19 +60,15 @@ class Journal(Protocol):
 
     def replay(self, after: int) -> Iterator[tuple[int, Changes]]:
         """Every commit after a position, in order. Read to its end, once, before the first `append`."""
-        ...
 
     def append(self, changes: Changes) -> int:
         """Make a commit durable and give its position. Raises `DiskFull` (nothing written) or `CommitFailed`."""
-        ...
 
     def trim(self, position: int) -> None:
         """Forget the commits up to a position, this one included: they are durable elsewhere."""
-        ...
 
     def close(self) -> None:
         """Finish background work and let go of files."""
-        ...
 
 
 # Space that is kept for the hour when there is none.

@@ -45,12 +45,10 @@ class Caller(Protocol):
 
     def call(self, command: Command) -> Any:
         """The reply, or the error raised."""
-        ...
 
     @property
     def identity(self) -> Identity:
         """Who names messages."""
-        ...
 
 
 class Writer(Protocol):
@@ -58,11 +56,9 @@ class Writer(Protocol):
 
     def write(self, item: Item) -> None:
         """One more queue, or message of the last queue."""
-        ...
 
     def close(self) -> None:
         """Nothing more comes."""
-        ...
 
 
 class Source:

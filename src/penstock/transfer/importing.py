@@ -83,11 +83,9 @@ class Place(Protocol):
     @property
     def caller(self) -> Caller:
         """For everything but messages."""
-        ...
 
     def send(self, sections: list[Section], mark: tuple[str, int]) -> bool:
         """Send all of it in one commit. False if that was done before."""
-        ...
 
 
 class DirectoryPlace:

@@ -62,11 +62,9 @@ class Host(Protocol):
 
     def add(self, shard: int, served: AsyncShard) -> None:
         """Serve a shard from now on."""
-        ...
 
     async def release(self, shard: int) -> None:
         """Serve a shard no longer."""
-        ...
 
 
 class OwnedShard:
@@ -349,7 +347,6 @@ class Fencing(Protocol):
     @property
     def fenced_ago_s(self) -> float:
         """How many seconds ago that was, at least."""
-        ...
 
 
 class ClaimedStore(ReadThrough):

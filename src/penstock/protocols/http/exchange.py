@@ -164,19 +164,15 @@ class Upgraded(Protocol):
 
     def take_over(self, transport: asyncio.Transport, data: bytes) -> None:
         """The connection is this protocol's from now on; so much has come already."""
-        ...
 
     def pause_writing(self) -> None:
         """The client does not read."""
-        ...
 
     def shut_down(self) -> None:
         """The server stops: say so, and close."""
-        ...
 
     def leave(self) -> None:
         """Close at once."""
-        ...
 
 
 class Answering(Protocol):
@@ -184,33 +180,26 @@ class Answering(Protocol):
 
     def answer(self, exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
         """Write the response to the request in flight."""
-        ...
 
     def answer_well(self, exchange: Exchange, lines: str, body: bytes) -> None:
         """As `answer` with 200, for header lines that are ASCII, and known to be as they have to be."""
-        ...
 
     async def answer_in_parts(
         self, exchange: Exchange, status: int, headers: Headers, parts: Parts, nbytes: int | None
     ) -> bool:
         """As `answer`, part by part, as fast as the client reads."""
-        ...
 
     def upgrade(self, exchange: Exchange, make: Callable[[Callable[[Upgraded], None]], Upgraded]) -> None:
         """Hand the connection over."""
-        ...
 
     def has_hung_up(self) -> bool:
         """Whether the client is gone, although the loop has not said so yet; the request in flight is given up then."""
-        ...
 
     def hand_claim(self, share: Share) -> None:
         """What is held for the body of the request in flight is held by this share from now on."""
-        ...
 
     def is_open(self) -> bool:
         """Whether nothing has closed the connection yet."""
-        ...
 
 
 class Terms:

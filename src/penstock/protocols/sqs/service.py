@@ -6,11 +6,10 @@ import contextlib
 import hashlib
 import importlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from penstock.core.commands import ChangeQueue, Command, CreateQueue, DescribeQueue, ListQueues
-from penstock.core.delivery.receipt import Recent, Seal
+from penstock.core.delivery.receipt import MessageIds, Recent, Seal, message_ids
 from penstock.core.errors import QueueChanged, QueueExists, QueueNotFound
 from penstock.core.queues.attributes import encode_attributes
 from penstock.core.queues.config import Kind, QueueConfig, kind_of
@@ -24,50 +23,11 @@ from penstock.server.auth import ANYBODY, Principal
 from penstock.server.settings import SqsSettings
 from penstock.server.shards import QueueView, Shards
 
-_SEQUENCE_DIGITS: Final = 12
-_SEQUENCES_MAX: Final = 16**12
-"""Below this, the ids of a queue's messages differ in their last twelve digits only."""
-_HEX: Final[list[str]] = [f"{number:02x}" for number in range(256)]
 _SEALS_MAX = 10_000
 _QUEUES_MAX = 10_000
 _NAMES_ASKED = 1_000
 _NAMES_ASKED_MIN = 200
 """Who may see few queues has many looked at for one name."""
-
-
-class Numbered:
-    """Texts that start the same and end with a number in twelve hexadecimal digits.
-
-    >>> numbered = Numbered("x-")
-    >>> numbered.text(255), numbered.text(256)
-    ('x-0000000000ff', 'x-000000000100')
-    """
-
-    __slots__ = ("_beyond", "_block", "_start", "_started")
-
-    def __init__(self, start: str, beyond: Callable[[int], str] | None = None) -> None:
-        self._start = start
-        self._beyond = beyond
-        """Makes the texts of numbers that have more than twelve digits."""
-        self._block = -1
-        self._started = ""
-
-    def text(self, number: int) -> str:
-        """The text with this number. Those that lie near each other share all but two digits, which are made once."""
-        block = number >> 8
-        if block != self._block:
-            if number >= _SEQUENCES_MAX and self._beyond is not None:
-                return self._beyond(number)
-            self._started = self._start + f"{block:010x}"
-            self._block = block
-        return self._started + _HEX[number & 255]
-
-    def texts(self, first: int, count: int) -> list[str]:
-        """So many texts from a number on."""
-        if first >> 8 == self._block == (first + count) >> 8:
-            started = self._started
-            return [started + _HEX[number & 255] for number in range(first, first + count)]
-        return [self.text(number) for number in range(first, first + count)]
 
 
 def md5(data: bytes) -> str:
@@ -117,7 +77,7 @@ class SqsQueue:
 
     __slots__ = ("bytes_max", "config", "id", "ids", "is_fifo", "name", "seal")
 
-    def __init__(self, queue: QueueView, seal: Seal, ids: Numbered) -> None:
+    def __init__(self, queue: QueueView, seal: Seal, ids: MessageIds) -> None:
         self.id = queue.id
         self.name = queue.name
         self.config: QueueConfig = queue.config
@@ -135,7 +95,6 @@ class ServiceBase:
         self.limits = LIMITS[settings.limits]
         self.arns = Arns(settings.region, settings.account, are_many=settings.accounts == "many")
         self.scopes = Scopes(self.arns)
-        self._numbered: dict[int, Numbered] = {}
         self._seals: dict[int, Seal] = {}
         self._recent = Recent()
         self._sender_attributes: dict[str, bytes | None] = {}
@@ -168,7 +127,7 @@ class ServiceBase:
         if known is None or known.config is not queue.config or known.id != queue.id:
             if len(scope.queues) >= _QUEUES_MAX:
                 scope.queues.clear()
-            known = SqsQueue(queue, self.seal(queue.id), self.numbered(queue.id))
+            known = SqsQueue(queue, self.seal(queue.id), self.message_ids(queue.id))
             if len(url) <= URL_LENGTH_REMEMBERED_MAX:
                 scope.queues[url] = known
         return known
@@ -186,17 +145,9 @@ class ServiceBase:
             self._sender_attributes[name] = encode_attributes({STORED_SENDER: name})
         return self._sender_attributes[name]
 
-    def numbered(self, queue_id: int) -> Numbered:
-        """The ids of a queue's messages, by sequence number: of those, only the last twelve digits differ."""
-        numbered = self._numbered.get(queue_id)
-        if numbered is None:
-            if len(self._numbered) >= _SEALS_MAX:
-                self._numbered.clear()
-            broker = self.shard.identity
-            start = broker.message_id(queue_id, 0)[:-_SEQUENCE_DIGITS]
-            beyond = partial(broker.message_id, queue_id)
-            numbered = self._numbered[queue_id] = Numbered(start, beyond)
-        return numbered
+    def message_ids(self, queue_id: int) -> MessageIds:
+        """The ids of a queue's messages, by sequence number."""
+        return message_ids(self.shard.identity.meta.realm, queue_id)
 
     def seal(self, queue_id: int) -> Seal:
         """What makes and reads a queue's receipts."""
