@@ -290,7 +290,7 @@ class Outbox:
         return OutboxStatus(row[0], row[1], row[2], row[3], None if oldest_ms is None else oldest_ms / 1_000)
 
     def retry(self, connection: Executes) -> int:
-        """Let relays try again what has failed. Returns how many messages."""
+        """Let relays retry messages that have failed. Returns how many messages."""
         table = self.table
         again = update(table).where(table.c.state == FAILED)
         count = _rows(connection.execute(again.values(state=PENDING, claimed_until_ms=0, done_ms=None)))

@@ -11,7 +11,7 @@ from penstock.core.delivery.receipt import Receipt
 from penstock.core.errors import StoreError
 from penstock.core.queues.config import QueueConfig
 from penstock.core.storage.records import Meta
-from penstock.server.shard import Call, ShardClosed
+from penstock.server.shard import Call, Shard, ShardClosed
 from penstock.server.tasks import CallbackCall
 
 
@@ -89,7 +89,7 @@ class Names(Protocol):
         """The name of a channel by the ids in a receipt."""
 
     def message_id(self, queue_id: int, sequence: int) -> str:
-        """The identity of a message, in the shape of a UUID."""
+        """The identity of a message, a UUID."""
 
     def receipt_key(self, queue_id: int) -> bytes:
         """What the receipts of a queue are sealed with."""
@@ -139,6 +139,18 @@ class Shards(Protocol):
         A queue that is there from beginning to end comes once for each of its partitions. `local`: only partitions in
         this process.
         """
+
+    def local_shards(self) -> Iterable[Shard]:
+        """The shards that are in this process now."""
+
+    async def ask_each(self, command: Command) -> list[tuple[int, Any]]:
+        """Ask every shard the same, one after the other: their numbers, and what each says."""
+
+    async def ask_each_of(self, queue: str, command: Command) -> list[tuple[int, Any]]:
+        """As `ask_each`, of the shards that have a part of a queue."""
+
+    async def ask_shard(self, shard: int, command: Command) -> Any:
+        """Ask one shard, by its number."""
 
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for what is unknown among these queues, and the queues of these receipts. None need be there."""

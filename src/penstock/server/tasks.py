@@ -264,6 +264,22 @@ class AsyncShard:
         """Every queue in numbers, some at a time: they are all here."""
         return pages_of_tallies(self.call)
 
+    def local_shards(self) -> Iterable[Shard]:
+        """The shards that are in this process: one."""
+        return (self.shard,)
+
+    async def ask_each(self, command: Command) -> list[tuple[int, Any]]:
+        """Ask every shard the same: there is this one."""
+        return [(0, await self.call(command))]
+
+    async def ask_each_of(self, queue: str, command: Command) -> list[tuple[int, Any]]:
+        """Ask the shards of a queue: there is this one."""
+        return await self.ask_each(command)
+
+    async def ask_shard(self, shard: int, command: Command) -> Any:
+        """Ask one shard: this one."""
+        return await self.call(command)
+
     async def know(self, *names: str, receipts: Iterable[str] = (), now: bool = False) -> None:
         """Ask for queues that are unknown: there are none."""
 

@@ -73,7 +73,7 @@ def _seal_everything(connection: sqlite3.Connection) -> None:
     _write_groups(connection, _sums(connection))
     connection.execute("UPDATE meta SET seal = seal_of_meta(CAST(name AS TEXT), value)")
     if records > SEALING_TOLD_RECORDS:
-        log.info("sealed %d records", records)
+        log.info("added checksums to %d records", records)
 
 
 def _sums(connection: sqlite3.Connection) -> dict[bytes, Group]:

@@ -20,7 +20,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -85,25 +84,18 @@ class RemoteIdentity:
         self._keys[delivery.queue_id] = delivery.receipt_key
 
     def message_id(self, queue_id: int, sequence: int) -> str:
-        """A message's id, in the form of a UUID.
+        """A message's id, a UUID.
 
         >>> RemoteIdentity().message_id(1, 1 << 50) == message_id(0, 1, 1 << 50)
         True
         """
-        number = f"{sequence:016x}"
-        return f"{_id_of_queue(self.realm, queue_id)}{number[:4]}-{number[4:]}"
+        return message_id(self.realm, queue_id, sequence)
 
     def receipt(self, queue_id: int, channel_id: int, sequence: int, attempt: int) -> str:
         key = self._keys.get(queue_id)
         if key is None:
             raise InvalidRequest("receipts belong to messages that were received through this connection")
         return Receipt(queue_id, channel_id, sequence, attempt).seal(key)
-
-
-@lru_cache(maxsize=1_000)
-def _id_of_queue(realm: int, queue_id: int) -> str:
-    """What the ids of all messages of a queue begin with: computing it takes longer than all the rest of an id."""
-    return message_id(realm, queue_id, 0)[: -len("0000-000000000000")]
 
 
 log = logging.getLogger("penstock.client")
