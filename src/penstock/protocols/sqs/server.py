@@ -33,7 +33,7 @@ from penstock.protocols.sqs.names import base_url
 from penstock.protocols.sqs.sigv4 import is_signed_by_head, verify
 from penstock.server.auth import ANYBODY, Credentials, Principal
 from penstock.server.budget import Budget
-from penstock.server.settings import ServerSettings, SqsSettings
+from penstock.server.settings import ServerSettings, SnsSettings, SqsSettings
 from penstock.server.shards import Shards
 
 _ADDRESSES_REMEMBERED_MAX = 100
@@ -45,7 +45,12 @@ class SqsFrontEnd:
     """Answers SQS requests from a shard. `handle` is the HTTP server's handler."""
 
     def __init__(
-        self, shard: Shards, settings: SqsSettings, credentials: Credentials, budget: Budget | None = None
+        self,
+        shard: Shards,
+        settings: SqsSettings,
+        credentials: Credentials,
+        budget: Budget | None = None,
+        sns: SnsSettings | None = None,
     ) -> None:
         self.shard = shard
         self.budget = budget or Budget(ServerSettings().buffer_bytes_max)
@@ -59,7 +64,7 @@ class SqsFrontEnd:
         self._ids = f"{entropy[:8]}-{entropy[8:12]}-4{entropy[12:15]}-8{entropy[15:18]}-"
         """What the ids of all requests start with; they end with a number."""
         self._last_id = 0
-        self.sns = SnsService(shard, settings)
+        self.sns = SnsService(shard, settings, sns or SnsSettings())
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a request, now or later."""
@@ -83,13 +88,17 @@ class SqsFrontEnd:
                     raise json_wire.malformed(error) from None
                 RequestContext(exchange, self, principal, action, decoded, is_json=True).begin()
                 return
+            if request.method == "GET" and not is_signed(request):
+                may_all = not self._credentials.are_required
+                if self.sns.handle_link(exchange, _form(request), self._address(request), may_all=may_all):
+                    return
             principal = self._principal(exchange) if self._credentials.are_required else ANYBODY
             fields = _form(request)
             if request.method == "GET" and not self._credentials.are_required and _may_be_a_page(request):
                 raise SqsError(ACCESS_DENIED, "A browser may not call actions with GET here: use POST.")
             is_sns = is_sns or is_for_sns(fields)
             if is_sns:
-                self.sns.handle(exchange, principal, fields, self.base_url(request).rsplit("/", 2)[0])
+                self.sns.handle(exchange, principal, fields, self._address(request))
                 return
             asked = fields.get("Action")
             if not asked:
@@ -112,6 +121,10 @@ class SqsFrontEnd:
         principal = verify(request, self._credentials, int(time.time() * 1_000), service_of(request))
         exchange.is_known = True
         return principal
+
+    def _address(self, request: Request) -> str:
+        """Where the client has reached the server: what the links of notifications start with."""
+        return self.base_url(request).rsplit("/", 2)[0]
 
     def base_url(self, request: Request) -> str:
         """What the URLs of queues start with, for who sent this request."""
@@ -153,6 +166,11 @@ def service_of(request: Request) -> str:
     """The service that a request was signed for: `sns`, or else `sqs`."""
     signed = request.headers.get("authorization", "")
     return "sns" if "/sns/aws4_request" in signed or "%2Fsns%2Faws4_request" in request.query else "sqs"
+
+
+def is_signed(request: Request) -> bool:
+    """Whether a request says who has signed it."""
+    return "authorization" in request.headers or "X-Amz-Signature" in request.query
 
 
 def is_for_sns(fields: dict[str, str]) -> bool:
