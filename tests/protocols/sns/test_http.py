@@ -166,7 +166,12 @@ def test_a_throttled_endpoint_gets_no_more_a_second_than_it_said(sns: Any, name:
 
 def test_the_server_calls_nobody_that_it_may_not(sns: Any, sqs: Any, name: str) -> None:
     topic = sns.create_topic(Name=name)["TopicArn"]
-    for url in ("http://192.0.2.1/", "http://169.254.169.254/latest", "http://[2001:db8::1]/", "http://[::ffff:192.0.2.1]/"):
+    for url in (
+        "http://192.0.2.1/",
+        "http://169.254.169.254/latest",
+        "http://[2001:db8::1]/",
+        "http://[::ffff:192.0.2.1]/",
+    ):
         code, message = error_of(sns.subscribe, TopicArn=topic, Protocol="http", Endpoint=url)
         assert (code, message.endswith("is not in [sns] http_targets")) == ("InvalidParameter", True)
     for url in ("https://localhost/", "http://me:pw@localhost/", "http://", "localhost", "http://localhost/ a"):

@@ -21,7 +21,8 @@ log = logging.getLogger("penstock.sns")
 _EXPONENT = 65_537
 _PRIME_BYTES = 128
 _WITNESSES = 24
-_SMALL_PRIMES = [2, *(n for n in range(3, 2_000, 2) if all(n % d for d in range(3, int(n**0.5) + 1, 2)))]
+_SIEVED = 4_096
+_SMALL_MAX = 20_000
 _VALID_FROM = datetime(2026, 1, 1, tzinfo=UTC)
 _VALID_DAYS = 36_500
 _SIGNED = {
@@ -30,6 +31,16 @@ _SIGNED = {
 }
 _SIGNED["UnsubscribeConfirmation"] = _SIGNED["SubscriptionConfirmation"]
 _REMEMBERED_MAX = 4_096
+
+
+def _small_primes() -> list[int]:
+    is_prime = bytearray(b"\1") * _SMALL_MAX
+    for number in range(2, int(_SMALL_MAX**0.5) + 1):
+        is_prime[number * number :: number] = bytes(len(range(number * number, _SMALL_MAX, number)))
+    return [number for number in range(2, _SMALL_MAX) if is_prime[number]]
+
+
+_SMALL_PRIMES = _small_primes()
 
 
 def string_to_sign(message: dict[str, Any]) -> bytes:
@@ -122,16 +133,20 @@ def make_signer(secret: bytes) -> Signer | None:
 
 
 def _prime(seed: bytes, name: bytes) -> int:
-    """A prime of 1,024 bits out of a seed."""
-    number = 0
+    """A prime of 1,024 bits out of a seed: the first one from a number on that the seed says."""
+    drawn = hashlib.shake_256(seed + name).digest(_PRIME_BYTES)
+    start = int.from_bytes(drawn, "big") | (3 << (8 * _PRIME_BYTES - 2)) | 1
     while True:
-        number += 1
-        drawn = hashlib.shake_256(seed + name + number.to_bytes(4, "big")).digest(_PRIME_BYTES)
-        candidate = int.from_bytes(drawn, "big") | (3 << (8 * _PRIME_BYTES - 2)) | 1
-        if any(candidate % small == 0 for small in _SMALL_PRIMES) or (candidate - 1) % _EXPONENT == 0:
-            continue
-        if pow(2, candidate - 1, candidate) == 1 and is_probably_prime(candidate):
-            return candidate
+        is_left = bytearray(b"\1") * _SIEVED  # of each odd number from there on: no small prime divides it
+        for small in _SMALL_PRIMES[1:]:
+            first = -start * (small + 1) // 2 % small  # start + 2 * first is a multiple of it
+            is_left[first::small] = bytes(len(range(first, _SIEVED, small)))
+        for index in range(_SIEVED):
+            candidate = start + 2 * index
+            if is_left[index] and (candidate - 1) % _EXPONENT and pow(2, candidate - 1, candidate) == 1:
+                if is_probably_prime(candidate):
+                    return candidate
+        start += 2 * _SIEVED
 
 
 def is_probably_prime(candidate: int) -> bool:

@@ -212,7 +212,7 @@ class SubscriptionActions(TopicActions):
         if found is None or not found.was_confirmed_by_stranger:
             caller.check(queue, ChangeQueue)
         if found is not None and found.is_pending:
-            raise invalid("SubscriptionArn Reason: a subscription that waits for its confirmation cannot be ended")
+            raise invalid("SubscriptionArn Reason: Cannot unsubscribe a subscription that is pending confirmation")
         try:
             await self._topics.change(queue, lambda config, topic: without(config, topic, subscription_id))
             for channel in (CHANNEL_PREFIX + subscription_id, CHANNEL_PREFIX + subscription_id + REPLAY_SUFFIX):

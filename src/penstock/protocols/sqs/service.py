@@ -257,7 +257,7 @@ class ServiceBase:
             page: list[str] = await ask(
                 ListQueues(prefix=prefix, after=after, limit=limit, dead_letters_to=dead_letters_to)
             )
-            found += [name for name in page if context.principal.may_see(name)]
+            found += [name for name in page if context.principal.may_see(name) and is_shown(name, prefix)]
             if len(page) < limit:
                 break
             after = page[-1]
@@ -308,6 +308,15 @@ class ServiceBase:
         except QueueChanged:
             return False
         return True
+
+
+def is_shown(name: str, prefix: str) -> bool:
+    """Whether a queue is listed: the queue of an SNS topic is, if its name is asked for.
+
+    >>> is_shown("orders", ""), is_shown("sns.news", ""), is_shown("sns.news", "sns.")
+    (True, False, True)
+    """
+    return not name.startswith("sns.") or prefix.startswith("sns.")
 
 
 def default_config(kind: Kind) -> QueueConfig:
