@@ -286,7 +286,10 @@ class SubscriptionActions(TopicActions):
             )
         if found.replay is not None:
             shown["ReplayStatus"] = "Completed" if found.replay.is_over else "In progress"
-        return {"Attributes": shown | {name: value for name, value in found.attributes.items() if value}}
+        own = {name: value for name, value in found.attributes.items() if value}
+        if "FilterPolicy" not in own:
+            own.pop("FilterPolicyScope", None)
+        return {"Attributes": shown | own}
 
     async def SetSubscriptionAttributes(self, caller: Caller, members: Members) -> Result:
         """Change an attribute of a subscription."""
@@ -299,6 +302,9 @@ class SubscriptionActions(TopicActions):
             self._check_attribute(caller, attribute, value, found.attributes, found.protocol)
             if attribute == "ReplayPolicy" and not value:
                 found.replay = None
+            if attribute == "FilterPolicy" and value.strip() in ("", "{}"):
+                del found.attributes["FilterPolicy"]  # it goes, and its scope goes with it
+                found.attributes.pop("FilterPolicyScope", None)
 
         if attribute == "ReplayPolicy" and value:
             self._check_attribute(caller, attribute, value, {}, there.protocol)

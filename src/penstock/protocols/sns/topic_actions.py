@@ -269,10 +269,11 @@ class TopicActions(ActionsBase):
         return None
 
     async def PutDataProtectionPolicy(self, caller: Caller, members: Members) -> Result:
-        """Keep a data protection policy. It is not applied."""
+        """Keep a data protection policy; an empty one goes. It is not applied."""
         queue = self._queue(caller, text_of(members, "ResourceArn"), ChangeQueue)
-        text = text_of(members, "DataProtectionPolicy")
-        json_object("DataProtectionPolicy", text)
+        text = str(members.get("DataProtectionPolicy", ""))
+        if text:
+            json_object("DataProtectionPolicy", text)
 
         def changes(config: QueueConfig, topic: Topic) -> dict[str, Any]:
             topic.data_protection = text
