@@ -1,4 +1,4 @@
-"""How many publishes a second does SNS take and deliver, against the same fan-out by SendMessage calls, and against moto?
+"""How many publishes a second does SNS take and deliver, against a fan-out by SendMessage calls, and against moto?
 
 One boto3 client publishes to a topic with 1, 10 and 100 subscribed queues, and the clock stops when every queue has
 every message. The measure is the same client that sends each message to each of the queues itself. moto's server, which

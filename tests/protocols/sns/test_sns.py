@@ -298,7 +298,14 @@ def test_no_acknowledged_publish_is_missing_after_a_kill(tmp_path: Path) -> None
 
         publisher = threading.Thread(target=publish)
         publisher.start()
-        while len(acknowledged) < 100:
+        while len(acknowledged) < 50:
+            time.sleep(0.01)
+        late = sqs.create_queue(QueueName="late")["QueueUrl"]
+        earlier = set(acknowledged)
+        other = sns_client(server)
+        other.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=ARN + "late", Attributes=raw)
+        begun = len(acknowledged) + 1  # one may have been on its way
+        while len(acknowledged) < begun + 50:
             time.sleep(0.01)
         server.kill()
         publisher.join(60)
@@ -308,6 +315,9 @@ def test_no_acknowledged_publish_is_missing_after_a_kill(tmp_path: Path) -> None
             assert set(acknowledged) <= set(bodies)
             assert len(bodies) == len(set(bodies))
             assert "before" not in bodies
+        bodies = [each["Body"] for each in received(sqs, late, len(acknowledged) - begun)]
+        assert set(acknowledged[begun:]) <= set(bodies)
+        assert not earlier & set(bodies)
 
 
 def test_it_works_with_several_workers(tmp_path: Path) -> None:

@@ -78,8 +78,9 @@ _TRIM_SCANS = 30
 """An archive's old messages go once in so many scans."""
 _RUN_MAX = 500
 _WAIT_MS = 20_000
-_GATHER_S = 0.02
-"""After a delivery, before the next: what is published meanwhile goes in one unit of work."""
+_GATHER_S_MIN, _GATHER_S_MAX, _GATHER_S_EACH = 0.02, 0.1, 0.005
+"""After a delivery, before the next: what is published meanwhile goes in one unit of work. The more are subscribed, the
+more units of work there are, and the longer it is. What comes after a silence does not wait."""
 _PAUSE_S = 1.0
 """After an error of the store, before the next try."""
 _REPLAY_POLL_S = 0.1
@@ -267,7 +268,7 @@ class Deliveries:
                     )
                     continue
                 await worker.deliver(delivery, queue, found)
-                await asyncio.sleep(_GATHER_S)
+                await asyncio.sleep(gather_s(len(queue.channels)))
             except ShardClosed:
                 return
             except NotFound:
@@ -544,6 +545,15 @@ class _Worker:
         except Failed as error:
             return error
         return None
+
+
+def gather_s(channels: int) -> float:
+    """How long a subscription gathers messages, on a topic with so many.
+
+    >>> gather_s(1), gather_s(10), gather_s(1_000)
+    (0.02, 0.05, 0.1)
+    """
+    return min(_GATHER_S_MAX, max(_GATHER_S_MIN, channels * _GATHER_S_EACH))
 
 
 def _is_replaying(found: Subscription) -> bool:
