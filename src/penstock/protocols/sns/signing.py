@@ -143,9 +143,10 @@ def _prime(seed: bytes, name: bytes) -> int:
             is_left[first::small] = bytes(len(range(first, _SIEVED, small)))
         for index in range(_SIEVED):
             candidate = start + 2 * index
-            if is_left[index] and (candidate - 1) % _EXPONENT and pow(2, candidate - 1, candidate) == 1:
-                if is_probably_prime(candidate):
-                    return candidate
+            if not is_left[index] or (candidate - 1) % _EXPONENT == 0:
+                continue
+            if pow(2, candidate - 1, candidate) == 1 and is_probably_prime(candidate):
+                return candidate
         start += 2 * _SIEVED
 
 
